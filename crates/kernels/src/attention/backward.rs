@@ -1,0 +1,243 @@
+//! Backward passes over tiles, one for queries and one for keys and values, so that every
+//! gradient is summed by one task in a fixed order whatever the number of threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::tiled::{key_tile, pack_queries, tiles, visible_in};
+use super::{Dims, KeyRanges, TILE_KEYS};
+use crate::gemm::{Mat, Threads, matmul};
+use crate::simd::{exp, vectorised};
+
+/// Inputs, outputs and log-sum-exp of the forward pass, and the output's gradient.
+pub(super) struct Saved<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    pub(super) out: &'a [f32],
+    pub(super) grad: &'a [f32],
+    pub(super) lse: &'a [f32],
+}
+
+/// One group of query rows with what the softmax gradient needs: `[rows, D]`, `[rows]`.
+struct QueryTile {
+    queries: Range<usize>,
+    /// Scaled queries.
+    q: Vec<f32>,
+    /// Output gradients.
+    grad: Vec<f32>,
+    lse: Vec<f32>,
+    /// `Σ_d dO ∘ O`.
+    delta: Vec<f32>,
+}
+
+impl QueryTile {
+    fn new(saved: &Saved<'_>, dims: Dims, queries: Range<usize>, kv_head: usize) -> Self {
+        let q = pack_queries(saved.q, dims, queries.clone(), kv_head, dims.scale());
+        let grad = pack_queries(saved.grad, dims, queries.clone(), kv_head, 1.0);
+        let out = pack_queries(saved.out, dims, queries.clone(), kv_head, 1.0);
+        let rows = grad
+            .chunks_exact(dims.head_dim)
+            .zip(out.chunks_exact(dims.head_dim));
+        let delta = rows.map(|(g, o)| crate::simd::dot(g, o)).collect();
+        let lse = queries
+            .clone()
+            .flat_map(|t| {
+                let start = t * dims.heads + kv_head * dims.group();
+                saved.lse[start..start + dims.group()].iter().copied()
+            })
+            .collect();
+        Self {
+            queries,
+            q,
+            grad,
+            lse,
+            delta,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.lse.len()
+    }
+
+    fn q_mat(&self, head_dim: usize) -> Mat<'_> {
+        Mat::rows(&self.q, self.rows(), head_dim, head_dim)
+    }
+
+    fn grad_mat(&self, head_dim: usize) -> Mat<'_> {
+        Mat::rows(&self.grad, self.rows(), head_dim, head_dim)
+    }
+
+    /// Fills `p` with probabilities and `ds` with score gradients for one tile of keys.
+    fn softmax_grad(
+        &self,
+        saved: &Saved<'_>,
+        dims: Dims,
+        ranges: &KeyRanges,
+        tile: &Range<usize>,
+        kv_head: usize,
+        (p, ds): (&mut [f32], &mut [f32]),
+    ) {
+        let (width, head_dim) = (tile.len(), dims.head_dim);
+        let keys = key_tile(saved.k, dims, tile, kv_head);
+        matmul(
+            p,
+            width,
+            self.q_mat(head_dim),
+            keys.t(),
+            false,
+            Threads::One,
+        );
+        let values = key_tile(saved.v, dims, tile, kv_head);
+        matmul(
+            ds,
+            width,
+            self.grad_mat(head_dim),
+            values.t(),
+            false,
+            Threads::One,
+        );
+        vectorised(|| {
+            for row in 0..self.rows() {
+                let query = self.queries.start + row / dims.group();
+                let visible = visible_in(tile, &ranges.of(query));
+                let p = &mut p[row * width..(row + 1) * width];
+                let ds = &mut ds[row * width..(row + 1) * width];
+                for x in [&mut *p, &mut *ds] {
+                    x[..visible.start].fill(0.0);
+                    x[visible.end..].fill(0.0);
+                }
+                let (lse, delta) = (self.lse[row], self.delta[row]);
+                for (p, ds) in p[visible.clone()].iter_mut().zip(&mut ds[visible]) {
+                    *p = exp(*p - lse);
+                    *ds = *p * (*ds - delta);
+                }
+            }
+        });
+    }
+}
+
+/// `dQ`, `[Tq, N, D]`.
+pub(super) fn queries(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> Vec<f32> {
+    let tile_queries = dims.tile_queries();
+    let mut dq = vec![0.0; saved.q.len()];
+    dq.par_chunks_mut((tile_queries * dims.q_stride()).max(1))
+        .enumerate()
+        .for_each(|(index, dq)| {
+            let first = index * tile_queries;
+            let queries = first..(first + tile_queries).min(ranges.queries());
+            let hull = ranges.hull(queries.clone());
+            for kv_head in 0..dims.kv_heads {
+                let tile = QueryTile::new(saved, dims, queries.clone(), kv_head);
+                query_tile_grad(saved, dims, ranges, &tile, hull.clone(), kv_head, dq);
+            }
+        });
+    dq
+}
+
+fn query_tile_grad(
+    saved: &Saved<'_>,
+    dims: Dims,
+    ranges: &KeyRanges,
+    tile: &QueryTile,
+    hull: Range<usize>,
+    kv_head: usize,
+    dq: &mut [f32],
+) {
+    let (rows, head_dim) = (tile.rows(), dims.head_dim);
+    let mut acc = vec![0.0_f32; rows * head_dim];
+    let (mut p, mut ds) = (
+        vec![0.0_f32; rows * TILE_KEYS],
+        vec![0.0_f32; rows * TILE_KEYS],
+    );
+    for key_range in tiles(hull) {
+        tile.softmax_grad(saved, dims, ranges, &key_range, kv_head, (&mut p, &mut ds));
+        let width = key_range.len();
+        let keys = key_tile(saved.k, dims, &key_range, kv_head);
+        matmul(
+            &mut acc,
+            head_dim,
+            Mat::rows(&ds, rows, width, width),
+            keys,
+            true,
+            Threads::One,
+        );
+    }
+    let width = dims.group() * head_dim;
+    for (t, acc) in acc.chunks_exact(width).enumerate() {
+        let out = &mut dq[t * dims.q_stride() + kv_head * width..][..width];
+        for (out, acc) in out.iter_mut().zip(acc) {
+            *out = acc * dims.scale();
+        }
+    }
+}
+
+/// `dK` and `dV`, `[Tk, K, D]`.
+pub(super) fn keys(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> (Vec<f32>, Vec<f32>) {
+    let tile_queries = dims.tile_queries();
+    let query_tiles: Vec<(Range<usize>, Range<usize>)> = (0..ranges.queries())
+        .step_by(tile_queries)
+        .map(|first| {
+            let queries = first..(first + tile_queries).min(ranges.queries());
+            (queries.clone(), ranges.hull(queries))
+        })
+        .collect();
+    let (mut dk, mut dv) = (vec![0.0; saved.k.len()], vec![0.0; saved.v.len()]);
+    let chunk = (TILE_KEYS * dims.kv_stride()).max(1);
+    dk.par_chunks_mut(chunk)
+        .zip(dv.par_chunks_mut(chunk))
+        .enumerate()
+        .for_each(|(index, (dk, dv))| {
+            let first = index * TILE_KEYS;
+            let tile = first..first + dk.len() / dims.kv_stride();
+            for kv_head in 0..dims.kv_heads {
+                for (queries, hull) in &query_tiles {
+                    let seen = hull.start.max(tile.start)..hull.end.min(tile.end);
+                    if seen.is_empty() {
+                        continue;
+                    }
+                    let queries = QueryTile::new(saved, dims, queries.clone(), kv_head);
+                    let at = (seen.start - tile.start) * dims.kv_stride() + kv_head * dims.head_dim;
+                    let grads = (&mut dk[at..], &mut dv[at..]);
+                    key_tile_grad(saved, dims, ranges, &queries, &seen, kv_head, grads);
+                }
+            }
+        });
+    (dk, dv)
+}
+
+fn key_tile_grad(
+    saved: &Saved<'_>,
+    dims: Dims,
+    ranges: &KeyRanges,
+    queries: &QueryTile,
+    seen: &Range<usize>,
+    kv_head: usize,
+    (dk, dv): (&mut [f32], &mut [f32]),
+) {
+    let (rows, width, head_dim) = (queries.rows(), seen.len(), dims.head_dim);
+    let (mut p, mut ds) = (vec![0.0_f32; rows * width], vec![0.0_f32; rows * width]);
+    queries.softmax_grad(saved, dims, ranges, seen, kv_head, (&mut p, &mut ds));
+    let (p, ds) = (
+        Mat::rows(&p, rows, width, width),
+        Mat::rows(&ds, rows, width, width),
+    );
+    // The packed queries carry the 1/√D already.
+    matmul(
+        dk,
+        dims.kv_stride(),
+        ds.t(),
+        queries.q_mat(head_dim),
+        true,
+        Threads::One,
+    );
+    matmul(
+        dv,
+        dims.kv_stride(),
+        p.t(),
+        queries.grad_mat(head_dim),
+        true,
+        Threads::One,
+    );
+}

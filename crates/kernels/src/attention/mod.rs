@@ -1,0 +1,204 @@
+//! Grouped-query attention in which every query sees one contiguous range of keys.
+//!
+//! `o_t = Σ_s softmax_s(q_t · k_s / √D) v_s` over `s ∈ [start_t, end_t)`; a query whose range is
+//! empty gets exactly 0. Query head `n` reads key-value head `⌊n / (N/K)⌋`; keys are not
+//! repeated. Causal, sliding-window, delayed cross-attention and packed documents are all
+//! choices of ranges, see [`KeyRanges`].
+//!
+//! The fused version is an online softmax over tiles (Milakov and Gimelshein 2018; Dao et al.
+//! 2022): memory linear in `T`, nothing of size `[T, T]` is stored. Only the output and the
+//! log-sum-exp `[T, N]` are kept; the backward pass recomputes the probabilities:
+//! `P = exp(S − lse)`, `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))`, `dQ = dS K / √D`,
+//! `dK = dSᵀ Q / √D`. Keys and values that do not train cost no backward work.
+
+mod backward;
+mod ranges;
+mod reference;
+mod rows;
+mod tiled;
+
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+
+use crate::linear::FEW_ROWS;
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+pub use ranges::{Delays, KeyRanges};
+pub use reference::reference;
+
+/// Attention of `q` over `k`, `v` within `ranges`.
+///
+/// # Shapes
+/// - `q`: `[Tq, N, D]`, `k`, `v`: `[Tk, K, D]`, ranges over `Tq` queries and `Tk` keys → `[Tq, N, D]`
+///
+/// # Errors
+/// - shapes do not fit, or `K` does not divide `N`
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
+    check_shapes(q, k, v, ranges)?;
+    if all_cpu_f32(&[q, k, v]) {
+        let op = Attention {
+            ranges: Arc::clone(ranges),
+            log_sum_exp: OnceLock::new(),
+        };
+        q.contiguous()?
+            .apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+    } else {
+        reference(q, k, v, ranges)
+    }
+}
+
+fn check_shapes(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<()> {
+    let (queries, heads, head_dim) = q.dims3()?;
+    let (keys, kv_heads, key_dim) = k.dims3()?;
+    if v.dims() != k.dims() || key_dim != head_dim {
+        bail!(
+            "attention: q {:?}, k {:?}, v {:?} do not fit",
+            q.shape(),
+            k.shape(),
+            v.shape()
+        );
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        bail!("attention: {kv_heads} key-value heads do not divide {heads} query heads");
+    }
+    if ranges.queries() != queries || ranges.max_end() > keys {
+        bail!(
+            "attention: ranges over {} queries up to key {} do not fit {queries} queries, {keys} keys",
+            ranges.queries(),
+            ranges.max_end()
+        );
+    }
+    Ok(())
+}
+
+/// Sizes of one call; `T` counts are those of the slices.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Dims {
+    fn new(q: &Shape, k: &Shape) -> Result<Self> {
+        let (_, heads, head_dim) = q.dims3()?;
+        let (_, kv_heads, _) = k.dims3()?;
+        Ok(Self {
+            heads,
+            kv_heads,
+            head_dim,
+        })
+    }
+
+    /// Query heads that share a key-value head.
+    fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn scale(self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Values from one token's queries to the next.
+    fn q_stride(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Values from one token's keys to the next.
+    fn kv_stride(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Query tokens of a tile: enough rows for a good matrix product after stacking the group.
+    fn tile_queries(self) -> usize {
+        (96 / self.group()).max(1)
+    }
+}
+
+/// Keys of a tile.
+const TILE_KEYS: usize = 256;
+
+struct Attention {
+    ranges: Arc<KeyRanges>,
+    /// `[Tq, N]`, filled by the forward pass.
+    log_sum_exp: OnceLock<Vec<f32>>,
+}
+
+impl CustomOp3 for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let q = f32_slice(s1, l1, "attention")?;
+        let k = f32_slice(s2, l2, "attention")?;
+        let v = f32_slice(s3, l3, "attention")?;
+        let dims = Dims::new(l1.shape(), l2.shape())?;
+        let (out, lse) = if self.ranges.queries() <= FEW_ROWS {
+            rows::forward(q, k, v, dims, &self.ranges)
+        } else {
+            tiled::forward(q, k, v, dims, &self.ranges)
+        };
+        // A second forward pass of the same op computes the same values.
+        let _ = self.log_sum_exp.set(lse);
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Some(lse) = self.log_sum_exp.get() else {
+            bail!("attention: backward before forward")
+        };
+        let dims = Dims::new(q.shape(), k.shape())?;
+        let train_keys = k.track_op() || v.track_op();
+        let (dq, dkv) = with_f32(q, |q| {
+            with_f32(k, |k| {
+                with_f32(v, |v| {
+                    with_f32(out, |out| {
+                        with_f32(grad, |grad| {
+                            let saved = backward::Saved {
+                                q,
+                                k,
+                                v,
+                                out,
+                                grad,
+                                lse,
+                            };
+                            let dq = backward::queries(&saved, dims, &self.ranges);
+                            let dkv =
+                                train_keys.then(|| backward::keys(&saved, dims, &self.ranges));
+                            Ok((dq, dkv))
+                        })
+                    })
+                })
+            })
+        })?;
+        let dq = Tensor::from_vec(dq, q.shape(), q.device())?;
+        let (dk, dv) = match dkv {
+            None => (None, None),
+            Some((dk, dv)) => (
+                Some(Tensor::from_vec(dk, k.shape(), k.device())?),
+                Some(Tensor::from_vec(dv, v.shape(), v.device())?),
+            ),
+        };
+        Ok((Some(dq), dk, dv))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! Which keys each query sees: one contiguous range per query.
+
+use std::ops::Range;
+
+/// How far behind a query its newest visible key lies.
+#[derive(Debug, Clone, Copy)]
+pub enum Delays<'a> {
+    /// The same delay for every token; 0 sees the token itself.
+    Same(usize),
+    /// A delay per token, `[T]`.
+    PerToken(&'a [u32]),
+}
+
+/// Visible keys `[start_t, end_t)` of every query `t`, by token index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRanges {
+    start: Vec<u32>,
+    end: Vec<u32>,
+}
+
+impl KeyRanges {
+    /// Queries and keys are the same packed tokens.
+    ///
+    /// Key `s` is visible to query `t` iff both lie in the same document, `s ≤ t − δ_t`, and,
+    /// with a window `W`, `t − W ≤ s` (so `W + 1` keys with the token itself). A document is a
+    /// run of equal ids; a negative id is padding, which sees nothing and is seen by nobody.
+    ///
+    /// # Panics
+    /// - per-token delays of another length than `document_ids`
+    pub fn packed(document_ids: &[i32], window: Option<usize>, delays: Delays<'_>) -> Self {
+        let tokens = document_ids.len();
+        if let Delays::PerToken(delays) = delays {
+            assert_eq!(delays.len(), tokens, "one delay per token");
+        }
+        let (mut start, mut end) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
+        let mut document_start = 0;
+        for t in 0..tokens {
+            if t > 0 && document_ids[t] != document_ids[t - 1] {
+                document_start = t;
+            }
+            let delay = match delays {
+                Delays::Same(delay) => delay,
+                Delays::PerToken(delays) => delays[t] as usize,
+            };
+            let first = window.map_or(document_start, |w| document_start.max(t.saturating_sub(w)));
+            let last = (t + 1).saturating_sub(delay);
+            let empty = document_ids[t] < 0 || last <= first;
+            start.push(if empty { 0 } else { first as u32 });
+            end.push(if empty { 0 } else { last as u32 });
+        }
+        Self { start, end }
+    }
+
+    /// `queries` new tokens after `cached` ones: each sees the cache, its predecessors, itself.
+    pub fn appended(cached: usize, queries: usize) -> Self {
+        Self {
+            start: vec![0; queries],
+            end: (0..queries).map(|i| (cached + i + 1) as u32).collect(),
+        }
+    }
+
+    /// Every one of `queries` sees the same keys.
+    pub fn shared(keys: &Range<usize>, queries: usize) -> Self {
+        let keys = if keys.is_empty() { 0..0 } else { keys.clone() };
+        Self {
+            start: vec![keys.start as u32; queries],
+            end: vec![keys.end as u32; queries],
+        }
+    }
+
+    /// Number of queries.
+    pub fn queries(&self) -> usize {
+        self.start.len()
+    }
+
+    /// Visible keys of one query.
+    ///
+    /// # Panics
+    /// - `query` is out of range
+    pub fn of(&self, query: usize) -> Range<usize> {
+        self.start[query] as usize..self.end[query] as usize
+    }
+
+    /// Largest key index that any query sees, plus 1.
+    pub fn max_end(&self) -> usize {
+        self.end.iter().copied().max().unwrap_or(0) as usize
+    }
+
+    /// The keys that at least one of `queries` may see: smallest start, largest end.
+    pub(super) fn hull(&self, queries: Range<usize>) -> Range<usize> {
+        let visible = queries.map(|t| self.of(t)).filter(|r| !r.is_empty());
+        visible
+            .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+            .unwrap_or(0..0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_of_two_sees_three_keys_and_stays_in_its_document() {
+        let ranges = KeyRanges::packed(&[0, 0, 0, 0, 1, 1], Some(2), Delays::Same(0));
+        let seen: Vec<_> = (0..6).map(|t| ranges.of(t)).collect();
+        assert_eq!(seen, [0..1, 0..2, 0..3, 1..4, 4..5, 4..6]);
+    }
+
+    #[test]
+    fn rows_within_the_delay_and_padding_see_nothing() {
+        let ranges = KeyRanges::packed(&[7, 7, 7, 8, -1], None, Delays::PerToken(&[1, 2, 1, 1, 1]));
+        let seen: Vec<_> = (0..5).map(|t| ranges.of(t)).collect();
+        assert_eq!(seen, [0..0, 0..0, 0..2, 0..0, 0..0]);
+    }
+
+    #[test]
+    fn appended_tokens_see_cache_and_themselves() {
+        let ranges = KeyRanges::appended(3, 2);
+        assert_eq!(
+            (ranges.of(0), ranges.of(1), ranges.max_end()),
+            (0..4, 0..5, 5)
+        );
+    }
+
+    #[test]
+    fn hull_skips_empty_ranges() {
+        let ranges = KeyRanges {
+            start: vec![0, 5, 3],
+            end: vec![0, 9, 6],
+        };
+        assert_eq!(ranges.hull(0..3), 3..9);
+        assert_eq!(ranges.hull(0..1), 0..0);
+    }
+}

@@ -1,0 +1,45 @@
+//! Attention of a few queries (decoding): dot products in an order that depends on a query's own
+//! range only, so that a row's bits do not depend on the rows beside it.
+
+use rayon::prelude::*;
+
+use super::{Dims, KeyRanges};
+use crate::simd::{axpy, dot, exp, vectorised};
+
+/// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]`.
+pub(super) fn forward(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    dims: Dims,
+    ranges: &KeyRanges,
+) -> (Vec<f32>, Vec<f32>) {
+    let mut out = vec![0.0; q.len()];
+    let mut lse = vec![f32::NEG_INFINITY; ranges.queries() * dims.heads];
+    out.par_chunks_mut(dims.head_dim.max(1))
+        .zip(lse.par_iter_mut())
+        .enumerate()
+        .for_each(|(row, (out, lse))| {
+            let (t, head) = (row / dims.heads, row % dims.heads);
+            let q = &q[row * dims.head_dim..][..dims.head_dim];
+            let offset = head / dims.group() * dims.head_dim;
+            let range = ranges.of(t);
+            let at = |s: usize| s * dims.kv_stride() + offset;
+            let mut weights: Vec<f32> = range
+                .clone()
+                .map(|s| dims.scale() * dot(q, &k[at(s)..][..dims.head_dim]))
+                .collect();
+            if weights.is_empty() {
+                return;
+            }
+            let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            vectorised(|| weights.iter_mut().for_each(|w| *w = exp(*w - max)));
+            let total: f32 = weights.iter().sum();
+            for (&weight, s) in weights.iter().zip(range) {
+                axpy(weight, &v[at(s)..][..dims.head_dim], out);
+            }
+            out.iter_mut().for_each(|o| *o /= total);
+            *lse = max + total.ln();
+        });
+    (out, lse)
+}

@@ -1,0 +1,28 @@
+//! Differentiable tensor ops of the hot path, on candle tensors.
+//!
+//! One op per module: its formula, a composed `reference` from plain tensor ops (any device, any
+//! float type, differentiable), a fused CPU implementation for f32 activations, and tests that
+//! hold the two together. No model knowledge lives here.
+//!
+//! Shapes: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value heads, `D` head dim,
+//! `V` vocabulary, `R` rows of a product. Tensors are token-major (`[T, N, D]`), row-major.
+//!
+//! Two promises hold for every fused op: the result does not depend on the number of threads,
+//! and up to [`FEW_ROWS`] rows a row's bits do not depend on how many rows are computed beside
+//! it. Lossless greedy decoding rests on the second one.
+
+pub mod adamw;
+pub mod attention;
+pub mod linear;
+pub mod linear_cross_entropy;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
+
+mod gemm;
+mod simd;
+mod storage;
+#[cfg(test)]
+mod test_support;
+
+pub use linear::FEW_ROWS;

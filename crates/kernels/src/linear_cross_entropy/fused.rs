@@ -1,0 +1,386 @@
+//! Chunked CPU implementation: logits of some rows, their loss and gradient in place, next rows.
+
+use candle_core::{Result, Storage, Tensor, bail};
+use rayon::prelude::*;
+
+use super::{Inputs, RowStatistics, SoftTargets, TAIL_FLOOR, Tail};
+use crate::linear::{Weight, product_nn, product_nt};
+use crate::simd::{exp, vectorised};
+use crate::storage::with_f32;
+
+/// Rows whose logits exist at the same time.
+const CHUNK_ROWS: usize = 128;
+
+/// Statistics of every row, and `dh` `[R, H]` if the hidden states are trained through.
+pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Option<Vec<f32>>)> {
+    let (vocabulary, width) = inputs.head.dims2()?;
+    let want_grad = inputs.hidden.track_op();
+    let mut statistics = RowStatistics::default();
+    let mut grad = Vec::new();
+    with_f32(inputs.hidden, |hidden| {
+        with_weight(inputs.head, |head| {
+            for (index, hidden) in hidden.chunks(CHUNK_ROWS * width).enumerate() {
+                let first = index * CHUNK_ROWS;
+                let rows = hidden.len() / width;
+                let mut logits = product_nt(hidden, head, width, vocabulary);
+                let teacher = teacher_logits(inputs, first, rows, vocabulary)?;
+                let results: Vec<Row> = logits
+                    .par_chunks_mut(vocabulary)
+                    .enumerate()
+                    .map(|(i, z)| {
+                        let teacher = teacher
+                            .as_ref()
+                            .map(|t| &t[i * vocabulary..(i + 1) * vocabulary]);
+                        row(inputs, first + i, z, teacher, want_grad)
+                    })
+                    .collect();
+                for row in results {
+                    statistics.hard.push(row.hard);
+                    statistics.soft.push(row.soft);
+                    statistics.agrees.push(row.agrees);
+                    statistics.acceptance.push(row.acceptance);
+                }
+                if want_grad {
+                    grad.extend(product_nn(&logits, head, width, vocabulary));
+                }
+            }
+            Ok(())
+        })
+    })?;
+    Ok((statistics, want_grad.then_some(grad)))
+}
+
+fn with_weight<R>(tensor: &Tensor, f: impl FnOnce(Weight<'_>) -> Result<R>) -> Result<R> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(cpu) => f(Weight::from_storage(cpu, layout)?),
+        _ => bail!("linear_cross_entropy: CPU head expected"),
+    }
+}
+
+fn teacher_logits(
+    inputs: &Inputs<'_>,
+    first: usize,
+    rows: usize,
+    vocabulary: usize,
+) -> Result<Option<Vec<f32>>> {
+    let Some(teacher) = inputs.teacher else {
+        return Ok(None);
+    };
+    let width = teacher.hidden.dim(1)?;
+    with_f32(&teacher.hidden.narrow(0, first, rows)?, |hidden| {
+        with_weight(teacher.head, |head| {
+            Ok(Some(product_nt(hidden, head, width, vocabulary)))
+        })
+    })
+}
+
+struct Row {
+    hard: f64,
+    soft: f64,
+    agrees: bool,
+    acceptance: f64,
+}
+
+/// A row of logits turned into unnormalised probabilities `e^(z − max)`.
+struct Softmax {
+    max: f32,
+    argmax: u32,
+    total: f64,
+}
+
+impl Softmax {
+    fn of(z: &mut [f32]) -> Self {
+        let (argmax, max) = argmax(z);
+        let total = vectorised(|| exp_sum(z, max));
+        Self {
+            max,
+            argmax: argmax as u32,
+            total,
+        }
+    }
+
+    fn log_sum_exp(&self) -> f64 {
+        f64::from(self.max) + self.total.ln()
+    }
+}
+
+/// Index and value of the first largest element; NaN is never larger.
+fn argmax(z: &[f32]) -> (usize, f32) {
+    let max = vectorised(|| {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        let chunks = z.chunks_exact(16);
+        let tail = chunks
+            .remainder()
+            .iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, f32::max);
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = if x > *lane { x } else { *lane };
+            }
+        }
+        lanes.iter().copied().fold(tail, f32::max)
+    });
+    let index = z.iter().position(|&x| x >= max).unwrap_or(0);
+    (index, max)
+}
+
+#[inline]
+fn exp_sum(z: &mut [f32], max: f32) -> f64 {
+    let mut lanes = [0.0_f32; 16];
+    let mut chunks = z.chunks_exact_mut(16);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *x = exp(*x - max);
+            *lane += *x;
+        }
+    }
+    let mut total = 0.0;
+    for x in chunks.into_remainder() {
+        *x = exp(*x - max);
+        total += f64::from(*x);
+    }
+    total + lanes.iter().map(|&x| f64::from(x)).sum::<f64>()
+}
+
+/// The most likely of top-k entries; ties go to the lower id.
+pub(super) fn best_of(ids: &[u32], log_probs: &[f32]) -> u32 {
+    let mut best = (f32::NEG_INFINITY, u32::MAX);
+    for (&id, &log_prob) in ids.iter().zip(log_probs) {
+        if log_prob > best.0 || (log_prob >= best.0 && id < best.1) {
+            best = (log_prob, id);
+        }
+    }
+    best.1
+}
+
+/// Loss and statistics of one row; `z` becomes `dℓ/dz` if `want_grad`.
+fn row(
+    inputs: &Inputs<'_>,
+    index: usize,
+    z: &mut [f32],
+    teacher: Option<&[f32]>,
+    want_grad: bool,
+) -> Row {
+    let label = inputs.labels[index] as usize;
+    let label_logit = f64::from(z[label]);
+    let entries = match inputs.soft {
+        SoftTargets::TopK {
+            ids,
+            log_probs,
+            k,
+            tail,
+        } => Some(TopK::new(
+            &ids[index * k..][..k],
+            &log_probs[index * k..][..k],
+            z,
+            tail,
+        )),
+        _ => None,
+    };
+    let p = teacher.map(|teacher| {
+        let mut p = teacher.to_vec();
+        let softmax = Softmax::of(&mut p);
+        (p, softmax)
+    });
+    let expected_logit = match (inputs.soft, &p) {
+        (SoftTargets::Full, Some((p, softmax))) => expectation(p, z) / softmax.total,
+        _ => 0.0,
+    };
+    let q = Softmax::of(z);
+    let hard = q.log_sum_exp() - label_logit;
+    let agrees = q.argmax as usize == label;
+    let mut out = Row {
+        hard,
+        soft: 0.0,
+        agrees,
+        acceptance: (-hard).exp(),
+    };
+    let tail = entries
+        .as_ref()
+        .map(|entries| entries.finish(&q, z, &mut out));
+    if let Some((p, softmax)) = &p {
+        teacher_statistics(&q, z, softmax, p, &mut out);
+        if matches!(inputs.soft, SoftTargets::Full) {
+            // −Σ p log q = lse(z) − Σ p z
+            out.soft = q.log_sum_exp() - expected_logit;
+        }
+    }
+    if want_grad {
+        gradient(
+            inputs,
+            label,
+            &q,
+            entries.as_ref().zip(tail.as_ref()),
+            p.as_ref(),
+            z,
+        );
+    }
+    out
+}
+
+/// Turns `z`, which holds `e^(z − max)`, into `dℓ/dz`.
+fn gradient(
+    inputs: &Inputs<'_>,
+    label: usize,
+    q: &Softmax,
+    top_k: Option<(&TopK<'_>, &TailTerm)>,
+    teacher: Option<&(Vec<f32>, Softmax)>,
+    z: &mut [f32],
+) {
+    let weight = inputs.soft_weight;
+    if let (SoftTargets::Full, Some((p, softmax))) = (inputs.soft, teacher) {
+        let (q_scale, p_scale) = ((1.0 / q.total) as f32, (weight / softmax.total) as f32);
+        vectorised(|| {
+            for (z, p) in z.iter_mut().zip(p) {
+                *z = *z * q_scale - p * p_scale;
+            }
+        });
+    } else {
+        let on_others = top_k.map_or(0.0, |(_, tail)| weight * tail.on_others);
+        let q_scale = ((1.0 - weight + on_others) / q.total) as f32;
+        let kept: Vec<f64> = top_k.map_or_else(Vec::new, |(entries, _)| {
+            entries
+                .ids
+                .iter()
+                .map(|&id| f64::from(z[id as usize]) / q.total)
+                .collect()
+        });
+        vectorised(|| z.iter_mut().for_each(|z| *z *= q_scale));
+        if let Some((entries, tail)) = top_k {
+            entries.gradient(&kept, tail, weight, z);
+        }
+    }
+    z[label] -= (1.0 - weight) as f32;
+}
+
+/// `Σ_v p_v z_v`, blocks of f32 added in f64.
+fn expectation(p: &[f32], z: &[f32]) -> f64 {
+    p.chunks(256)
+        .zip(z.chunks(256))
+        .map(|(p, z)| f64::from(crate::simd::dot(p, z)))
+        .sum()
+}
+
+fn teacher_statistics(q: &Softmax, e: &[f32], softmax: &Softmax, p: &[f32], out: &mut Row) {
+    let (q_scale, p_scale) = ((1.0 / q.total) as f32, (1.0 / softmax.total) as f32);
+    let accepted = vectorised(|| {
+        let mut lanes = [0.0_f32; 16];
+        let (q_chunks, p_chunks) = (e.chunks_exact(16), p.chunks_exact(16));
+        let tail = q_chunks.remainder().iter().zip(p_chunks.remainder());
+        let tail: f32 = tail.map(|(q, p)| (q * q_scale).min(p * p_scale)).sum();
+        for (q, p) in q_chunks.zip(p_chunks) {
+            for i in 0..16 {
+                let (q, p) = (q[i] * q_scale, p[i] * p_scale);
+                lanes[i] += if q < p { q } else { p };
+            }
+        }
+        lanes.iter().sum::<f32>() + tail
+    });
+    out.acceptance = f64::from(accepted);
+    out.agrees = q.argmax == softmax.argmax;
+}
+
+/// Top-k targets of one row, with the logits of their ids.
+struct TopK<'a> {
+    ids: &'a [u32],
+    /// Target probabilities, rescaled if the tail is dropped.
+    p: Vec<f64>,
+    /// What `p` was divided by.
+    rescale: f64,
+    rest: f64,
+    logits: Vec<f64>,
+    tail: Tail,
+    best: u32,
+}
+
+/// The tail of the draft's law and what it does to the gradient.
+struct TailTerm {
+    /// `Σ p + r` when the tail term is live, `Σ p` when it is a constant: factor of `q` on ids.
+    on_ids: f64,
+    /// Factor of `q` elsewhere.
+    on_others: f64,
+}
+
+impl<'a> TopK<'a> {
+    fn new(ids: &'a [u32], log_probs: &[f32], z: &[f32], tail: Tail) -> Self {
+        let mut p: Vec<f64> = log_probs.iter().map(|&lp| f64::from(lp).exp()).collect();
+        let mass: f64 = p.iter().sum();
+        let (mut rest, mut rescale) = ((1.0 - mass).max(0.0), 1.0);
+        if tail == Tail::Renormalise {
+            p.iter_mut().for_each(|p| *p /= mass);
+            (rest, rescale) = (0.0, mass);
+        }
+        let logits = ids.iter().map(|&id| f64::from(z[id as usize])).collect();
+        Self {
+            ids,
+            p,
+            rescale,
+            rest,
+            logits,
+            tail,
+            best: best_of(ids, log_probs),
+        }
+    }
+
+    /// Writes soft loss and statistics; returns the tail's factors.
+    fn finish(&self, q: &Softmax, e: &[f32], out: &mut Row) -> TailTerm {
+        let lse = q.log_sum_exp();
+        let mut soft = 0.0;
+        let mut accepted = 0.0;
+        let mut on_ids = 0.0;
+        for (p, z) in self.p.iter().zip(&self.logits) {
+            soft -= p * (z - lse);
+            let q_v = (z - lse).exp();
+            accepted += (p * self.rescale).min(q_v);
+            on_ids += q_v;
+        }
+        let mass: f64 = self.p.iter().sum();
+        let mut term = TailTerm {
+            on_ids: mass,
+            on_others: mass,
+        };
+        if self.tail == Tail::Bucket {
+            // 1 − Σ q loses all digits for a peaked draft: then sum the other entries instead.
+            let q_tail = if on_ids < 0.99 {
+                1.0 - on_ids
+            } else {
+                self.sum_of_others(e) / q.total
+            };
+            soft -= self.rest * q_tail.max(TAIL_FLOOR).ln();
+            if q_tail > TAIL_FLOOR {
+                term.on_ids = mass + self.rest;
+                term.on_others = mass + self.rest - self.rest / q_tail;
+            }
+        }
+        out.soft = soft;
+        out.acceptance = accepted;
+        out.agrees = q.argmax == self.best;
+        term
+    }
+
+    fn sum_of_others(&self, e: &[f32]) -> f64 {
+        let mut sorted = self.ids.to_vec();
+        sorted.sort_unstable();
+        let mut start = 0;
+        let mut sum = 0.0;
+        for end in sorted.into_iter().map(|id| id as usize).chain([e.len()]) {
+            sum += e[start..end.max(start)]
+                .iter()
+                .map(|&x| f64::from(x))
+                .sum::<f64>();
+            start = end + 1;
+        }
+        sum
+    }
+
+    /// Replaces the ids' entries of `dz`; `q` holds their probabilities.
+    fn gradient(&self, q: &[f64], tail: &TailTerm, weight: f64, dz: &mut [f32]) {
+        for ((&id, &q), &p) in self.ids.iter().zip(q).zip(&self.p) {
+            let value = (1.0 - weight) * q + weight * (q * tail.on_ids - p);
+            dz[id as usize] = value as f32;
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Head product and cross-entropy in one op: `z = h Wᵀ`, hard labels and soft teacher targets.
+//!
+//! Per row, with `q = softmax(z)`, label `y`, teacher `p`, weight λ of the soft part:
+//! `ℓ = (1−λ) ℓ_hard + λ ℓ_soft`, `ℓ_hard = lse(z) − z_y`, and `ℓ_soft` one of
+//!
+//! - full: `−Σ_v p_v log q_v`, gradient `q − p`; the teacher's logits are computed chunk by chunk
+//!   from its hidden states and head and never stored;
+//! - top-k with a tail bucket: `−Σ_i p_i log q_{v_i} − r log max(q_tail, 1e-6)`, `r = 1 − Σ p_i`,
+//!   `q_tail = 1 − Σ q_{v_i}`, gradient `q_v − p_v` on the k ids and `q_v (1 − r/q_tail)`
+//!   elsewhere; when the floor is active the tail term is a constant;
+//! - top-k renormalised: `p` rescaled to 1 over the k ids, no tail term.
+//!
+//! Rows go through in chunks, so memory is `O(chunk · V)`; the gradient of the hidden states is
+//! computed in the forward pass, `dh = dz W`, and scaled when backward comes. The head is frozen.
+//! Top-1 agreement and `Σ min(p, q)` come from the same pass.
+
+mod fused;
+mod reference;
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+
+pub use reference::reference;
+
+/// Smallest tail probability that the tail bucket takes the logarithm of.
+pub const TAIL_FLOOR: f64 = 1e-6;
+
+/// What becomes of the teacher's mass outside the top k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tail {
+    /// One bucket for everything else.
+    Bucket,
+    /// Dropped; the k probabilities are rescaled to sum to 1.
+    Renormalise,
+}
+
+/// The teacher's part of the loss.
+#[derive(Debug, Clone, Copy)]
+pub enum SoftTargets<'a> {
+    /// Hard labels only.
+    None,
+    /// The whole softmax of [`Inputs::teacher`].
+    Full,
+    /// `k` ids a row with log-probabilities under the full softmax, `[R, k]` each.
+    TopK {
+        /// Token ids.
+        ids: &'a [u32],
+        /// Their log-probabilities.
+        log_probs: &'a [f32],
+        /// Entries a row.
+        k: usize,
+        /// What becomes of the rest.
+        tail: Tail,
+    },
+}
+
+/// The teacher's final hidden states (after its norm) `[R, Ht]` and head `[V, Ht]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Teacher<'a> {
+    /// `[R, Ht]`
+    pub hidden: &'a Tensor,
+    /// `[V, Ht]`
+    pub head: &'a Tensor,
+}
+
+/// One call's arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Draft hidden states of the learned rows, `[R, H]`.
+    pub hidden: &'a Tensor,
+    /// Frozen head, `[V, H]`.
+    pub head: &'a Tensor,
+    /// Label of every row, `[R]`.
+    pub labels: &'a [u32],
+    /// Soft targets.
+    pub soft: SoftTargets<'a>,
+    /// Weight λ of the soft part, 0 to 1.
+    pub soft_weight: f64,
+    /// Needed for [`SoftTargets::Full`]; beside other targets it makes the statistics exact.
+    pub teacher: Option<Teacher<'a>>,
+}
+
+/// Per-row results, `[R]` each.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowStatistics {
+    /// `ℓ_hard` in nats.
+    pub hard: Vec<f64>,
+    /// `ℓ_soft` in nats; 0 without soft targets.
+    pub soft: Vec<f64>,
+    /// Whether draft and teacher have the same most likely token (the label without a teacher).
+    pub agrees: Vec<bool>,
+    /// `Σ_v min(p_v, q_v)`: over the whole vocabulary with a teacher, over the k ids with top-k
+    /// targets alone (a lower bound), `q_y` with labels alone.
+    pub acceptance: Vec<f64>,
+}
+
+/// Loss and statistics.
+#[derive(Debug)]
+pub struct Output {
+    /// `Σ_rows ℓ`, a scalar that carries the gradient to the hidden states.
+    pub loss_sum: Tensor,
+    /// Per row.
+    pub rows: RowStatistics,
+}
+
+/// The fused loss (f32 hidden states on the CPU; otherwise the composed reference).
+///
+/// # Errors
+/// - shapes do not fit, a label or id lies outside the vocabulary
+/// - [`SoftTargets::Full`] without a teacher
+pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
+    check(inputs)?;
+    let on_cpu = matches!(inputs.hidden.device(), Device::Cpu);
+    if !on_cpu || inputs.hidden.dtype() != DType::F32 {
+        return reference(inputs);
+    }
+    let (rows, grad) = fused::forward(inputs)?;
+    let weight = inputs.soft_weight;
+    let sums = rows.hard.iter().zip(&rows.soft);
+    let loss: f64 = sums
+        .map(|(hard, soft)| (1.0 - weight) * hard + weight * soft)
+        .sum();
+    let loss_sum = match grad {
+        None => Tensor::new(loss as f32, inputs.hidden.device())?,
+        Some(grad) => {
+            let grad = Tensor::from_vec(grad, inputs.hidden.shape(), inputs.hidden.device())?;
+            inputs.hidden.apply_op1(Precomputed {
+                loss: loss as f32,
+                grad,
+            })?
+        }
+    };
+    Ok(Output { loss_sum, rows })
+}
+
+fn check(inputs: &Inputs<'_>) -> Result<()> {
+    let (rows, hidden) = inputs.hidden.dims2()?;
+    let (vocabulary, head_hidden) = inputs.head.dims2()?;
+    if hidden != head_hidden || inputs.labels.len() != rows {
+        bail!(
+            "linear_cross_entropy: hidden {:?}, head {:?} and {} labels do not fit",
+            inputs.hidden.shape(),
+            inputs.head.shape(),
+            inputs.labels.len()
+        );
+    }
+    if let Some(label) = inputs.labels.iter().find(|&&y| y as usize >= vocabulary) {
+        bail!("linear_cross_entropy: label {label} outside the vocabulary of {vocabulary}");
+    }
+    match (inputs.soft, inputs.teacher) {
+        (SoftTargets::Full, None) => {
+            bail!("linear_cross_entropy: full soft targets need a teacher")
+        }
+        (
+            SoftTargets::TopK {
+                ids, log_probs, k, ..
+            },
+            _,
+        ) => {
+            if ids.len() != rows * k || log_probs.len() != rows * k {
+                bail!("linear_cross_entropy: [{rows}, {k}] top-k entries expected");
+            }
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+                bail!("linear_cross_entropy: id {id} outside the vocabulary of {vocabulary}");
+            }
+        }
+        _ => {}
+    }
+    if let Some(teacher) = inputs.teacher {
+        let (teacher_rows, width) = teacher.hidden.dims2()?;
+        if teacher.head.dims() != [vocabulary, width] || teacher_rows != rows {
+            bail!(
+                "linear_cross_entropy: teacher hidden {:?} and head {:?} do not fit {rows} rows",
+                teacher.hidden.shape(),
+                teacher.head.shape()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A scalar whose gradient was computed along with it.
+struct Precomputed {
+    loss: f32,
+    grad: Tensor,
+}
+
+impl CustomOp1 for Precomputed {
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
+    }
+
+    fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(self.grad.broadcast_mul(grad)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

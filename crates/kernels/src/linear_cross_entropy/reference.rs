@@ -1,0 +1,137 @@
+//! The loss from plain tensor ops; logits `[R, V]` are materialised.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use super::{Inputs, Output, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, check};
+
+/// As [`super::linear_cross_entropy`], for any device and float type.
+///
+/// # Errors
+/// - as [`super::linear_cross_entropy`]
+pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
+    check(inputs)?;
+    let wide = if inputs.hidden.dtype() == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let logits = inputs
+        .hidden
+        .matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
+    let log_q = log_softmax(&logits.to_dtype(wide)?)?;
+    let device = logits.device();
+    let labels = Tensor::from_slice(inputs.labels, (inputs.labels.len(), 1), device)?;
+    let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
+    let log_p = match inputs.teacher {
+        Some(teacher) => {
+            let head = teacher.head.to_dtype(teacher.hidden.dtype())?;
+            let logits = teacher.hidden.matmul(&head.t()?)?;
+            Some(log_softmax(&logits.to_dtype(wide)?)?.detach())
+        }
+        None => None,
+    };
+    let soft = match (inputs.soft, &log_p) {
+        (SoftTargets::Full, Some(log_p)) => (log_p.exp()? * &log_q)?.sum(D::Minus1)?.neg()?,
+        (
+            SoftTargets::TopK {
+                ids,
+                log_probs,
+                k,
+                tail,
+            },
+            _,
+        ) => {
+            let shape = (inputs.labels.len(), k);
+            let ids = Tensor::from_slice(ids, shape, device)?;
+            let log_p = Tensor::from_slice(log_probs, shape, device)?.to_dtype(wide)?;
+            top_k_loss(&log_q, &ids, &log_p, tail)?
+        }
+        _ => hard.zeros_like()?,
+    };
+    let weight = inputs.soft_weight;
+    let loss_sum = ((&hard * (1.0 - weight))? + (&soft * weight)?)?.sum_all()?;
+    let (agrees, acceptance) = statistics(inputs, &log_q, log_p.as_ref())?;
+    let rows = RowStatistics {
+        hard: to_f64(&hard)?,
+        soft: to_f64(&soft)?,
+        agrees,
+        acceptance,
+    };
+    Ok(Output { loss_sum, rows })
+}
+
+fn to_f64(values: &Tensor) -> Result<Vec<f64>> {
+    values.to_dtype(DType::F64)?.to_vec1()
+}
+
+fn log_softmax(logits: &Tensor) -> Result<Tensor> {
+    let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
+    shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(D::Minus1)?.log()?)
+}
+
+fn top_k_loss(log_q: &Tensor, ids: &Tensor, log_p: &Tensor, tail: Tail) -> Result<Tensor> {
+    let p = log_p.exp()?;
+    let log_q_k = log_q.gather(ids, 1)?;
+    match tail {
+        Tail::Renormalise => {
+            let p = p.broadcast_div(&p.sum_keepdim(D::Minus1)?)?;
+            (p * log_q_k)?.sum(D::Minus1)?.neg()
+        }
+        Tail::Bucket => {
+            let rest = (1.0 - p.sum(D::Minus1)?)?.relu()?;
+            let q_tail = (1.0 - log_q_k.exp()?.sum(D::Minus1)?)?;
+            // Above the floor the value itself; at or below it a constant.
+            let open = q_tail.gt(TAIL_FLOOR)?.to_dtype(q_tail.dtype())?;
+            let floor = ((1.0 - &open)? * TAIL_FLOOR)?;
+            let q_tail = ((q_tail * open)? + floor)?;
+            ((p * log_q_k)?.sum(D::Minus1)? + (rest * q_tail.log()?)?)?.neg()
+        }
+    }
+}
+
+fn statistics(
+    inputs: &Inputs<'_>,
+    log_q: &Tensor,
+    log_p: Option<&Tensor>,
+) -> Result<(Vec<bool>, Vec<f64>)> {
+    let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
+    let (best, acceptance) = match (log_p, inputs.soft) {
+        (Some(log_p), _) => {
+            let accepted = log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
+            (
+                log_p.argmax(D::Minus1)?.to_vec1::<u32>()?,
+                to_f64(&accepted)?,
+            )
+        }
+        (
+            None,
+            SoftTargets::TopK {
+                ids, log_probs, k, ..
+            },
+        ) => {
+            let best = ids.chunks(k).zip(log_probs.chunks(k));
+            let best = best
+                .map(|(ids, log_probs)| super::fused::best_of(ids, log_probs))
+                .collect();
+            let shape = (inputs.labels.len(), k);
+            let ids = Tensor::from_slice(ids, shape, log_q.device())?;
+            let p = Tensor::from_slice(log_probs, shape, log_q.device())?.exp()?;
+            let q = log_q.gather(&ids, 1)?.exp()?;
+            (
+                best,
+                to_f64(&p.to_dtype(q.dtype())?.minimum(&q)?.sum(D::Minus1)?)?,
+            )
+        }
+        (None, _) => {
+            let labels = Tensor::from_slice(inputs.labels, (draft.len(), 1), log_q.device())?;
+            (
+                inputs.labels.to_vec(),
+                to_f64(&log_q.gather(&labels, 1)?.squeeze(1)?.exp()?)?,
+            )
+        }
+    };
+    Ok((
+        draft.iter().zip(&best).map(|(d, t)| d == t).collect(),
+        acceptance,
+    ))
+}

@@ -1,0 +1,183 @@
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+use super::{Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy, reference};
+use crate::test_support::{Noise, assert_close, gradcheck};
+
+struct Case {
+    hidden: Var,
+    head: Tensor,
+    labels: Vec<u32>,
+    teacher_hidden: Tensor,
+    teacher_head: Tensor,
+    ids: Vec<u32>,
+    log_probs: Vec<f32>,
+    k: usize,
+}
+
+impl Case {
+    fn random(seed: u64, rows: usize, width: usize, vocabulary: usize, k: usize) -> Self {
+        let mut noise = Noise::new(seed);
+        let teacher_hidden = noise.tensor(&[rows, width + 1]);
+        let teacher_head = (noise.tensor(&[vocabulary, width + 1]) * 2.0).expect("scale");
+        let logits = teacher_hidden
+            .matmul(&teacher_head.t().expect("t"))
+            .expect("logits");
+        let (mut ids, mut log_probs) = (Vec::new(), Vec::new());
+        for z in logits.to_vec2::<f32>().expect("rows") {
+            let lse = z.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
+            let mut order: Vec<usize> = (0..vocabulary).collect();
+            order.sort_by(|&a, &b| z[b].total_cmp(&z[a]));
+            for &id in &order[..k] {
+                ids.push(id as u32);
+                log_probs.push((f64::from(z[id]) - lse) as f32);
+            }
+        }
+        Self {
+            hidden: noise.var(&[rows, width]),
+            head: (noise.tensor(&[vocabulary, width]) * 3.0).expect("scale"),
+            labels: (0..rows).map(|_| noise.below(vocabulary) as u32).collect(),
+            teacher_hidden,
+            teacher_head,
+            ids,
+            log_probs,
+            k,
+        }
+    }
+
+    fn inputs<'a>(&'a self, hidden: &'a Tensor, soft: &str, teacher: bool) -> Inputs<'a> {
+        let top_k = |tail| SoftTargets::TopK {
+            ids: &self.ids,
+            log_probs: &self.log_probs,
+            k: self.k,
+            tail,
+        };
+        Inputs {
+            hidden,
+            head: &self.head,
+            labels: &self.labels,
+            soft: match soft {
+                "none" => SoftTargets::None,
+                "full" => SoftTargets::Full,
+                "bucket" => top_k(Tail::Bucket),
+                _ => top_k(Tail::Renormalise),
+            },
+            soft_weight: if soft == "none" { 0.0 } else { 0.7 },
+            teacher: teacher.then_some(Teacher {
+                hidden: &self.teacher_hidden,
+                head: &self.teacher_head,
+            }),
+        }
+    }
+}
+
+#[test]
+fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
+    let sizes = [
+        (1, 4, 5, 2),
+        (3, 8, 17, 4),
+        (130, 12, 40, 6),
+        (20, 6, 300, 32),
+    ];
+    for (seed, (rows, width, vocabulary, k)) in (1..).zip(sizes) {
+        let case = Case::random(seed, rows, width, vocabulary, k);
+        for soft in ["none", "full", "bucket", "renormalise"] {
+            for teacher in [true, false] {
+                if soft == "full" && !teacher {
+                    continue;
+                }
+                let inputs = case.inputs(case.hidden.as_tensor(), soft, teacher);
+                let fused = linear_cross_entropy(&inputs)?;
+                let plain = reference(&inputs)?;
+                assert_close("loss", &fused.loss_sum, &plain.loss_sum, 2e-6);
+                assert_eq!(fused.rows.agrees, plain.rows.agrees);
+                for (name, a, b) in [
+                    ("hard", &fused.rows.hard, &plain.rows.hard),
+                    ("soft", &fused.rows.soft, &plain.rows.soft),
+                    ("acceptance", &fused.rows.acceptance, &plain.rows.acceptance),
+                ] {
+                    for (a, b) in a.iter().zip(b) {
+                        assert!(
+                            (a - b).abs() < 1e-5 * (1.0 + b.abs()),
+                            "{soft} {name}: {a} {b}"
+                        );
+                    }
+                }
+                let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
+                let (a, b) = (
+                    a.get(&case.hidden).expect("dh"),
+                    b.get(&case.hidden).expect("dh"),
+                );
+                assert_close(soft, a, b, 2e-5);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reference_gradient_matches_differences() {
+    let case = Case::random(9, 3, 4, 7, 3);
+    for soft in ["none", "full", "bucket", "renormalise"] {
+        let hidden = case.hidden.as_tensor().clone();
+        gradcheck(&[hidden], |t| {
+            let head = case.head.to_dtype(DType::F64)?;
+            let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
+            let mut inputs = case.inputs(&t[0], soft, true);
+            inputs.head = &head;
+            inputs.teacher = Some(Teacher {
+                hidden: &teacher_hidden,
+                head: &case.teacher_head,
+            });
+            Ok(reference(&inputs)?.loss_sum)
+        });
+    }
+}
+
+#[test]
+fn peaked_draft_activates_the_tail_floor_without_nan() -> Result<()> {
+    let hidden = Var::from_tensor(&Tensor::new(&[[1.0_f32]], &Device::Cpu)?)?;
+    let head = Tensor::new(&[[60.0_f32], [-60.0], [-60.0]], &Device::Cpu)?;
+    let inputs = Inputs {
+        hidden: &hidden,
+        head: &head,
+        labels: &[1],
+        soft: SoftTargets::TopK {
+            ids: &[0],
+            log_probs: &[0.5_f32.ln()],
+            k: 1,
+            tail: Tail::Bucket,
+        },
+        soft_weight: 0.9,
+        teacher: None,
+    };
+    let (fused, plain) = (linear_cross_entropy(&inputs)?, reference(&inputs)?);
+    assert_close("loss", &fused.loss_sum, &plain.loss_sum, 1e-6);
+    let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
+    assert_close(
+        "dh",
+        a.get(&hidden).expect("dh"),
+        b.get(&hidden).expect("dh"),
+        1e-6,
+    );
+    Ok(())
+}
+
+#[test]
+fn labels_and_ids_outside_the_vocabulary_are_errors() {
+    let mut case = Case::random(11, 3, 4, 7, 3);
+    let hidden = case.hidden.as_tensor().clone();
+    case.labels[1] = 7;
+    assert!(linear_cross_entropy(&case.inputs(&hidden, "none", false)).is_err());
+    case.labels[1] = 6;
+    case.ids[0] = 7;
+    assert!(linear_cross_entropy(&case.inputs(&hidden, "bucket", false)).is_err());
+}
+
+#[test]
+fn frozen_hidden_states_compute_no_gradient() -> Result<()> {
+    let case = Case::random(12, 3, 4, 7, 3);
+    let hidden = case.hidden.as_tensor().detach();
+    let out = linear_cross_entropy(&case.inputs(&hidden, "full", true))?;
+    assert!(!out.loss_sum.track_op());
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Root-mean-square layer norm (Zhang and Sennrich 2019).
+//!
+//! Forward, per row of `H` values: `y = w ∘ (x · r)` with `r = 1/sqrt(mean(x²) + eps)`; the mean
+//! and `r` are taken in f32, `x · r` is rounded to the activation type before the weight.
+//! Backward: with `g' = g ∘ w`, `dx = r g' − x r³ mean(g' ∘ x)` and `dw = Σ_rows g ∘ x r`.
+//! Nothing but the inputs is kept; `r` is recomputed.
+
+use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+/// Rows whose weight gradients are summed together before partial sums are added in order.
+const ROWS_PER_CHUNK: usize = 64;
+
+/// Normalises the last dimension of `x` and scales it by `weight`.
+///
+/// # Shapes
+/// - `x`: `[.., H]`, `weight`: `[H]` → `[.., H]`
+///
+/// # Errors
+/// - `weight` is not `[H]`
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let hidden = x.dim(D::Minus1)?;
+    if weight.dims() != [hidden] {
+        bail!(
+            "rms_norm: weight of shape [{hidden}] expected, found {:?}",
+            weight.shape()
+        );
+    }
+    if all_cpu_f32(&[x, weight]) {
+        x.contiguous()?
+            .apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
+    } else {
+        reference(x, weight, eps)
+    }
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`rms_norm`]
+pub fn reference(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let wide = match x.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    };
+    let x_wide = x.to_dtype(wide)?;
+    let mean_square = x_wide.sqr()?.mean_keepdim(D::Minus1)?;
+    let normed = x_wide.broadcast_div(&(mean_square + eps)?.sqrt()?)?;
+    normed
+        .to_dtype(x.dtype())?
+        .broadcast_mul(&weight.to_dtype(x.dtype())?)
+}
+
+struct RmsNorm {
+    eps: f32,
+}
+
+/// `1/sqrt(mean(x²) + eps)` of one row, summed in f32 lanes of fixed order.
+fn inverse_rms(row: &[f32], eps: f32) -> f32 {
+    1.0 / (crate::simd::dot(row, row) / row.len() as f32 + eps).sqrt()
+}
+
+impl CustomOp2 for RmsNorm {
+    fn name(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(s1, l1, "rms_norm")?;
+        let w = f32_slice(s2, l2, "rms_norm")?;
+        let mut out = vec![0.0; x.len()];
+        let hidden = w.len().max(1);
+        out.par_chunks_mut(hidden * 16)
+            .zip(x.par_chunks(hidden * 16))
+            .for_each(|(out, x)| {
+                for (out, x) in out.chunks_mut(hidden).zip(x.chunks(hidden)) {
+                    let r = inverse_rms(x, self.eps);
+                    for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+                        *out = (x * r) * w;
+                    }
+                }
+            });
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let hidden = w.elem_count().max(1);
+        let (dx, dw) = with_f32(x, |xs| {
+            with_f32(w, |ws| {
+                with_f32(grad, |gs| Ok(backward(xs, ws, gs, hidden, self.eps)))
+            })
+        })?;
+        let dx = x
+            .track_op()
+            .then(|| Tensor::from_vec(dx, x.shape(), x.device()))
+            .transpose()?;
+        Ok((dx, Some(Tensor::from_vec(dw, w.shape(), w.device())?)))
+    }
+}
+
+fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
+    let mut dx = vec![0.0; x.len()];
+    let chunk = hidden * ROWS_PER_CHUNK;
+    let partials: Vec<Vec<f32>> = dx
+        .par_chunks_mut(chunk)
+        .zip(x.par_chunks(chunk))
+        .zip(g.par_chunks(chunk))
+        .map(|((dx, x), g)| {
+            let mut dw = vec![0.0_f32; hidden];
+            let rows = dx
+                .chunks_mut(hidden)
+                .zip(x.chunks(hidden))
+                .zip(g.chunks(hidden));
+            for ((dx, x), g) in rows {
+                let r = inverse_rms(x, eps);
+                for i in 0..hidden {
+                    dw[i] += g[i] * x[i] * r;
+                    dx[i] = g[i] * w[i];
+                }
+                let mean = crate::simd::dot(dx, x) / hidden as f32;
+                let pull = r * r * r * mean;
+                for (dx, x) in dx.iter_mut().zip(x) {
+                    *dx = r * *dx - x * pull;
+                }
+            }
+            dw
+        })
+        .collect();
+    let mut dw = vec![0.0; hidden];
+    for partial in partials {
+        for (total, part) in dw.iter_mut().zip(partial) {
+            *total += part;
+        }
+    }
+    (dx, dw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, hidden) in [(1, 1, 1), (2, 1, 64), (3, 130, 48), (4, 7, 577)] {
+            let mut noise = Noise::new(seed);
+            let (x, w) = (noise.var(&[rows, hidden]), noise.var(&[hidden]));
+            let direction = noise.tensor(&[rows, hidden]);
+            let fused = rms_norm(&x, &w, 1e-5)?;
+            let plain = reference(&x, &w, 1e-5)?;
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("x", &x), ("weight", &w)] {
+                let (a, b) = (
+                    fused.get(var).expect("fused"),
+                    plain.get(var).expect("plain"),
+                );
+                assert_close(name, a, b, 2e-5);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() {
+        let mut noise = Noise::new(5);
+        gradcheck(&[noise.tensor(&[3, 5]), noise.tensor(&[5])], |t| {
+            reference(&t[0], &t[1], 1e-5)
+        });
+    }
+
+    #[test]
+    fn non_contiguous_input_is_normalised_and_keeps_its_gradient() -> Result<()> {
+        let x = Noise::new(6).var(&[8, 6]);
+        let w = Noise::new(7).var(&[8]);
+        let out = rms_norm(&x.t()?, &w, 1e-5)?;
+        assert_close(
+            "forward",
+            &out,
+            &reference(&x.t()?.contiguous()?, &w, 1e-5)?,
+            1e-6,
+        );
+        assert!(out.sum_all()?.backward()?.get(&x).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn wrong_weight_shape_is_an_error() {
+        let mut noise = Noise::new(8);
+        assert!(rms_norm(&noise.tensor(&[2, 4]), &noise.tensor(&[3]), 1e-5).is_err());
+    }
+}

@@ -1,0 +1,425 @@
+//! Rotary position embedding (Su et al. 2021), half-split: dimension `i` pairs with `i + D/2`.
+//!
+//! With `x = [a | b]`: `y = [a cos − b sin | b cos + a sin]`; backward turns the other way.
+//! Angles are `f32(position) · inv_freq_i` rounded to f32, their cosine and sine taken with full
+//! range reduction. `inv_freq_i = 1 / theta^(2i/D)`, the exponent an f32 quotient, the power
+//! rounded to f32, then an f32 reciprocal: at positions near 10⁴ the last bit of `inv_freq`
+//! moves gradients by 2e-4, so this rounding is part of the definition.
+
+use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+/// How the base frequencies are stretched for contexts beyond the pretraining length.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum RopeScaling {
+    /// No change.
+    #[default]
+    None,
+    /// Every frequency divided by `factor` (position interpolation).
+    Linear {
+        /// Context extension factor, above 0.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    Llama3 {
+        /// Divisor of the long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original_context / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Pretraining context in tokens.
+        original_context: f64,
+    },
+    /// YaRN (Peng et al. 2023): interpolation by dimension, and a factor on cos and sin.
+    Yarn {
+        /// Context extension factor.
+        factor: f64,
+        /// Rotations over the original context above which a dimension is kept.
+        beta_fast: f64,
+        /// Rotations below which a dimension is fully interpolated.
+        beta_slow: f64,
+        /// Pretraining context in tokens.
+        original_context: f64,
+        /// Multiplies cos and sin; `0.1 ln(factor) + 1` unless the model says otherwise.
+        attention_factor: f64,
+        /// Whether the ramp's ends are rounded outwards to whole dimensions.
+        truncate: bool,
+    },
+}
+
+/// Frequencies of one model: what turns position ids into cos/sin tables.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    inv_freq: Vec<f32>,
+    amplitude: f32,
+}
+
+impl Rope {
+    /// Frequencies for `head_dim` (even) with base `theta`.
+    ///
+    /// # Errors
+    /// - `head_dim` is odd or 0, `theta` not positive and finite
+    pub fn new(head_dim: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            bail!("rope: even head_dim expected, found {head_dim}");
+        }
+        if !theta.is_finite() || theta <= 0.0 {
+            bail!("rope: positive theta expected, found {theta}");
+        }
+        let power = |i: usize| theta.powf(f64::from((2 * i) as f32 / head_dim as f32)) as f32;
+        let base: Vec<f32> = (0..head_dim / 2).map(|i| 1.0 / power(i)).collect();
+        let (inv_freq, amplitude) = match scaling {
+            RopeScaling::None => (base, 1.0),
+            RopeScaling::Linear { factor } => {
+                (base.iter().map(|f| f / factor as f32).collect(), 1.0)
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let bounds = (low_freq_factor, high_freq_factor);
+                let scale = |f: &f32| llama3(*f, factor, bounds, original_context);
+                (base.iter().map(scale).collect(), 1.0)
+            }
+            RopeScaling::Yarn {
+                attention_factor, ..
+            } => (
+                yarn(&base, head_dim, theta, scaling),
+                attention_factor as f32,
+            ),
+        };
+        Ok(Self {
+            inv_freq,
+            amplitude,
+        })
+    }
+
+    /// Head dim that these frequencies rotate.
+    pub fn head_dim(&self) -> usize {
+        2 * self.inv_freq.len()
+    }
+
+    /// Cos and sin of every position.
+    ///
+    /// # Errors
+    /// - the tensors cannot be made on `device`
+    pub fn table(&self, position_ids: &[u32], device: &Device) -> Result<RopeTable> {
+        let half = self.inv_freq.len();
+        let mut cos = Vec::with_capacity(position_ids.len() * half);
+        let mut sin = Vec::with_capacity(position_ids.len() * half);
+        for &position in position_ids {
+            for &frequency in &self.inv_freq {
+                let angle = f64::from(position as f32 * frequency);
+                cos.push(angle.cos() as f32 * self.amplitude);
+                sin.push(angle.sin() as f32 * self.amplitude);
+            }
+        }
+        let shape = (position_ids.len(), half);
+        Ok(RopeTable {
+            cos: Tensor::from_vec(cos, shape, device)?,
+            sin: Tensor::from_vec(sin, shape, device)?,
+        })
+    }
+}
+
+/// The band between `original/high` and `original/low` blends kept and divided frequencies.
+fn llama3(inv_freq: f32, factor: f64, (low, high): (f64, f64), original: f64) -> f32 {
+    let wavelength = 2.0 * std::f32::consts::PI / inv_freq;
+    let (original, factor) = (original as f32, factor as f32);
+    let (low, high) = (low as f32, high as f32);
+    if wavelength < original / high {
+        inv_freq
+    } else if wavelength > original / low {
+        inv_freq / factor
+    } else {
+        let s = (original / wavelength - low) / (high - low);
+        (1.0 - s) * inv_freq / factor + s * inv_freq
+    }
+}
+
+fn yarn(base: &[f32], head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
+    let RopeScaling::Yarn {
+        factor,
+        beta_fast,
+        beta_slow,
+        original_context,
+        truncate,
+        ..
+    } = scaling
+    else {
+        return base.to_vec();
+    };
+    let dim = head_dim as f64;
+    let dimension = |rotations: f64| {
+        dim * (original_context / (rotations * 2.0 * std::f64::consts::PI)).ln()
+            / (2.0 * theta.ln())
+    };
+    let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+    if truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    low = low.max(0.0);
+    high = high.min(dim - 1.0);
+    if (high - low).abs() < f64::EPSILON {
+        high += 0.001;
+    }
+    base.iter()
+        .enumerate()
+        .map(|(i, &kept)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0) as f32;
+            let divided = kept / factor as f32;
+            divided * ramp + kept * (1.0 - ramp)
+        })
+        .collect()
+}
+
+/// Cos and sin for the tokens of one sequence, each `[T, D/2]` in f32.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl RopeTable {
+    /// Cos `[T, D/2]`.
+    pub fn cos(&self) -> &Tensor {
+        &self.cos
+    }
+
+    /// Sin `[T, D/2]`.
+    pub fn sin(&self) -> &Tensor {
+        &self.sin
+    }
+}
+
+/// Rotates every head of `x` by its token's angles.
+///
+/// # Shapes
+/// - `x`: `[T, N, D]`, table over the same `T` → `[T, N, D]`
+///
+/// # Errors
+/// - `x` is not `[T, N, D]` with the table's `T` and `D`
+pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let (tokens, _, head_dim) = x.dims3()?;
+    if table.cos.dims() != [tokens, head_dim / 2] {
+        bail!(
+            "rope: table {:?} does not fit x {:?}",
+            table.cos.shape(),
+            x.shape()
+        );
+    }
+    if all_cpu_f32(&[x, &table.cos]) {
+        x.contiguous()?
+            .apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
+    } else {
+        reference(x, table)
+    }
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`rope`]
+pub fn reference(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let (_, _, head_dim) = x.dims3()?;
+    let wide = if x.dtype() == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let (cos, sin) = (
+        table.cos.to_dtype(wide)?.unsqueeze(1)?,
+        table.sin.to_dtype(wide)?.unsqueeze(1)?,
+    );
+    let wide_x = x.to_dtype(wide)?;
+    let (a, b) = (
+        wide_x.narrow(2, 0, head_dim / 2)?,
+        wide_x.narrow(2, head_dim / 2, head_dim / 2)?,
+    );
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    Tensor::cat(&[first, second], 2)?.to_dtype(x.dtype())
+}
+
+struct RotateHalves {
+    /// 1 forward, −1 for the inverse rotation of the backward pass.
+    sign: f32,
+}
+
+impl CustomOp3 for RotateHalves {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(s1, l1, "rope")?;
+        let cos = f32_slice(s2, l2, "rope")?;
+        let sin = f32_slice(s3, l3, "rope")?;
+        let (_, heads, head_dim) = l1.shape().dims3()?;
+        Ok((
+            CpuStorage::F32(rotate(x, cos, sin, heads, head_dim, self.sign)),
+            l1.shape().clone(),
+        ))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (_, heads, head_dim) = x.dims3()?;
+        let dx = with_f32(grad, |g| {
+            with_f32(cos, |c| {
+                with_f32(sin, |s| Ok(rotate(g, c, s, heads, head_dim, -self.sign)))
+            })
+        })?;
+        Ok((
+            Some(Tensor::from_vec(dx, x.shape(), x.device())?),
+            None,
+            None,
+        ))
+    }
+}
+
+fn rotate(
+    x: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    heads: usize,
+    head_dim: usize,
+    sign: f32,
+) -> Vec<f32> {
+    let half = head_dim / 2;
+    let mut out = vec![0.0; x.len()];
+    let token = (heads * head_dim).max(1);
+    let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
+    out.par_chunks_mut(token)
+        .zip(x.par_chunks(token))
+        .zip(angles)
+        .with_min_len(32)
+        .for_each(|((out, x), (cos, sin))| {
+            for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
+                let (first, second) = out.split_at_mut(half);
+                let (a, b) = x.split_at(half);
+                for i in 0..half {
+                    let s = sign * sin[i];
+                    first[i] = a[i] * cos[i] - b[i] * s;
+                    second[i] = b[i] * cos[i] + a[i] * s;
+                }
+            }
+        });
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, tokens, heads, head_dim) in [(1, 1, 1, 2), (2, 33, 3, 16), (3, 70, 1, 80)] {
+            let rope_of = Rope::new(head_dim, 10_000.0, RopeScaling::None)?;
+            let positions: Vec<u32> = (0..tokens as u32).map(|t| t * 37).collect();
+            let table = rope_of.table(&positions, &Device::Cpu)?;
+            let mut noise = Noise::new(seed);
+            let x = noise.var(&[tokens, heads, head_dim]);
+            let direction = noise.tensor(&[tokens, heads, head_dim]);
+            let (fused, plain) = (rope(&x, &table)?, reference(&x, &table)?);
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            assert_close(
+                "x",
+                fused.get(&x).expect("fused"),
+                plain.get(&x).expect("plain"),
+                1e-6,
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() -> Result<()> {
+        let table = Rope::new(4, 100.0, RopeScaling::None)?.table(&[0, 3, 9], &Device::Cpu)?;
+        gradcheck(&[Noise::new(5).tensor(&[3, 2, 4])], |t| {
+            reference(&t[0], &table)
+        });
+        Ok(())
+    }
+
+    #[test]
+    fn position_zero_is_the_identity() -> Result<()> {
+        let table = Rope::new(8, 1e6, RopeScaling::None)?.table(&[0], &Device::Cpu)?;
+        let x = Noise::new(6).tensor(&[1, 2, 8]);
+        assert_close("identity", &rope(&x, &table)?, &x, 0.0);
+        Ok(())
+    }
+
+    #[test]
+    fn linear_scaling_equals_positions_divided() -> Result<()> {
+        let plain = Rope::new(8, 1e4, RopeScaling::None)?.table(&[5], &Device::Cpu)?;
+        let scaled =
+            Rope::new(8, 1e4, RopeScaling::Linear { factor: 4.0 })?.table(&[20], &Device::Cpu)?;
+        assert_close("cos", scaled.cos(), plain.cos(), 1e-6);
+        Ok(())
+    }
+
+    #[test]
+    fn llama3_keeps_short_and_divides_long_wavelengths() -> Result<()> {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let base = Rope::new(128, 500_000.0, RopeScaling::None)?.inv_freq;
+        let scaled = Rope::new(128, 500_000.0, scaling)?.inv_freq;
+        assert_eq!(base[0].to_bits(), scaled[0].to_bits());
+        assert!((base[63] / scaled[63] - 8.0).abs() < 1e-5);
+        // Wavelength 2π·500000^(2·32/128) ≈ 4443 lies in the band: hand-computed blend.
+        let s = (8192.0 * base[32] / (2.0 * std::f32::consts::PI) - 1.0) / 3.0;
+        let want = (1.0 - s) * base[32] / 8.0 + s * base[32];
+        assert!((scaled[32] - want).abs() < 1e-9);
+        Ok(())
+    }
+
+    #[test]
+    fn yarn_keeps_fast_dimensions_divides_slow_and_scales_amplitude() -> Result<()> {
+        let scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_context: 32768.0,
+            attention_factor: 0.1 * 4.0_f64.ln() + 1.0,
+            truncate: true,
+        };
+        let base = Rope::new(128, 1e6, RopeScaling::None)?.inv_freq;
+        let rope_of = Rope::new(128, 1e6, scaling)?;
+        assert_eq!(base[0].to_bits(), rope_of.inv_freq[0].to_bits());
+        assert!((base[63] / rope_of.inv_freq[63] - 4.0).abs() < 1e-5);
+        assert!((rope_of.amplitude - 1.138_629).abs() < 1e-5);
+        Ok(())
+    }
+
+    #[test]
+    fn odd_head_dim_is_an_error() {
+        assert!(Rope::new(7, 1e4, RopeScaling::None).is_err());
+    }
+}

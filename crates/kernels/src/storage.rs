@@ -1,0 +1,53 @@
+//! Reading a tensor's CPU memory as a slice, with a named error when it cannot be.
+
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, Tensor, bail};
+
+/// The contiguous f32 values behind a custom op's argument.
+///
+/// # Errors
+/// - the values are not f32
+/// - the layout has gaps or is transposed
+pub(crate) fn f32_slice<'a>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+    op: &'static str,
+) -> Result<&'a [f32]> {
+    let CpuStorage::F32(values) = storage else {
+        bail!("{op}: f32 expected, found {:?}", storage_dtype(storage))
+    };
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&values[start..end]),
+        None => bail!(
+            "{op}: contiguous input expected, found strides {:?}",
+            layout.stride()
+        ),
+    }
+}
+
+fn storage_dtype(storage: &CpuStorage) -> DType {
+    use candle_core::backend::BackendStorage;
+    storage.dtype()
+}
+
+/// Runs `f` on the contiguous f32 values of a CPU tensor, copying only if it is not contiguous.
+///
+/// # Errors
+/// - the tensor is not f32 or not on the CPU
+pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(cpu) => f(f32_slice(cpu, layout, "kernel input")?),
+        _ => bail!(
+            "kernel input: CPU tensor expected, found {:?}",
+            tensor.device().location()
+        ),
+    }
+}
+
+/// Whether every tensor is f32 on the CPU, where the fused implementations run.
+pub(crate) fn all_cpu_f32(tensors: &[&Tensor]) -> bool {
+    tensors
+        .iter()
+        .all(|t| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32)
+}

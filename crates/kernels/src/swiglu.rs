@@ -1,0 +1,157 @@
+//! Gated unit of the MLP: `y = silu(gate) ∘ up`, `silu(z) = z / (1 + e^(−z))`.
+//!
+//! Backward, with `s = 1/(1 + e^(−gate))`: `dgate = g ∘ up ∘ s (1 + gate (1 − s))`,
+//! `dup = g ∘ gate ∘ s`. Nothing but the inputs is kept.
+
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::simd::{exp, vectorised};
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+const CHUNK: usize = 8192;
+
+/// `silu(gate) ∘ up`.
+///
+/// # Shapes
+/// - `gate`, `up`: equal → the same
+///
+/// # Errors
+/// - the shapes differ
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    if gate.shape() != up.shape() {
+        bail!(
+            "swiglu: gate {:?} and up {:?} differ in shape",
+            gate.shape(),
+            up.shape()
+        );
+    }
+    if all_cpu_f32(&[gate, up]) {
+        gate.contiguous()?.apply_op2(&up.contiguous()?, SwiGlu)
+    } else {
+        reference(gate, up)
+    }
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`swiglu`]
+pub fn reference(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    (gate / (gate.neg()?.exp()? + 1.0)?)?.mul(up)
+}
+
+struct SwiGlu;
+
+impl CustomOp2 for SwiGlu {
+    fn name(&self) -> &'static str {
+        "swiglu"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let gate = f32_slice(s1, l1, "swiglu")?;
+        let up = f32_slice(s2, l2, "swiglu")?;
+        let mut out = vec![0.0; gate.len()];
+        out.par_chunks_mut(CHUNK)
+            .zip(gate.par_chunks(CHUNK))
+            .zip(up.par_chunks(CHUNK))
+            .for_each(|((out, gate), up)| {
+                vectorised(|| {
+                    for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+                        *out = g / (1.0 + exp(-g)) * u;
+                    }
+                });
+            });
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (dgate, dup) = with_f32(gate, |gates| {
+            with_f32(up, |ups| {
+                with_f32(grad, |grads| Ok(backward(gates, ups, grads)))
+            })
+        })?;
+        let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
+        Ok((Some(tensor(dgate)?), Some(tensor(dup)?)))
+    }
+}
+
+fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (mut dgate, mut dup) = (vec![0.0; gate.len()], vec![0.0; gate.len()]);
+    dgate
+        .par_chunks_mut(CHUNK)
+        .zip(dup.par_chunks_mut(CHUNK))
+        .zip(
+            gate.par_chunks(CHUNK)
+                .zip(up.par_chunks(CHUNK))
+                .zip(grad.par_chunks(CHUNK)),
+        )
+        .for_each(|((dgate, dup), ((gate, up), grad))| {
+            vectorised(|| {
+                for i in 0..gate.len() {
+                    let s = 1.0 / (1.0 + exp(-gate[i]));
+                    dgate[i] = grad[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
+                    dup[i] = grad[i] * gate[i] * s;
+                }
+            });
+        });
+    (dgate, dup)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, width) in [(1, 1, 1), (2, 3, 17), (3, 40, 300)] {
+            let mut noise = Noise::new(seed);
+            let (gate, up) = (noise.var(&[rows, width]), noise.var(&[rows, width]));
+            let direction = noise.tensor(&[rows, width]);
+            let wide = (gate.as_tensor() * 6.0)?;
+            let fused = swiglu(&wide, &up)?;
+            let plain = reference(&wide, &up)?;
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("gate", &gate), ("up", &up)] {
+                let (a, b) = (
+                    fused.get(var).expect("fused"),
+                    plain.get(var).expect("plain"),
+                );
+                assert_close(name, a, b, 1e-5);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() {
+        let mut noise = Noise::new(5);
+        gradcheck(&[noise.tensor(&[2, 5]), noise.tensor(&[2, 5])], |t| {
+            reference(&t[0], &t[1])
+        });
+    }
+
+    #[test]
+    fn very_negative_gate_gives_zero_not_nan() -> Result<()> {
+        let gate = Tensor::new(&[-500.0_f32, 500.0], &candle_core::Device::Cpu)?;
+        let up = Tensor::new(&[2.0_f32, 2.0], &candle_core::Device::Cpu)?;
+        let out = swiglu(&gate, &up)?.to_vec1::<f32>()?;
+        assert!(out[0].abs() < 1e-30 && (out[1] - 1000.0).abs() < 1e-3);
+        Ok(())
+    }
+}
