@@ -99,6 +99,21 @@ impl Rope {
         })
     }
 
+    /// The same with frequency `i` divided by `divisors[i]`.
+    ///
+    /// # Errors
+    /// - not one finite, positive divisor per frequency
+    pub fn divided_by(mut self, divisors: &[f32]) -> Result<Self> {
+        let usable = divisors.iter().all(|d| d.is_finite() && *d > 0.0);
+        if divisors.len() != self.inv_freq.len() || !usable {
+            bail!("rope: {} positive divisors expected", self.inv_freq.len());
+        }
+        for (frequency, divisor) in self.inv_freq.iter_mut().zip(divisors) {
+            *frequency /= divisor;
+        }
+        Ok(self)
+    }
+
     /// Head dim that these frequencies rotate.
     pub fn head_dim(&self) -> usize {
         2 * self.inv_freq.len()

@@ -1,1 +1,16 @@
-//! x
+//! Models: configurations, weight files, tokenizers, frozen targets and trainable drafts.
+//!
+//! Shapes, everywhere the same: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value
+//! heads, `D` head dim, `I` MLP width, `V` target vocabulary, `G` draft length.
+
+pub mod config;
+pub mod draft;
+pub mod error;
+pub mod ids;
+pub mod target;
+pub mod tokenizer;
+pub mod weights;
+
+pub use config::TargetConfig;
+pub use error::{ModelError, Result};
+pub use ids::{DraftTokenId, LayerId, TargetTokenId};

@@ -1,0 +1,242 @@
+//! One packed row with everything that is drawn for it.
+
+use longdraft_kernels::random::CounterRng;
+use serde::{Deserialize, Serialize};
+
+use crate::document::Document;
+use crate::packing::PackedRow;
+
+/// Anchor-offset positions ("sinkpi-slicing", LongSpec): the first `a` tokens of a short document
+/// keep their positions, the rest move up by a random offset, so that short rows exercise large
+/// rotary positions. `a ~ U{0..4}`, `o ~ U{0 ..= max(max_position − length, 0)}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AnchorOffset {
+    /// Off: positions are 0, 1, 2, ...
+    pub enabled: bool,
+    /// Longer documents are left alone, in tokens.
+    pub max_document: usize,
+    /// Largest position that an offset may reach; the target's context also bounds it.
+    pub max_position: usize,
+}
+
+impl Default for AnchorOffset {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            max_document: 1200,
+            max_position: 30_000,
+        }
+    }
+}
+
+/// Largest number of anchor tokens.
+const MAX_ANCHORS: u64 = 4;
+
+impl AnchorOffset {
+    /// Anchors and offset of one document of `length` tokens.
+    pub fn draw(&self, length: usize, rng: &mut CounterRng) -> (usize, usize) {
+        if !self.enabled || length > self.max_document {
+            return (0, 0);
+        }
+        let anchors = rng.below(MAX_ANCHORS + 1) as usize;
+        let offset = rng.below(self.max_position.saturating_sub(length) as u64 + 1) as usize;
+        (anchors, offset)
+    }
+}
+
+/// Position ids of `length` tokens: `t` below `anchors`, `t + offset` from there on.
+pub fn anchored_positions(length: usize, anchors: usize, offset: usize) -> Vec<u32> {
+    (0..length)
+        .map(|t| {
+            if t < anchors {
+                t as u32
+            } else {
+                (t + offset) as u32
+            }
+        })
+        .collect()
+}
+
+/// A micro-batch: packed tokens and what is learned of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids, `[T]`.
+    pub ids: Vec<u32>,
+    /// Rotary positions, `[T]`.
+    pub position_ids: Vec<u32>,
+    /// A run of equal ids is a document; negative is padding, `[T]`.
+    pub document_ids: Vec<i32>,
+    /// Delay δ of the target's keys behind each token, `[T]`, at least 1.
+    pub delays: Vec<u32>,
+    /// Rows `t` that are learned, ascending; the label of `t` is `ids[t + 1]`.
+    pub learned: Vec<u32>,
+    /// Lines of the data file that the tokens came from.
+    pub lines: Vec<usize>,
+    /// Which packed row this is; keys stored features.
+    pub row: usize,
+}
+
+impl Batch {
+    /// Labels of the learned rows.
+    pub fn labels(&self) -> Vec<u32> {
+        self.learned
+            .iter()
+            .map(|&t| self.ids[t as usize + 1])
+            .collect()
+    }
+}
+
+/// How positions and delays of a batch are drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draws {
+    /// Run key.
+    pub seed: u64,
+    /// Positions, `max_position` already bounded by the target's context.
+    pub anchor: AnchorOffset,
+    /// Weight of delay 1, 2, ..., G.
+    pub delay_weights: Vec<f64>,
+    /// One delay for all tokens of a batch instead of one a token.
+    pub shared_delay: bool,
+}
+
+/// Epochs of the two random choices; stored features pin the positions' one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrawEpochs {
+    /// Of the positions.
+    pub positions: u64,
+    /// Of the delays.
+    pub delays: u64,
+}
+
+impl Batch {
+    /// Lays a packed row out and makes its draws.
+    pub fn from_row(
+        row_index: usize,
+        row: &PackedRow,
+        documents: &[Document],
+        draws: &Draws,
+        epochs: DrawEpochs,
+    ) -> Self {
+        let mut batch = Self {
+            row: row_index,
+            ..Self::default()
+        };
+        for (slot, piece) in row.pieces.iter().enumerate() {
+            let document = &documents[piece.document];
+            let length = piece.tokens.len();
+            let place = [piece.document as u64, piece.tokens.start as u64];
+            let key = |epoch: u64| [epoch, place[0], place[1]];
+            let mut rng = CounterRng::new(draws.seed, "anchor", &key(epochs.positions));
+            let (anchors, offset) = draws.anchor.draw(length, &mut rng);
+            let start = batch.ids.len();
+            batch.ids.extend(&document.ids[piece.tokens.clone()]);
+            batch
+                .position_ids
+                .extend(anchored_positions(length, anchors, offset));
+            batch
+                .document_ids
+                .extend(std::iter::repeat_n(slot as i32, length));
+            let labels = &document.loss_mask[piece.tokens.clone()];
+            let learned = (1..length)
+                .filter(|&t| labels[t])
+                .map(|t| (start + t - 1) as u32);
+            batch.learned.extend(learned);
+            let mut rng = CounterRng::new(draws.seed, "delay", &key(epochs.delays));
+            let delay = |rng: &mut CounterRng| rng.categorical(&draws.delay_weights) as u32 + 1;
+            batch.delays.extend((0..length).map(|_| delay(&mut rng)));
+            batch.lines.push(document.line);
+        }
+        if draws.shared_delay {
+            let key = [epochs.delays, row_index as u64];
+            let mut rng = CounterRng::new(draws.seed, "delay of the batch", &key);
+            let delay = rng.categorical(&draws.delay_weights) as u32 + 1;
+            batch.delays.fill(delay);
+        }
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packing::pack;
+
+    fn documents() -> Vec<Document> {
+        [3_usize, 5, 9]
+            .iter()
+            .map(|&n| Document {
+                ids: (0..n as u32).collect(),
+                loss_mask: (0..n).map(|t| t != 2).collect(),
+                line: n,
+            })
+            .collect()
+    }
+
+    fn draws() -> Draws {
+        Draws {
+            seed: 1,
+            anchor: AnchorOffset {
+                enabled: true,
+                max_document: 8,
+                max_position: 100,
+            },
+            delay_weights: vec![1.0; 5],
+            shared_delay: false,
+        }
+    }
+
+    fn batches(draws: &Draws, epoch: u64) -> Vec<Batch> {
+        let documents = documents();
+        let epochs = DrawEpochs {
+            positions: epoch,
+            delays: epoch,
+        };
+        let rows = pack(&documents, 9);
+        let rows = rows.iter().enumerate();
+        rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs))
+            .collect()
+    }
+
+    #[test]
+    fn labels_never_cross_documents_and_follow_the_mask() {
+        for batch in batches(&draws(), 0) {
+            for &t in &batch.learned {
+                let t = t as usize;
+                assert_eq!(batch.document_ids[t], batch.document_ids[t + 1]);
+                assert_ne!(batch.ids[t + 1], 2, "token 2 of every document is masked");
+            }
+            assert_eq!(batch.labels().len(), batch.learned.len());
+        }
+        let learned: usize = batches(&draws(), 0).iter().map(|b| b.learned.len()).sum();
+        assert_eq!(learned, (3 - 2) + (5 - 2) + (9 - 2));
+    }
+
+    #[test]
+    fn positions_keep_anchors_and_stay_below_the_bound() {
+        for batch in batches(&draws(), 3) {
+            assert!(batch.position_ids.iter().all(|p| *p <= 100));
+            assert!(batch.delays.iter().all(|d| (1..=5).contains(d)));
+        }
+        // The document of 9 tokens is longer than max_document.
+        let long = batches(&draws(), 3)
+            .into_iter()
+            .find(|b| b.lines == [9])
+            .expect("its row");
+        assert_eq!(long.position_ids, (0..9).collect::<Vec<u32>>());
+        assert_eq!(anchored_positions(4, 2, 10), [0, 1, 12, 13]);
+    }
+
+    #[test]
+    fn draws_repeat_within_an_epoch_and_change_with_it() {
+        assert_eq!(batches(&draws(), 4), batches(&draws(), 4));
+        assert_ne!(batches(&draws(), 4), batches(&draws(), 5));
+        let shared = Draws {
+            shared_delay: true,
+            ..draws()
+        };
+        for batch in batches(&shared, 0) {
+            assert!(batch.delays.iter().all(|d| *d == batch.delays[0]));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! A target's sizes and switches, validated, whatever file they came from.
+
+mod gguf;
+mod hugging_face;
+mod rope;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{ModelError, Problems, Result};
+
+pub(crate) use gguf::number as gguf_number;
+pub use rope::RopeParameters;
+
+/// Decoder families that the loader knows. They share one layer with these switches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// `llama`
+    Llama,
+    /// `qwen2`: bias on q, k and v.
+    Qwen2,
+    /// `qwen3`: RMS norm on every head's query and key.
+    Qwen3,
+}
+
+impl Architecture {
+    /// Names as `model_type` and as GGUF architecture.
+    pub const NAMES: [(&'static str, Self); 3] = [
+        ("llama", Self::Llama),
+        ("qwen2", Self::Qwen2),
+        ("qwen3", Self::Qwen3),
+    ];
+
+    /// The published name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    fn parse(name: &str, problems: &mut Problems) -> Self {
+        if let Some((_, architecture)) = Self::NAMES.iter().find(|(known, _)| *known == name) {
+            return *architecture;
+        }
+        let known: Vec<&str> = Self::NAMES.iter().map(|(name, _)| *name).collect();
+        problems.push(format!(
+            "unknown architecture `{name}` (known: {})",
+            known.join(", ")
+        ));
+        Self::Llama
+    }
+}
+
+/// A validated target configuration; keys are the published ones.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of the published format"
+)]
+pub struct TargetConfig {
+    /// Family.
+    pub architecture: Architecture,
+    /// `H`
+    pub hidden_size: usize,
+    /// `I`
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_hidden_layers: usize,
+    /// `N`
+    pub num_attention_heads: usize,
+    /// `K`
+    pub num_key_value_heads: usize,
+    /// `D`; `N·D` may differ from `H`.
+    pub head_dim: usize,
+    /// `V`
+    pub vocab_size: usize,
+    /// Longest context in tokens.
+    pub max_position_embeddings: usize,
+    /// Added under the root of every norm.
+    pub rms_norm_eps: f64,
+    /// Base and scaling of the rotary embedding.
+    pub rope: RopeParameters,
+    /// The head is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// Bias on q, k and v.
+    pub qkv_bias: bool,
+    /// Bias on the attention's output projection.
+    pub attention_output_bias: bool,
+    /// Bias on the three MLP projections.
+    pub mlp_bias: bool,
+    /// Deviation of freshly drawn matrices.
+    pub initializer_range: f64,
+    /// Start of text.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Padding.
+    pub pad_token_id: Option<u32>,
+}
+
+impl TargetConfig {
+    /// Reads `config.json` of a Hugging Face folder.
+    ///
+    /// # Errors
+    /// - the file is unreadable, or a list of every missing or unusable key
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
+        let value: Value = serde_json::from_str(&text)
+            .map_err(|error| ModelError::invalid(path, format!("not JSON: {error}")))?;
+        Self::from_json(&value).map_err(|problems| ModelError::Invalid {
+            path: path.to_path_buf(),
+            problems,
+        })
+    }
+
+    /// Reads the keys of a `config.json`.
+    ///
+    /// # Errors
+    /// - a list of every missing or unusable key
+    pub fn from_json(value: &Value) -> std::result::Result<Self, Problems> {
+        hugging_face::read(value)
+    }
+
+    /// Reads a GGUF header; `has_tensor` says which optional tensors the file holds.
+    ///
+    /// # Errors
+    /// - a list of every missing or unusable key
+    pub fn from_gguf(
+        content: &candle_core::quantized::gguf_file::Content,
+    ) -> std::result::Result<Self, Problems> {
+        gguf::read(content)
+    }
+
+    /// Whether queries and keys are normalised per head.
+    pub fn qk_norm(&self) -> bool {
+        self.architecture == Architecture::Qwen3
+    }
+
+    /// `N·D`, width of the query projection.
+    pub fn query_size(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// `K·D`, width of the key and value projections.
+    pub fn kv_size(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    fn validate(&self, problems: &mut Problems) {
+        const LARGEST: usize = 1 << 24;
+        let sizes = [
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("vocab_size", self.vocab_size),
+        ];
+        for (name, size) in sizes {
+            if size == 0 || size > LARGEST {
+                problems.push(format!("`{name}` = {size} is not between 1 and {LARGEST}"));
+            }
+        }
+        if self.num_key_value_heads > 0
+            && !self
+                .num_attention_heads
+                .is_multiple_of(self.num_key_value_heads)
+        {
+            problems.push(format!(
+                "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",
+                self.num_key_value_heads, self.num_attention_heads
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            problems.push(format!("`head_dim` = {} is odd", self.head_dim));
+        }
+        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
+            problems.push(format!(
+                "`rms_norm_eps` = {} is not in (0, 1)",
+                self.rms_norm_eps
+            ));
+        }
+    }
+}

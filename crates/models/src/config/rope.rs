@@ -1,0 +1,146 @@
+//! Rotary parameters as the files spell them.
+
+use candle_core::Result as TensorResult;
+use longdraft_kernels::rope::{Rope, RopeScaling};
+use serde_json::Value;
+
+use crate::error::Problems;
+
+/// Base, scaling and per-frequency divisors of a target's rotary embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeParameters {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Stretching rule.
+    pub scaling: RopeScaling,
+    /// Divisors of the frequencies, `[D/2]`, as GGUF files hold them instead of a rule.
+    pub divisors: Option<Vec<f32>>,
+}
+
+impl RopeParameters {
+    /// No scaling.
+    pub fn plain(theta: f64) -> Self {
+        Self {
+            theta,
+            scaling: RopeScaling::None,
+            divisors: None,
+        }
+    }
+
+    /// Frequencies for a head dim.
+    ///
+    /// # Errors
+    /// - the head dim is odd, the base is not positive, or the divisors do not fit
+    pub fn build(&self, head_dim: usize) -> TensorResult<Rope> {
+        let rope = Rope::new(head_dim, self.theta, self.scaling)?;
+        match &self.divisors {
+            Some(divisors) => rope.divided_by(divisors),
+            None => Ok(rope),
+        }
+    }
+
+    /// From `rope_theta`, `rope_scaling` or the newer `rope_parameters`.
+    pub(super) fn from_json(
+        config: &Value,
+        max_position_embeddings: usize,
+        problems: &mut Problems,
+    ) -> Self {
+        let nested = ["rope_parameters", "rope_scaling"]
+            .iter()
+            .find_map(|key| config.get(*key).filter(|v| !v.is_null()));
+        let theta = config
+            .get("rope_theta")
+            .or_else(|| nested.and_then(|n| n.get("rope_theta")))
+            .and_then(Value::as_f64)
+            .unwrap_or(10_000.0);
+        if !(theta.is_finite() && theta > 0.0) {
+            problems.push(format!("`rope_theta` = {theta} is not positive"));
+        }
+        let scaling = nested.map_or(RopeScaling::None, |nested| {
+            scaling_from_json(nested, max_position_embeddings, problems)
+        });
+        Self {
+            theta,
+            scaling,
+            divisors: None,
+        }
+    }
+}
+
+fn scaling_from_json(
+    value: &Value,
+    max_position_embeddings: usize,
+    problems: &mut Problems,
+) -> RopeScaling {
+    let kind = ["rope_type", "type"]
+        .iter()
+        .find_map(|key| value.get(*key).and_then(Value::as_str))
+        .unwrap_or("default");
+    let optional = |key: &str| value.get(key).and_then(Value::as_f64);
+    let mut required = |key: &str| {
+        let number = optional(key).filter(|x| x.is_finite() && *x > 0.0);
+        if number.is_none() {
+            problems.push(format!("rope scaling `{kind}` needs a positive `{key}`"));
+        }
+        number.unwrap_or(1.0)
+    };
+    match kind {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear {
+            factor: required("factor"),
+        },
+        "llama3" => RopeScaling::Llama3 {
+            factor: required("factor"),
+            low_freq_factor: required("low_freq_factor"),
+            high_freq_factor: required("high_freq_factor"),
+            original_context: required("original_max_position_embeddings"),
+        },
+        "yarn" => {
+            let factor = required("factor");
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: optional("beta_fast").unwrap_or(32.0),
+                beta_slow: optional("beta_slow").unwrap_or(1.0),
+                original_context: optional("original_max_position_embeddings")
+                    .unwrap_or(max_position_embeddings as f64),
+                attention_factor: yarn_attention_factor(
+                    factor,
+                    optional("attention_factor"),
+                    optional("mscale"),
+                    optional("mscale_all_dim"),
+                ),
+                truncate: value
+                    .get("truncate")
+                    .and_then(Value::as_bool)
+                    .unwrap_or(true),
+            }
+        }
+        other => {
+            problems.push(format!(
+                "unknown rope scaling `{other}` (known: default, linear, llama3, yarn)"
+            ));
+            RopeScaling::None
+        }
+    }
+}
+
+/// YaRN's factor on cos and sin: as given, from the two `mscale`s, or `0.1 ln(factor) + 1`.
+pub(super) fn yarn_attention_factor(
+    factor: f64,
+    given: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+) -> f64 {
+    let scaled = |m: f64| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * m * factor.ln() + 1.0
+        }
+    };
+    match (given, mscale, mscale_all_dim) {
+        (Some(given), _, _) => given,
+        (None, Some(m), Some(all)) => scaled(m) / scaled(all),
+        _ => scaled(1.0),
+    }
+}

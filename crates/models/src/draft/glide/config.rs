@@ -1,0 +1,145 @@
+//! Sizes and modes of a GLIDE layer, as written in the draft's `config.json`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::TargetConfig;
+use crate::error::Problems;
+
+/// Which published behaviour to reproduce number for number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compat {
+    /// The released LongSpec training: 20 tensors of which 4 are dead, one delay per forward.
+    Longspec,
+}
+
+/// What stands between the layer and the target's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinalNorm {
+    /// Nothing, as published.
+    #[default]
+    None,
+    /// The target's frozen final norm.
+    Target,
+    /// An own norm that starts as a copy of the target's.
+    Trained,
+}
+
+/// Initial values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Matrices N(0, `initializer_range`), biases 0, norms 1.
+    #[default]
+    Random,
+    /// The target's last layer: norms, attention and MLP; its q and o also in the cross branch.
+    LastLayer,
+}
+
+/// A GLIDE layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GlideConfig {
+    /// `H`
+    pub hidden_size: usize,
+    /// `I`
+    pub intermediate_size: usize,
+    /// `N`
+    pub num_attention_heads: usize,
+    /// `K`
+    pub num_key_value_heads: usize,
+    /// `D`
+    pub head_dim: usize,
+    /// `V`, of the target: a draft proposes target tokens.
+    pub vocab_size: usize,
+    /// Added under the root of every norm.
+    pub rms_norm_eps: f64,
+    /// Bias on the three MLP projections.
+    pub mlp_bias: bool,
+    /// Self-attention reach `W`: `W + 1` keys are visible.
+    pub self_window: usize,
+    /// Draft length `G` that delays are trained for.
+    pub gamma: usize,
+    /// Final norm.
+    pub final_norm: FinalNorm,
+    /// `None` is the default mode.
+    pub compat: Option<Compat>,
+    /// Deviation of freshly drawn matrices.
+    pub initializer_range: f64,
+}
+
+impl GlideConfig {
+    /// Published reach of the self-attention.
+    pub const SELF_WINDOW: usize = 512;
+
+    /// The layer that fits a target. Compat takes `D = H/N`, trains delays to 4 and has no final
+    /// norm; the default mode takes the target's own head dim and delays to 5.
+    pub fn for_target(target: &TargetConfig, compat: Option<Compat>) -> Self {
+        let head_dim = match compat {
+            Some(Compat::Longspec) => target.hidden_size / target.num_attention_heads,
+            None => target.head_dim,
+        };
+        Self {
+            hidden_size: target.hidden_size,
+            intermediate_size: target.intermediate_size,
+            num_attention_heads: target.num_attention_heads,
+            num_key_value_heads: target.num_key_value_heads,
+            head_dim,
+            vocab_size: target.vocab_size,
+            rms_norm_eps: target.rms_norm_eps,
+            mlp_bias: target.mlp_bias,
+            self_window: Self::SELF_WINDOW,
+            gamma: if compat.is_some() { 4 } else { 5 },
+            final_norm: FinalNorm::None,
+            compat,
+            initializer_range: target.initializer_range,
+        }
+    }
+
+    /// `N·D`
+    pub fn query_size(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// `K·D`
+    pub fn kv_size(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    /// What does not fit the target, or itself.
+    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
+        let mut problems = Problems::default();
+        let pairs = [
+            ("hidden_size", self.hidden_size, target.hidden_size),
+            (
+                "num_key_value_heads",
+                self.num_key_value_heads,
+                target.num_key_value_heads,
+            ),
+            ("head_dim", self.head_dim, target.head_dim),
+            ("vocab_size", self.vocab_size, target.vocab_size),
+        ];
+        for (name, draft, wanted) in pairs {
+            if draft != wanted {
+                problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
+            }
+        }
+        if self.num_key_value_heads == 0
+            || !self
+                .num_attention_heads
+                .is_multiple_of(self.num_key_value_heads)
+        {
+            problems.push(format!(
+                "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",
+                self.num_key_value_heads, self.num_attention_heads
+            ));
+        }
+        if self.gamma == 0 || self.self_window == 0 {
+            problems.push("`gamma` and `self_window` must be at least 1");
+        }
+        if self.compat.is_some() && self.final_norm != FinalNorm::None {
+            problems.push("`compat: longspec` has no final norm: set `final_norm: none`");
+        }
+        problems
+    }
+}

@@ -1,0 +1,1 @@
+// Filled below: every trained tensor gets a gradient; files round-trip.

@@ -1,0 +1,340 @@
+//! Tensors of a GLIDE layer: names, initial values, reading and writing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor, Var};
+use longdraft_kernels::random::CounterRng;
+
+use super::config::{Compat, FinalNorm, GlideConfig, Init};
+use super::model::GlideDraft;
+use crate::draft::Parameter;
+use crate::error::{ModelError, Problems, Result};
+use crate::target::Target;
+use crate::weights::pth::{self, PthSource};
+use crate::weights::safetensors::{self, SafetensorsSource};
+use crate::weights::{TensorSpec, WeightSource};
+
+/// Name of the draft file.
+pub const DRAFT_FILE: &str = "draft_model_weights.safetensors";
+
+/// Name of the same tensors in PyTorch's format.
+pub const PTH_FILE: &str = "draft_model_weights.pth";
+
+/// Prefixes under which published files hold the layer.
+const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "glide.", ""];
+
+/// What kind of value a tensor starts as, which also decides its weight decay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Matrix,
+    Bias,
+    Norm,
+}
+
+struct Layout {
+    spec: TensorSpec,
+    kind: Kind,
+    dead: bool,
+}
+
+/// Every tensor of the layer, in the order of the published table.
+fn layout(config: &GlideConfig) -> Vec<Layout> {
+    let (hidden, width) = (config.hidden_size, config.intermediate_size);
+    let (query, kv) = (config.query_size(), config.kv_size());
+    let mut all = Vec::new();
+    let mut add = |name: &str, shape: &[usize], kind, dead| {
+        all.push(Layout {
+            spec: TensorSpec::new(name, shape),
+            kind,
+            dead,
+        });
+    };
+    for norm in [
+        "input_layernorm",
+        "post_self_attention_layernorm",
+        "post_cross_attention_layernorm",
+    ] {
+        add(&format!("{norm}.weight"), &[hidden], Kind::Norm, false);
+    }
+    let compat = config.compat == Some(Compat::Longspec);
+    for (branch, own_kv) in [("self_attn", true), ("cross_attn", false)] {
+        for (module, outputs) in [("q_proj", query), ("k_proj", kv), ("v_proj", kv)] {
+            let dead = module != "q_proj" && !own_kv;
+            if dead && !compat {
+                continue;
+            }
+            add(
+                &format!("{branch}.{module}.weight"),
+                &[outputs, hidden],
+                Kind::Matrix,
+                dead,
+            );
+            add(
+                &format!("{branch}.{module}.bias"),
+                &[outputs],
+                Kind::Bias,
+                dead,
+            );
+        }
+        add(
+            &format!("{branch}.o_proj.weight"),
+            &[hidden, query],
+            Kind::Matrix,
+            false,
+        );
+    }
+    for (module, outputs, inputs) in [
+        ("gate_proj", width, hidden),
+        ("up_proj", width, hidden),
+        ("down_proj", hidden, width),
+    ] {
+        add(
+            &format!("mlp.{module}.weight"),
+            &[outputs, inputs],
+            Kind::Matrix,
+            false,
+        );
+        if config.mlp_bias {
+            add(&format!("mlp.{module}.bias"), &[outputs], Kind::Bias, false);
+        }
+    }
+    if config.final_norm == FinalNorm::Trained {
+        add("final_layernorm.weight", &[hidden], Kind::Norm, false);
+    }
+    all
+}
+
+impl GlideDraft {
+    /// Builds the layer with `value(name, shape)` for every tensor.
+    fn build(
+        config: &GlideConfig,
+        target_norm: Option<Tensor>,
+        mut value: impl FnMut(&Layout) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let parameters = layout(config)
+            .iter()
+            .map(|entry| {
+                Ok(Parameter {
+                    name: entry.spec.name.clone(),
+                    var: Var::from_tensor(&value(entry)?)?,
+                    decay: config.compat.is_some() || entry.kind == Kind::Matrix,
+                    dead: entry.dead,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let target_norm = target_norm.filter(|_| config.final_norm == FinalNorm::Target);
+        Ok(Self {
+            config: config.clone(),
+            parameters,
+            target_norm,
+        })
+    }
+
+    /// Fresh weights for a target, on its device.
+    ///
+    /// # Errors
+    /// - the configuration does not fit the target, or `init: last_layer` does not fit it
+    pub fn initialise(
+        config: &GlideConfig,
+        target: &Target,
+        init: Init,
+        seed: u64,
+    ) -> Result<Self> {
+        check(config, target)?;
+        let last: HashMap<&str, Tensor> = target.last_layer().into_iter().collect();
+        let device = target.device();
+        Self::build(config, Some(target.final_norm().clone()), |entry| {
+            let TensorSpec { name, shape } = &entry.spec;
+            if name == "final_layernorm.weight" {
+                return Ok(target.final_norm().copy()?);
+            }
+            if init == Init::LastLayer
+                && let Some(source) = last.get(name_in_last_layer(name))
+                && source.dims() == shape.as_slice()
+            {
+                return Ok(source.to_dtype(DType::F32)?.copy()?);
+            }
+            let count = shape.iter().product();
+            let values: Vec<f32> = match entry.kind {
+                Kind::Norm => vec![1.0; count],
+                Kind::Bias => vec![0.0; count],
+                Kind::Matrix => {
+                    let mut rng = CounterRng::new(seed, name, &[]);
+                    let deviation = config.initializer_range;
+                    (0..count)
+                        .map(|_| (rng.normal() * deviation) as f32)
+                        .collect()
+                }
+            };
+            Ok(Tensor::from_vec(values, shape.as_slice(), device)?)
+        })
+    }
+
+    /// Reads the layer from a weight file or a folder that holds one (safetensors or `.pth`,
+    /// with any of the published prefixes).
+    ///
+    /// # Errors
+    /// - unreadable, or a list of every missing, unexpected and misshapen tensor
+    pub fn load(path: &Path, config: &GlideConfig, target: &Target) -> Result<Self> {
+        check(config, target)?;
+        let source = open_weights(path)?;
+        Self::from_source(source.as_ref(), config, target)
+    }
+
+    /// Reads the layer from an open source; see [`Self::load`].
+    ///
+    /// # Errors
+    /// - a list of every missing, unexpected and misshapen tensor
+    pub fn from_source(
+        source: &dyn WeightSource,
+        config: &GlideConfig,
+        target: &Target,
+    ) -> Result<Self> {
+        let names = strip_prefix(source, config)?;
+        Self::build(config, Some(target.final_norm().clone()), |entry| {
+            let tensor = match names.get(&entry.spec.name) {
+                Some(stored) => source.load(stored, DType::F32)?,
+                None => Tensor::zeros(entry.spec.shape.as_slice(), DType::F32, &Device::Cpu)?,
+            };
+            Ok(tensor.to_device(target.device())?)
+        })
+    }
+
+    /// Tensors by name, in the order of the published table.
+    pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
+        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
+        self.parameters.iter().map(named).collect()
+    }
+
+    /// Writes [`DRAFT_FILE`], [`PTH_FILE`] and `config.json` into a folder.
+    ///
+    /// # Errors
+    /// - the folder cannot be written
+    pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
+        let tensors = self.named_tensors();
+        let metadata = HashMap::from([
+            ("format".to_owned(), "pt".to_owned()),
+            ("draft".to_owned(), "glide".to_owned()),
+            ("mode".to_owned(), mode(&self.config).to_owned()),
+            (
+                "target_fingerprint".to_owned(),
+                target_fingerprint.to_owned(),
+            ),
+            ("gamma".to_owned(), self.config.gamma.to_string()),
+            ("window".to_owned(), self.config.self_window.to_string()),
+            (
+                "final_norm".to_owned(),
+                format!("{:?}", self.config.final_norm).to_lowercase(),
+            ),
+            ("head_dim".to_owned(), self.config.head_dim.to_string()),
+        ]);
+        safetensors::save(&folder.join(DRAFT_FILE), &tensors, metadata)?;
+        pth::save(&folder.join(PTH_FILE), &tensors)?;
+        let path = folder.join("config.json");
+        let mut value = serde_json::to_value(&self.config)
+            .map_err(|error| ModelError::invalid(&path, error))?;
+        value["model_type"] = "glide".into();
+        value["target_fingerprint"] = target_fingerprint.into();
+        safetensors::write_atomically(&path, format!("{value:#}\n").as_bytes())
+    }
+}
+
+fn mode(config: &GlideConfig) -> &'static str {
+    if config.compat.is_some() {
+        "longspec"
+    } else {
+        "default"
+    }
+}
+
+fn check(config: &GlideConfig, target: &Target) -> Result<()> {
+    config
+        .problems_with(target.config())
+        .into_result(Path::new("draft configuration"))
+}
+
+/// Which of the target's last-layer tensors a draft tensor copies.
+fn name_in_last_layer(name: &str) -> &str {
+    match name {
+        "post_self_attention_layernorm.weight" => "input_layernorm.weight",
+        "post_cross_attention_layernorm.weight" => "post_attention_layernorm.weight",
+        "cross_attn.q_proj.weight" => "self_attn.q_proj.weight",
+        "cross_attn.q_proj.bias" => "self_attn.q_proj.bias",
+        "cross_attn.o_proj.weight" => "self_attn.o_proj.weight",
+        other => other,
+    }
+}
+
+/// Opens a draft's weight file, or the one that a folder holds.
+pub(super) fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
+    let file: PathBuf = if path.is_dir() {
+        [DRAFT_FILE, PTH_FILE, "model.safetensors"]
+            .iter()
+            .map(|name| path.join(name))
+            .find(|file| file.is_file())
+            .ok_or_else(|| {
+                let problem = format!("no draft is there ({DRAFT_FILE}, {PTH_FILE})");
+                ModelError::invalid(path, problem)
+            })?
+    } else {
+        path.to_path_buf()
+    };
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("pth" | "pt" | "bin") => Ok(Box::new(PthSource::open(&file)?)),
+        _ => Ok(Box::new(SafetensorsSource::open_file(&file)?)),
+    }
+}
+
+/// Maps plain names to stored ones and checks that nothing is missing, misshapen or left over.
+/// Dead tensors may be missing or left over: the default mode drops them, compat zeroes them.
+fn strip_prefix(
+    source: &dyn WeightSource,
+    config: &GlideConfig,
+) -> Result<BTreeMap<String, String>> {
+    let stored = source.names();
+    let prefix = PREFIXES
+        .iter()
+        .find(|prefix| {
+            stored
+                .iter()
+                .any(|name| *name == format!("{prefix}input_layernorm.weight"))
+        })
+        .copied()
+        .unwrap_or("");
+    let mut names: BTreeMap<String, String> = stored
+        .iter()
+        .filter_map(|name| Some((name.strip_prefix(prefix)?.to_owned(), name.clone())))
+        .collect();
+    let mut problems = Problems::default();
+    let expected = layout(config);
+    for entry in &expected {
+        let TensorSpec { name, shape } = &entry.spec;
+        let found = names.get(name).and_then(|stored| source.shape(stored));
+        match found {
+            None if entry.dead => {}
+            None => problems.push(format!("tensor `{prefix}{name}` {shape:?} is missing")),
+            Some(found) if found != *shape => problems.push(format!(
+                "tensor `{prefix}{name}` has shape {found:?}, {shape:?} expected"
+            )),
+            Some(_) => {}
+        }
+    }
+    let dead = GlideConfig {
+        compat: Some(Compat::Longspec),
+        ..config.clone()
+    };
+    let dead: Vec<Layout> = layout(&dead)
+        .into_iter()
+        .filter(|entry| entry.dead)
+        .collect();
+    names.retain(|name, _| {
+        let known = |entries: &[Layout]| entries.iter().any(|entry| entry.spec.name == *name);
+        if !known(&expected) && !known(&dead) {
+            problems.push(format!("tensor `{prefix}{name}` is unexpected"));
+        }
+        known(&expected)
+    });
+    problems.into_result(source.path())?;
+    Ok(names)
+}

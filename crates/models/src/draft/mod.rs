@@ -1,0 +1,32 @@
+//! Trainable draft models.
+//!
+//! A method is one folder with the same files: `config` (sizes and modes), `model` (forward pass),
+//! `weights` (names, initial values, reading and writing).
+
+pub mod glide;
+
+use candle_core::Var;
+
+use crate::target::Tap;
+
+/// A trained tensor and what the optimizer has to know about it.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    /// Published name without prefix.
+    pub name: String,
+    /// The value.
+    pub var: Var,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// Kept and saved for a published layout, but never in the graph.
+    pub dead: bool,
+}
+
+/// A draft model.
+pub trait Draft {
+    /// What it needs from the target.
+    fn taps(&self) -> Vec<Tap>;
+
+    /// Every tensor, in a fixed order.
+    fn parameters(&self) -> &[Parameter];
+}

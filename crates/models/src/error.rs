@@ -1,0 +1,103 @@
+//! What can be wrong with a model on disk, said with its place.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, ModelError>;
+
+/// An error of reading, checking or running a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file or folder could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file's content is unusable; every problem found is listed.
+    #[error("{}: {problems}", path.display())]
+    Invalid {
+        /// The file or folder.
+        path: PathBuf,
+        /// At least one.
+        problems: Problems,
+    },
+    /// The hub could not deliver a model.
+    #[error("hub model `{repo}`: {reason}")]
+    Hub {
+        /// `org/name`
+        repo: String,
+        /// What the client said.
+        reason: String,
+    },
+    /// Text could not be encoded, decoded or rendered.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Tensor(#[from] candle_core::Error),
+}
+
+impl ModelError {
+    /// Wraps an I/O error with its path.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+
+    /// One problem with a file.
+    pub fn invalid(path: impl Into<PathBuf>, problem: impl fmt::Display) -> Self {
+        Self::Invalid {
+            path: path.into(),
+            problems: Problems(vec![problem.to_string()]),
+        }
+    }
+}
+
+/// Everything that is wrong with one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Problems(pub Vec<String>);
+
+impl Problems {
+    /// Adds one.
+    pub fn push(&mut self, problem: impl fmt::Display) {
+        self.0.push(problem.to_string());
+    }
+
+    /// An error naming all of them, or nothing if there are none.
+    ///
+    /// # Errors
+    /// - there is at least one problem
+    pub fn into_result(self, path: &Path) -> Result<()> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(ModelError::Invalid {
+                path: path.to_path_buf(),
+                problems: self,
+            })
+        }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 40;
+        if let [only] = self.0.as_slice() {
+            return f.write_str(only);
+        }
+        write!(f, "{} problems", self.0.len())?;
+        for problem in self.0.iter().take(SHOWN) {
+            write!(f, "\n  - {problem}")?;
+        }
+        if self.0.len() > SHOWN {
+            write!(f, "\n  - and {} more", self.0.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}

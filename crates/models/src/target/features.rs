@@ -1,0 +1,142 @@
+//! What a draft may ask of the target.
+
+use std::collections::BTreeMap;
+
+use candle_core::Tensor;
+
+use crate::error::{ModelError, Result};
+use crate::ids::LayerId;
+
+/// One thing that the target's forward pass can hand out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tap {
+    /// Keys (after rotary embedding) and values of the last decoder layer.
+    LastKv,
+    /// The residual stream after a layer.
+    Hidden(LayerId),
+    /// The hidden states after the final norm, which the head reads.
+    FinalHidden,
+}
+
+/// A set of taps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taps {
+    pub(super) last_kv: bool,
+    pub(super) hidden: Vec<LayerId>,
+    pub(super) final_hidden: bool,
+}
+
+impl Taps {
+    /// The set of these taps.
+    pub fn of(taps: &[Tap]) -> Self {
+        let mut set = Self::default();
+        for tap in taps {
+            match tap {
+                Tap::LastKv => set.last_kv = true,
+                Tap::Hidden(layer) if !set.hidden.contains(layer) => set.hidden.push(*layer),
+                Tap::Hidden(_) => {}
+                Tap::FinalHidden => set.final_hidden = true,
+            }
+        }
+        set
+    }
+
+    /// Whether layer `index` of `layers` has to put out its hidden states.
+    pub(super) fn needs_output_of(&self, index: usize, layers: usize) -> bool {
+        let for_last_kv = self.last_kv && index + 1 < layers;
+        self.final_hidden || for_last_kv || self.hidden.iter().any(|layer| layer.0 >= index)
+    }
+
+    pub(super) fn check(&self, layers: usize) -> Result<()> {
+        match self.hidden.iter().find(|layer| layer.0 >= layers) {
+            Some(layer) => Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "tap of layer {} of a target with {layers} layers (counted from 0)",
+                layer.0
+            )))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Last-layer keys and values, `[T, K, D]` each, keys after rotary embedding.
+#[derive(Debug, Clone)]
+pub struct LastKv {
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+/// What a forward pass handed out; only what was tapped is there.
+#[derive(Debug, Clone, Default)]
+pub struct Features {
+    /// For [`Tap::LastKv`].
+    pub last_kv: Option<LastKv>,
+    /// For [`Tap::Hidden`], `[T, H]` each.
+    pub hidden: BTreeMap<LayerId, Tensor>,
+    /// For [`Tap::FinalHidden`], `[T, H]`.
+    pub final_hidden: Option<Tensor>,
+}
+
+impl Features {
+    /// The tapped keys and values.
+    ///
+    /// # Errors
+    /// - they were not tapped
+    pub fn last_kv(&self) -> Result<&LastKv> {
+        self.last_kv
+            .as_ref()
+            .ok_or_else(|| untapped("last-layer keys and values"))
+    }
+
+    /// The tapped final hidden states, `[T, H]`.
+    ///
+    /// # Errors
+    /// - they were not tapped
+    pub fn final_hidden(&self) -> Result<&Tensor> {
+        self.final_hidden
+            .as_ref()
+            .ok_or_else(|| untapped("final hidden states"))
+    }
+}
+
+fn untapped(what: &str) -> ModelError {
+    ModelError::Tensor(candle_core::Error::Msg(format!("{what} were not tapped")))
+}
+
+/// Documents laid end to end in one row of `T` tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PackedSequence {
+    /// Token ids, `[T]`.
+    pub ids: Vec<u32>,
+    /// Rotary positions, `[T]`.
+    pub position_ids: Vec<u32>,
+    /// A run of equal ids is a document; negative is padding, `[T]`.
+    pub document_ids: Vec<i32>,
+}
+
+impl PackedSequence {
+    /// One document at positions 0, 1, 2, ...
+    pub fn single(ids: &[u32]) -> Self {
+        Self {
+            ids: ids.to_vec(),
+            position_ids: (0..ids.len() as u32).collect(),
+            document_ids: vec![0; ids.len()],
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let lengths = [
+            self.ids.len(),
+            self.position_ids.len(),
+            self.document_ids.len(),
+        ];
+        if lengths[0] == 0 || lengths.iter().any(|length| *length != lengths[0]) {
+            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "a packed sequence of {} ids, {} positions and {} document ids",
+                lengths[0], lengths[1], lengths[2]
+            ))));
+        }
+        Ok(())
+    }
+}

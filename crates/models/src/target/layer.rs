@@ -1,0 +1,193 @@
+//! One decoder layer.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::rms_norm::rms_norm;
+use longdraft_kernels::rope::{RopeTable, rope};
+use longdraft_kernels::swiglu::swiglu;
+
+use super::cache::KvCache;
+use crate::config::TargetConfig;
+use crate::error::Result;
+
+/// What the tokens of a forward pass attend to.
+pub(super) enum Context<'a> {
+    /// Themselves, within their documents.
+    Packed(Arc<KeyRanges>),
+    /// A cache, their predecessors and themselves.
+    Cached(&'a mut KvCache),
+}
+
+/// A weight `[O, I]` with an optional bias `[O]`.
+pub(super) struct Projection {
+    pub(super) weight: Tensor,
+    pub(super) bias: Option<Tensor>,
+}
+
+impl Projection {
+    fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(linear(x, &self.weight, self.bias.as_ref())?)
+    }
+}
+
+/// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`.
+pub(super) struct Heads {
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+}
+
+pub(super) struct DecoderLayer {
+    pub(super) input_layernorm: Tensor,
+    pub(super) q_proj: Projection,
+    pub(super) k_proj: Projection,
+    pub(super) v_proj: Projection,
+    pub(super) o_proj: Projection,
+    /// Per-head norms `[D]` of queries and keys.
+    pub(super) qk_norm: Option<(Tensor, Tensor)>,
+    pub(super) post_attention_layernorm: Tensor,
+    pub(super) gate_proj: Projection,
+    pub(super) up_proj: Projection,
+    pub(super) down_proj: Projection,
+    pub(super) sizes: LayerSizes,
+}
+
+/// The sizes that a layer needs at run time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerSizes {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f64,
+}
+
+impl LayerSizes {
+    pub(super) fn new(config: &TargetConfig) -> Self {
+        Self {
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            eps: config.rms_norm_eps,
+        }
+    }
+}
+
+impl DecoderLayer {
+    /// First half: norm, projections, rotary embedding. `hidden`: `[T, H]`.
+    pub(super) fn project(&self, hidden: &Tensor, table: &RopeTable) -> Result<Heads> {
+        let LayerSizes {
+            heads,
+            kv_heads,
+            head_dim,
+            eps,
+        } = self.sizes;
+        let tokens = hidden.dim(0)?;
+        let normed = rms_norm(hidden, &self.input_layernorm, eps)?;
+        let mut q = self
+            .q_proj
+            .apply(&normed)?
+            .reshape((tokens, heads, head_dim))?;
+        let mut k = self
+            .k_proj
+            .apply(&normed)?
+            .reshape((tokens, kv_heads, head_dim))?;
+        let v = self
+            .v_proj
+            .apply(&normed)?
+            .reshape((tokens, kv_heads, head_dim))?;
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            q = rms_norm(&q, q_norm, eps)?;
+            k = rms_norm(&k, k_norm, eps)?;
+        }
+        Ok(Heads {
+            q: rope(&q, table)?,
+            k: rope(&k, table)?,
+            v,
+        })
+    }
+
+    /// Second half: attention, output projection, MLP, with both residual additions.
+    pub(super) fn finish(
+        &self,
+        hidden: &Tensor,
+        heads: &Heads,
+        index: usize,
+        context: &mut Context<'_>,
+    ) -> Result<Tensor> {
+        let LayerSizes {
+            heads: count,
+            head_dim,
+            eps,
+            ..
+        } = self.sizes;
+        let tokens = hidden.dim(0)?;
+        let attended = match context {
+            Context::Packed(ranges) => attention(&heads.q, &heads.k, &heads.v, ranges)?,
+            Context::Cached(cache) => {
+                let (k, v) = cache.append(index, &heads.k, &heads.v)?;
+                let ranges = KeyRanges::appended(cache.len(), tokens);
+                attention(&heads.q, &k, &v, &Arc::new(ranges))?
+            }
+        };
+        let attended = attended.reshape((tokens, count * head_dim))?;
+        let hidden = (hidden + self.o_proj.apply(&attended)?)?;
+        let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
+        let gated = swiglu(
+            &self.gate_proj.apply(&normed)?,
+            &self.up_proj.apply(&normed)?,
+        )?;
+        Ok((hidden + self.down_proj.apply(&gated)?)?)
+    }
+
+    /// Tensors by published name, without the layer's prefix.
+    pub(super) fn tensors(&self) -> Vec<(&'static str, Tensor)> {
+        let mut tensors = vec![
+            ("input_layernorm.weight", self.input_layernorm.clone()),
+            (
+                "post_attention_layernorm.weight",
+                self.post_attention_layernorm.clone(),
+            ),
+        ];
+        let projections = [
+            (
+                "self_attn.q_proj.weight",
+                "self_attn.q_proj.bias",
+                &self.q_proj,
+            ),
+            (
+                "self_attn.k_proj.weight",
+                "self_attn.k_proj.bias",
+                &self.k_proj,
+            ),
+            (
+                "self_attn.v_proj.weight",
+                "self_attn.v_proj.bias",
+                &self.v_proj,
+            ),
+            (
+                "self_attn.o_proj.weight",
+                "self_attn.o_proj.bias",
+                &self.o_proj,
+            ),
+            (
+                "mlp.gate_proj.weight",
+                "mlp.gate_proj.bias",
+                &self.gate_proj,
+            ),
+            ("mlp.up_proj.weight", "mlp.up_proj.bias", &self.up_proj),
+            (
+                "mlp.down_proj.weight",
+                "mlp.down_proj.bias",
+                &self.down_proj,
+            ),
+        ];
+        for (weight, bias, projection) in projections {
+            tensors.push((weight, projection.weight.clone()));
+            tensors.extend(projection.bias.clone().map(|tensor| (bias, tensor)));
+        }
+        tensors
+    }
+}

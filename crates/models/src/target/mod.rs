@@ -1,0 +1,224 @@
+//! The frozen target: a Llama-family decoder with taps and a key-value cache.
+//!
+//! It runs without a gradient graph. One layer serves every architecture: pre-norm attention
+//! (optional q/k/v bias, optional norm per head on q and k, rotary embedding, grouped queries)
+//! and a pre-norm gated MLP.
+
+mod cache;
+mod features;
+mod layer;
+mod load;
+mod locate;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::rms_norm::rms_norm;
+use longdraft_kernels::rope::Rope;
+
+use crate::config::TargetConfig;
+use crate::error::{ModelError, Result};
+use crate::tokenizer::TextTokenizer;
+
+pub use cache::KvCache;
+pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
+pub use load::TargetOptions;
+pub use locate::locate;
+
+use layer::{Context, DecoderLayer};
+
+/// A frozen decoder.
+pub struct Target {
+    config: TargetConfig,
+    fingerprint: String,
+    rope: Rope,
+    /// `[V, H]`
+    embedding: Tensor,
+    layers: Vec<DecoderLayer>,
+    /// `[H]`
+    final_norm: Tensor,
+    /// `[V, H]`; the embedding if tied.
+    head: Tensor,
+    device: Device,
+}
+
+impl Target {
+    /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name`.
+    ///
+    /// # Errors
+    /// - one error that names every problem of the files
+    pub fn open(spec: &str, options: &TargetOptions) -> Result<Self> {
+        load::open(&locate(spec)?, options)
+    }
+
+    /// Loads from an existing folder or file.
+    ///
+    /// # Errors
+    /// - as [`Self::open`]
+    pub fn open_path(path: &Path, options: &TargetOptions) -> Result<Self> {
+        load::open(path, options)
+    }
+
+    /// The tokenizer that belongs to the same folder or file.
+    ///
+    /// # Errors
+    /// - there is none or it is unusable
+    pub fn open_tokenizer(spec: &str) -> Result<TextTokenizer> {
+        load::open_tokenizer(&locate(spec)?)
+    }
+
+    /// Sizes and switches.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    /// Identifies the weights: a hash of the configuration and a sample of them.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Where the weights lie.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Rotary frequencies.
+    pub fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    /// Output head, `[V, H]`.
+    pub fn head(&self) -> &Tensor {
+        &self.head
+    }
+
+    /// Embedding table, `[V, H]`.
+    pub fn embedding(&self) -> &Tensor {
+        &self.embedding
+    }
+
+    /// Weight of the norm before the head, `[H]`.
+    pub fn final_norm(&self) -> &Tensor {
+        &self.final_norm
+    }
+
+    /// The last decoder layer's tensors under their published names without a prefix.
+    pub fn last_layer(&self) -> Vec<(&'static str, Tensor)> {
+        self.layers
+            .last()
+            .map(DecoderLayer::tensors)
+            .unwrap_or_default()
+    }
+
+    /// Embeddings of `ids` in f32.
+    ///
+    /// # Shapes
+    /// - `ids`: `[T]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - an id lies outside the vocabulary
+    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        if let Some(id) = ids
+            .iter()
+            .find(|id| **id as usize >= self.config.vocab_size)
+        {
+            let message = format!(
+                "token {id} lies outside the vocabulary of {}",
+                self.config.vocab_size
+            );
+            return Err(ModelError::Tokenizer(message));
+        }
+        let ids = Tensor::from_slice(ids, ids.len(), &self.device)?;
+        Ok(self.embedding.index_select(&ids, 0)?.to_dtype(DType::F32)?)
+    }
+
+    /// Runs packed documents and returns what `taps` ask for; layers behind the last tap are
+    /// skipped.
+    ///
+    /// # Errors
+    /// - lengths differ, an id lies outside the vocabulary, or a tapped layer does not exist
+    pub fn forward(&self, sequence: &PackedSequence, taps: &Taps) -> Result<Features> {
+        sequence.check()?;
+        let ranges = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
+        let context = Context::Packed(Arc::new(ranges));
+        self.run(&sequence.ids, &sequence.position_ids, context, taps)
+    }
+
+    /// Appends tokens to a cached context and returns what `taps` ask for. Up to
+    /// [`longdraft_kernels::FEW_ROWS`] tokens a row's bits do not depend on the rows beside it.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`]; the cache keeps its old length
+    pub fn extend(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        cache: &mut KvCache,
+        taps: &Taps,
+    ) -> Result<Features> {
+        cache.reserve(ids.len())?;
+        let features = self.run(ids, position_ids, Context::Cached(cache), taps)?;
+        cache.commit(ids.len());
+        Ok(features)
+    }
+
+    /// An empty cache for one sequence.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn new_cache(&self) -> Result<KvCache> {
+        KvCache::new(&self.config, &self.device)
+    }
+
+    /// Logits of final hidden states (after the final norm), in f32.
+    ///
+    /// # Shapes
+    /// - `[T, H]` → `[T, V]`
+    ///
+    /// # Errors
+    /// - the width differs
+    pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
+        Ok(linear(final_hidden, &self.head, None)?)
+    }
+
+    fn run(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        mut context: Context<'_>,
+        taps: &Taps,
+    ) -> Result<Features> {
+        taps.check(self.layers.len())?;
+        let table = self.rope.table(position_ids, &self.device)?;
+        let mut hidden = self.embed(ids)?;
+        let mut features = Features::default();
+        let last = self.layers.len() - 1;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let heads = layer.project(&hidden, &table)?;
+            if index == last && taps.last_kv {
+                features.last_kv = Some(LastKv {
+                    k: heads.k.clone(),
+                    v: heads.v.clone(),
+                });
+            }
+            let cached = matches!(context, Context::Cached(_));
+            if !cached && !taps.needs_output_of(index, self.layers.len()) {
+                return Ok(features);
+            }
+            hidden = layer.finish(&hidden, &heads, index, &mut context)?;
+            if taps.hidden.iter().any(|layer| layer.0 == index) {
+                features
+                    .hidden
+                    .insert(crate::LayerId(index), hidden.clone());
+            }
+        }
+        if taps.final_hidden {
+            let normed = rms_norm(&hidden, &self.final_norm, self.config.rms_norm_eps)?;
+            features.final_hidden = Some(normed);
+        }
+        Ok(features)
+    }
+}

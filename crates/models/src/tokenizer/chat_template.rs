@@ -1,0 +1,149 @@
+//! Jinja chat templates as models ship them.
+
+use std::sync::Arc;
+
+use minijinja::{Environment, Error, ErrorKind, context};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::error::{ModelError, Result};
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant` or `tool`.
+    pub role: String,
+    /// Its text.
+    pub content: String,
+}
+
+impl Message {
+    /// A turn.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self {
+            role: role.to_owned(),
+            content: content.into(),
+        }
+    }
+}
+
+/// A compiled template with the special tokens that it may print.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    source: String,
+    special_tokens: Map<String, Value>,
+    environment: Arc<Environment<'static>>,
+}
+
+impl ChatTemplate {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// - it does not parse
+    pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<(), Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        environment
+            .add_template_owned("chat".to_owned(), source.to_owned())
+            .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
+        Ok(Self {
+            source: source.to_owned(),
+            special_tokens,
+            environment: Arc::new(environment),
+        })
+    }
+
+    /// From `tokenizer_config.json` and, before it, a file of its own.
+    pub(super) fn from_config(config: &Value, file: Option<String>) -> Result<Option<Self>> {
+        let default_of = |list: &Vec<Value>| {
+            let named = list
+                .iter()
+                .find(|t| t["name"] == "default")
+                .or_else(|| list.first())?;
+            named["template"].as_str().map(str::to_owned)
+        };
+        let source = file.or_else(|| match config.get("chat_template") {
+            Some(Value::String(source)) => Some(source.clone()),
+            Some(Value::Array(list)) => default_of(list),
+            _ => None,
+        });
+        let mut special_tokens = Map::new();
+        for key in ["bos_token", "eos_token", "pad_token", "unk_token"] {
+            let token = match config.get(key) {
+                Some(Value::Object(token)) => token.get("content").cloned(),
+                other => other.cloned(),
+            };
+            if let Some(Value::String(token)) = token {
+                special_tokens.insert(key.to_owned(), Value::String(token));
+            }
+        }
+        source
+            .map(|source| Self::new(&source, special_tokens))
+            .transpose()
+    }
+
+    /// Text of a conversation; with `add_generation_prompt` it ends where the assistant's answer
+    /// begins.
+    ///
+    /// # Errors
+    /// - the template refuses the messages
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
+        let tokens = minijinja::Value::from_serialize(&self.special_tokens);
+        let template = self.environment.get_template("chat").map_err(fail)?;
+        template
+            .render(context! { messages => messages, add_generation_prompt, ..tokens })
+            .map_err(fail)
+    }
+
+    /// The keys of `tokenizer_config.json` that make this template.
+    pub(super) fn to_config(&self) -> Value {
+        let mut config = json!({ "chat_template": self.source });
+        for (key, token) in &self.special_tokens {
+            config[key] = token.clone();
+        }
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHATML: &str = "{% for message in messages %}\n    {{- '<|im_start|>' + message['role'] + '\\n' + message.content.strip() + '<|im_end|>' }}\n{% endfor %}\n{%- if add_generation_prompt %}{{ bos_token }}go{% endif %}";
+
+    #[test]
+    fn python_methods_and_special_tokens_work() -> Result<()> {
+        let mut tokens = Map::new();
+        tokens.insert("bos_token".into(), "<s>".into());
+        let template = ChatTemplate::new(CHATML, tokens)?;
+        let text = template.render(&[Message::new("user", " hi ")], true)?;
+        assert_eq!(text, "<|im_start|>user\nhi<|im_end|><s>go");
+        Ok(())
+    }
+
+    #[test]
+    fn a_template_can_refuse() -> Result<()> {
+        let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
+        let error = template
+            .render(&[], false)
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("no tools here"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn broken_templates_are_errors() {
+        assert!(ChatTemplate::new("{% for %}", Map::new()).is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! The tokenizer inside a GGUF header, turned into the `tokenizer.json` form.
+
+use std::collections::HashMap;
+
+use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
+use serde_json::{Map, Value, json};
+use tokenizers::Tokenizer;
+
+use super::{ChatTemplate, TextTokenizer};
+
+/// Token types of the format.
+const CONTROL: u32 = 3;
+const USER_DEFINED: u32 = 4;
+
+struct Vocabulary {
+    tokens: Vec<String>,
+    types: Vec<u32>,
+}
+
+pub(super) fn read(content: &Content) -> Result<TextTokenizer, String> {
+    let vocabulary = Vocabulary {
+        tokens: strings(content, "tokens")?,
+        types: numbers(content, "token_type")
+            .map(|types| types.into_iter().map(|t| t as u32).collect())
+            .unwrap_or_default(),
+    };
+    if vocabulary.tokens.is_empty() {
+        return Err("`tokenizer.ggml.tokens` is empty".into());
+    }
+    let kind = string(content, "model").ok_or("`tokenizer.ggml.model` is missing")?;
+    let mut document = match kind {
+        "gpt2" => byte_level_bpe(content, &vocabulary)?,
+        "llama" => sentence_piece(content, &vocabulary)?,
+        other => {
+            return Err(format!(
+                "unknown tokenizer model `{other}` (known: gpt2, llama)"
+            ));
+        }
+    };
+    document["version"] = json!("1.0");
+    document["added_tokens"] = added_tokens(&vocabulary);
+    let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
+    let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+    let template = match content.metadata.get("tokenizer.chat_template") {
+        Some(GgufValue::String(source)) => {
+            let template = ChatTemplate::new(source, special_tokens(content, &vocabulary));
+            Some(template.map_err(|error| error.to_string())?)
+        }
+        _ => None,
+    };
+    Ok(TextTokenizer::new(tokenizer, template))
+}
+
+fn value<'a>(content: &'a Content, key: &str) -> Option<&'a GgufValue> {
+    content.metadata.get(&format!("tokenizer.ggml.{key}"))
+}
+
+fn string<'a>(content: &'a Content, key: &str) -> Option<&'a str> {
+    match value(content, key) {
+        Some(GgufValue::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+fn flag(content: &Content, key: &str, default: bool) -> bool {
+    match value(content, key) {
+        Some(GgufValue::Bool(flag)) => *flag,
+        _ => default,
+    }
+}
+
+fn strings(content: &Content, key: &str) -> Result<Vec<String>, String> {
+    let Some(GgufValue::Array(items)) = value(content, key) else {
+        return Err(format!("`tokenizer.ggml.{key}` is missing"));
+    };
+    let text = |item: &GgufValue| match item {
+        GgufValue::String(text) => Ok(text.clone()),
+        _ => Err(format!(
+            "`tokenizer.ggml.{key}` holds something that is no string"
+        )),
+    };
+    items.iter().map(text).collect()
+}
+
+fn numbers(content: &Content, key: &str) -> Option<Vec<f64>> {
+    match value(content, key) {
+        Some(GgufValue::Array(items)) => items.iter().map(crate::config::gguf_number).collect(),
+        _ => None,
+    }
+}
+
+fn added_tokens(vocabulary: &Vocabulary) -> Value {
+    let added = vocabulary.tokens.iter().zip(&vocabulary.types).enumerate();
+    added
+        .filter(|(_, (_, kind))| matches!(**kind, CONTROL | USER_DEFINED))
+        .map(|(id, (token, kind))| {
+            json!({
+                "id": id, "content": token, "special": *kind == CONTROL, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false
+            })
+        })
+        .collect()
+}
+
+fn special_tokens(content: &Content, vocabulary: &Vocabulary) -> Map<String, Value> {
+    let keys = [
+        ("bos_token", "bos_token_id"),
+        ("eos_token", "eos_token_id"),
+        ("pad_token", "padding_token_id"),
+        ("unk_token", "unknown_token_id"),
+    ];
+    let mut tokens = Map::new();
+    for (name, key) in keys {
+        let id = value(content, key).and_then(crate::config::gguf_number);
+        if let Some(token) = id.and_then(|id| vocabulary.tokens.get(id as usize)) {
+            tokens.insert(name.to_owned(), json!(token));
+        }
+    }
+    tokens
+}
+
+fn vocab_map(vocabulary: &Vocabulary) -> Value {
+    let entries = vocabulary.tokens.iter().enumerate();
+    Value::Object(
+        entries
+            .map(|(id, token)| (token.clone(), json!(id)))
+            .collect(),
+    )
+}
+
+/// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
+fn byte_level_bpe(content: &Content, vocabulary: &Vocabulary) -> Result<Value, String> {
+    let merges: Vec<Value> = strings(content, "merges")?
+        .iter()
+        .map(|merge| match merge.split_once(' ') {
+            Some((left, right)) => Ok(json!([left, right])),
+            None => Err(format!("merge `{merge}` has no space")),
+        })
+        .collect::<Result<_, _>>()?;
+    let pre = string(content, "pre").unwrap_or("default");
+    Ok(json!({
+        "normalizer": if pre.contains("qwen") { json!({"type": "NFC"}) } else { Value::Null },
+        "pre_tokenizer": pre_tokenizer(pre)?,
+        "post_processor": null,
+        "decoder": byte_level(false),
+        "model": {
+            "type": "BPE", "vocab": vocab_map(vocabulary), "merges": merges,
+            "ignore_merges": pre.starts_with("llama"), "byte_fallback": false
+        }
+    }))
+}
+
+fn byte_level(use_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex
+    })
+}
+
+fn pre_tokenizer(pre: &str) -> Result<Value, String> {
+    let split = |digits: &str| {
+        let pattern = format!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        );
+        let split = json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false
+        });
+        json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
+    };
+    match pre {
+        "default" | "gpt-2" | "gpt2" | "olmo" | "mpt" | "phi-2" => Ok(byte_level(true)),
+        "smollm" | "refact" | "command-r" | "starcoder" | "codeshell" | "exaone" => Ok(json!({
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": true}, byte_level(true)]
+        })),
+        "qwen2" | "deepseek-r1-qwen" | "qwen3" | "megrez" => Ok(split("")),
+        "llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe" | "dbrx" => Ok(split("{1,3}")),
+        other => Err(format!(
+            "unknown pre-tokenizer `{other}` (known: default, gpt-2, smollm, qwen2, llama-bpe)"
+        )),
+    }
+}
+
+/// SentencePiece BPE with byte fallback; merges follow from the pieces' scores.
+fn sentence_piece(content: &Content, vocabulary: &Vocabulary) -> Result<Value, String> {
+    let scores = numbers(content, "scores").ok_or("`tokenizer.ggml.scores` is missing")?;
+    if scores.len() != vocabulary.tokens.len() {
+        return Err("`tokenizer.ggml.scores` and `tokens` differ in length".into());
+    }
+    let unknown = value(content, "unknown_token_id").and_then(crate::config::gguf_number);
+    let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);
+    let mut normalizers =
+        vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if flag(content, "add_space_prefix", true) {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    Ok(json!({
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE", "vocab": vocab_map(vocabulary), "merges": merges(vocabulary, &scores),
+            "unk_token": unknown, "fuse_unk": true, "byte_fallback": true
+        }
+    }))
+}
+
+/// Every way to split a piece into two pieces, best resulting piece first.
+fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<Value> {
+    let ids: HashMap<&str, usize> = vocabulary
+        .tokens
+        .iter()
+        .enumerate()
+        .map(|(id, token)| (token.as_str(), id))
+        .collect();
+    let mut merges: Vec<(f64, usize, usize, Value)> = Vec::new();
+    for (token, score) in vocabulary.tokens.iter().zip(scores) {
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
+                merges.push((*score, l, r, json!([left, right])));
+            }
+        }
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    merges.into_iter().map(|(.., merge)| merge).collect()
+}

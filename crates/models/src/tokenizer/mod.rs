@@ -1,0 +1,141 @@
+//! Text to token ids and back, with the model's own chat template.
+
+mod chat_template;
+mod gguf;
+mod stream;
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::error::{ModelError, Result};
+use crate::weights::gguf::GgufSource;
+
+pub use chat_template::{ChatTemplate, Message};
+pub use stream::TextStream;
+
+/// A tokenizer with special-token names and, if the model has one, a chat template.
+#[derive(Clone)]
+pub struct TextTokenizer {
+    inner: Tokenizer,
+    chat_template: Option<ChatTemplate>,
+}
+
+/// Ids of a text and the byte range of the text that each of them covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids, `[T]`.
+    pub ids: Vec<u32>,
+    /// Byte ranges, `[T]`.
+    pub offsets: Vec<Range<usize>>,
+}
+
+impl TextTokenizer {
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a folder.
+    ///
+    /// # Errors
+    /// - `tokenizer.json` is missing or unusable, or the template does not parse
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(ModelError::io(&path))?;
+        let inner =
+            Tokenizer::from_bytes(bytes).map_err(|error| ModelError::invalid(&path, error))?;
+        let config_path = folder.join("tokenizer_config.json");
+        let config = match std::fs::read_to_string(&config_path) {
+            Ok(text) => serde_json::from_str(&text)
+                .map_err(|error| ModelError::invalid(&config_path, error))?,
+            Err(_) => Value::Null,
+        };
+        let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
+        let chat_template = ChatTemplate::from_config(&config, file)?;
+        Ok(Self {
+            inner,
+            chat_template,
+        })
+    }
+
+    /// Builds the tokenizer that a GGUF header describes.
+    ///
+    /// # Errors
+    /// - the header holds none, or one of an unknown kind
+    pub fn from_gguf(source: &GgufSource) -> Result<Self> {
+        gguf::read(source.content())
+            .map_err(|problem| ModelError::Tokenizer(format!("GGUF header: {problem}")))
+    }
+
+    fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>) -> Self {
+        Self {
+            inner,
+            chat_template,
+        }
+    }
+
+    /// Ids of `text`, without special tokens added around it; special tokens written out in the
+    /// text are recognised.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot encode the text
+    pub fn encode(&self, text: &str) -> Result<Encoded> {
+        let encoding = self
+            .inner
+            .encode(text, false)
+            .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+        Ok(Encoded {
+            ids: encoding.get_ids().to_vec(),
+            offsets: encoding
+                .get_offsets()
+                .iter()
+                .map(|&(start, end)| start..end)
+                .collect(),
+        })
+    }
+
+    /// Text of `ids`.
+    ///
+    /// # Errors
+    /// - the tokenizer's decoder fails
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        self.inner
+            .decode(ids, skip_special_tokens)
+            .map_err(|error| ModelError::Tokenizer(error.to_string()))
+    }
+
+    /// The written form of a token, special ones included.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Id of a written token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The chat template, if the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+
+    /// A decoder that returns text as soon as its characters are complete.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// - the files cannot be written
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let path = folder.join("tokenizer.json");
+        self.inner
+            .save(&path, false)
+            .map_err(|error| ModelError::invalid(&path, error))?;
+        if let Some(template) = &self.chat_template {
+            let path = folder.join("tokenizer_config.json");
+            let text = format!("{:#}\n", template.to_config());
+            std::fs::write(&path, text).map_err(ModelError::io(&path))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,290 @@
+//! GGUF files, dequantised tensor by tensor, under the published Hugging Face names.
+//!
+//! Files of architecture `llama` store the rows of `attn_q` and `attn_k` for interleaved rotary
+//! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
+//! while reading.
+
+use std::collections::HashMap;
+use std::io::Cursor;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use candle_core::quantized::gguf_file::{Content, TensorInfo};
+use candle_core::quantized::{GgmlDType, ggml_file};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+
+use super::mmap::MappedFile;
+use super::{Collector, WeightSource};
+use crate::config::{Architecture, TargetConfig};
+use crate::error::{ModelError, Problems, Result};
+
+/// Values dequantised at a time by one thread.
+const CHUNK_VALUES: usize = 1 << 18;
+
+/// Tensors of one mapped GGUF file.
+pub struct GgufSource {
+    file: MappedFile,
+    content: Content,
+    config: TargetConfig,
+    /// Hugging Face name to GGUF name.
+    names: HashMap<String, String>,
+}
+
+impl GgufSource {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// - unreadable, not GGUF, or a list of every unusable key and every tensor outside the file
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = MappedFile::open(path)?;
+        let content = Content::read(&mut Cursor::new(file.bytes()))
+            .map_err(|error| ModelError::invalid(path, format!("not GGUF: {error}")))?;
+        let mut problems = Problems::default();
+        for (name, info) in &content.tensor_infos {
+            if let Err(problem) = tensor_range(info, &content, file.bytes().len()) {
+                problems.push(format!("tensor `{name}` {problem}"));
+            }
+        }
+        problems.0.sort();
+        let config = match TargetConfig::from_gguf(&content) {
+            Ok(config) => Some(config),
+            Err(more) => {
+                problems.0.extend(more.0);
+                None
+            }
+        };
+        problems.into_result(path)?;
+        let config = config.ok_or_else(|| ModelError::invalid(path, "no configuration"))?;
+        let names = content
+            .tensor_infos
+            .keys()
+            .filter_map(|name| hugging_face_name(name).map(|published| (published, name.clone())))
+            .collect();
+        let mut source = Self {
+            file,
+            content,
+            config,
+            names,
+        };
+        source.read_rope_divisors()?;
+        Ok(source)
+    }
+
+    /// The configuration in the header.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    /// The header.
+    pub fn content(&self) -> &Content {
+        &self.content
+    }
+
+    /// Reads a tensor by its GGUF name, rows as stored.
+    ///
+    /// # Errors
+    /// - it does not exist or cannot be dequantised
+    pub fn load_stored(&self, gguf_name: &str, dtype: DType) -> Result<Tensor> {
+        self.read(gguf_name, dtype, |row| row)
+    }
+
+    /// Frequency divisors that stand in a tensor of their own.
+    fn read_rope_divisors(&mut self) -> Result<()> {
+        if self.content.tensor_infos.contains_key("rope_freqs.weight") {
+            let divisors = self.load_stored("rope_freqs.weight", DType::F32)?;
+            self.config.rope.divisors = Some(divisors.flatten_all()?.to_vec1()?);
+        }
+        Ok(())
+    }
+
+    /// Whether a published name's rows have to be put back into half-split order.
+    fn is_interleaved(&self, name: &str) -> bool {
+        self.config.architecture == Architecture::Llama
+            && (name.contains(".self_attn.q_proj.") || name.contains(".self_attn.k_proj."))
+    }
+
+    /// Dequantises a tensor; stored row `r` becomes row `place(r)`.
+    fn read(
+        &self,
+        gguf_name: &str,
+        dtype: DType,
+        place: impl Fn(usize) -> usize + Sync,
+    ) -> Result<Tensor> {
+        let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
+        let info = self
+            .content
+            .tensor_infos
+            .get(gguf_name)
+            .ok_or_else(|| invalid(format!("no tensor `{gguf_name}`")))?;
+        let bytes = tensor_range(info, &self.content, self.file.bytes().len())
+            .map_err(|problem| invalid(format!("tensor `{gguf_name}` {problem}")))?;
+        let dims = info.shape.dims().to_vec();
+        let width = dims.last().copied().unwrap_or(1).max(1);
+        let rows = info.shape.elem_count() / width;
+        let mut collector = Collector::zeros(dtype, rows * width)
+            .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
+        let row_bytes = bytes.len() / rows.max(1);
+        let data = &self.file.bytes()[bytes.clone()];
+        let chunk_rows = (CHUNK_VALUES / width).max(1);
+        // Some chunks in parallel, then stored in order, so that little f32 exists at a time.
+        let starts: Vec<usize> = (0..rows).step_by(chunk_rows).collect();
+        for starts in starts.chunks(rayon::current_num_threads()) {
+            let chunks: Vec<Vec<f32>> = starts
+                .par_iter()
+                .map(|&first| {
+                    let count = chunk_rows.min(rows - first);
+                    let raw = &data[first * row_bytes..(first + count) * row_bytes];
+                    dequantise(info.ggml_dtype, raw, count, width)
+                })
+                .collect::<candle_core::Result<_>>()?;
+            for (&first, chunk) in starts.iter().zip(&chunks) {
+                for (i, row) in chunk.chunks_exact(width).enumerate() {
+                    collector.set(place(first + i) * width, row.iter().copied());
+                }
+            }
+        }
+        self.file.release(bytes);
+        collector.into_tensor(&dims)
+    }
+}
+
+impl WeightSource for GgufSource {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.names.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let info = self.content.tensor_infos.get(self.names.get(name)?)?;
+        Some(info.shape.dims().to_vec())
+    }
+
+    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let gguf_name = self.names.get(name).ok_or_else(|| {
+            ModelError::invalid(self.file.path(), format!("no tensor for `{name}`"))
+        })?;
+        if !self.is_interleaved(name) {
+            return self.read(gguf_name, dtype, |row| row);
+        }
+        let head_dim = self.config.head_dim;
+        self.read(gguf_name, dtype, |row| {
+            let (head, within) = (row / head_dim, row % head_dim);
+            head * head_dim + within % 2 * (head_dim / 2) + within / 2
+        })
+    }
+}
+
+fn dequantise(
+    dtype: GgmlDType,
+    raw: &[u8],
+    rows: usize,
+    width: usize,
+) -> candle_core::Result<Vec<f32>> {
+    // Blocks hold 16-bit scales: copy, so that they are aligned whatever the file's offsets.
+    let aligned = raw.to_vec();
+    let tensor = ggml_file::qtensor_from_ggml(dtype, &aligned, vec![rows, width], &Device::Cpu)?;
+    tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()
+}
+
+/// Byte range of a tensor in the file, checked against its end.
+fn tensor_range(
+    info: &TensorInfo,
+    content: &Content,
+    file_bytes: usize,
+) -> std::result::Result<Range<usize>, String> {
+    let dims = info.shape.dims();
+    let elements = dims
+        .iter()
+        .try_fold(1_usize, |product, &dim| product.checked_mul(dim))
+        .ok_or_else(|| format!("has an absurd shape {dims:?}"))?;
+    let block = info.ggml_dtype.block_size();
+    let width = dims.last().copied().unwrap_or(1);
+    if elements == 0 || !width.is_multiple_of(block) {
+        return Err(format!(
+            "of shape {dims:?} does not consist of blocks of {block}"
+        ));
+    }
+    let start = content.tensor_data_offset.checked_add(info.offset);
+    let size = (elements / block).checked_mul(info.ggml_dtype.type_size());
+    let range = start.zip(size).and_then(|(start, size)| {
+        let start = usize::try_from(start).ok()?;
+        Some(start..start.checked_add(size)?)
+    });
+    match range {
+        Some(range) if range.end <= file_bytes => Ok(range),
+        _ => Err(format!(
+            "of shape {dims:?} lies outside the file of {file_bytes} bytes"
+        )),
+    }
+}
+
+/// The published name of a GGUF tensor.
+fn hugging_face_name(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
+        "output_norm.weight" => return Some("model.norm.weight".into()),
+        "output.weight" => return Some("lm_head.weight".into()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let module = match module {
+        "attn_norm" => "input_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// Files of a folder that end in `.gguf`.
+pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_map_to_the_published_ones() {
+        let name = |n| hugging_face_name(n).unwrap_or_default();
+        assert_eq!(
+            name("blk.7.attn_q.bias"),
+            "model.layers.7.self_attn.q_proj.bias"
+        );
+        assert_eq!(
+            name("blk.0.ffn_norm.weight"),
+            "model.layers.0.post_attention_layernorm.weight"
+        );
+        assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
+        assert_eq!(name("blk.x.attn_q.weight"), "");
+        assert_eq!(name("rope_freqs.weight"), "");
+    }
+}

@@ -1,0 +1,91 @@
+use candle_core::{DType, Device, Tensor};
+use proptest::prelude::*;
+
+use super::pickle::parse;
+use super::{PthSource, save};
+use crate::error::Result;
+use crate::weights::WeightSource;
+
+fn tensors() -> Vec<(String, Tensor)> {
+    let a = Tensor::arange(0.0_f32, 600.0, &Device::Cpu).and_then(|t| t.reshape((2, 300)));
+    let b = Tensor::new(&[0.5_f32, -1.0], &Device::Cpu).and_then(|t| t.to_dtype(DType::BF16));
+    vec![
+        ("layer.weight".into(), a.expect("a")),
+        ("layer.bias".into(), b.expect("b")),
+    ]
+}
+
+#[test]
+fn what_is_written_is_read_back() -> Result<()> {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    save(&path, &tensors())?;
+    let source = PthSource::open(&path)?;
+    assert_eq!(source.names(), ["layer.bias", "layer.weight"]);
+    let weight = source.load("layer.weight", DType::F32)?;
+    assert_eq!(
+        weight.to_vec2::<f32>()?[1][299].to_bits(),
+        599.0_f32.to_bits()
+    );
+    assert_eq!(
+        source.load("layer.bias", DType::F32)?.to_vec1::<f32>()?,
+        [0.5, -1.0]
+    );
+    Ok(())
+}
+
+#[test]
+fn truncated_files_are_errors() -> Result<()> {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    save(&path, &tensors())?;
+    let whole = std::fs::read(&path).expect("read");
+    for length in (0..whole.len()).step_by(13) {
+        std::fs::write(&path, &whole[..length]).expect("write");
+        assert!(PthSource::open(&path).is_err(), "prefix of {length} bytes");
+    }
+    Ok(())
+}
+
+#[test]
+fn calling_anything_else_is_refused_by_name() {
+    // What `pickle.dumps` makes of an object whose __reduce__ is (os.system, ("true",)).
+    let hostile = b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.";
+    let problem = parse(hostile).expect_err("refused");
+    assert!(problem.contains("`posix.system` is called"), "{problem}");
+}
+
+#[test]
+fn deep_nesting_and_absurd_lengths_are_errors() {
+    let mut deep = vec![0x80, 2, b'N'];
+    deep.extend(std::iter::repeat_n(0x85, 1_000_000));
+    deep.push(b'.');
+    assert!(parse(&deep).expect_err("refused").contains("nest deeper"));
+    assert!(
+        parse(b"\x80\x02X\xff\xff\xff\xff")
+            .expect_err("refused")
+            .contains("in the middle")
+    );
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = parse(&bytes);
+    }
+
+    #[test]
+    fn damaged_pickles_never_panic(at in 0_usize..400, byte: u8) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("draft.pth");
+        save(&path, &tensors()).expect("save");
+        let mut bytes = std::fs::read(&path).expect("read");
+        bytes[at] = byte;
+        std::fs::write(&path, &bytes).expect("write");
+        if let Ok(source) = PthSource::open(&path) {
+            for name in source.names() {
+                let _ = source.load(&name, DType::F32);
+            }
+        }
+    }
+}

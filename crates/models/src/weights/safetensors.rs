@@ -1,0 +1,413 @@
+//! Safetensors files, single or sharded by `model.safetensors.index.json`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::Deserialize;
+
+use super::mmap::MappedFile;
+use super::{Collector, WeightSource};
+use crate::error::{ModelError, Problems, Result};
+
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+/// Tensors of one or more mapped safetensors files.
+pub struct SafetensorsSource {
+    path: PathBuf,
+    files: Vec<MappedFile>,
+    entries: BTreeMap<String, Entry>,
+    metadata: HashMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl SafetensorsSource {
+    /// Opens one file.
+    ///
+    /// # Errors
+    /// - unreadable, or its header is not valid
+    pub fn open_file(path: &Path) -> Result<Self> {
+        let mut source = Self::empty(path);
+        source.add(path)?;
+        Ok(source)
+    }
+
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// - neither exists, or a list of every unusable shard and every tensor that is not where the
+    ///   index says
+    pub fn open_folder(folder: &Path) -> Result<Self> {
+        let index = folder.join("model.safetensors.index.json");
+        if index.is_file() {
+            return Self::open_index(folder, &index);
+        }
+        let single = folder.join("model.safetensors");
+        if !single.is_file() {
+            return Err(ModelError::invalid(
+                folder,
+                "neither model.safetensors nor model.safetensors.index.json is there",
+            ));
+        }
+        let mut source = Self::open_file(&single)?;
+        source.path = folder.to_path_buf();
+        Ok(source)
+    }
+
+    fn open_index(folder: &Path, index_path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(index_path).map_err(ModelError::io(index_path))?;
+        let index: Index =
+            serde_json::from_str(&text).map_err(|error| ModelError::invalid(index_path, error))?;
+        let mut source = Self::empty(folder);
+        let mut problems = Problems::default();
+        let mut shards: Vec<&String> = index.weight_map.values().collect();
+        shards.sort();
+        shards.dedup();
+        for shard in shards {
+            if !is_plain_file_name(shard) {
+                problems.push(format!("shard `{shard}` is not a file of this folder"));
+            } else if let Err(error) = source.add(&folder.join(shard)) {
+                problems.push(error);
+            }
+        }
+        if problems.0.is_empty() {
+            for (name, shard) in &index.weight_map {
+                let found = source
+                    .entries
+                    .get(name)
+                    .map(|e| source.files[e.file].path());
+                if found != Some(folder.join(shard).as_path()) {
+                    problems.push(format!("tensor `{name}` is not in `{shard}`"));
+                }
+            }
+        }
+        problems.into_result(index_path)?;
+        Ok(source)
+    }
+
+    fn empty(path: &Path) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            files: Vec::new(),
+            entries: BTreeMap::new(),
+            metadata: HashMap::new(),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let file = MappedFile::open(path)?;
+        let bytes = file.bytes();
+        let parsed = SafeTensors::deserialize(bytes)
+            .map_err(|error| ModelError::invalid(path, format!("not safetensors: {error}")))?;
+        let base = bytes.as_ptr() as usize;
+        let mut problems = Problems::default();
+        for (name, view) in parsed.tensors() {
+            let start = view.data().as_ptr() as usize - base;
+            let entry = Entry {
+                file: self.files.len(),
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                bytes: start..start + view.data().len(),
+            };
+            if self.entries.insert(name.clone(), entry).is_some() {
+                problems.push(format!("tensor `{name}` is in more than one shard"));
+            }
+        }
+        problems.into_result(path)?;
+        if let Ok((_, header)) = SafeTensors::read_metadata(bytes)
+            && let Some(metadata) = header.metadata()
+        {
+            self.metadata.extend(metadata.clone());
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// Free-form metadata of the header.
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        &self.metadata
+    }
+
+    /// Reads an integer tensor (i64 or i32), row-major.
+    ///
+    /// # Errors
+    /// - it does not exist or holds no integers
+    pub fn load_i64(&self, name: &str) -> Result<Vec<i64>> {
+        let (entry, data) = self.find(name)?;
+        match entry.dtype {
+            Dtype::I64 => Ok(data
+                .chunks_exact(8)
+                .map(|b| i64::from_le_bytes(b.try_into().expect("chunks of 8")))
+                .collect()),
+            Dtype::I32 => Ok(data
+                .chunks_exact(4)
+                .map(|b| i64::from(i32::from_le_bytes(b.try_into().expect("chunks of 4"))))
+                .collect()),
+            other => Err(ModelError::invalid(
+                &self.path,
+                format!("tensor `{name}` is {other:?}, integers expected"),
+            )),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<(&Entry, &[u8])> {
+        let entry = self
+            .entries
+            .get(name)
+            .ok_or_else(|| ModelError::invalid(&self.path, format!("no tensor `{name}`")))?;
+        Ok((entry, &self.files[entry.file].bytes()[entry.bytes.clone()]))
+    }
+}
+
+/// One file name without any way out of its folder.
+fn is_plain_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!(components.next(), Some(Component::Normal(_))) && components.next().is_none()
+}
+
+impl WeightSource for SafetensorsSource {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.entries.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.entries.get(name).map(|entry| entry.shape.clone())
+    }
+
+    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let (entry, data) = self.find(name)?;
+        let values = f32_values(entry.dtype, data).ok_or_else(|| {
+            let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
+            ModelError::invalid(&self.path, problem)
+        })?;
+        let count = entry.shape.iter().product();
+        let mut collector = Collector::zeros(dtype, count).ok_or_else(|| {
+            ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
+        })?;
+        collector.set(0, values);
+        self.files[entry.file].release(entry.bytes.clone());
+        collector.into_tensor(&entry.shape)
+    }
+}
+
+/// Values of a float type as f32; bf16 and f16 widen exactly, f64 rounds.
+fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Option<Box<dyn Iterator<Item = f32> + 'a>> {
+    let pair = |b: &[u8]| [b[0], b[1]];
+    match dtype {
+        Dtype::F32 => Some(Box::new(
+            data.chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        )),
+        Dtype::BF16 => Some(Box::new(
+            data.chunks_exact(2)
+                .map(move |b| bf16::from_le_bytes(pair(b)).to_f32()),
+        )),
+        Dtype::F16 => Some(Box::new(
+            data.chunks_exact(2)
+                .map(move |b| f16::from_le_bytes(pair(b)).to_f32()),
+        )),
+        Dtype::F64 => {
+            Some(Box::new(data.chunks_exact(8).map(|b| {
+                f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32
+            })))
+        }
+        _ => None,
+    }
+}
+
+/// Writes tensors (f32, bf16 or f16, on the CPU) with string metadata, complete or not at all.
+///
+/// # Errors
+/// - a tensor is of another type, or the file cannot be written
+pub fn save(
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    metadata: HashMap<String, String>,
+) -> Result<()> {
+    let mut owned = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        let (dtype, bytes) = little_endian_bytes(tensor)?;
+        owned.push((name.as_str(), dtype, tensor.dims().to_vec(), bytes));
+    }
+    let views: Vec<(&str, TensorView<'_>)> = owned
+        .iter()
+        .map(|(name, dtype, shape, bytes)| {
+            TensorView::new(*dtype, shape.clone(), bytes).map(|view| (*name, view))
+        })
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|error| ModelError::invalid(path, error))?;
+    let bytes = safetensors::serialize(views, Some(metadata))
+        .map_err(|error| ModelError::invalid(path, error))?;
+    write_atomically(path, &bytes)
+}
+
+/// Bytes of a tensor as they stand in weight files.
+pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
+    let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
+    Ok(match tensor.dtype() {
+        DType::F32 => (
+            Dtype::F32,
+            flat.to_vec1::<f32>()?
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect(),
+        ),
+        DType::BF16 => (
+            Dtype::BF16,
+            flat.to_vec1::<bf16>()?
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect(),
+        ),
+        DType::F16 => (
+            Dtype::F16,
+            flat.to_vec1::<f16>()?
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect(),
+        ),
+        other => {
+            let message = format!("cannot write {other:?} tensors as weights");
+            return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
+        }
+    })
+}
+
+/// Writes beside, syncs and renames, so that a reader never sees half a file.
+///
+/// # Errors
+/// - the folder cannot be written or is full; the temporary file is removed
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let write = || -> std::io::Result<()> {
+        let mut file = std::fs::File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&temporary);
+        ModelError::Io {
+            path: path.to_path_buf(),
+            source,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    fn tensors() -> Vec<(String, Tensor)> {
+        let a = Tensor::arange(0.0_f32, 6.0, &Device::Cpu).and_then(|t| t.reshape((2, 3)));
+        let b = Tensor::new(&[0.5_f32, -1.0], &Device::Cpu);
+        vec![("a".into(), a.expect("a")), ("b".into(), b.expect("b"))]
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_in_any_dtype() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("model.safetensors");
+        save(
+            &path,
+            &tensors(),
+            HashMap::from([("mode".into(), "default".into())]),
+        )?;
+        let source = SafetensorsSource::open_folder(dir.path())?;
+        assert_eq!(source.names(), ["a", "b"]);
+        assert_eq!(source.shape("a"), Some(vec![2, 3]));
+        assert_eq!(source.metadata()["mode"], "default");
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let b = source.load("b", dtype)?;
+            assert_eq!(b.dtype(), dtype);
+            assert_eq!(b.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn sharded_folder_is_read_and_its_faults_are_listed() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let all = tensors();
+        save(
+            &dir.path().join("one.safetensors"),
+            &all[..1],
+            HashMap::new(),
+        )?;
+        save(
+            &dir.path().join("two.safetensors"),
+            &all[1..],
+            HashMap::new(),
+        )?;
+        let index = dir.path().join("model.safetensors.index.json");
+        let write = |map: &str| {
+            std::fs::write(&index, format!("{{\"weight_map\": {map}}}")).expect("write index");
+        };
+        write(r#"{"a": "one.safetensors", "b": "two.safetensors"}"#);
+        assert_eq!(
+            SafetensorsSource::open_folder(dir.path())?.names(),
+            ["a", "b"]
+        );
+        write(r#"{"a": "two.safetensors", "b": "two.safetensors"}"#);
+        let message = fails(dir.path());
+        assert!(
+            message.contains("`a` is not in `two.safetensors`"),
+            "{message}"
+        );
+        write(r#"{"a": "../one.safetensors", "b": "absent.safetensors"}"#);
+        let message = fails(dir.path());
+        assert!(
+            message.contains("`../one.safetensors` is not a file of this folder"),
+            "{message}"
+        );
+        assert!(message.contains("absent.safetensors"), "{message}");
+        Ok(())
+    }
+
+    fn fails(folder: &Path) -> String {
+        SafetensorsSource::open_folder(folder)
+            .err()
+            .expect("an error")
+            .to_string()
+    }
+
+    #[test]
+    fn truncated_and_absurd_headers_are_errors() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("model.safetensors");
+        save(&path, &tensors(), HashMap::new())?;
+        let whole = std::fs::read(&path).expect("read");
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).expect("write");
+            assert!(
+                SafetensorsSource::open_file(&path).is_err(),
+                "prefix of {length} bytes"
+            );
+        }
+        let mut absurd = whole.clone();
+        absurd[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        std::fs::write(&path, &absurd).expect("write");
+        assert!(fails(dir.path()).contains("not safetensors"));
+        Ok(())
+    }
+}
