@@ -1,1 +1,25 @@
-fn main() {}
+//! `longdraft`: trains draft models for speculative decoding and proves decoding with them
+//! lossless.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "commands print their results")]
+
+mod cli;
+mod commands;
+mod failure;
+mod parity;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let arguments = cli::Cli::parse();
+    match commands::run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.code())
+        }
+    }
+}

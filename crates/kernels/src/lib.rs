@@ -19,6 +19,7 @@ pub mod random;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
+pub mod top_k;
 
 mod gemm;
 mod simd;

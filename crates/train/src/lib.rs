@@ -1,1 +1,22 @@
-//! x
+//! Training: objectives, optimizers, schedules, features, the step loop and checkpoints.
+//!
+//! ```text
+//! packed batch -> features (target online, or stored) -> objective (draft forward, loss as
+//!   numerator and denominator) -> optimizer -> checkpoint
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod features;
+pub mod loss;
+pub mod metrics;
+pub mod objective;
+pub mod optim;
+pub mod schedule;
+pub mod stage;
+
+pub use error::{Result, TrainError};
+pub use loss::Loss;

@@ -22,6 +22,7 @@ use longdraft_kernels::rope::Rope;
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
+use crate::weights::WeightSource;
 
 pub use cache::KvCache;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
@@ -60,6 +61,18 @@ impl Target {
     /// - as [`Self::open`]
     pub fn open_path(path: &Path, options: &TargetOptions) -> Result<Self> {
         load::open(path, options)
+    }
+
+    /// Builds a target from any source that holds its tensors under their published names.
+    ///
+    /// # Errors
+    /// - a list of every missing and misshapen tensor
+    pub fn from_source(
+        config: TargetConfig,
+        source: &dyn WeightSource,
+        options: &TargetOptions,
+    ) -> Result<Self> {
+        load::build(config, source, options)
     }
 
     /// The tokenizer that belongs to the same folder or file.

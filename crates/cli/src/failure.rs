@@ -1,0 +1,104 @@
+//! How a command fails: what the user reads, and the exit code.
+
+use std::fmt::Display;
+
+use longdraft_data::DataError;
+use longdraft_models::ModelError;
+use longdraft_train::TrainError;
+
+/// Result of a command.
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// Exit code 1: the work failed or a check did not hold. 2: wrong use or configuration.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// The work failed.
+    pub(crate) fn work(message: impl Display) -> Self {
+        Self {
+            code: 1,
+            message: message.to_string(),
+            hint: None,
+        }
+    }
+
+    /// The command or its configuration is wrong.
+    pub(crate) fn usage(message: impl Display) -> Self {
+        Self {
+            code: 2,
+            message: message.to_string(),
+            hint: None,
+        }
+    }
+
+    /// Adds the way out.
+    pub(crate) fn hint(mut self, hint: impl Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
+    pub(crate) fn print(&self) {
+        eprintln!("error: {}", self.message);
+        if let Some(hint) = &self.hint {
+            eprintln!("hint: {hint}");
+        }
+    }
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        let hint = match &error {
+            ModelError::Hub { .. } => Some("check the network, or give a local folder or file"),
+            _ => None,
+        };
+        let failure = Self::work(error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        Self::work(error)
+    }
+}
+
+impl From<candle_core::Error> for Failure {
+    fn from(error: candle_core::Error) -> Self {
+        Self::work(error)
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Self {
+        let hint = match &error {
+            TrainError::NotFinite { .. } => Some(
+                "look at these rows for odd text, lower optimizer.learning_rate, or lengthen the \
+                 warm-up; running the same command again resumes from the last checkpoint",
+            ),
+            TrainError::NothingLearned { .. } => {
+                Some("check the data's template and loss mask, or train longer rows")
+            }
+            TrainError::OtherRun { .. } => {
+                Some("give another `output`, or restore the old values to go on")
+            }
+            _ => None,
+        };
+        let failure = Self::work(error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! Kind `forward`: outputs of a real model for fixed inputs.
+//!
+//! Tolerances follow the case's own record of how far f32 deviates from f64: another correct f32
+//! implementation stays within about ten times that.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::LayerId;
+use longdraft_models::target::{
+    Features, LastKv, PackedSequence, Tap, Taps, Target, TargetOptions,
+};
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf::GgufSource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{CaseReport, absolute_error, malformed};
+use crate::failure::{Failure, Result};
+
+/// Allowed multiple of the recorded deviation.
+const MARGIN: f64 = 12.0;
+
+/// Prompts up to this length share the largest deviation among them.
+const SHORT_PROMPT: u64 = 64;
+
+/// Scored tokens of the passage: per token, and their mean.
+const NLL_TOLERANCE: (f64, f64) = (1e-3, 1e-5);
+
+/// Recomputes the case with the weights at `target`.
+pub(super) fn run(
+    folder: &Path,
+    meta: &Value,
+    name: &str,
+    target: Option<&Path>,
+) -> Result<CaseReport> {
+    let Some(path) = target else {
+        let file = meta["source"]["file"].as_str().unwrap_or("the weights");
+        return Err(Failure::usage(format!(
+            "{}: a forward case needs weights",
+            folder.display()
+        ))
+        .hint(format!("give the file with --target ({file})")));
+    };
+    let weights = weights_file(path, meta);
+    check_hash(folder, meta, &weights)?;
+    let mut report = CaseReport::new(name, "forward");
+    let target = Target::open_path(path, &TargetOptions::default())?;
+    let tokenizer = Target::open_tokenizer(&path.to_string_lossy())?;
+    check_gguf_tensors(folder, &weights, &mut report)?;
+    check_tokenizer(folder, &tokenizer, &mut report)?;
+    let prompts = read_json(folder, "prompts.json")?;
+    let prompts = prompts
+        .as_array()
+        .ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
+    let capture: Vec<LayerId> = meta["capture_layers"]
+        .as_array()
+        .map(|layers| {
+            layers
+                .iter()
+                .filter_map(Value::as_u64)
+                .map(|l| LayerId(l as usize))
+                .collect()
+        })
+        .unwrap_or_default();
+    let case = ForwardCase {
+        folder,
+        target: &target,
+        tokenizer: &tokenizer,
+        capture,
+        prompts,
+    };
+    for prompt in prompts {
+        case.check_prompt(prompt, &mut report)?;
+    }
+    case.check_nll(&mut report)?;
+    Ok(report)
+}
+
+/// The file that the case's hash speaks of.
+fn weights_file(path: &Path, meta: &Value) -> PathBuf {
+    if path.is_dir() {
+        path.join(
+            meta["source"]["file"]
+                .as_str()
+                .unwrap_or("model.safetensors"),
+        )
+    } else {
+        path.to_path_buf()
+    }
+}
+
+fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<()> {
+    let Some(want) = meta["source"]["sha256"].as_str() else {
+        return Ok(());
+    };
+    let fail = |error: std::io::Error| Failure::usage(format!("{}: {error}", weights.display()));
+    let mut file = std::fs::File::open(weights).map_err(fail)?;
+    let mut hasher = Sha256::new();
+    let mut block = vec![0; 1 << 20];
+    loop {
+        let count = file.read(&mut block).map_err(fail)?;
+        if count == 0 {
+            break;
+        }
+        hasher.update(&block[..count]);
+    }
+    let got = hex(&hasher.finalize());
+    if got == want {
+        return Ok(());
+    }
+    Err(Failure::work(format!(
+        "{}: SHA-256 {got}, the case {} was made from {want}",
+        weights.display(),
+        folder.display()
+    )))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read_json(folder: &Path, name: &str) -> Result<Value> {
+    let path = folder.join(name);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    serde_json::from_str(&text)
+        .map_err(|error| Failure::usage(format!("{}: not JSON: {error}", path.display())))
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value
+        .as_array()
+        .map(|v| v.iter().filter_map(Value::as_f64).collect())
+        .unwrap_or_default()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .map(|v| {
+            v.iter()
+                .filter_map(Value::as_u64)
+                .map(|id| id as u32)
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+/// Every stored tensor dequantised, bit for bit.
+fn check_gguf_tensors(folder: &Path, weights: &Path, report: &mut CaseReport) -> Result<()> {
+    let is_gguf = weights
+        .extension()
+        .is_some_and(|extension| extension == "gguf");
+    if !is_gguf || !folder.join("gguf_tensors.json").is_file() {
+        return Ok(());
+    }
+    let source = GgufSource::open(weights)?;
+    let expected = read_json(folder, "gguf_tensors.json")?;
+    let expected = match expected.get("tensors").unwrap_or(&expected) {
+        Value::Array(list) => list.clone(),
+        _ => Vec::new(),
+    };
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    for tensor in &expected {
+        let Some(name) = tensor["name"].as_str() else {
+            continue;
+        };
+        let hash_key = ["sha256_f32le", "sha256"];
+        let Some(hash) = hash_key.iter().find_map(|key| tensor[*key].as_str()) else {
+            continue;
+        };
+        let values: Vec<f32> = source
+            .load_stored(name, DType::F32)?
+            .flatten_all()?
+            .to_vec1()?;
+        let mut hasher = Sha256::new();
+        for value in values {
+            hasher.update(value.to_le_bytes());
+        }
+        got.push(hex(&hasher.finalize()));
+        want.push(hash.to_owned());
+    }
+    report.check_equal(format!("{} dequantised tensors", want.len()), &got, &want);
+    Ok(())
+}
+
+fn check_tokenizer(
+    folder: &Path,
+    tokenizer: &TextTokenizer,
+    report: &mut CaseReport,
+) -> Result<()> {
+    if !folder.join("tokenizer.json").is_file() {
+        return Ok(());
+    }
+    let strings = read_json(folder, "tokenizer.json")?;
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    for entry in strings.as_array().into_iter().flatten() {
+        let expected = ids(&entry["ids"]);
+        got.push((
+            tokenizer
+                .encode(entry["text"].as_str().unwrap_or_default())?
+                .ids,
+            tokenizer.decode(&expected, false)?,
+        ));
+        want.push((
+            expected,
+            entry["decoded"].as_str().unwrap_or_default().to_owned(),
+        ));
+    }
+    report.check_equal(format!("{} tokenizer strings", want.len()), &got, &want);
+    Ok(())
+}
+
+struct ForwardCase<'a> {
+    folder: &'a Path,
+    target: &'a Target,
+    tokenizer: &'a TextTokenizer,
+    capture: Vec<LayerId>,
+    prompts: &'a [Value],
+}
+
+impl ForwardCase<'_> {
+    /// Allowed absolute error of a quantity: the recorded deviation of this prompt, or the
+    /// largest one of all short prompts at ordinary positions, times the margin.
+    fn tolerance(&self, prompt: &Value, key: &str) -> f64 {
+        let deviation = |p: &Value| p["max_abs_deviation_from_float64"][key].as_f64();
+        let short = |p: &Value| {
+            p["n_tokens"].as_u64().is_some_and(|n| n <= SHORT_PROMPT) && p["position_ids"].is_null()
+        };
+        let own = deviation(prompt).unwrap_or(f64::NAN);
+        let shared = if short(prompt) {
+            self.prompts
+                .iter()
+                .filter(|p| short(p))
+                .filter_map(deviation)
+                .fold(own, f64::max)
+        } else {
+            own
+        };
+        MARGIN * shared
+    }
+
+    fn taps(&self) -> Taps {
+        let mut taps = vec![Tap::LastKv, Tap::FinalHidden];
+        taps.extend(self.capture.iter().map(|layer| Tap::Hidden(*layer)));
+        Taps::of(&taps)
+    }
+
+    fn check_prompt(&self, prompt: &Value, report: &mut CaseReport) -> Result<()> {
+        let name = prompt["name"].as_str().unwrap_or("prompt");
+        let label = |what: &str| format!("{name} {what}");
+        let ids = ids(&prompt["ids"]);
+        if ids.is_empty() {
+            return Err(malformed(
+                self.folder,
+                format!("prompts.json: `{name}` has no ids"),
+            ));
+        }
+        self.check_text(prompt, &ids, &label, report)?;
+        let mut sequence = PackedSequence::single(&ids);
+        let positions = self::ids(&prompt["position_ids"]);
+        if !positions.is_empty() {
+            sequence.position_ids = positions;
+        }
+        let features = self.target.forward(&sequence, &self.taps())?;
+        self.check_logits(prompt, &features, &label, report)?;
+        self.check_kv(prompt, features.last_kv()?, &label, report)?;
+        self.check_capture(prompt, &features, &label, report)?;
+        self.check_tensors(prompt, name, &features, &label, report)?;
+        self.check_greedy(prompt, &sequence, &label, report)
+    }
+
+    /// Rendered template and token ids.
+    fn check_text(
+        &self,
+        prompt: &Value,
+        want: &[u32],
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let Some(text) = prompt["text"].as_str() else {
+            return Ok(());
+        };
+        if let (Some(messages), Some(template)) = (
+            prompt["messages"].as_array(),
+            self.tokenizer.chat_template(),
+        ) {
+            let field = |m: &Value, key: &str| m[key].as_str().unwrap_or_default().to_owned();
+            let messages: Vec<Message> = messages
+                .iter()
+                .map(|m| Message::new(&field(m, "role"), field(m, "content")))
+                .collect();
+            let rendered = template.render(&messages, true)?;
+            report.check_equal(label("rendered template"), &[rendered], &[text.to_owned()]);
+        }
+        let mut got = self.tokenizer.encode(text)?.ids;
+        // A start token before the prompt is the user's to put, not the tokenizer's.
+        if let (Some(bos), Some(first)) = (self.target.config().bos_token_id, want.first())
+            && bos == *first
+            && got.first() != Some(first)
+        {
+            got.insert(0, bos);
+        }
+        report.check_equal(label("token ids"), &got, want);
+        Ok(())
+    }
+
+    fn check_logits(
+        &self,
+        prompt: &Value,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let hidden = features.final_hidden()?;
+        let last = hidden.dim(0)? - 1;
+        let logits = self.target.logits(&hidden.narrow(0, last, 1)?)?;
+        let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        let tolerance = self.tolerance(prompt, "logits");
+        let top = ids(&prompt["top20_ids"])
+            .into_iter()
+            .zip(numbers(&prompt["top20_logits"]));
+        let error = top
+            .map(|(id, want)| {
+                logits
+                    .get(id as usize)
+                    .map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
+            })
+            .fold(0.0, f64::max);
+        report.check(label("top-20 logits"), error, tolerance);
+        if let Some(want) = prompt["logsumexp"].as_f64() {
+            let sum: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
+            report.check(label("log-sum-exp"), (sum.ln() - want).abs(), tolerance);
+        }
+        let want = ids(&prompt["argmax_per_position"]);
+        if !want.is_empty() {
+            let got = self.target.logits(hidden)?.argmax(1)?.to_vec1::<u32>()?;
+            report.check_equal(label("argmax per position"), &got, &want);
+        }
+        Ok(())
+    }
+
+    fn check_kv(
+        &self,
+        prompt: &Value,
+        last_kv: &LastKv,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let tokens = last_kv.k.dim(0)?;
+        for (key, tensor) in [("k", &last_kv.k), ("v", &last_kv.v)] {
+            let mut error = 0.0_f64;
+            for (place, t) in [("first", 0), ("last", tokens - 1)] {
+                let heads = tensor.get(t)?.to_vec2::<f32>()?;
+                let want = &prompt["last_layer_kv"][place][format!("{key}_first8_per_head")];
+                for (head, want) in heads.iter().zip(want.as_array().into_iter().flatten()) {
+                    for (got, want) in head.iter().zip(numbers(want)) {
+                        error = error.max((f64::from(*got) - want).abs());
+                    }
+                }
+            }
+            let tolerance = self.tolerance(prompt, &format!("{key}_last"));
+            report.check(label(&format!("last-layer {key}")), error, tolerance);
+        }
+        Ok(())
+    }
+
+    /// L2 norms and first values of the residual stream at the capture layers.
+    fn check_capture(
+        &self,
+        prompt: &Value,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let tolerance = self.tolerance(prompt, "hidden_rel");
+        for (layer, hidden) in &features.hidden {
+            let tokens = hidden.dim(0)?;
+            let mut error = 0.0_f64;
+            for (place, t) in [("first", 0), ("last", tokens - 1)] {
+                let want = &prompt["capture"][layer.0.to_string()][place];
+                let Some(norm) = want["l2"].as_f64() else {
+                    continue;
+                };
+                let got = hidden.get(t)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+                let length = got.iter().map(|x| x * x).sum::<f64>().sqrt();
+                error = error.max((length - norm).abs() / norm);
+                for (got, want) in got.iter().zip(numbers(&want["first8"])) {
+                    error = error.max((got - want).abs() / norm);
+                }
+            }
+            report.check(
+                label(&format!("hidden after layer {}", layer.0)),
+                error,
+                tolerance,
+            );
+        }
+        Ok(())
+    }
+
+    /// Whole tensors, for the one prompt that has them.
+    fn check_tensors(
+        &self,
+        prompt: &Value,
+        name: &str,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let path = self.folder.join("tensors.safetensors");
+        if !path.is_file() {
+            return Ok(());
+        }
+        let file = SafetensorsSource::open_file(&path)?;
+        let LastKv { k, v } = features.last_kv()?;
+        let hidden = features.final_hidden()?;
+        let logits = self
+            .target
+            .logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?
+            .squeeze(0)?;
+        for (what, key, got) in [
+            ("last_layer_k", "k_last", k),
+            ("last_layer_v", "v_last", v),
+            ("final_norm", "final_norm", hidden),
+            ("logits_last", "logits", &logits),
+        ] {
+            if let Some(want) = stored(&file, name, what)? {
+                let (error, _) = absolute_error(got, &want)?;
+                report.check(label(what), error, self.tolerance(prompt, key));
+            }
+        }
+        for (layer, got) in &features.hidden {
+            let what = format!("hidden_after_layer_{}", layer.0);
+            if let Some(want) = stored(&file, name, &what)? {
+                let error = largest_row_error(got, &want)?;
+                report.check(label(&what), error, self.tolerance(prompt, "hidden_rel"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Greedy continuation through the cache, token for token while the margin is clear.
+    fn check_greedy(
+        &self,
+        prompt: &Value,
+        sequence: &PackedSequence,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let want = ids(&prompt["greedy_ids"]);
+        if want.is_empty() {
+            return Ok(());
+        }
+        let margins = numbers(&prompt["greedy_margin"]);
+        let tolerance = 2.0 * self.tolerance(prompt, "logits");
+        let clear = margins
+            .iter()
+            .take_while(|margin| **margin > tolerance)
+            .count();
+        let clear = clear.min(want.len());
+        let taps = Taps::of(&[Tap::FinalHidden]);
+        let mut cache = self.target.new_cache()?;
+        let mut features =
+            self.target
+                .extend(&sequence.ids, &sequence.position_ids, &mut cache, &taps)?;
+        let mut position = sequence.position_ids.last().copied().unwrap_or(0);
+        let mut got = Vec::new();
+        while got.len() < clear {
+            let hidden = features.final_hidden()?;
+            let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?;
+            let next = self.target.logits(&last)?.argmax(1)?.to_vec1::<u32>()?[0];
+            got.push(next);
+            position += 1;
+            features = self
+                .target
+                .extend(&[next], &[position], &mut cache, &taps)?;
+        }
+        report.check_equal(
+            label(&format!("greedy, {clear} tokens")),
+            &got,
+            &want[..clear],
+        );
+        Ok(())
+    }
+
+    fn check_nll(&self, report: &mut CaseReport) -> Result<()> {
+        if !self.folder.join("nll.json").is_file() {
+            return Ok(());
+        }
+        let passage = read_json(self.folder, "nll.json")?;
+        let ids = ids(&passage["ids"]);
+        if ids.len() < 2 {
+            return Err(malformed(self.folder, "nll.json: no ids"));
+        }
+        let taps = Taps::of(&[Tap::FinalHidden]);
+        let features = self.target.forward(&PackedSequence::single(&ids), &taps)?;
+        let logits = self
+            .target
+            .logits(features.final_hidden()?)?
+            .to_vec2::<f32>()?;
+        let nll: Vec<f64> = logits
+            .iter()
+            .zip(&ids[1..])
+            .map(|(z, label)| row_nll(z, *label))
+            .collect();
+        let mean = nll.iter().sum::<f64>() / nll.len() as f64;
+        if let Some(want) = passage["mean_nll"].as_f64() {
+            report.check("passage mean NLL", (mean - want).abs(), NLL_TOLERANCE.1);
+        }
+        let mut want = numbers(&passage["nll_first8"]);
+        let path = self.folder.join("tensors.safetensors");
+        if path.is_file() {
+            let file = SafetensorsSource::open_file(&path)?;
+            if let Some(all) = stored(&file, "nll", "per_token")? {
+                want = all.to_dtype(DType::F64)?.to_vec1()?;
+            }
+        }
+        let error = nll
+            .iter()
+            .zip(&want)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f64::max);
+        report.check(
+            format!("passage NLL of {} tokens", want.len()),
+            error,
+            NLL_TOLERANCE.0,
+        );
+        Ok(())
+    }
+}
+
+fn row_nll(logits: &[f32], label: u32) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|z| (f64::from(*z) - max).exp()).sum();
+    max + sum.ln() - f64::from(logits[label as usize])
+}
+
+fn stored(file: &SafetensorsSource, name: &str, what: &str) -> Result<Option<Tensor>> {
+    let key = format!("{name}.{what}");
+    match file.shape(&key) {
+        Some(_) => Ok(Some(file.load(&key, DType::F32)?.to_device(&Device::Cpu)?)),
+        None => Ok(None),
+    }
+}
+
+/// Largest relative L2 error of a row.
+fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
+    if a.dims() != b.dims() {
+        return Ok(f64::INFINITY);
+    }
+    let rows = |t: &Tensor| t.to_dtype(DType::F64)?.to_vec2::<f64>();
+    let mut worst = 0.0_f64;
+    for (a, b) in rows(a)?.iter().zip(&rows(b)?) {
+        let difference: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
+        let length: f64 = b.iter().map(|y| y * y).sum();
+        let error = (difference / length).sqrt();
+        worst = if error.is_nan() {
+            f64::NAN
+        } else {
+            worst.max(error)
+        };
+    }
+    Ok(worst)
+}

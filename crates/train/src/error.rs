@@ -1,0 +1,67 @@
+//! What can go wrong while training.
+
+use std::path::PathBuf;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, TrainError>;
+
+/// An error of a training run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// A model is unusable.
+    #[error(transparent)]
+    Model(#[from] longdraft_models::ModelError),
+    /// Data is unusable.
+    #[error(transparent)]
+    Data(#[from] longdraft_data::DataError),
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Tensor(#[from] candle_core::Error),
+    /// The loss or a gradient is not finite. Nothing was saved or overwritten.
+    #[error(
+        "step {step}: {what} is not finite (rows of lines {lines:?}); the last checkpoint is untouched"
+    )]
+    NotFinite {
+        /// Optimizer step, from 1.
+        step: u64,
+        /// `loss` or `gradient norm`.
+        what: &'static str,
+        /// Lines of the data file in the step's batches.
+        lines: Vec<usize>,
+    },
+    /// An optimizer step without a learned row.
+    #[error("step {step}: no token of the rows of lines {lines:?} is learned")]
+    NothingLearned {
+        /// Optimizer step, from 1.
+        step: u64,
+        /// Lines of the data file in the step's batches.
+        lines: Vec<usize>,
+    },
+    /// A checkpoint cannot be used or written.
+    #[error("{}: {problem}", path.display())]
+    Checkpoint {
+        /// The checkpoint's folder or file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A run directory belongs to another run.
+    #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
+    OtherRun {
+        /// The run directory.
+        path: PathBuf,
+        /// Old and new values.
+        differences: Vec<String>,
+    },
+}
+
+impl TrainError {
+    /// A checkpoint problem.
+    pub fn checkpoint(path: impl Into<PathBuf>, problem: impl std::fmt::Display) -> Self {
+        Self::Checkpoint {
+            path: path.into(),
+            problem: problem.to_string(),
+        }
+    }
+}

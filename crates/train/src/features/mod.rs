@@ -1,0 +1,132 @@
+//! What the target contributes to a batch, computed on the spot or captured earlier.
+
+mod store;
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_data::Batch;
+use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_models::target::{LastKv, PackedSequence, Tap, Taps, Target};
+
+use crate::error::Result;
+
+pub use store::FeatureStore;
+
+/// Which form of the teacher's law is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TeacherKind {
+    /// None.
+    None,
+    /// Final hidden states; the softmax is formed inside the loss.
+    Full,
+    /// The k most likely tokens.
+    TopK(usize),
+}
+
+/// What an objective asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureNeeds {
+    /// Taps of the draft.
+    pub taps: Vec<Tap>,
+    /// Teacher of the loss.
+    pub teacher: TeacherKind,
+}
+
+/// The teacher's law at the learned rows, in row order.
+#[derive(Debug, Clone)]
+pub enum TeacherFeatures {
+    /// Not needed.
+    None,
+    /// Final hidden states, `[R, H]`.
+    Full {
+        /// After the target's final norm.
+        hidden: Tensor,
+    },
+    /// Most likely tokens, `[R, k]`.
+    TopK {
+        /// Ids and log-probabilities.
+        entries: TopK,
+        /// Entries a row.
+        k: usize,
+        /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
+        hidden: Option<Tensor>,
+    },
+}
+
+/// Features of one batch.
+#[derive(Debug, Clone)]
+pub struct BatchFeatures {
+    /// Last-layer keys and values of every token.
+    pub last_kv: LastKv,
+    /// Teacher at the learned rows.
+    pub teacher: TeacherFeatures,
+}
+
+/// Where features come from.
+pub enum FeatureSource {
+    /// The target runs for every batch.
+    Online(Arc<Target>),
+    /// Captured earlier; the target does not run.
+    Offline(FeatureStore),
+}
+
+impl FeatureSource {
+    /// Features of a batch.
+    ///
+    /// # Errors
+    /// - the target cannot run, or the store lacks the batch's row
+    pub fn features(&self, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+        match self {
+            Self::Online(target) => run_target(target, batch, needs),
+            Self::Offline(store) => store.features(batch),
+        }
+    }
+
+    /// Whether positions are those of the capture, whatever the epoch.
+    pub fn pins_positions(&self) -> bool {
+        matches!(self, Self::Offline(_))
+    }
+}
+
+/// Runs the frozen target on a batch.
+///
+/// # Errors
+/// - as [`Target::forward`]
+pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+    let mut taps = needs.taps.clone();
+    if needs.teacher != TeacherKind::None {
+        taps.push(Tap::FinalHidden);
+    }
+    let sequence = PackedSequence {
+        ids: batch.ids.clone(),
+        position_ids: batch.position_ids.clone(),
+        document_ids: batch.document_ids.clone(),
+    };
+    let features = target.forward(&sequence, &Taps::of(&taps))?;
+    let learned_hidden = || -> Result<Tensor> {
+        let hidden = features.final_hidden()?;
+        let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), hidden.device())?;
+        Ok(hidden.index_select(&learned, 0)?)
+    };
+    let teacher = match needs.teacher {
+        TeacherKind::None => TeacherFeatures::None,
+        _ if batch.learned.is_empty() => TeacherFeatures::None,
+        TeacherKind::Full => TeacherFeatures::Full {
+            hidden: learned_hidden()?,
+        },
+        TeacherKind::TopK(k) => {
+            let k = k.min(target.config().vocab_size);
+            let entries = linear_top_k(&learned_hidden()?, target.head(), k)?;
+            TeacherFeatures::TopK {
+                entries,
+                k,
+                hidden: None,
+            }
+        }
+    };
+    Ok(BatchFeatures {
+        last_kv: features.last_kv()?.clone(),
+        teacher,
+    })
+}

@@ -1,0 +1,80 @@
+//! Features of packed rows, captured once and read in every epoch.
+
+use std::collections::HashMap;
+
+use longdraft_data::Batch;
+use longdraft_models::target::Target;
+
+use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, run_target};
+use crate::error::{Result, TrainError};
+
+/// Features in memory, keyed by packed row. Training reuses the positions of the capture.
+#[derive(Default)]
+pub struct FeatureStore {
+    rows: HashMap<usize, (u64, BatchFeatures)>,
+}
+
+impl FeatureStore {
+    /// Runs the target on a batch and keeps the result.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn capture(&mut self, target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<()> {
+        let features = run_target(target, batch, needs)?;
+        self.rows.insert(batch.row, (key(batch), features));
+        Ok(())
+    }
+
+    /// Rows captured.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether nothing was captured.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let one = |features: &BatchFeatures| {
+            let kv = 2 * features.last_kv.k.elem_count() * 4;
+            kv + match &features.teacher {
+                TeacherFeatures::None => 0,
+                TeacherFeatures::Full { hidden } => hidden.elem_count() * 4,
+                TeacherFeatures::TopK { entries, .. } => entries.ids.len() * 8,
+            }
+        };
+        self.rows.values().map(|(_, features)| one(features)).sum()
+    }
+
+    pub(super) fn features(&self, batch: &Batch) -> Result<BatchFeatures> {
+        match self.rows.get(&batch.row) {
+            Some((captured, features)) if *captured == key(batch) => Ok(features.clone()),
+            Some(_) => Err(TrainError::checkpoint(
+                "feature store",
+                format!(
+                    "row {} was captured with other tokens or positions",
+                    batch.row
+                ),
+            )),
+            None => Err(TrainError::checkpoint(
+                "feature store",
+                format!("row {} was not captured", batch.row),
+            )),
+        }
+    }
+}
+
+/// Hash of what the target saw.
+fn key(batch: &Batch) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    for values in [&batch.ids, &batch.position_ids, &batch.learned] {
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}

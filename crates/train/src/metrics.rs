@@ -1,0 +1,158 @@
+//! Counters of a draft's agreement with its target, per delay; numerators and denominators are
+//! summed over steps and ranks before they are divided.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// Rows at one delay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct DelayCounts {
+    /// Learned rows.
+    pub rows: usize,
+    /// Rows where draft and target have the same most likely token.
+    pub top1_count: usize,
+    /// `Σ_rows Σ_v min(p_v, q_v)`.
+    pub acceptance_sum: f64,
+}
+
+impl DelayCounts {
+    /// Share of rows with the same most likely token.
+    pub fn top1_agreement(&self) -> f64 {
+        ratio(self.top1_count as f64, self.rows)
+    }
+
+    /// Mean of `Σ_v min(p_v, q_v)`.
+    pub fn acceptance_rate(&self) -> f64 {
+        ratio(self.acceptance_sum, self.rows)
+    }
+}
+
+fn ratio(numerator: f64, denominator: usize) -> f64 {
+    if denominator == 0 {
+        0.0
+    } else {
+        numerator / denominator as f64
+    }
+}
+
+/// Which per-delay rate a simulated length multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// Greedy decoding: top-1 agreement.
+    Top1,
+    /// Sampling: `Σ min(p, q)`.
+    Acceptance,
+}
+
+/// Counters of some learned rows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DraftMetrics {
+    /// Index 0 is delay 1.
+    pub by_delay: Vec<DelayCounts>,
+    /// `Σ ℓ_hard` in nats.
+    pub hard_sum: f64,
+    /// `Σ ℓ_soft` in nats.
+    pub soft_sum: f64,
+    /// Learned rows.
+    pub rows: usize,
+}
+
+impl DraftMetrics {
+    /// Adds one learned row.
+    pub fn add_row(&mut self, delay: u32, hard: f64, soft: f64, agrees: bool, acceptance: f64) {
+        let index = delay.max(1) as usize - 1;
+        if self.by_delay.len() <= index {
+            self.by_delay.resize(index + 1, DelayCounts::default());
+        }
+        let counts = &mut self.by_delay[index];
+        counts.rows += 1;
+        counts.top1_count += usize::from(agrees);
+        counts.acceptance_sum += acceptance;
+        self.hard_sum += hard;
+        self.soft_sum += soft;
+        self.rows += 1;
+    }
+
+    /// Adds the counters of other rows.
+    pub fn merge(&mut self, other: &Self) {
+        if self.by_delay.len() < other.by_delay.len() {
+            self.by_delay
+                .resize(other.by_delay.len(), DelayCounts::default());
+        }
+        for (sum, part) in self.by_delay.iter_mut().zip(&other.by_delay) {
+            sum.rows += part.rows;
+            sum.top1_count += part.top1_count;
+            sum.acceptance_sum += part.acceptance_sum;
+        }
+        self.hard_sum += other.hard_sum;
+        self.soft_sum += other.soft_sum;
+        self.rows += other.rows;
+    }
+
+    /// `1 + Σ_{d=1..gamma} Π_{j≤d} a_j`, the bonus token included.
+    pub fn simulated_acceptance_length(&self, rate: Rate, gamma: usize) -> f64 {
+        let mut product = 1.0;
+        let mut length = 1.0;
+        for counts in self.by_delay.iter().take(gamma) {
+            product *= match rate {
+                Rate::Top1 => counts.top1_agreement(),
+                Rate::Acceptance => counts.acceptance_rate(),
+            };
+            length += product;
+        }
+        length
+    }
+
+    /// Mean hard loss in nats.
+    pub fn hard_loss(&self) -> f64 {
+        ratio(self.hard_sum, self.rows)
+    }
+
+    /// Mean soft loss in nats.
+    pub fn soft_loss(&self) -> f64 {
+        ratio(self.soft_sum, self.rows)
+    }
+
+    /// Means as a JSON object.
+    pub fn to_json(&self, gamma: usize) -> Map<String, Value> {
+        let rates = |f: fn(&DelayCounts) -> f64| self.by_delay.iter().map(f).collect::<Vec<_>>();
+        let value = json!({
+            "hard_loss": self.hard_loss(),
+            "soft_loss": self.soft_loss(),
+            "rows": self.rows,
+            "top1_by_delay": rates(DelayCounts::top1_agreement),
+            "acceptance_by_delay": rates(DelayCounts::acceptance_rate),
+            "simulated_acceptance_length": self.simulated_acceptance_length(Rate::Top1, gamma),
+            "simulated_acceptance_length_sampling":
+                self.simulated_acceptance_length(Rate::Acceptance, gamma),
+        });
+        match value {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_added_before_they_are_divided() {
+        let mut a = DraftMetrics::default();
+        a.add_row(1, 2.0, 1.0, true, 0.5);
+        let mut b = DraftMetrics::default();
+        b.add_row(1, 4.0, 1.0, false, 0.1);
+        b.add_row(2, 6.0, 1.0, true, 0.9);
+        a.merge(&b);
+        assert_eq!(
+            (a.rows, a.by_delay[0].rows, a.by_delay[0].top1_count),
+            (3, 2, 1)
+        );
+        assert!((a.hard_loss() - 4.0).abs() < 1e-12);
+        assert!((a.by_delay[0].acceptance_rate() - 0.3).abs() < 1e-12);
+        // 1 + 0.5 + 0.5 · 1
+        assert!((a.simulated_acceptance_length(Rate::Top1, 5) - 2.0).abs() < 1e-12);
+        assert!((a.simulated_acceptance_length(Rate::Top1, 1) - 1.5).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,210 @@
+//! GLIDE: hard labels mixed with the target's own law, every row at its own delay.
+//!
+//! The row at token `t` with delay `d` computes what the decoder computes at level `d` after
+//! `d − 1` accepted tokens, because the one-layer draft feeds no hidden state back.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_data::Batch;
+use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::linear_cross_entropy::{
+    Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
+};
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
+use longdraft_models::target::{Tap, Target};
+use serde::{Deserialize, Serialize};
+
+use super::Objective;
+use crate::error::Result;
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
+use crate::loss::Loss;
+use crate::metrics::DraftMetrics;
+
+/// Form of the teacher's part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SoftTargetKind {
+    /// The teacher's whole softmax (online features only).
+    #[default]
+    Full,
+    /// Its k most likely tokens.
+    TopK,
+}
+
+/// What becomes of the teacher's mass outside the top k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TailKind {
+    /// One bucket for the rest.
+    #[default]
+    Bucket,
+    /// Dropped; the k probabilities are rescaled.
+    Renormalise,
+}
+
+/// Switches of the objective; defaults are the default mode's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GlideObjectiveConfig {
+    /// Weight λ of the teacher's part, 0 to 1; 0 turns it off.
+    pub soft_weight: f64,
+    /// Form of the teacher's part.
+    pub soft_targets: SoftTargetKind,
+    /// Entries of a top-k teacher.
+    pub top_k: usize,
+    /// What becomes of the rest.
+    pub tail: TailKind,
+}
+
+impl Default for GlideObjectiveConfig {
+    fn default() -> Self {
+        Self {
+            soft_weight: 0.9,
+            soft_targets: SoftTargetKind::Full,
+            top_k: 64,
+            tail: TailKind::Bucket,
+        }
+    }
+}
+
+/// The GLIDE objective.
+pub struct GlideObjective {
+    target: Arc<Target>,
+    draft: GlideDraft,
+    config: GlideObjectiveConfig,
+}
+
+impl GlideObjective {
+    /// Trains `draft` against `target`.
+    pub fn new(target: Arc<Target>, draft: GlideDraft, config: GlideObjectiveConfig) -> Self {
+        Self {
+            target,
+            draft,
+            config,
+        }
+    }
+
+    /// The draft.
+    pub fn glide(&self) -> &GlideDraft {
+        &self.draft
+    }
+
+    /// The draft's final states `[T, H]` for a batch, with intermediate values in `trace`.
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn hidden(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        trace: &mut Trace,
+    ) -> Result<Tensor> {
+        let window = Some(self.draft.config().self_window);
+        let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
+        let delays = Delays::PerToken(&batch.delays);
+        let target_keys = KeyRanges::packed(&batch.document_ids, None, delays);
+        let embeddings = self.target.embed(&batch.ids)?;
+        trace.push(("input", embeddings.clone()));
+        let table = self
+            .target
+            .rope()
+            .table(&batch.position_ids, self.target.device())?;
+        let cross = CrossContext {
+            last_kv: &features.last_kv,
+            ranges: Arc::new(target_keys),
+        };
+        Ok(self
+            .draft
+            .forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
+    }
+}
+
+impl Objective for GlideObjective {
+    fn draft(&self) -> &dyn Draft {
+        &self.draft
+    }
+
+    fn needs(&self) -> FeatureNeeds {
+        let teacher = match self.config.soft_targets {
+            _ if self.config.soft_weight == 0.0 => TeacherKind::None,
+            SoftTargetKind::Full => TeacherKind::Full,
+            SoftTargetKind::TopK => TeacherKind::TopK(self.config.top_k),
+        };
+        FeatureNeeds {
+            taps: vec![Tap::LastKv],
+            teacher,
+        }
+    }
+
+    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+        let rows = batch.learned.len();
+        if rows == 0 {
+            let metrics = DraftMetrics::default();
+            return Ok(Loss {
+                numerator: None,
+                denominator: 0,
+                metrics,
+            });
+        }
+        let hidden = self.hidden(batch, features, &mut Vec::new())?;
+        let learned = Tensor::from_slice(&batch.learned, rows, hidden.device())?;
+        let mut hidden = hidden.index_select(&learned, 0)?;
+        if !train {
+            hidden = hidden.detach();
+        }
+        let (teacher, soft, soft_weight) = match &features.teacher {
+            TeacherFeatures::None => (None, SoftTargets::None, 0.0),
+            TeacherFeatures::Full { hidden } => {
+                let teacher = Teacher {
+                    hidden,
+                    head: self.target.head(),
+                };
+                (Some(teacher), SoftTargets::Full, self.config.soft_weight)
+            }
+            TeacherFeatures::TopK { entries, k, hidden } => {
+                let tail = match self.config.tail {
+                    TailKind::Bucket => Tail::Bucket,
+                    TailKind::Renormalise => Tail::Renormalise,
+                };
+                let soft = SoftTargets::TopK {
+                    ids: &entries.ids,
+                    log_probs: &entries.log_probs,
+                    k: *k,
+                    tail,
+                };
+                let teacher = hidden.as_ref().map(|hidden| Teacher {
+                    hidden,
+                    head: self.target.head(),
+                });
+                (teacher, soft, self.config.soft_weight)
+            }
+        };
+        let output = linear_cross_entropy(&Inputs {
+            hidden: &hidden,
+            head: self.target.head(),
+            labels: &batch.labels(),
+            soft,
+            soft_weight,
+            teacher,
+        })?;
+        let mut metrics = DraftMetrics::default();
+        for (row, &t) in batch.learned.iter().enumerate() {
+            let delay = batch.delays[t as usize];
+            let rows = &output.rows;
+            metrics.add_row(
+                delay,
+                rows.hard[row],
+                rows.soft[row],
+                rows.agrees[row],
+                rows.acceptance[row],
+            );
+        }
+        Ok(Loss {
+            numerator: Some(output.loss_sum),
+            denominator: rows,
+            metrics,
+        })
+    }
+}
