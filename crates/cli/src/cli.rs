@@ -22,6 +22,26 @@ pub(crate) struct Cli {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// The whole pipeline: fetch a target, train a draft, extract it, decode with and without it.
+    ///
+    /// Example: longdraft quickstart --target smollm2
+    Quickstart(QuickstartArguments),
+    /// Train a draft; goes on by itself when the output directory holds a checkpoint.
+    ///
+    /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
+    Train(TrainArguments),
+    /// Write a checkpoint's draft weights, configuration and tokenizer.
+    ///
+    /// Example: longdraft extract runs/smollm2
+    Extract(ExtractArguments),
+    /// Text from the target, with a draft or without.
+    ///
+    /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
+    Generate(GenerateArguments),
+    /// Fetch a small real target.
+    ///
+    /// Example: longdraft fetch smollm2
+    Fetch(FetchArguments),
     /// Recompute reference cases and print the largest relative error.
     ///
     /// Example: longdraft parity cases/qwen2_short --json
@@ -37,4 +57,93 @@ pub(crate) struct ParityArguments {
     /// Weights of `forward` cases: a Hugging Face folder or a GGUF file.
     #[arg(long)]
     pub(crate) target: Option<PathBuf>,
+}
+
+/// Arguments of `train`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrainArguments {
+    /// Configuration file (YAML).
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Replace values: dotted.key=value, value as in YAML.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `extract`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExtractArguments {
+    /// A checkpoint, or a run directory (its newest checkpoint is taken).
+    #[arg(value_name = "CKPT")]
+    pub(crate) checkpoint: PathBuf,
+    /// Where to write (default: `draft` in the run directory).
+    #[arg(long)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Arguments of `generate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenerateArguments {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Draft folder or file, as `extract` writes it.
+    #[arg(long, required_unless_present = "no_draft")]
+    pub(crate) draft: Option<PathBuf>,
+    /// Decode plainly.
+    #[arg(long)]
+    pub(crate) no_draft: bool,
+    /// Text to continue.
+    #[arg(long)]
+    pub(crate) prompt: String,
+    /// Send the prompt as a user's turn through the target's chat template.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Most tokens to generate.
+    #[arg(long, default_value_t = 256)]
+    pub(crate) max_tokens: usize,
+    /// Tokens proposed per round.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) draft_len: usize,
+    /// How to hold the target's weights.
+    #[arg(long, default_value = "f32")]
+    pub(crate) dtype: WeightDtype,
+    /// Go on after tokens that end a text.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+/// Storage of frozen weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WeightDtype {
+    /// 32 bits.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+}
+
+/// Arguments of `quickstart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuickstartArguments {
+    /// Which target: `smollm2` is fetched (98 MB, Apache-2.0); a path or hub model also works.
+    #[arg(long, default_value = "smollm2")]
+    pub(crate) target: String,
+    /// Run directory.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub(crate) output: PathBuf,
+    /// Replace values of the training configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `fetch`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FetchArguments {
+    /// `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF.
+    #[arg(value_parser = ["smollm2"])]
+    pub(crate) model: String,
+    /// Where to put it (default: the user's cache folder).
+    pub(crate) folder: Option<PathBuf>,
 }

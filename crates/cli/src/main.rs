@@ -6,8 +6,10 @@
 
 mod cli;
 mod commands;
+mod configuration;
 mod failure;
 mod parity;
+mod progress;
 
 use std::process::ExitCode;
 

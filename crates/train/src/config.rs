@@ -1,1 +1,269 @@
-//! x
+//! The configuration of one training stage.
+
+use std::path::PathBuf;
+
+use longdraft_data::batch::AnchorOffset;
+use longdraft_data::template::{Learn, Template};
+use longdraft_models::draft::glide::{Compat, FinalNorm, Init};
+use serde::{Deserialize, Serialize};
+
+use crate::objective::GlideObjectiveConfig;
+use crate::optim::AdamWConfig;
+use crate::schedule;
+
+/// One stage: a draft for a target, data, an objective, a budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    pub target: String,
+    /// Run directory.
+    pub output: PathBuf,
+    /// The draft.
+    #[serde(default)]
+    pub draft: DraftConfig,
+    /// What is minimised.
+    #[serde(default)]
+    pub objective: GlideObjectiveConfig,
+    /// What it learns from.
+    pub data: DataConfig,
+    /// AdamW.
+    #[serde(default)]
+    pub optimizer: AdamWConfig,
+    /// Learning rate over the run.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// Length of the run and what it does on the way.
+    #[serde(default)]
+    pub train: RunConfig,
+}
+
+/// The draft layer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DraftConfig {
+    /// `longspec` reproduces the published training; none is the default mode.
+    pub compat: Option<Compat>,
+    /// Norm between the layer and the head.
+    pub final_norm: FinalNorm,
+    /// Initial values.
+    pub init: Init,
+    /// Draft length that delays are trained for (default 5; compat 4).
+    pub gamma: Option<usize>,
+    /// Weight of delay 1, 2, ..., gamma (default: equal).
+    pub delay_weights: Option<Vec<f64>>,
+    /// Start from this draft file or folder instead of initial values.
+    pub from: Option<PathBuf>,
+}
+
+/// Training and held-out text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// JSONL file.
+    pub train: PathBuf,
+    /// JSONL file of held-out rows; without it the last rows of `train` are held out.
+    #[serde(default)]
+    pub held_out: Option<PathBuf>,
+    /// Packed rows held out of `train` when there is no held-out file.
+    #[serde(default = "defaults::held_out_rows")]
+    pub held_out_rows: usize,
+    /// How a row becomes text.
+    #[serde(default)]
+    pub template: Template,
+    /// Which tokens are learned.
+    #[serde(default)]
+    pub learn: Learn,
+    /// Tokens of a packed row.
+    #[serde(default = "defaults::row_tokens")]
+    pub row_tokens: usize,
+    /// Stop reading after this many tokens.
+    #[serde(default)]
+    pub limit_tokens: Option<usize>,
+    /// Anchor-offset positions.
+    #[serde(default)]
+    pub anchor: AnchorOffset,
+}
+
+/// Learning rate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleConfig {
+    /// Curve.
+    pub kind: schedule::Kind,
+    /// Largest rate.
+    pub learning_rate: f64,
+    /// Share of steps spent warming up.
+    pub warmup_ratio: f64,
+    /// Ratio of the last rate to the largest.
+    pub floor_ratio: f64,
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        Self {
+            kind: schedule::Kind::WarmupCosine,
+            learning_rate: 5e-4,
+            warmup_ratio: schedule::WARMUP_RATIO,
+            floor_ratio: schedule::FLOOR_RATIO,
+        }
+    }
+}
+
+/// Where features come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureMode {
+    /// The target runs for every batch.
+    #[default]
+    Online,
+    /// The target runs once a row; later epochs reuse its features and positions.
+    Memory,
+}
+
+/// Budget, seeds and saving.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Passes over the data; ignored when `steps` is given.
+    pub epochs: f64,
+    /// Optimizer steps.
+    pub steps: Option<u64>,
+    /// Packed rows of one optimizer step.
+    pub rows_per_step: usize,
+    /// Run key: every random draw follows from it.
+    pub seed: u64,
+    /// Where features come from.
+    pub features: FeatureMode,
+    /// Save a checkpoint after every so many steps (and always at the end).
+    pub save_every: u64,
+    /// Measure the held-out rows after every so many steps (and always at the end; 0: only then).
+    pub evaluate_every: u64,
+    /// Compute the target's own loss after every so many steps (0: never).
+    pub target_loss_every: u64,
+    /// Write metrics after every so many steps.
+    pub log_every: u64,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            epochs: 1.0,
+            steps: None,
+            rows_per_step: 4,
+            seed: 0,
+            features: FeatureMode::Online,
+            save_every: 200,
+            evaluate_every: 0,
+            target_loss_every: 0,
+            log_every: 1,
+        }
+    }
+}
+
+mod defaults {
+    pub(super) fn held_out_rows() -> usize {
+        4
+    }
+
+    pub(super) fn row_tokens() -> usize {
+        1024
+    }
+}
+
+impl TrainConfig {
+    /// Everything that makes no sense, by dotted key.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut require = |holds: bool, problem: &str| {
+            if !holds {
+                problems.push(problem.to_owned());
+            }
+        };
+        let weight = self.objective.soft_weight;
+        require(
+            (0.0..=1.0).contains(&weight),
+            "`objective.soft_weight` must be between 0 and 1",
+        );
+        require(
+            self.objective.top_k > 0,
+            "`objective.top_k` must be at least 1",
+        );
+        require(
+            self.data.row_tokens >= 2,
+            "`data.row_tokens` must be at least 2",
+        );
+        require(
+            self.train.rows_per_step > 0,
+            "`train.rows_per_step` must be at least 1",
+        );
+        require(
+            self.train.log_every > 0,
+            "`train.log_every` must be at least 1",
+        );
+        require(
+            self.train.save_every > 0,
+            "`train.save_every` must be at least 1",
+        );
+        require(
+            self.train.steps.is_some_and(|steps| steps > 0)
+                || (self.train.steps.is_none() && self.train.epochs > 0.0),
+            "`train.steps` or `train.epochs` must be above 0",
+        );
+        let rate = self.schedule.learning_rate;
+        require(
+            rate > 0.0 && rate.is_finite(),
+            "`schedule.learning_rate` must be positive",
+        );
+        require(
+            (0.0..=1.0).contains(&self.schedule.warmup_ratio),
+            "`schedule.warmup_ratio` must be between 0 and 1",
+        );
+        let (beta1, beta2) = self.optimizer.betas;
+        let unit = 0.0..1.0;
+        require(
+            unit.contains(&beta1) && unit.contains(&beta2),
+            "`optimizer.betas` must lie in [0, 1)",
+        );
+        require(
+            self.optimizer.clip_norm > 0.0,
+            "`optimizer.clip_norm` must be positive",
+        );
+        if let Some(weights) = &self.draft.delay_weights {
+            require(
+                weights.iter().all(|w| *w >= 0.0 && w.is_finite())
+                    && weights.iter().sum::<f64>() > 0.0,
+                "`draft.delay_weights` must be non-negative with a positive sum",
+            );
+            require(
+                self.draft.gamma.is_none_or(|gamma| gamma == weights.len()),
+                "`draft.delay_weights` needs one weight for each delay 1..gamma",
+            );
+        }
+        require(
+            self.draft.gamma != Some(0),
+            "`draft.gamma` must be at least 1",
+        );
+        if self.draft.compat.is_some() {
+            require(
+                self.draft.final_norm == FinalNorm::None,
+                "`draft.compat: longspec` has no final norm: set `draft.final_norm: none`",
+            );
+            require(
+                self.objective.soft_weight == 0.0,
+                "`draft.compat: longspec` learns hard labels: set `objective.soft_weight: 0`",
+            );
+            require(
+                self.train.features == FeatureMode::Online,
+                "`draft.compat: longspec` draws new positions every step: set `train.features: online`",
+            );
+        }
+        require(
+            self.train.features == FeatureMode::Online
+                || self.objective.soft_weight == 0.0
+                || self.objective.soft_targets == crate::objective::SoftTargetKind::TopK,
+            "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
+        );
+        problems
+    }
+}

@@ -1,6 +1,11 @@
 //! One file per command.
 
+mod extract;
+mod fetch;
+mod generate;
 mod parity;
+mod quickstart;
+mod train;
 
 use crate::cli::{Cli, Command};
 use crate::failure::{Failure, Result};
@@ -13,6 +18,11 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         .build_global()
         .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))?;
     match arguments.command {
+        Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
+        Command::Train(train) => train::run(&train, arguments.json),
+        Command::Extract(extract) => extract::run(&extract, arguments.json),
+        Command::Generate(generate) => generate::run(&generate, arguments.json),
+        Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
     }
 }

@@ -23,6 +23,7 @@ use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::WeightSource;
+use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
@@ -73,6 +74,16 @@ impl Target {
         options: &TargetOptions,
     ) -> Result<Self> {
         load::build(config, source, options)
+    }
+
+    /// A target with random weights of the configuration's deviation, for tests and benchmarks.
+    ///
+    /// # Errors
+    /// - the configuration is unusable
+    pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
+        let specs = load::specs(&config);
+        let source = MemorySource::random(&specs, config.initializer_range, seed)?;
+        load::build(config, &source, options)
     }
 
     /// The tokenizer that belongs to the same folder or file.

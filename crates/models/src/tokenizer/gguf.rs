@@ -48,7 +48,8 @@ pub(super) fn read(content: &Content) -> Result<TextTokenizer, String> {
         }
         _ => None,
     };
-    Ok(TextTokenizer::new(tokenizer, template))
+    let adds_bos = flag(content, "add_bos_token", kind == "llama");
+    Ok(TextTokenizer::new(tokenizer, template, adds_bos))
 }
 
 fn value<'a>(content: &'a Content, key: &str) -> Option<&'a GgufValue> {

@@ -21,6 +21,7 @@ pub use stream::TextStream;
 pub struct TextTokenizer {
     inner: Tokenizer,
     chat_template: Option<ChatTemplate>,
+    adds_bos: bool,
 }
 
 /// Ids of a text and the byte range of the text that each of them covers.
@@ -30,6 +31,16 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Byte ranges, `[T]`.
     pub offsets: Vec<Range<usize>>,
+}
+
+/// Whether the tokenizer's own post-processing puts something before a text.
+fn starts_with_template(inner: &Tokenizer) -> bool {
+    let tokens = |special| {
+        inner
+            .encode("a", special)
+            .map_or(0, |encoding| encoding.len())
+    };
+    tokens(true) > tokens(false)
 }
 
 impl TextTokenizer {
@@ -50,9 +61,15 @@ impl TextTokenizer {
         };
         let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
         let chat_template = ChatTemplate::from_config(&config, file)?;
+        let adds_bos = config
+            .get("add_bos_token")
+            .and_then(Value::as_bool)
+            .unwrap_or(false)
+            || starts_with_template(&inner);
         Ok(Self {
             inner,
             chat_template,
+            adds_bos,
         })
     }
 
@@ -65,11 +82,17 @@ impl TextTokenizer {
             .map_err(|problem| ModelError::Tokenizer(format!("GGUF header: {problem}")))
     }
 
-    fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>) -> Self {
+    fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
         Self {
             inner,
             chat_template,
+            adds_bos,
         }
+    }
+
+    /// Whether the model wants its start token before a raw text.
+    pub fn adds_bos(&self) -> bool {
+        self.adds_bos
     }
 
     /// Ids of `text`, without special tokens added around it; special tokens written out in the

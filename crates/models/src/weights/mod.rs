@@ -5,6 +5,7 @@
 //! dtype asked for, so that peak memory stays close to the final weights.
 
 pub mod gguf;
+pub mod memory;
 mod mmap;
 pub mod pth;
 pub mod safetensors;

@@ -212,32 +212,81 @@ impl GlideDraft {
     /// # Errors
     /// - the folder cannot be written
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
-        let tensors = self.named_tensors();
-        let metadata = HashMap::from([
-            ("format".to_owned(), "pt".to_owned()),
-            ("draft".to_owned(), "glide".to_owned()),
-            ("mode".to_owned(), mode(&self.config).to_owned()),
-            (
-                "target_fingerprint".to_owned(),
-                target_fingerprint.to_owned(),
-            ),
-            ("gamma".to_owned(), self.config.gamma.to_string()),
-            ("window".to_owned(), self.config.self_window.to_string()),
-            (
-                "final_norm".to_owned(),
-                format!("{:?}", self.config.final_norm).to_lowercase(),
-            ),
-            ("head_dim".to_owned(), self.config.head_dim.to_string()),
-        ]);
-        safetensors::save(&folder.join(DRAFT_FILE), &tensors, metadata)?;
-        pth::save(&folder.join(PTH_FILE), &tensors)?;
-        let path = folder.join("config.json");
-        let mut value = serde_json::to_value(&self.config)
-            .map_err(|error| ModelError::invalid(&path, error))?;
-        value["model_type"] = "glide".into();
-        value["target_fingerprint"] = target_fingerprint.into();
-        safetensors::write_atomically(&path, format!("{value:#}\n").as_bytes())
+        save_tensors(
+            folder,
+            &self.config,
+            &self.named_tensors(),
+            target_fingerprint,
+        )
     }
+
+    /// Opens a draft folder or file with the layer that the `config.json` beside it describes; a
+    /// published file without one is read as the layer that its tensors and the target make.
+    ///
+    /// # Errors
+    /// - as [`Self::load`], or the configuration is unusable
+    pub fn open(path: &Path, target: &Target) -> Result<Self> {
+        let folder = if path.is_dir() {
+            path
+        } else {
+            path.parent().unwrap_or(path)
+        };
+        let config_path = folder.join("config.json");
+        let config = match std::fs::read_to_string(&config_path) {
+            Ok(text) => read_config(&config_path, &text)?,
+            Err(_) => None,
+        };
+        let config = config.unwrap_or_else(|| GlideConfig::for_target(target.config(), None));
+        Self::load(path, &config, target)
+    }
+}
+
+/// The layer's configuration; `None` if the file is some other model's.
+fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
+    let value: serde_json::Value =
+        serde_json::from_str(text).map_err(|error| ModelError::invalid(path, error))?;
+    if value["model_type"] != "glide" {
+        return Ok(None);
+    }
+    serde_json::from_value(value)
+        .map(Some)
+        .map_err(|error| ModelError::invalid(path, error))
+}
+
+/// Writes a layer's tensors as [`DRAFT_FILE`] and [`PTH_FILE`], with its `config.json`.
+///
+/// # Errors
+/// - the folder cannot be written
+pub fn save_tensors(
+    folder: &Path,
+    config: &GlideConfig,
+    tensors: &[(String, Tensor)],
+    target_fingerprint: &str,
+) -> Result<()> {
+    let metadata = HashMap::from([
+        ("format".to_owned(), "pt".to_owned()),
+        ("draft".to_owned(), "glide".to_owned()),
+        ("mode".to_owned(), mode(config).to_owned()),
+        (
+            "target_fingerprint".to_owned(),
+            target_fingerprint.to_owned(),
+        ),
+        ("gamma".to_owned(), config.gamma.to_string()),
+        ("window".to_owned(), config.self_window.to_string()),
+        (
+            "final_norm".to_owned(),
+            format!("{:?}", config.final_norm).to_lowercase(),
+        ),
+        ("head_dim".to_owned(), config.head_dim.to_string()),
+    ]);
+    safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
+    pth::save(&folder.join(PTH_FILE), tensors)?;
+    let path = folder.join("config.json");
+    let mut value =
+        serde_json::to_value(config).map_err(|error| ModelError::invalid(&path, error))?;
+    value["model_type"] = "glide".into();
+    value["target_fingerprint"] = target_fingerprint.into();
+    safetensors::write_atomically(&path, format!("{value:#}\n").as_bytes())
 }
 
 fn mode(config: &GlideConfig) -> &'static str {

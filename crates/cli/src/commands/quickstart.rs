@@ -1,0 +1,6 @@
+//! x
+use crate::cli::QuickstartArguments;
+use crate::failure::Result;
+pub(crate) fn run(_: &QuickstartArguments, _: bool) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! `longdraft train`: one stage from a configuration file.
+
+use std::sync::Arc;
+
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_train::config::TrainConfig;
+use longdraft_train::stage::{Ending, Stage};
+use serde_json::json;
+
+use crate::cli::TrainArguments;
+use crate::configuration::read_train_config;
+use crate::failure::{Failure, Result};
+use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+
+/// Trains; a second call with the same configuration goes on where the first one stopped.
+pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
+    let config = read_train_config(&arguments.config, &arguments.overrides)?;
+    let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
+    let mut progress = TrainingProgress::new(stop_on_interrupt());
+    let (ending, steps) = train(config.clone(), &target, &mut progress)?;
+    let output = config.output.display();
+    if json {
+        println!(
+            "{}",
+            json!({
+                "output": config.output, "steps": steps, "finished": ending == Ending::Finished,
+                "held_out": progress.held_out.as_ref().map(|m| m.to_json(m.by_delay.len())),
+                "median_tokens_per_second": median(&progress.speeds),
+            })
+        );
+    } else if ending == Ending::Finished {
+        println!("done: {output}; write the draft with `longdraft extract {output}`");
+    } else {
+        println!("stopped after step {steps}: the same command goes on from there");
+    }
+    Ok(())
+}
+
+/// Prepares and runs the stage; returns how it ended and the steps done.
+pub(crate) fn train(
+    config: TrainConfig,
+    target: &Arc<Target>,
+    progress: &mut TrainingProgress,
+) -> Result<(Ending, u64)> {
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    save_config(&config)?;
+    let started = std::time::Instant::now();
+    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, progress)?;
+    let (rows, tokens, held_out) = stage.data_sizes();
+    let (done, steps) = stage.steps();
+    let parameters: usize = stage
+        .objective()
+        .draft()
+        .parameters()
+        .iter()
+        .map(|parameter| parameter.var.elem_count())
+        .sum();
+    eprintln!(
+        "draft of {:.1} M parameters; {tokens} tokens in {rows} rows ({held_out} held out); \
+         {steps} steps, {done} done; {} threads",
+        parameters as f64 / 1e6,
+        rayon::current_num_threads()
+    );
+    let ending = stage.run(progress)?;
+    eprintln!("trained for {}", clock(started.elapsed().as_secs_f64()));
+    Ok((ending, stage.steps().0))
+}
+
+/// Keeps the composed configuration and the version beside the run.
+fn save_config(config: &TrainConfig) -> Result<()> {
+    let fail = |error: &dyn std::fmt::Display| {
+        Failure::work(format!("{}: {error}", config.output.display()))
+    };
+    std::fs::create_dir_all(&config.output).map_err(|error| fail(&error))?;
+    let text = serde_saphyr::to_string(config).map_err(|error| fail(&error))?;
+    let text = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
+    std::fs::write(config.output.join("config.yaml"), text).map_err(|error| fail(&error))
+}
+
+/// Median, 0 of nothing.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}

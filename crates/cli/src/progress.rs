@@ -1,0 +1,178 @@
+//! What a training run shows: a bar on a terminal, a plain line every few seconds elsewhere.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use longdraft_train::metrics::{DraftMetrics, Rate};
+use longdraft_train::stage::{Event, Observer, StepReport};
+
+/// Time between two plain lines.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Steps that the shown speed is averaged over (exponentially).
+const SPEED_MEMORY: f64 = 0.9;
+
+/// Prints a stage's events; stops it when the user asks.
+pub(crate) struct TrainingProgress {
+    bar: Option<ProgressBar>,
+    last_line: Option<Instant>,
+    tokens_per_second: Option<f64>,
+    gamma: usize,
+    stop: Arc<AtomicBool>,
+    /// Held-out metrics of the last evaluation.
+    pub(crate) held_out: Option<DraftMetrics>,
+    /// Speeds of all steps, for a summary.
+    pub(crate) speeds: Vec<f64>,
+}
+
+impl TrainingProgress {
+    /// `stop` is set by Ctrl-C.
+    pub(crate) fn new(stop: Arc<AtomicBool>) -> Self {
+        Self {
+            bar: None,
+            last_line: None,
+            tokens_per_second: None,
+            gamma: 5,
+            stop,
+            held_out: None,
+            speeds: Vec::new(),
+        }
+    }
+
+    fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn bar(&mut self, length: u64, position: u64, message: String) -> bool {
+        if !std::io::stderr().is_terminal() {
+            return false;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+            ProgressBar::new(length)
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        bar.set_length(length);
+        bar.set_position(position);
+        bar.set_message(message);
+        true
+    }
+
+    fn due(&mut self, last: bool) -> bool {
+        let due = last
+            || self
+                .last_line
+                .is_none_or(|line| line.elapsed() >= LINE_EVERY);
+        if due {
+            self.last_line = Some(Instant::now());
+        }
+        due
+    }
+
+    fn step(&mut self, report: &StepReport) {
+        let speed = report.tokens_per_second();
+        self.speeds.push(speed);
+        let smooth = self.tokens_per_second.map_or(speed, |old| {
+            SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed
+        });
+        self.tokens_per_second = Some(smooth);
+        let left = (report.steps - report.step) as f64 * report.tokens as f64 / smooth;
+        let message = format!(
+            "loss {:.3}  simulated length {:.2}  {smooth:.0} tok/s  {} left",
+            report.loss,
+            report
+                .metrics
+                .simulated_acceptance_length(Rate::Top1, self.gamma),
+            clock(left)
+        );
+        let shown = self.bar(report.steps, report.step, message.clone());
+        if !shown && self.due(report.step == report.steps) {
+            eprintln!("step {}/{}  {message}", report.step, report.steps);
+        }
+        if report.step == report.steps
+            && let Some(bar) = self.bar.take()
+        {
+            bar.finish();
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, metrics: &DraftMetrics) {
+        let agreement: Vec<String> = metrics
+            .by_delay
+            .iter()
+            .map(|counts| format!("{:.1}", 100.0 * counts.top1_agreement()))
+            .collect();
+        self.say(&format!(
+            "held-out after step {step}: hard loss {:.3}  agreement with the target at delay \
+             1..{}: {} %  simulated length {:.3}",
+            metrics.hard_loss(),
+            metrics.by_delay.len(),
+            agreement.join(" "),
+            metrics.simulated_acceptance_length(Rate::Top1, metrics.by_delay.len())
+        ));
+        self.held_out = Some(metrics.clone());
+    }
+}
+
+impl Observer for TrainingProgress {
+    fn on_event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Resumed(step) => self.say(&format!("resumed after step {step}")),
+            Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Captured(done, all) => {
+                let shown = self.bar(all as u64, done as u64, "rows through the target".into());
+                if !shown && self.due(done == all) {
+                    eprintln!("captured the target's features of {done}/{all} rows");
+                }
+                if done == all
+                    && let Some(bar) = self.bar.take()
+                {
+                    bar.finish();
+                }
+            }
+            Event::Step(report) => self.step(report),
+            Event::Evaluated(step, metrics) => self.evaluated(step, metrics),
+            Event::Saved(path) => {
+                if self.bar.is_none() {
+                    eprintln!("saved {}", path.display());
+                }
+            }
+        }
+    }
+
+    fn should_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Seconds as `1h02m`, `3m05s` or `12s`.
+pub(crate) fn clock(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, _) => format!("{h}h{m:02}m"),
+    }
+}
+
+/// A flag that the first Ctrl-C sets; the second one quits.
+pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let installed = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("finishing this step, then saving (Ctrl-C again quits at once)");
+    });
+    if let Err(error) = installed {
+        eprintln!("warning: Ctrl-C will not save: {error}");
+    }
+    stop
+}

@@ -1,0 +1,50 @@
+//! What a run needs to go on bit for bit.
+
+use longdraft_data::sampler::Cursor;
+use longdraft_models::draft::glide::GlideConfig;
+use serde::{Deserialize, Serialize};
+
+/// What must not change under a resumed run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// Name and value of everything that decides the result, in a fixed order.
+    pub values: Vec<(String, String)>,
+}
+
+impl RunIdentity {
+    /// `name: old → new` for everything that differs.
+    pub fn differences(&self, new: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        for (name, value) in &new.values {
+            match self.values.iter().find(|(known, _)| known == name) {
+                Some((_, old)) if old != value => {
+                    differences.push(format!("{name} was {old}, now {value}"));
+                }
+                Some(_) => {}
+                None => differences.push(format!("{name} is new: {value}")),
+            }
+        }
+        differences
+    }
+}
+
+/// The small part of a checkpoint; tensors lie beside it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointState {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Where the data goes on. All other random draws are functions of seed, epoch and document.
+    pub cursor: Cursor,
+    /// Learned rows so far.
+    pub learned_rows: u64,
+    /// Tokens so far, learned or not.
+    pub tokens: u64,
+    /// Length of `metrics.jsonl` in bytes when this was saved.
+    pub metrics_bytes: u64,
+    /// What must not change.
+    pub identity: RunIdentity,
+    /// The layer.
+    pub draft: GlideConfig,
+    /// Whose features it was trained on.
+    pub target_fingerprint: String,
+}

@@ -1,0 +1,222 @@
+//! Writing, rotating and reading checkpoints.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Tensor};
+use longdraft_models::draft::Parameter;
+use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+
+use super::manifest::{MANIFEST, Manifest};
+use super::state::CheckpointState;
+use crate::error::{Result, TrainError};
+use crate::optim::AdamWState;
+
+/// Newest checkpoint.
+pub const LAST: &str = "last";
+
+/// The one before it.
+pub const PREVIOUS: &str = "last_2";
+
+const STATE: &str = "state.json";
+const DRAFT: &str = "draft.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// Saves into and resumes from one folder.
+#[derive(Debug, Clone)]
+pub struct Checkpointer {
+    folder: PathBuf,
+}
+
+/// A checkpoint that was read back.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Which folder it came from.
+    pub path: PathBuf,
+    /// Small state.
+    pub state: CheckpointState,
+    /// Draft tensors by name.
+    pub draft: Vec<(String, Tensor)>,
+    /// Optimizer moments, in the draft's order.
+    pub optimizer: AdamWState,
+    /// Why a newer checkpoint was passed over.
+    pub warning: Option<String>,
+}
+
+impl Checkpointer {
+    /// A checkpointer over `folder`, which is made when needed.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+        }
+    }
+
+    /// Writes a checkpoint and rotates: the previous one is kept as `last_2`.
+    ///
+    /// # Errors
+    /// - the folder cannot be written or is full; existing checkpoints stay as they were
+    pub fn save(
+        &self,
+        state: &CheckpointState,
+        parameters: &[Parameter],
+        optimizer: &AdamWState,
+        tokenizer: &TextTokenizer,
+    ) -> Result<PathBuf> {
+        let temporary = self.folder.join(format!(".saving-{}", std::process::id()));
+        let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
+        let _ = std::fs::remove_dir_all(&temporary);
+        std::fs::create_dir_all(&temporary).map_err(fail)?;
+        let written = write_files(&temporary, state, parameters, optimizer, tokenizer)
+            .and_then(|()| self.rotate(&temporary));
+        if written.is_err() {
+            let _ = std::fs::remove_dir_all(&temporary);
+        }
+        written
+    }
+
+    fn rotate(&self, temporary: &Path) -> Result<PathBuf> {
+        let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
+        let (last, previous) = (self.folder.join(LAST), self.folder.join(PREVIOUS));
+        let outgoing = self
+            .folder
+            .join(format!(".outgoing-{}", std::process::id()));
+        if last.exists() {
+            if previous.exists() {
+                let _ = std::fs::remove_dir_all(&outgoing);
+                std::fs::rename(&previous, &outgoing).map_err(fail)?;
+            }
+            std::fs::rename(&last, &previous).map_err(fail)?;
+        }
+        std::fs::rename(temporary, &last).map_err(fail)?;
+        File::open(&self.folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(fail)?;
+        let _ = std::fs::remove_dir_all(&outgoing);
+        Ok(last)
+    }
+
+    /// The newest undamaged checkpoint, if there is any.
+    ///
+    /// # Errors
+    /// - checkpoints exist but none is usable; every damage is named
+    pub fn load_latest(&self) -> Result<Option<Loaded>> {
+        let mut damages: Vec<String> = Vec::new();
+        for name in [LAST, PREVIOUS] {
+            let path = self.folder.join(name);
+            if !path.is_dir() {
+                continue;
+            }
+            match load(&path) {
+                Ok(mut loaded) => {
+                    loaded.warning = (!damages.is_empty()).then(|| damages.join("; "));
+                    return Ok(Some(loaded));
+                }
+                Err(error) => damages.push(error.to_string()),
+            }
+        }
+        if damages.is_empty() {
+            return Ok(None);
+        }
+        Err(TrainError::checkpoint(&self.folder, damages.join("; ")))
+    }
+}
+
+fn write_files(
+    folder: &Path,
+    state: &CheckpointState,
+    parameters: &[Parameter],
+    optimizer: &AdamWState,
+    tokenizer: &TextTokenizer,
+) -> Result<()> {
+    let draft: Vec<(String, Tensor)> = parameters
+        .iter()
+        .map(|parameter| (parameter.name.clone(), parameter.var.as_tensor().clone()))
+        .collect();
+    save(&folder.join(DRAFT), &draft, HashMap::new())?;
+    let mut moments = Vec::new();
+    for (index, parameter) in parameters.iter().enumerate() {
+        for (prefix, values) in [("first", &optimizer.first), ("second", &optimizer.second)] {
+            let device = candle_core::Device::Cpu;
+            let tensor = Tensor::from_slice(&values[index], values[index].len(), &device)?;
+            moments.push((format!("{prefix}.{}", parameter.name), tensor));
+        }
+    }
+    let metadata = HashMap::from([("step".to_owned(), optimizer.step.to_string())]);
+    save(&folder.join(OPTIMIZER), &moments, metadata)?;
+    tokenizer.save(folder)?;
+    let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
+    let text = serde_json::to_string_pretty(state).map_err(|error| fail(&error))?;
+    std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))?;
+    let manifest = Manifest::of(folder)?;
+    let text = serde_json::to_string_pretty(&manifest).map_err(|error| fail(&error))?;
+    std::fs::write(folder.join(MANIFEST), text).map_err(|error| fail(&error))?;
+    for entry in std::fs::read_dir(folder).map_err(|error| fail(&error))? {
+        let entry = entry.map_err(|error| fail(&error))?;
+        File::open(entry.path())
+            .and_then(|file| file.sync_all())
+            .map_err(|error| fail(&error))?;
+    }
+    File::open(folder)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| fail(&error))
+}
+
+fn load(path: &Path) -> Result<Loaded> {
+    Manifest::verify(path)?;
+    let state = read_state(path)?;
+    let draft = read_draft(path)?;
+    let source = SafetensorsSource::open_file(&path.join(OPTIMIZER))?;
+    let step = source
+        .metadata()
+        .get("step")
+        .and_then(|step| step.parse().ok());
+    let step = step.ok_or_else(|| TrainError::checkpoint(path, "optimizer without a step"))?;
+    let moments = |prefix: &str| -> Result<Vec<Vec<f32>>> {
+        draft
+            .iter()
+            .map(|(name, _)| {
+                let tensor = source.load(&format!("{prefix}.{name}"), DType::F32)?;
+                Ok(tensor.flatten_all()?.to_vec1()?)
+            })
+            .collect()
+    };
+    let optimizer = AdamWState {
+        first: moments("first")?,
+        second: moments("second")?,
+        step,
+    };
+    Ok(Loaded {
+        path: path.to_path_buf(),
+        state,
+        draft,
+        optimizer,
+        warning: None,
+    })
+}
+
+/// A checkpoint's small state.
+///
+/// # Errors
+/// - it is missing or unusable
+pub fn read_state(checkpoint: &Path) -> Result<CheckpointState> {
+    let path = checkpoint.join(STATE);
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
+    serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))
+}
+
+/// A checkpoint's draft tensors by name.
+///
+/// # Errors
+/// - the file is missing or unusable
+pub fn read_draft(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
+    let source = SafetensorsSource::open_file(&checkpoint.join(DRAFT))?;
+    let named = |name: String| {
+        let tensor = source.load(&name, DType::F32)?;
+        Ok((name, tensor))
+    };
+    source.names().into_iter().map(named).collect()
+}

@@ -1,0 +1,97 @@
+//! What a running stage tells its caller.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::metrics::DraftMetrics;
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The budget is used up.
+    Finished,
+    /// The observer asked to stop; a checkpoint was saved.
+    Stopped,
+}
+
+/// Numbers of one optimizer step.
+#[derive(Debug, Clone)]
+pub struct StepReport {
+    /// From 1.
+    pub step: u64,
+    /// In all.
+    pub steps: u64,
+    /// From 0.
+    pub epoch: u64,
+    /// Nats per learned row.
+    pub loss: f64,
+    /// The target's own loss on the same rows, when it was computed.
+    pub target_loss: Option<f64>,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// As used.
+    pub learning_rate: f64,
+    /// Of this step, learned or not.
+    pub tokens: usize,
+    /// Since the start of the run.
+    pub total_tokens: u64,
+    /// Of this step.
+    pub seconds: f64,
+    /// Counters of this step.
+    pub metrics: DraftMetrics,
+}
+
+impl StepReport {
+    /// Tokens of this step by its seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+
+    /// One line of `metrics.jsonl`.
+    pub fn to_json(&self, gamma: usize) -> Value {
+        let mut record = json!({
+            "step": self.step, "epoch": self.epoch, "loss": self.loss,
+            "grad_norm": self.grad_norm, "learning_rate": self.learning_rate,
+            "tokens": self.total_tokens,
+            "learned_share": self.metrics.rows as f64 / self.tokens.max(1) as f64,
+        });
+        if let Some(target_loss) = self.target_loss {
+            record["target_loss"] = json!(target_loss);
+        }
+        if let Value::Object(record) = &mut record {
+            record.extend(self.metrics.to_json(gamma));
+        }
+        // The only figures that a resumed run does not repeat exactly.
+        record["tokens_per_second"] = json!(self.tokens_per_second());
+        record
+    }
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The run goes on after this many steps.
+    Resumed(u64),
+    /// Something is off but the run goes on.
+    Warning(&'a str),
+    /// Rows whose features are captured, of all.
+    Captured(usize, usize),
+    /// A step was taken.
+    Step(&'a StepReport),
+    /// Held-out rows were measured after a step, every row at every delay.
+    Evaluated(u64, &'a DraftMetrics),
+    /// A checkpoint is complete.
+    Saved(&'a Path),
+}
+
+/// Listens to a stage and may stop it between steps.
+pub trait Observer {
+    /// Something happened.
+    fn on_event(&mut self, event: Event<'_>);
+
+    /// Whether to save and stop before the next step.
+    fn should_stop(&self) -> bool {
+        false
+    }
+}

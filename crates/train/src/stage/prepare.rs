@@ -1,0 +1,323 @@
+//! From a configuration to a stage that is ready to run, fresh or resumed.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_data::Document;
+use longdraft_data::batch::{AnchorOffset, Draws};
+use longdraft_data::document::read_documents;
+use longdraft_data::packing::{PackedRow, Piece, pack};
+use longdraft_data::sampler::{Cursor, Sampler};
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+
+use super::metrics_log::MetricsLog;
+use super::{DataSet, Encoder, Event, Observer, Progress, Stage};
+use crate::checkpoint::{Checkpointer, RunIdentity};
+use crate::config::{FeatureMode, TrainConfig};
+use crate::error::{Result, TrainError};
+use crate::features::{FeatureSource, FeatureStore};
+use crate::objective::GlideObjective;
+use crate::objective::Objective;
+use crate::optim::AdamW;
+use crate::schedule::Schedule;
+
+impl Stage {
+    /// Loads data and draft, and goes on from the run directory's checkpoint if there is one.
+    ///
+    /// # Errors
+    /// - unusable data or draft, a run directory of another run, damaged checkpoints
+    pub fn prepare(
+        config: TrainConfig,
+        target: Arc<Target>,
+        tokenizer: TextTokenizer,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        let (train, held_out) = data_sets(&config, &target, &tokenizer)?;
+        let glide = glide_config(&config, target.config());
+        let draft = match &config.draft.from {
+            Some(path) => GlideDraft::load(path, &glide, &target)?,
+            None => GlideDraft::initialise(&glide, &target, config.draft.init, config.train.seed)?,
+        };
+        let weights = config.draft.delay_weights.clone();
+        let draws = Draws {
+            seed: config.train.seed,
+            anchor: AnchorOffset {
+                max_position: config
+                    .data
+                    .anchor
+                    .max_position
+                    .min(target.config().max_position_embeddings),
+                ..config.data.anchor
+            },
+            delay_weights: weights.unwrap_or_else(|| vec![1.0; glide.gamma]),
+            shared_delay: config.draft.compat.is_some(),
+        };
+        let schedule = Schedule {
+            kind: config.schedule.kind,
+            base: config.schedule.learning_rate,
+            steps: total_steps(&config, train.rows.len()),
+            warmup_ratio: config.schedule.warmup_ratio,
+            floor_ratio: config.schedule.floor_ratio,
+        };
+        let identity = identity(&config, &target, &train)?;
+        let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
+        let objective = GlideObjective::new(Arc::clone(&target), draft, config.objective.clone());
+        let resumed = resume(
+            &config.output,
+            &checkpointer,
+            &objective,
+            &identity,
+            observer,
+        )?;
+        let (optimizer, cursor, progress, metrics_bytes) = match resumed {
+            Some(resumed) => (
+                AdamW::with_state(
+                    config.optimizer.clone(),
+                    objective.draft().parameters(),
+                    resumed.optimizer,
+                )?,
+                resumed.cursor,
+                resumed.progress,
+                resumed.metrics_bytes,
+            ),
+            None => (
+                AdamW::new(config.optimizer.clone(), objective.draft().parameters()),
+                Cursor::default(),
+                Progress::default(),
+                0,
+            ),
+        };
+        std::fs::create_dir_all(&config.output)
+            .map_err(|error| TrainError::checkpoint(&config.output, error))?;
+        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes)?;
+        let features = match config.train.features {
+            FeatureMode::Online => FeatureSource::Online(Arc::clone(&target)),
+            FeatureMode::Memory => FeatureSource::Offline(FeatureStore::default()),
+        };
+        let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
+        Ok(Self {
+            config,
+            target,
+            tokenizer,
+            objective,
+            optimizer,
+            schedule,
+            sampler,
+            draws,
+            train,
+            held_out,
+            features,
+            identity,
+            checkpointer,
+            log,
+            progress,
+        })
+    }
+}
+
+fn glide_config(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
+    let mut glide = GlideConfig::for_target(target, config.draft.compat);
+    glide.final_norm = config.draft.final_norm;
+    let weights = config.draft.delay_weights.as_ref().map(Vec::len);
+    glide.gamma = config.draft.gamma.or(weights).unwrap_or(glide.gamma);
+    glide
+}
+
+/// Steps of the whole run: as given, or the epochs' rows by the rows of a step.
+fn total_steps(config: &TrainConfig, rows: usize) -> u64 {
+    let per_epoch = rows as f64 / config.train.rows_per_step as f64;
+    let steps = if config.draft.compat.is_some() {
+        per_epoch.floor() * config.train.epochs
+    } else {
+        (per_epoch * config.train.epochs).round()
+    };
+    config.train.steps.unwrap_or((steps as u64).max(1))
+}
+
+fn data_sets(
+    config: &TrainConfig,
+    target: &Target,
+    tokenizer: &TextTokenizer,
+) -> Result<(DataSet, DataSet)> {
+    let encoder = Encoder::new(tokenizer, target.config());
+    let data = &config.data;
+    let read =
+        |path: &Path, limit| read_documents(path, &data.template, data.learn, &encoder, limit);
+    let mut documents = read(&data.train, data.limit_tokens)?;
+    let pad = target.config().pad_token_id;
+    let pad = pad.or(target.config().eos_token_ids.first().copied());
+    let set = |mut documents: Vec<Document>| {
+        let rows = if config.draft.compat.is_some() {
+            mask_padding(&mut documents, pad);
+            one_row_each(&documents, data.row_tokens)
+        } else {
+            pack(&documents, data.row_tokens)
+        };
+        DataSet { documents, rows }
+    };
+    let held_out = if let Some(path) = &data.held_out {
+        read(path, None)?
+    } else {
+        let mut tokens = 0;
+        let wanted = data.held_out_rows * data.row_tokens;
+        let mut first = documents.len();
+        // At least one document stays for training.
+        while first > 1 && tokens < wanted {
+            first -= 1;
+            tokens += documents[first].ids.len();
+        }
+        documents.split_off(first)
+    };
+    Ok((set(documents), set(held_out)))
+}
+
+/// Published rule: a token with the pad's id is never learned.
+fn mask_padding(documents: &mut [Document], pad: Option<u32>) {
+    for document in documents {
+        for (mask, id) in document.loss_mask.iter_mut().zip(&document.ids) {
+            *mask = *mask && Some(*id) != pad;
+        }
+    }
+}
+
+/// Published rows: one document, truncated.
+fn one_row_each(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
+    let row = |(document, content): (usize, &Document)| PackedRow {
+        pieces: vec![Piece {
+            document,
+            tokens: 0..content.ids.len().min(row_tokens),
+        }],
+    };
+    documents.iter().enumerate().map(row).collect()
+}
+
+/// What a resumed run must share with the saved one.
+fn identity(config: &TrainConfig, target: &Target, train: &DataSet) -> Result<RunIdentity> {
+    let mut hasher = blake3::Hasher::new();
+    for document in &train.documents {
+        document.ids.iter().for_each(|id| {
+            hasher.update(&id.to_le_bytes());
+        });
+        document.loss_mask.iter().for_each(|mask| {
+            hasher.update(&[u8::from(*mask)]);
+        });
+    }
+    let tokens = hasher.finalize().to_hex()[..16].to_owned();
+    let json = |value: serde_json::Result<serde_json::Value>| {
+        value
+            .map(|value| value.to_string())
+            .map_err(|error| TrainError::checkpoint(&config.output, error))
+    };
+    let run = &config.train;
+    Ok(RunIdentity {
+        values: vec![
+            ("target".into(), target.fingerprint().to_owned()),
+            ("data".into(), tokens),
+            ("data.row_tokens".into(), config.data.row_tokens.to_string()),
+            (
+                "data.anchor".into(),
+                json(serde_json::to_value(config.data.anchor))?,
+            ),
+            ("draft".into(), json(serde_json::to_value(&config.draft))?),
+            (
+                "objective".into(),
+                json(serde_json::to_value(&config.objective))?,
+            ),
+            (
+                "optimizer".into(),
+                json(serde_json::to_value(&config.optimizer))?,
+            ),
+            (
+                "schedule".into(),
+                json(serde_json::to_value(&config.schedule))?,
+            ),
+            (
+                "train.steps".into(),
+                total_steps(config, train.rows.len()).to_string(),
+            ),
+            ("train.rows_per_step".into(), run.rows_per_step.to_string()),
+            ("train.seed".into(), run.seed.to_string()),
+            (
+                "train.features".into(),
+                json(serde_json::to_value(run.features))?,
+            ),
+        ],
+    })
+}
+
+struct Resumed {
+    optimizer: crate::optim::AdamWState,
+    cursor: Cursor,
+    progress: Progress,
+    metrics_bytes: u64,
+}
+
+/// Puts the newest checkpoint's tensors into the draft.
+fn resume(
+    output: &Path,
+    checkpointer: &Checkpointer,
+    objective: &GlideObjective,
+    identity: &RunIdentity,
+    observer: &mut dyn Observer,
+) -> Result<Option<Resumed>> {
+    let Some(loaded) = checkpointer.load_latest()? else {
+        return Ok(None);
+    };
+    let differences = loaded.state.identity.differences(identity);
+    if !differences.is_empty() {
+        return Err(TrainError::OtherRun {
+            path: output.to_path_buf(),
+            differences,
+        });
+    }
+    if let Some(warning) = &loaded.warning {
+        observer.on_event(Event::Warning(warning));
+    }
+    let saved: std::collections::HashMap<&str, &Tensor> = loaded
+        .draft
+        .iter()
+        .map(|(name, tensor)| (name.as_str(), tensor))
+        .collect();
+    let parameters = objective.draft().parameters();
+    for parameter in parameters {
+        let tensor = saved.get(parameter.name.as_str()).ok_or_else(|| {
+            TrainError::checkpoint(&loaded.path, format!("no tensor `{}`", parameter.name))
+        })?;
+        parameter
+            .var
+            .set(&tensor.to_device(parameter.var.device())?)?;
+    }
+    // Files hold tensors by name; the optimizer wants the draft's order.
+    let position = |name: &str| loaded.draft.iter().position(|(known, _)| known == name);
+    let reorder = |moments: &[Vec<f32>]| -> Vec<Vec<f32>> {
+        let of = |name: &str| {
+            position(name)
+                .map(|i| moments[i].clone())
+                .unwrap_or_default()
+        };
+        parameters
+            .iter()
+            .map(|parameter| of(&parameter.name))
+            .collect()
+    };
+    let optimizer = crate::optim::AdamWState {
+        first: reorder(&loaded.optimizer.first),
+        second: reorder(&loaded.optimizer.second),
+        step: loaded.optimizer.step,
+    };
+    observer.on_event(Event::Resumed(loaded.state.step));
+    Ok(Some(Resumed {
+        optimizer,
+        cursor: loaded.state.cursor,
+        progress: Progress {
+            step: loaded.state.step,
+            tokens: loaded.state.tokens,
+            learned_rows: loaded.state.learned_rows,
+        },
+        metrics_bytes: loaded.state.metrics_bytes,
+    }))
+}
