@@ -50,9 +50,7 @@ fn apply(value: &mut Value, text: &str) -> Result<()> {
         Failure::usage(format!("override `{text}`: {problem}"))
             .hint("overrides are written dotted.key=value, e.g. train.steps=100")
     };
-    let (key, new) = text
-        .split_once('=')
-        .ok_or_else(|| wrong("there is no `=`"))?;
+    let (key, new) = text.split_once('=').ok_or_else(|| wrong("there is no `=`"))?;
     let new: Value =
         serde_saphyr::from_str(new).map_err(|error| wrong(&format!("bad value: {error}")))?;
     let mut place = value;
@@ -64,9 +62,7 @@ fn apply(value: &mut Value, text: &str) -> Result<()> {
             *place = Value::Object(serde_json::Map::new());
         }
         let Value::Object(map) = place else {
-            return Err(wrong(&format!(
-                "`{part}` is set inside something that has no keys"
-            )));
+            return Err(wrong(&format!("`{part}` is set inside something that has no keys")));
         };
         place = map.entry(part).or_insert(Value::Null);
     }
@@ -78,7 +74,7 @@ fn apply(value: &mut Value, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    const MINIMAL: &str = "target: a/b\noutput: runs/x\ndata:\n  train: rows.jsonl\n";
+    const MINIMAL: &str = "target: a/b\noutput: runs/x\ndata:\n  train: [{path: rows.jsonl}]\n";
 
     fn fails(text: &str, overrides: &[&str]) -> String {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
@@ -90,10 +86,7 @@ mod tests {
 
     #[test]
     fn overrides_replace_and_create_keys() {
-        let overrides = [
-            "train.steps=7".to_owned(),
-            "draft.delay_weights=[1, 0.5]".to_owned(),
-        ];
+        let overrides = ["train.steps=7".to_owned(), "draft.delay_weights=[1, 0.5]".to_owned()];
         let config = parse_train_config(MINIMAL, "file.yaml", &overrides).expect("valid");
         assert_eq!(config.train.steps, Some(7));
         assert_eq!(config.draft.delay_weights, Some(vec![1.0, 0.5]));
@@ -102,10 +95,7 @@ mod tests {
     #[test]
     fn mistakes_in_the_file_are_told_with_their_line() {
         let message = fails(&format!("{MINIMAL}trian:\n  steps: 3\n"), &[]);
-        assert!(
-            message.contains("trian") && message.contains("line 5"),
-            "{message}"
-        );
+        assert!(message.contains("trian") && message.contains("line 5"), "{message}");
     }
 
     #[test]
@@ -117,17 +107,9 @@ mod tests {
 
     #[test]
     fn every_senseless_combination_is_named_at_once() {
-        let overrides = [
-            "objective.soft_weight=2",
-            "train.rows_per_step=0",
-            "draft.gamma=0",
-        ];
+        let overrides = ["objective.soft_weight=2", "train.rows_per_step=0", "draft.gamma=0"];
         let message = fails(MINIMAL, &overrides);
-        for part in [
-            "objective.soft_weight",
-            "train.rows_per_step",
-            "draft.gamma",
-        ] {
+        for part in ["objective.soft_weight", "train.rows_per_step", "draft.gamma"] {
             assert!(message.contains(part), "{part} not in {message}");
         }
     }

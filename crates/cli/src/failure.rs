@@ -20,20 +20,12 @@ pub(crate) struct Failure {
 impl Failure {
     /// The work failed.
     pub(crate) fn work(message: impl Display) -> Self {
-        Self {
-            code: 1,
-            message: message.to_string(),
-            hint: None,
-        }
+        Self { code: 1, message: message.to_string(), hint: None }
     }
 
     /// The command or its configuration is wrong.
     pub(crate) fn usage(message: impl Display) -> Self {
-        Self {
-            code: 2,
-            message: message.to_string(),
-            hint: None,
-        }
+        Self { code: 2, message: message.to_string(), hint: None }
     }
 
     /// Adds the way out.

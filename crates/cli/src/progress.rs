@@ -65,10 +65,7 @@ impl TrainingProgress {
     }
 
     fn due(&mut self, last: bool) -> bool {
-        let due = last
-            || self
-                .last_line
-                .is_none_or(|line| line.elapsed() >= LINE_EVERY);
+        let due = last || self.last_line.is_none_or(|line| line.elapsed() >= LINE_EVERY);
         if due {
             self.last_line = Some(Instant::now());
         }
@@ -78,17 +75,15 @@ impl TrainingProgress {
     fn step(&mut self, report: &StepReport) {
         let speed = report.tokens_per_second();
         self.speeds.push(speed);
-        let smooth = self.tokens_per_second.map_or(speed, |old| {
-            SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed
-        });
+        let smooth = self
+            .tokens_per_second
+            .map_or(speed, |old| SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed);
         self.tokens_per_second = Some(smooth);
         let left = (report.steps - report.step) as f64 * report.tokens as f64 / smooth;
         let message = format!(
             "loss {:.3}  simulated length {:.2}  {smooth:.0} tok/s  {} left",
             report.loss,
-            report
-                .metrics
-                .simulated_acceptance_length(Rate::Top1, self.gamma),
+            report.metrics.simulated_acceptance_length(Rate::Top1, self.gamma),
             clock(left)
         );
         let shown = self.bar(report.steps, report.step, message.clone());

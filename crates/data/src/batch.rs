@@ -22,11 +22,7 @@ pub struct AnchorOffset {
 
 impl Default for AnchorOffset {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            max_document: 1200,
-            max_position: 30_000,
-        }
+        Self { enabled: true, max_document: 1200, max_position: 30_000 }
     }
 }
 
@@ -47,15 +43,7 @@ impl AnchorOffset {
 
 /// Position ids of `length` tokens: `t` below `anchors`, `t + offset` from there on.
 pub fn anchored_positions(length: usize, anchors: usize, offset: usize) -> Vec<u32> {
-    (0..length)
-        .map(|t| {
-            if t < anchors {
-                t as u32
-            } else {
-                (t + offset) as u32
-            }
-        })
-        .collect()
+    (0..length).map(|t| if t < anchors { t as u32 } else { (t + offset) as u32 }).collect()
 }
 
 /// A micro-batch: packed tokens and what is learned of them.
@@ -71,8 +59,8 @@ pub struct Batch {
     pub delays: Vec<u32>,
     /// Rows `t` that are learned, ascending; the label of `t` is `ids[t + 1]`.
     pub learned: Vec<u32>,
-    /// Lines of the data file that the tokens came from.
-    pub lines: Vec<usize>,
+    /// `file:line` of every piece.
+    pub origins: Vec<String>,
     /// Which packed row this is; keys stored features.
     pub row: usize,
 }
@@ -80,10 +68,7 @@ pub struct Batch {
 impl Batch {
     /// Labels of the learned rows.
     pub fn labels(&self) -> Vec<u32> {
-        self.learned
-            .iter()
-            .map(|&t| self.ids[t as usize + 1])
-            .collect()
+        self.learned.iter().map(|&t| self.ids[t as usize + 1]).collect()
     }
 }
 
@@ -118,10 +103,7 @@ impl Batch {
         draws: &Draws,
         epochs: DrawEpochs,
     ) -> Self {
-        let mut batch = Self {
-            row: row_index,
-            ..Self::default()
-        };
+        let mut batch = Self { row: row_index, ..Self::default() };
         for (slot, piece) in row.pieces.iter().enumerate() {
             let document = &documents[piece.document];
             let length = piece.tokens.len();
@@ -131,21 +113,15 @@ impl Batch {
             let (anchors, offset) = draws.anchor.draw(length, &mut rng);
             let start = batch.ids.len();
             batch.ids.extend(&document.ids[piece.tokens.clone()]);
-            batch
-                .position_ids
-                .extend(anchored_positions(length, anchors, offset));
-            batch
-                .document_ids
-                .extend(std::iter::repeat_n(slot as i32, length));
+            batch.position_ids.extend(anchored_positions(length, anchors, offset));
+            batch.document_ids.extend(std::iter::repeat_n(slot as i32, length));
             let labels = &document.loss_mask[piece.tokens.clone()];
-            let learned = (1..length)
-                .filter(|&t| labels[t])
-                .map(|t| (start + t - 1) as u32);
+            let learned = (1..length).filter(|&t| labels[t]).map(|t| (start + t - 1) as u32);
             batch.learned.extend(learned);
             let mut rng = CounterRng::new(draws.seed, "delay", &key(epochs.delays));
             let delay = |rng: &mut CounterRng| rng.categorical(&draws.delay_weights) as u32 + 1;
             batch.delays.extend((0..length).map(|_| delay(&mut rng)));
-            batch.lines.push(document.line);
+            batch.origins.push(document.origin.clone());
         }
         if draws.shared_delay {
             let key = [epochs.delays, row_index as u64];
@@ -168,7 +144,7 @@ mod tests {
             .map(|&n| Document {
                 ids: (0..n as u32).collect(),
                 loss_mask: (0..n).map(|t| t != 2).collect(),
-                line: n,
+                origin: n.to_string(),
             })
             .collect()
     }
@@ -176,11 +152,7 @@ mod tests {
     fn draws() -> Draws {
         Draws {
             seed: 1,
-            anchor: AnchorOffset {
-                enabled: true,
-                max_document: 8,
-                max_position: 100,
-            },
+            anchor: AnchorOffset { enabled: true, max_document: 8, max_position: 100 },
             delay_weights: vec![1.0; 5],
             shared_delay: false,
         }
@@ -188,14 +160,10 @@ mod tests {
 
     fn batches(draws: &Draws, epoch: u64) -> Vec<Batch> {
         let documents = documents();
-        let epochs = DrawEpochs {
-            positions: epoch,
-            delays: epoch,
-        };
+        let epochs = DrawEpochs { positions: epoch, delays: epoch };
         let rows = pack(&documents, 9);
         let rows = rows.iter().enumerate();
-        rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs))
-            .collect()
+        rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs)).collect()
     }
 
     #[test]
@@ -219,10 +187,7 @@ mod tests {
             assert!(batch.delays.iter().all(|d| (1..=5).contains(d)));
         }
         // The document of 9 tokens is longer than max_document.
-        let long = batches(&draws(), 3)
-            .into_iter()
-            .find(|b| b.lines == [9])
-            .expect("its row");
+        let long = batches(&draws(), 3).into_iter().find(|b| b.origins == ["9"]).expect("its row");
         assert_eq!(long.position_ids, (0..9).collect::<Vec<u32>>());
         assert_eq!(anchored_positions(4, 2, 10), [0, 1, 12, 13]);
     }
@@ -231,10 +196,7 @@ mod tests {
     fn draws_repeat_within_an_epoch_and_change_with_it() {
         assert_eq!(batches(&draws(), 4), batches(&draws(), 4));
         assert_ne!(batches(&draws(), 4), batches(&draws(), 5));
-        let shared = Draws {
-            shared_delay: true,
-            ..draws()
-        };
+        let shared = Draws { shared_delay: true, ..draws() };
         for batch in batches(&shared, 0) {
             assert!(batch.delays.iter().all(|d| *d == batch.delays[0]));
         }

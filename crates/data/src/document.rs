@@ -36,8 +36,8 @@ pub struct Document {
     pub ids: Vec<u32>,
     /// Whether a token may be learned as a label, `[T]`.
     pub loss_mask: Vec<bool>,
-    /// Line in its file, from 1.
-    pub line: usize,
+    /// `file:line` that it came from.
+    pub origin: String,
 }
 
 impl Document {
@@ -52,9 +52,8 @@ impl Document {
         encoder: &dyn TextEncoder,
     ) -> Result<Self> {
         let rendered = template.render(row, learn, encoder)?;
-        let (mut ids, offsets) = encoder
-            .encode(&rendered.text)
-            .map_err(|problem| row.problem(problem))?;
+        let (mut ids, offsets) =
+            encoder.encode(&rendered.text).map_err(|problem| row.problem(problem))?;
         let learned = &rendered.learned;
         let mut loss_mask: Vec<bool> = offsets
             .iter()
@@ -66,11 +65,7 @@ impl Document {
             ids.push(end);
             loss_mask.push(true);
         }
-        Ok(Self {
-            ids,
-            loss_mask,
-            line: row.line,
-        })
+        Ok(Self { ids, loss_mask, origin: row.origin() })
     }
 }
 
@@ -100,10 +95,7 @@ pub fn read_documents(
         }
     }
     if !documents.iter().any(|d| d.loss_mask[1..].contains(&true)) {
-        return Err(DataError::Empty {
-            path: path.to_path_buf(),
-            rows,
-        });
+        return Err(DataError::Empty { path: path.to_path_buf(), rows });
     }
     Ok(documents)
 }
@@ -117,10 +109,7 @@ pub(crate) mod tests {
 
     impl TextEncoder for Bytes {
         fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String> {
-            Ok((
-                text.bytes().map(u32::from).collect(),
-                (0..text.len()).map(|i| i..i + 1).collect(),
-            ))
+            Ok((text.bytes().map(u32::from).collect(), (0..text.len()).map(|i| i..i + 1).collect()))
         }
 
         fn render_chat(
@@ -128,10 +117,8 @@ pub(crate) mod tests {
             turns: &[(&str, &str)],
             prompt: bool,
         ) -> std::result::Result<String, String> {
-            let mut text: String = turns
-                .iter()
-                .map(|(role, content)| format!("<{role}>{content}|"))
-                .collect();
+            let mut text: String =
+                turns.iter().map(|(role, content)| format!("<{role}>{content}|")).collect();
             if prompt {
                 text.push_str("<assistant>");
             }
@@ -145,19 +132,13 @@ pub(crate) mod tests {
 
     fn row(json: &str) -> Row {
         let fields = serde_json::from_str(json).expect("object");
-        Row {
-            path: "rows.jsonl".into(),
-            line: 9,
-            fields,
-        }
+        Row { path: "rows.jsonl".into(), line: 9, fields }
     }
 
     #[test]
     fn raw_text_learns_every_token_and_its_end() -> Result<()> {
-        let template = Template::Raw {
-            fields: vec!["a".into(), "b".into()],
-            separator: "-".into(),
-        };
+        let template =
+            Template::Raw { fields: vec!["a".into(), "b".into()], separator: "-".into() };
         let row = row(r#"{"a": "x", "b": "yz"}"#);
         let document = Document::from_row(&row, &template, Learn::All, &Bytes)?;
         assert_eq!(document.ids, [120, 45, 121, 122, 256]);
@@ -167,11 +148,7 @@ pub(crate) mod tests {
 
     #[test]
     fn answers_are_learned_with_their_end_of_turn() -> Result<()> {
-        let template = Template::Chat {
-            user: "q".into(),
-            assistant: "a".into(),
-            system: None,
-        };
+        let template = Template::Chat { user: "q".into(), assistant: "a".into(), system: None };
         let row = row(r#"{"q": "1+1", "a": "2"}"#);
         let document = Document::from_row(&row, &template, Learn::Answer, &Bytes)?;
         let learned: Vec<u8> = document

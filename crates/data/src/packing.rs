@@ -80,11 +80,7 @@ mod tests {
     fn documents(lengths: &[usize]) -> Vec<Document> {
         lengths
             .iter()
-            .map(|&n| Document {
-                ids: vec![0; n],
-                loss_mask: vec![true; n],
-                line: 1,
-            })
+            .map(|&n| Document { ids: vec![0; n], loss_mask: vec![true; n], origin: String::new() })
             .collect()
     }
 

@@ -28,12 +28,7 @@ impl Sampler {
     /// - `rows` is 0
     pub fn new(rows: usize, seed: u64, cursor: Cursor) -> Self {
         assert!(rows > 0, "a sampler needs rows");
-        let mut sampler = Self {
-            seed,
-            rows,
-            cursor,
-            order: Vec::new(),
-        };
+        let mut sampler = Self { seed, rows, cursor, order: Vec::new() };
         sampler.order = sampler.shuffled();
         sampler
     }
@@ -52,10 +47,7 @@ impl Sampler {
     /// The next row and its epoch.
     pub fn next_row(&mut self) -> (usize, u64) {
         if self.cursor.position >= self.rows {
-            self.cursor = Cursor {
-                epoch: self.cursor.epoch + 1,
-                position: 0,
-            };
+            self.cursor = Cursor { epoch: self.cursor.epoch + 1, position: 0 };
             self.order = self.shuffled();
         }
         let row = self.order[self.cursor.position];

@@ -36,13 +36,15 @@ impl Row {
         }
     }
 
+    /// `file:line`, the file by its name alone.
+    pub fn origin(&self) -> String {
+        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
+        format!("{}:{}", name.to_string_lossy(), self.line)
+    }
+
     /// An error at this row.
     pub fn problem(&self, problem: impl Into<String>) -> DataError {
-        DataError::Row {
-            path: self.path.clone(),
-            line: self.line,
-            problem: problem.into(),
-        }
+        DataError::Row { path: self.path.clone(), line: self.line, problem: problem.into() }
     }
 }
 
@@ -62,23 +64,12 @@ pub fn read_jsonl(path: &Path) -> Result<impl Iterator<Item = Result<Row>> + use
             Ok(line) if line.trim().is_empty() => return None,
             Ok(line) => line,
             Err(source) => {
-                return Some(Err(DataError::Io {
-                    path: path.clone(),
-                    source,
-                }));
+                return Some(Err(DataError::Io { path: path.clone(), source }));
             }
         };
-        let row = |problem| DataError::Row {
-            path: path.clone(),
-            line: index + 1,
-            problem,
-        };
+        let row = |problem| DataError::Row { path: path.clone(), line: index + 1, problem };
         Some(match serde_json::from_str::<Value>(&line) {
-            Ok(Value::Object(fields)) => Ok(Row {
-                path: path.clone(),
-                line: index + 1,
-                fields,
-            }),
+            Ok(Value::Object(fields)) => Ok(Row { path: path.clone(), line: index + 1, fields }),
             Ok(_) => Err(row("a JSON object was expected".into())),
             Err(error) => Err(row(format!("not JSON: {error}"))),
         })
@@ -99,29 +90,10 @@ mod tests {
         let first = rows[0].as_ref().expect("row");
         assert_eq!((first.line, first.text("text").expect("text")), (1, "a"));
         let message = first.text("body").expect_err("missing").to_string();
-        assert!(
-            message.ends_with(":1: field `body` is missing (there are `text`)"),
-            "{message}"
-        );
-        let number = rows[1]
-            .as_ref()
-            .expect("row")
-            .text("text")
-            .expect_err("no string");
+        assert!(message.ends_with(":1: field `body` is missing (there are `text`)"), "{message}");
+        let number = rows[1].as_ref().expect("row").text("text").expect_err("no string");
         assert!(number.to_string().contains(":3: field `text` is no string"));
-        assert!(
-            rows[2]
-                .as_ref()
-                .expect_err("array")
-                .to_string()
-                .contains(":4: a JSON object")
-        );
-        assert!(
-            rows[3]
-                .as_ref()
-                .expect_err("broken")
-                .to_string()
-                .contains(":5: not JSON")
-        );
+        assert!(rows[2].as_ref().expect_err("array").to_string().contains(":4: a JSON object"));
+        assert!(rows[3].as_ref().expect_err("broken").to_string().contains(":5: not JSON"));
     }
 }

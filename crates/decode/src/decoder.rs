@@ -28,11 +28,7 @@ pub struct DecodeOptions {
 
 impl Default for DecodeOptions {
     fn default() -> Self {
-        Self {
-            draft_len: 4,
-            max_new_tokens: 256,
-            stop_tokens: Vec::new(),
-        }
+        Self { draft_len: 4, max_new_tokens: 256, stop_tokens: Vec::new() }
     }
 }
 
@@ -117,10 +113,7 @@ impl Request<'_> {
     fn draft_len(&self, context: usize) -> usize {
         let budget = self.options.max_new_tokens - self.generated();
         let room = context - self.tokens.len();
-        self.options
-            .draft_len
-            .min(budget.saturating_sub(1))
-            .min(room.saturating_sub(1))
+        self.options.draft_len.min(budget.saturating_sub(1)).min(room.saturating_sub(1))
     }
 }
 
@@ -128,12 +121,7 @@ impl<'a> SpeculativeDecoder<'a> {
     /// Decodes with a drafter, or plainly without one.
     pub fn new(target: &'a Target, drafter: Option<Box<dyn Drafter + 'a>>) -> Self {
         let taps = Taps::of(&[Tap::FinalHidden]);
-        Self {
-            target,
-            drafter,
-            verifier: Box::new(GreedyVerifier),
-            taps,
-        }
+        Self { target, drafter, verifier: Box::new(GreedyVerifier), taps }
     }
 
     /// Generates after `prompt`; `on_token` hears of every token as it is committed.
@@ -174,13 +162,7 @@ impl<'a> SpeculativeDecoder<'a> {
         };
         let tokens = request.tokens.split_off(request.prompt_len);
         let decode_seconds = started.elapsed().as_secs_f64();
-        Ok(Generation {
-            tokens,
-            metrics,
-            end,
-            prefill_seconds,
-            decode_seconds,
-        })
+        Ok(Generation { tokens, metrics, end, prefill_seconds, decode_seconds })
     }
 
     fn check(
@@ -193,10 +175,7 @@ impl<'a> SpeculativeDecoder<'a> {
             return Err(DecodeError::EmptyPrompt);
         }
         if prompt.len() >= context {
-            return Err(DecodeError::PromptTooLong {
-                prompt: prompt.len(),
-                context,
-            });
+            return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context });
         }
         if self.drafter.is_some() && options.draft_len >= FEW_ROWS {
             let (draft_len, limit) = (options.draft_len, FEW_ROWS - 1);
@@ -223,9 +202,7 @@ impl<'a> SpeculativeDecoder<'a> {
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let first = request.cache.len();
         let positions: Vec<u32> = (0..ids.len()).map(|i| (first + i) as u32).collect();
-        let features = self
-            .target
-            .extend(&ids, &positions, &mut request.cache, &self.taps)?;
+        let features = self.target.extend(&ids, &positions, &mut request.cache, &self.taps)?;
         Ok(features.final_hidden()?.clone())
     }
 
@@ -245,36 +222,23 @@ impl<'a> SpeculativeDecoder<'a> {
         let mut rows = vec![request.tokens[root]];
         rows.extend(&proposed);
         let hidden = self.extend(request, &rows)?;
-        let verdict = self
-            .verifier
-            .verify(&proposed, &self.target.logits(&hidden)?)?;
+        let verdict = self.verifier.verify(&proposed, &self.target.logits(&hidden)?)?;
         // Root and accepted tokens stay; rejected rows leave no trace.
         request.cache.truncate(root + 1 + verdict.accepted);
         let mut committed = 0;
-        for token in proposed[..verdict.accepted]
-            .iter()
-            .copied()
-            .chain([verdict.next])
-        {
+        for token in proposed[..verdict.accepted].iter().copied().chain([verdict.next]) {
             committed += usize::from(request.commit(token, context, on_token));
         }
         metrics.add_round(proposed.len(), verdict.accepted, committed);
         if request.end.is_none()
             && let Some(drafter) = &mut self.drafter
         {
-            drafter.accept(
-                draft_context(self.target, request),
-                &proposed[..verdict.accepted],
-            )?;
+            drafter.accept(draft_context(self.target, request), &proposed[..verdict.accepted])?;
         }
         Ok(())
     }
 }
 
 fn draft_context<'c>(target: &'c Target, request: &'c Request<'_>) -> DraftContext<'c> {
-    DraftContext {
-        target,
-        cache: &request.cache,
-        tokens: &request.tokens,
-    }
+    DraftContext { target, cache: &request.cache, tokens: &request.tokens }
 }

@@ -9,6 +9,7 @@
 pub mod decoder;
 pub mod drafter;
 pub mod error;
+pub mod evaluate;
 pub mod metrics;
 pub mod verifier;
 

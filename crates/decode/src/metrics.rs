@@ -29,21 +29,13 @@ impl AcceptanceMetrics {
         let kept = accepted.min(committed);
         self.accepted += kept;
         let cut = committed <= accepted;
-        let tested = if cut {
-            committed
-        } else {
-            (accepted + 1).min(drafted)
-        };
+        let tested = if cut { committed } else { (accepted + 1).min(drafted) };
         if self.tested_by_position.len() < drafted {
             self.tested_by_position.resize(drafted, 0);
             self.accepted_by_position.resize(drafted, 0);
         }
-        self.tested_by_position[..tested]
-            .iter_mut()
-            .for_each(|count| *count += 1);
-        self.accepted_by_position[..kept]
-            .iter_mut()
-            .for_each(|count| *count += 1);
+        self.tested_by_position[..tested].iter_mut().for_each(|count| *count += 1);
+        self.accepted_by_position[..kept].iter_mut().for_each(|count| *count += 1);
     }
 
     /// Adds other rounds.
@@ -52,46 +44,26 @@ impl AcceptanceMetrics {
         self.committed += other.committed;
         self.drafted += other.drafted;
         self.accepted += other.accepted;
-        let positions = self
-            .tested_by_position
-            .len()
-            .max(other.tested_by_position.len());
+        let positions = self.tested_by_position.len().max(other.tested_by_position.len());
         self.tested_by_position.resize(positions, 0);
         self.accepted_by_position.resize(positions, 0);
-        for (sum, part) in self
-            .tested_by_position
-            .iter_mut()
-            .zip(&other.tested_by_position)
-        {
+        for (sum, part) in self.tested_by_position.iter_mut().zip(&other.tested_by_position) {
             *sum += part;
         }
-        for (sum, part) in self
-            .accepted_by_position
-            .iter_mut()
-            .zip(&other.accepted_by_position)
-        {
+        for (sum, part) in self.accepted_by_position.iter_mut().zip(&other.accepted_by_position) {
             *sum += part;
         }
     }
 
     /// tau: tokens committed per target pass, the target's own token included; 1 without a draft.
     pub fn acceptance_length(&self) -> f64 {
-        if self.rounds == 0 {
-            1.0
-        } else {
-            self.committed as f64 / self.rounds as f64
-        }
+        if self.rounds == 0 { 1.0 } else { self.committed as f64 / self.rounds as f64 }
     }
 
     /// Share of tested proposals that were accepted, position by position.
     pub fn conditional_acceptance(&self) -> Vec<f64> {
-        let positions = self
-            .accepted_by_position
-            .iter()
-            .zip(&self.tested_by_position);
-        positions
-            .map(|(a, t)| if *t == 0 { 0.0 } else { *a as f64 / *t as f64 })
-            .collect()
+        let positions = self.accepted_by_position.iter().zip(&self.tested_by_position);
+        positions.map(|(a, t)| if *t == 0 { 0.0 } else { *a as f64 / *t as f64 }).collect()
     }
 }
 
@@ -108,11 +80,7 @@ mod tests {
         assert_eq!(metrics.tested_by_position, [2, 1, 1, 0]);
         assert_eq!(metrics.accepted_by_position, [1, 1, 0, 0]);
         // 1 + Σ survival equals tau when nothing is cut.
-        let survival: f64 = metrics
-            .accepted_by_position
-            .iter()
-            .map(|a| *a as f64 / 2.0)
-            .sum();
+        let survival: f64 = metrics.accepted_by_position.iter().map(|a| *a as f64 / 2.0).sum();
         assert!((1.0 + survival - metrics.acceptance_length()).abs() < 1e-12);
     }
 

@@ -15,17 +15,8 @@ pub(crate) struct Mat<'a> {
 impl<'a> Mat<'a> {
     /// A row-major matrix whose rows are `row_stride` values apart.
     pub(crate) fn rows(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
-        let mat = Self {
-            data,
-            rows,
-            cols,
-            row_stride,
-            col_stride: 1,
-        };
-        assert!(
-            mat.last_index() <= data.len(),
-            "matrix view leaves its slice"
-        );
+        let mat = Self { data, rows, cols, row_stride, col_stride: 1 };
+        assert!(mat.last_index() <= data.len(), "matrix view leaves its slice");
         mat
     }
 
@@ -71,10 +62,7 @@ pub(crate) fn matmul(
     if m == 0 || n == 0 {
         return;
     }
-    assert!(
-        (m - 1) * dst_stride + n <= dst.len(),
-        "product leaves its destination"
-    );
+    assert!((m - 1) * dst_stride + n <= dst.len(), "product leaves its destination");
     assert!(dst_stride >= n, "rows of the destination overlap");
     let parallelism = match threads {
         Threads::Pool if rayon::current_num_threads() > 1 => {
@@ -120,14 +108,7 @@ mod tests {
         let b: Vec<f32> = (0..3 * 9).map(|i| i as f32 * 0.2 - 2.0).collect();
         let mut dst = vec![1.0_f32; 5 * 4];
         // a: 5 x 6 of a stride-7 buffer, b: (3 x 6 of stride 9) transposed.
-        matmul(
-            &mut dst,
-            4,
-            Mat::rows(&a, 5, 6, 7),
-            Mat::rows(&b, 3, 6, 9).t(),
-            true,
-            Threads::One,
-        );
+        matmul(&mut dst, 4, Mat::rows(&a, 5, 6, 7), Mat::rows(&b, 3, 6, 9).t(), true, Threads::One);
         for i in 0..5 {
             for j in 0..3 {
                 let want: f32 = 1.0 + (0..6).map(|k| a[i * 7 + k] * b[j * 9 + k]).sum::<f32>();

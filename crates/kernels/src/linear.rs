@@ -33,19 +33,12 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let (_, inputs) = x.dims2()?;
     let (outputs, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs {
-        bail!(
-            "linear: input {:?} does not fit weight {:?}",
-            x.shape(),
-            weight.shape()
-        );
+        bail!("linear: input {:?} does not fit weight {:?}", x.shape(), weight.shape());
     }
     if let Some(bias) = bias
         && bias.dims() != [outputs]
     {
-        bail!(
-            "linear: bias [{outputs}] expected, found {:?}",
-            bias.shape()
-        );
+        bail!("linear: bias [{outputs}] expected, found {:?}", bias.shape());
     }
     if !matches!(x.device(), Device::Cpu) || x.dtype() != DType::F32 {
         return reference(x, weight, bias);
@@ -83,10 +76,7 @@ pub(crate) enum Weight<'a> {
 impl<'a> Weight<'a> {
     pub(crate) fn from_storage(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         let Some((start, end)) = layout.contiguous_offsets() else {
-            bail!(
-                "linear: contiguous weight expected, found strides {:?}",
-                layout.stride()
-            )
+            bail!("linear: contiguous weight expected, found strides {:?}", layout.stride())
         };
         match storage {
             CpuStorage::F32(w) => Ok(Self::F32(&w[start..end])),
@@ -107,11 +97,7 @@ impl<'a> Weight<'a> {
     }
 
     fn tile_rows(self, outputs: usize) -> usize {
-        if matches!(self, Self::F32(_)) {
-            outputs
-        } else {
-            WIDEN_ROWS
-        }
+        if matches!(self, Self::F32(_)) { outputs } else { WIDEN_ROWS }
     }
 }
 
@@ -142,10 +128,7 @@ pub(crate) fn product_nt(x: &[f32], weight: Weight<'_>, inputs: usize, outputs: 
     for first in (0..outputs).step_by(step.max(1)) {
         let count = step.min(outputs - first);
         let w = weight.rows(first, count, inputs, &mut buffer);
-        let (a, b) = (
-            Mat::rows(x, rows, inputs, inputs),
-            Mat::rows(w, count, inputs, inputs).t(),
-        );
+        let (a, b) = (Mat::rows(x, rows, inputs, inputs), Mat::rows(w, count, inputs, inputs).t());
         matmul(&mut out[first..], outputs, a, b, false, Threads::Pool);
     }
     out
@@ -160,10 +143,8 @@ pub(crate) fn product_nn(g: &[f32], weight: Weight<'_>, inputs: usize, outputs: 
     for first in (0..outputs).step_by(step.max(1)) {
         let count = step.min(outputs - first);
         let w = weight.rows(first, count, inputs, &mut buffer);
-        let (a, b) = (
-            Mat::rows(&g[first..], rows, count, outputs),
-            Mat::rows(w, count, inputs, inputs),
-        );
+        let (a, b) =
+            (Mat::rows(&g[first..], rows, count, outputs), Mat::rows(w, count, inputs, inputs));
         matmul(&mut out, inputs, a, b, first > 0, Threads::Pool);
     }
     out
@@ -175,27 +156,22 @@ fn few_rows(x: &[f32], weight: Weight<'_>, rows: usize, inputs: usize, outputs: 
     let inputs_by_row: Vec<&[f32]> = x.chunks_exact(inputs).collect();
     // [O, R]: a task's outputs are contiguous; turned around below.
     let mut by_output = vec![0.0; outputs * rows];
-    by_output
-        .par_chunks_mut(OUTPUTS_PER_TASK * rows)
-        .enumerate()
-        .for_each(|(task, out)| {
-            let mut buffer = Vec::new();
-            for (i, out) in out.chunks_exact_mut(rows).enumerate() {
-                let w = weight.rows(task * OUTPUTS_PER_TASK + i, 1, inputs, &mut buffer);
-                dot_all(&inputs_by_row, w, out);
-            }
-        });
+    by_output.par_chunks_mut(OUTPUTS_PER_TASK * rows).enumerate().for_each(|(task, out)| {
+        let mut buffer = Vec::new();
+        for (i, out) in out.chunks_exact_mut(rows).enumerate() {
+            let w = weight.rows(task * OUTPUTS_PER_TASK + i, 1, inputs, &mut buffer);
+            dot_all(&inputs_by_row, w, out);
+        }
+    });
     if rows == 1 {
         return by_output;
     }
     let mut out = vec![0.0; rows * outputs];
-    out.par_chunks_mut(outputs)
-        .enumerate()
-        .for_each(|(r, out)| {
-            for (o, value) in out.iter_mut().enumerate() {
-                *value = by_output[o * rows + r];
-            }
-        });
+    out.par_chunks_mut(outputs).enumerate().for_each(|(r, out)| {
+        for (o, value) in out.iter_mut().enumerate() {
+            *value = by_output[o * rows + r];
+        }
+    });
     out
 }
 
@@ -297,15 +273,13 @@ impl CustomOp3 for Linear {
 
 fn column_sums(g: &[f32], columns: usize) -> Vec<f32> {
     let mut sums = vec![0.0_f32; columns];
-    sums.par_chunks_mut(256)
-        .enumerate()
-        .for_each(|(block, sums)| {
-            for row in g.chunks_exact(columns) {
-                for (sum, g) in sums.iter_mut().zip(&row[block * 256..]) {
-                    *sum += g;
-                }
+    sums.par_chunks_mut(256).enumerate().for_each(|(block, sums)| {
+        for row in g.chunks_exact(columns) {
+            for (sum, g) in sums.iter_mut().zip(&row[block * 256..]) {
+                *sum += g;
             }
-        });
+        }
+    });
     sums
 }
 
@@ -316,19 +290,12 @@ mod tests {
 
     #[test]
     fn fused_matches_reference_forward_and_backward() -> Result<()> {
-        for (seed, rows, inputs, outputs) in [
-            (1, 1, 1, 1),
-            (2, 3, 7, 5),
-            (3, 16, 33, 70),
-            (4, 17, 33, 70),
-            (5, 90, 64, 300),
-        ] {
+        for (seed, rows, inputs, outputs) in
+            [(1, 1, 1, 1), (2, 3, 7, 5), (3, 16, 33, 70), (4, 17, 33, 70), (5, 90, 64, 300)]
+        {
             let mut noise = Noise::new(seed);
-            let (x, w, b) = (
-                noise.var(&[rows, inputs]),
-                noise.var(&[outputs, inputs]),
-                noise.var(&[outputs]),
-            );
+            let (x, w, b) =
+                (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
             let direction = noise.tensor(&[rows, outputs]);
             let fused = linear(&x, &w, Some(&b))?;
             let plain = reference(&x, &w, Some(&b))?;
@@ -336,10 +303,7 @@ mod tests {
             let fused = (fused * &direction)?.sum_all()?.backward()?;
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
-                let (a, b) = (
-                    fused.get(var).expect("fused"),
-                    plain.get(var).expect("plain"),
-                );
+                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
             }
         }
@@ -354,11 +318,7 @@ mod tests {
         for rows in 1..=FEW_ROWS {
             let start = FEW_ROWS - rows;
             let part = linear(&x.narrow(0, start, rows)?, &w, None)?.to_vec2::<f32>()?;
-            for (a, b) in part
-                .iter()
-                .flatten()
-                .zip(together[start..].iter().flatten())
-            {
+            for (a, b) in part.iter().flatten().zip(together[start..].iter().flatten()) {
                 assert_eq!(a.to_bits(), b.to_bits());
             }
         }
@@ -375,16 +335,8 @@ mod tests {
                 let wide = narrow.to_dtype(DType::F32)?;
                 let (a, b) = (linear(&x, &narrow, None)?, linear(&x, &wide, None)?);
                 assert_close("forward", &a, &b, 1e-6);
-                let (a, b) = (
-                    a.sqr()?.sum_all()?.backward()?,
-                    b.sqr()?.sum_all()?.backward()?,
-                );
-                assert_close(
-                    "x",
-                    a.get(&x).expect("grad"),
-                    b.get(&x).expect("grad"),
-                    1e-5,
-                );
+                let (a, b) = (a.sqr()?.sum_all()?.backward()?, b.sqr()?.sum_all()?.backward()?);
+                assert_close("x", a.get(&x).expect("grad"), b.get(&x).expect("grad"), 1e-5);
             }
         }
         Ok(())
@@ -393,11 +345,7 @@ mod tests {
     #[test]
     fn reference_gradient_matches_differences() {
         let mut noise = Noise::new(9);
-        let inputs = [
-            noise.tensor(&[3, 4]),
-            noise.tensor(&[2, 4]),
-            noise.tensor(&[2]),
-        ];
+        let inputs = [noise.tensor(&[3, 4]), noise.tensor(&[2, 4]), noise.tensor(&[2])];
         gradcheck(&inputs, |t| reference(&t[0], &t[1], Some(&t[2])));
     }
 

@@ -17,13 +17,9 @@ pub struct CounterRng {
 impl CounterRng {
     /// The stream of `seed` for a purpose (its name) at `coordinates`.
     pub fn new(seed: u64, purpose: &str, coordinates: &[u64]) -> Self {
-        let purpose = purpose
-            .bytes()
-            .fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+        let purpose = purpose.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
         let key = mix(mix(seed.wrapping_add(GOLDEN)) ^ purpose);
-        let state = coordinates
-            .iter()
-            .fold(key, |key, c| mix(key.wrapping_add(GOLDEN) ^ mix(*c)));
+        let state = coordinates.iter().fold(key, |key, c| mix(key.wrapping_add(GOLDEN) ^ mix(*c)));
         Self { state }
     }
 

@@ -23,14 +23,10 @@ const ROWS_PER_CHUNK: usize = 64;
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let hidden = x.dim(D::Minus1)?;
     if weight.dims() != [hidden] {
-        bail!(
-            "rms_norm: weight of shape [{hidden}] expected, found {:?}",
-            weight.shape()
-        );
+        bail!("rms_norm: weight of shape [{hidden}] expected, found {:?}", weight.shape());
     }
     if all_cpu_f32(&[x, weight]) {
-        x.contiguous()?
-            .apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
+        x.contiguous()?.apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
     } else {
         reference(x, weight, eps)
     }
@@ -48,9 +44,7 @@ pub fn reference(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let x_wide = x.to_dtype(wide)?;
     let mean_square = x_wide.sqr()?.mean_keepdim(D::Minus1)?;
     let normed = x_wide.broadcast_div(&(mean_square + eps)?.sqrt()?)?;
-    normed
-        .to_dtype(x.dtype())?
-        .broadcast_mul(&weight.to_dtype(x.dtype())?)
+    normed.to_dtype(x.dtype())?.broadcast_mul(&weight.to_dtype(x.dtype())?)
 }
 
 struct RmsNorm {
@@ -78,16 +72,14 @@ impl CustomOp2 for RmsNorm {
         let w = f32_slice(s2, l2, "rms_norm")?;
         let mut out = vec![0.0; x.len()];
         let hidden = w.len().max(1);
-        out.par_chunks_mut(hidden * 16)
-            .zip(x.par_chunks(hidden * 16))
-            .for_each(|(out, x)| {
-                for (out, x) in out.chunks_mut(hidden).zip(x.chunks(hidden)) {
-                    let r = inverse_rms(x, self.eps);
-                    for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
-                        *out = (x * r) * w;
-                    }
+        out.par_chunks_mut(hidden * 16).zip(x.par_chunks(hidden * 16)).for_each(|(out, x)| {
+            for (out, x) in out.chunks_mut(hidden).zip(x.chunks(hidden)) {
+                let r = inverse_rms(x, self.eps);
+                for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+                    *out = (x * r) * w;
                 }
-            });
+            }
+        });
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -100,14 +92,9 @@ impl CustomOp2 for RmsNorm {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let hidden = w.elem_count().max(1);
         let (dx, dw) = with_f32(x, |xs| {
-            with_f32(w, |ws| {
-                with_f32(grad, |gs| Ok(backward(xs, ws, gs, hidden, self.eps)))
-            })
+            with_f32(w, |ws| with_f32(grad, |gs| Ok(backward(xs, ws, gs, hidden, self.eps))))
         })?;
-        let dx = x
-            .track_op()
-            .then(|| Tensor::from_vec(dx, x.shape(), x.device()))
-            .transpose()?;
+        let dx = x.track_op().then(|| Tensor::from_vec(dx, x.shape(), x.device())).transpose()?;
         Ok((dx, Some(Tensor::from_vec(dw, w.shape(), w.device())?)))
     }
 }
@@ -121,10 +108,7 @@ fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f3
         .zip(g.par_chunks(chunk))
         .map(|((dx, x), g)| {
             let mut dw = vec![0.0_f32; hidden];
-            let rows = dx
-                .chunks_mut(hidden)
-                .zip(x.chunks(hidden))
-                .zip(g.chunks(hidden));
+            let rows = dx.chunks_mut(hidden).zip(x.chunks(hidden)).zip(g.chunks(hidden));
             for ((dx, x), g) in rows {
                 let r = inverse_rms(x, eps);
                 for i in 0..hidden {
@@ -166,10 +150,7 @@ mod tests {
             let fused = (fused * &direction)?.sum_all()?.backward()?;
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             for (name, var) in [("x", &x), ("weight", &w)] {
-                let (a, b) = (
-                    fused.get(var).expect("fused"),
-                    plain.get(var).expect("plain"),
-                );
+                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 2e-5);
             }
         }
@@ -179,9 +160,7 @@ mod tests {
     #[test]
     fn reference_gradient_matches_differences() {
         let mut noise = Noise::new(5);
-        gradcheck(&[noise.tensor(&[3, 5]), noise.tensor(&[5])], |t| {
-            reference(&t[0], &t[1], 1e-5)
-        });
+        gradcheck(&[noise.tensor(&[3, 5]), noise.tensor(&[5])], |t| reference(&t[0], &t[1], 1e-5));
     }
 
     #[test]
@@ -189,12 +168,7 @@ mod tests {
         let x = Noise::new(6).var(&[8, 6]);
         let w = Noise::new(7).var(&[8]);
         let out = rms_norm(&x.t()?, &w, 1e-5)?;
-        assert_close(
-            "forward",
-            &out,
-            &reference(&x.t()?.contiguous()?, &w, 1e-5)?,
-            1e-6,
-        );
+        assert_close("forward", &out, &reference(&x.t()?.contiguous()?, &w, 1e-5)?, 1e-6);
         assert!(out.sum_all()?.backward()?.get(&x).is_some());
         Ok(())
     }

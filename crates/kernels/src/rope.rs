@@ -76,27 +76,16 @@ impl Rope {
             RopeScaling::Linear { factor } => {
                 (base.iter().map(|f| f / factor as f32).collect(), 1.0)
             }
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let bounds = (low_freq_factor, high_freq_factor);
                 let scale = |f: &f32| llama3(*f, factor, bounds, original_context);
                 (base.iter().map(scale).collect(), 1.0)
             }
-            RopeScaling::Yarn {
-                attention_factor, ..
-            } => (
-                yarn(&base, head_dim, theta, scaling),
-                attention_factor as f32,
-            ),
+            RopeScaling::Yarn { attention_factor, .. } => {
+                (yarn(&base, head_dim, theta, scaling), attention_factor as f32)
+            }
         };
-        Ok(Self {
-            inv_freq,
-            amplitude,
-        })
+        Ok(Self { inv_freq, amplitude })
     }
 
     /// The same with frequency `i` divided by `divisors[i]`.
@@ -158,14 +147,8 @@ fn llama3(inv_freq: f32, factor: f64, (low, high): (f64, f64), original: f64) ->
 }
 
 fn yarn(base: &[f32], head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
-    let RopeScaling::Yarn {
-        factor,
-        beta_fast,
-        beta_slow,
-        original_context,
-        truncate,
-        ..
-    } = scaling
+    let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } =
+        scaling
     else {
         return base.to_vec();
     };
@@ -222,15 +205,10 @@ impl RopeTable {
 pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let (tokens, _, head_dim) = x.dims3()?;
     if table.cos.dims() != [tokens, head_dim / 2] {
-        bail!(
-            "rope: table {:?} does not fit x {:?}",
-            table.cos.shape(),
-            x.shape()
-        );
+        bail!("rope: table {:?} does not fit x {:?}", table.cos.shape(), x.shape());
     }
     if all_cpu_f32(&[x, &table.cos]) {
-        x.contiguous()?
-            .apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
+        x.contiguous()?.apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
     } else {
         reference(x, table)
     }
@@ -242,20 +220,12 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
 /// - as [`rope`]
 pub fn reference(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let (_, _, head_dim) = x.dims3()?;
-    let wide = if x.dtype() == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
-    let (cos, sin) = (
-        table.cos.to_dtype(wide)?.unsqueeze(1)?,
-        table.sin.to_dtype(wide)?.unsqueeze(1)?,
-    );
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let (cos, sin) =
+        (table.cos.to_dtype(wide)?.unsqueeze(1)?, table.sin.to_dtype(wide)?.unsqueeze(1)?);
     let wide_x = x.to_dtype(wide)?;
-    let (a, b) = (
-        wide_x.narrow(2, 0, head_dim / 2)?,
-        wide_x.narrow(2, head_dim / 2, head_dim / 2)?,
-    );
+    let (a, b) =
+        (wide_x.narrow(2, 0, head_dim / 2)?, wide_x.narrow(2, head_dim / 2, head_dim / 2)?);
     let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
     let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
     Tensor::cat(&[first, second], 2)?.to_dtype(x.dtype())
@@ -284,10 +254,7 @@ impl CustomOp3 for RotateHalves {
         let cos = f32_slice(s2, l2, "rope")?;
         let sin = f32_slice(s3, l3, "rope")?;
         let (_, heads, head_dim) = l1.shape().dims3()?;
-        Ok((
-            CpuStorage::F32(rotate(x, cos, sin, heads, head_dim, self.sign)),
-            l1.shape().clone(),
-        ))
+        Ok((CpuStorage::F32(rotate(x, cos, sin, heads, head_dim, self.sign)), l1.shape().clone()))
     }
 
     fn bwd(
@@ -300,15 +267,9 @@ impl CustomOp3 for RotateHalves {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (_, heads, head_dim) = x.dims3()?;
         let dx = with_f32(grad, |g| {
-            with_f32(cos, |c| {
-                with_f32(sin, |s| Ok(rotate(g, c, s, heads, head_dim, -self.sign)))
-            })
+            with_f32(cos, |c| with_f32(sin, |s| Ok(rotate(g, c, s, heads, head_dim, -self.sign))))
         })?;
-        Ok((
-            Some(Tensor::from_vec(dx, x.shape(), x.device())?),
-            None,
-            None,
-        ))
+        Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None, None))
     }
 }
 
@@ -324,11 +285,8 @@ fn rotate(
     let mut out = vec![0.0; x.len()];
     let token = (heads * head_dim).max(1);
     let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
-    out.par_chunks_mut(token)
-        .zip(x.par_chunks(token))
-        .zip(angles)
-        .with_min_len(32)
-        .for_each(|((out, x), (cos, sin))| {
+    out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
+        |((out, x), (cos, sin))| {
             for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
                 let (first, second) = out.split_at_mut(half);
                 let (a, b) = x.split_at(half);
@@ -338,7 +296,8 @@ fn rotate(
                     second[i] = b[i] * cos[i] + a[i] * s;
                 }
             }
-        });
+        },
+    );
     out
 }
 
@@ -360,12 +319,7 @@ mod tests {
             assert_close("forward", &fused, &plain, 1e-6);
             let fused = (fused * &direction)?.sum_all()?.backward()?;
             let plain = (plain * &direction)?.sum_all()?.backward()?;
-            assert_close(
-                "x",
-                fused.get(&x).expect("fused"),
-                plain.get(&x).expect("plain"),
-                1e-6,
-            );
+            assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
         }
         Ok(())
     }
@@ -373,9 +327,7 @@ mod tests {
     #[test]
     fn reference_gradient_matches_differences() -> Result<()> {
         let table = Rope::new(4, 100.0, RopeScaling::None)?.table(&[0, 3, 9], &Device::Cpu)?;
-        gradcheck(&[Noise::new(5).tensor(&[3, 2, 4])], |t| {
-            reference(&t[0], &table)
-        });
+        gradcheck(&[Noise::new(5).tensor(&[3, 2, 4])], |t| reference(&t[0], &table));
         Ok(())
     }
 

@@ -13,10 +13,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `out[r] = rows[r] · b` for `M` rows; each row's bits equal those of [`dot`].
 pub(crate) fn dot_rows<const M: usize>(rows: &[&[f32]; M], b: &[f32], out: &mut [f32; M]) {
-    assert!(
-        rows.iter().all(|r| r.len() == b.len()),
-        "dot: lengths differ"
-    );
+    assert!(rows.iter().all(|r| r.len() == b.len()), "dot: lengths differ");
     #[cfg(target_arch = "x86_64")]
     if has_avx2_fma() {
         // SAFETY: the CPU features were just checked and all lengths are equal.
@@ -38,12 +35,7 @@ pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
 fn portable_dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; 16];
     let (a_chunks, b_chunks) = (a.chunks_exact(16), b.chunks_exact(16));
-    let tail: f32 = a_chunks
-        .remainder()
-        .iter()
-        .zip(b_chunks.remainder())
-        .map(|(x, y)| x * y)
-        .sum();
+    let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(x, y)| x * y).sum();
     for (x, y) in a_chunks.zip(b_chunks) {
         for i in 0..16 {
             lanes[i] += x[i] * y[i];
@@ -80,10 +72,7 @@ fn has_avx2_fma() -> bool {
 /// Cody-Waite reduction to `|r| <= ln2 / 2`, degree-6 Taylor polynomial, exponent by bit shift:
 /// no branch, so a loop over it vectorises.
 #[inline(always)]
-#[expect(
-    clippy::inline_always,
-    reason = "must inline into loops compiled for AVX2"
-)]
+#[expect(clippy::inline_always, reason = "must inline into loops compiled for AVX2")]
 pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
@@ -170,10 +159,7 @@ mod tests {
             let x = i as f32 * 0.01;
             let want = f64::from(x).exp();
             let got = f64::from(vectorised(|| exp(x)));
-            assert!(
-                (got - want).abs() <= 3e-7 * want + 1e-44,
-                "exp({x}): {got} against {want}"
-            );
+            assert!((got - want).abs() <= 3e-7 * want + 1e-44, "exp({x}): {got} against {want}");
         }
         assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
         assert_eq!(exp(0.0).to_bits(), 1.0_f32.to_bits());

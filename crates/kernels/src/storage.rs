@@ -17,10 +17,7 @@ pub(crate) fn f32_slice<'a>(
     };
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&values[start..end]),
-        None => bail!(
-            "{op}: contiguous input expected, found strides {:?}",
-            layout.stride()
-        ),
+        None => bail!("{op}: contiguous input expected, found strides {:?}", layout.stride()),
     }
 }
 
@@ -38,16 +35,11 @@ pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) 
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cpu(cpu) => f(f32_slice(cpu, layout, "kernel input")?),
-        _ => bail!(
-            "kernel input: CPU tensor expected, found {:?}",
-            tensor.device().location()
-        ),
+        _ => bail!("kernel input: CPU tensor expected, found {:?}", tensor.device().location()),
     }
 }
 
 /// Whether every tensor is f32 on the CPU, where the fused implementations run.
 pub(crate) fn all_cpu_f32(tensors: &[&Tensor]) -> bool {
-    tensors
-        .iter()
-        .all(|t| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32)
+    tensors.iter().all(|t| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32)
 }

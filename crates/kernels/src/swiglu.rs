@@ -20,11 +20,7 @@ const CHUNK: usize = 8192;
 /// - the shapes differ
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     if gate.shape() != up.shape() {
-        bail!(
-            "swiglu: gate {:?} and up {:?} differ in shape",
-            gate.shape(),
-            up.shape()
-        );
+        bail!("swiglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
     if all_cpu_f32(&[gate, up]) {
         gate.contiguous()?.apply_op2(&up.contiguous()?, SwiGlu)
@@ -58,16 +54,15 @@ impl CustomOp2 for SwiGlu {
         let gate = f32_slice(s1, l1, "swiglu")?;
         let up = f32_slice(s2, l2, "swiglu")?;
         let mut out = vec![0.0; gate.len()];
-        out.par_chunks_mut(CHUNK)
-            .zip(gate.par_chunks(CHUNK))
-            .zip(up.par_chunks(CHUNK))
-            .for_each(|((out, gate), up)| {
+        out.par_chunks_mut(CHUNK).zip(gate.par_chunks(CHUNK)).zip(up.par_chunks(CHUNK)).for_each(
+            |((out, gate), up)| {
                 vectorised(|| {
                     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
                         *out = g / (1.0 + exp(-g)) * u;
                     }
                 });
-            });
+            },
+        );
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -79,9 +74,7 @@ impl CustomOp2 for SwiGlu {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (dgate, dup) = with_f32(gate, |gates| {
-            with_f32(up, |ups| {
-                with_f32(grad, |grads| Ok(backward(gates, ups, grads)))
-            })
+            with_f32(up, |ups| with_f32(grad, |grads| Ok(backward(gates, ups, grads))))
         })?;
         let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
         Ok((Some(tensor(dgate)?), Some(tensor(dup)?)))
@@ -93,11 +86,7 @@ fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
     dgate
         .par_chunks_mut(CHUNK)
         .zip(dup.par_chunks_mut(CHUNK))
-        .zip(
-            gate.par_chunks(CHUNK)
-                .zip(up.par_chunks(CHUNK))
-                .zip(grad.par_chunks(CHUNK)),
-        )
+        .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)).zip(grad.par_chunks(CHUNK)))
         .for_each(|((dgate, dup), ((gate, up), grad))| {
             vectorised(|| {
                 for i in 0..gate.len() {
@@ -128,10 +117,7 @@ mod tests {
             let fused = (fused * &direction)?.sum_all()?.backward()?;
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             for (name, var) in [("gate", &gate), ("up", &up)] {
-                let (a, b) = (
-                    fused.get(var).expect("fused"),
-                    plain.get(var).expect("plain"),
-                );
+                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
             }
         }
@@ -141,9 +127,7 @@ mod tests {
     #[test]
     fn reference_gradient_matches_differences() {
         let mut noise = Noise::new(5);
-        gradcheck(&[noise.tensor(&[2, 5]), noise.tensor(&[2, 5])], |t| {
-            reference(&t[0], &t[1])
-        });
+        gradcheck(&[noise.tensor(&[2, 5]), noise.tensor(&[2, 5])], |t| reference(&t[0], &t[1]));
     }
 
     #[test]

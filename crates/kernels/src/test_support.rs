@@ -44,10 +44,7 @@ pub(crate) fn relative_error(a: &Tensor, b: &Tensor) -> f64 {
     let scale = b.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
     let mut worst = 0.0_f64;
     for (x, y) in a.iter().zip(&b) {
-        assert!(
-            x.is_finite() && y.is_finite(),
-            "not finite: {x} against {y}"
-        );
+        assert!(x.is_finite() && y.is_finite(), "not finite: {x} against {y}");
         worst = worst.max((x - y).abs());
     }
     worst / scale.max(0.01)
@@ -56,10 +53,7 @@ pub(crate) fn relative_error(a: &Tensor, b: &Tensor) -> f64 {
 #[track_caller]
 pub(crate) fn assert_close(name: &str, a: &Tensor, b: &Tensor, tolerance: f64) {
     let error = relative_error(a, b);
-    assert!(
-        error <= tolerance,
-        "{name}: error {error:.3e} above {tolerance:.1e}"
-    );
+    assert!(error <= tolerance, "{name}: error {error:.3e} above {tolerance:.1e}");
 }
 
 /// Compares `f`'s gradients in f64 with central differences, for every input element.
@@ -74,21 +68,13 @@ pub(crate) fn gradcheck(inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tenso
         // A fixed random direction turns the output into a scalar that sees every element.
         let out = f(&tensors).expect("forward");
         let mut noise = Noise::new(99);
-        let direction = noise
-            .tensor(out.dims())
-            .to_dtype(DType::F64)
-            .expect("to f64");
+        let direction = noise.tensor(out.dims()).to_dtype(DType::F64).expect("to f64");
         (out * direction).and_then(|t| t.sum_all()).expect("scalar")
     };
     let grads = run(&inputs).backward().expect("backward");
     for (index, var) in inputs.iter().enumerate() {
-        let grad = grads
-            .get(var.as_tensor())
-            .expect("a gradient for every input");
-        let grad: Vec<f64> = grad
-            .flatten_all()
-            .and_then(|g| g.to_vec1())
-            .expect("values");
+        let grad = grads.get(var.as_tensor()).expect("a gradient for every input");
+        let grad: Vec<f64> = grad.flatten_all().and_then(|g| g.to_vec1()).expect("values");
         let base: Vec<f64> = var.flatten_all().and_then(|v| v.to_vec1()).expect("values");
         for i in 0..base.len() {
             let shifted = |delta: f64| -> f64 {

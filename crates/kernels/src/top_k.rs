@@ -43,11 +43,8 @@ pub fn linear_top_k(hidden: &Tensor, head: &Tensor, k: usize) -> Result<TopK> {
 fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     let k = k.min(logits.len());
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_logit = |a: &u32, b: &u32| {
-        logits[*b as usize]
-            .total_cmp(&logits[*a as usize])
-            .then(a.cmp(b))
-    };
+    let by_logit =
+        |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     if k > 0 && k < order.len() {
         order.select_nth_unstable_by(k - 1, by_logit);
     }

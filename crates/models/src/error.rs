@@ -52,10 +52,7 @@ impl ModelError {
 
     /// One problem with a file.
     pub fn invalid(path: impl Into<PathBuf>, problem: impl fmt::Display) -> Self {
-        Self::Invalid {
-            path: path.into(),
-            problems: Problems(vec![problem.to_string()]),
-        }
+        Self::Invalid { path: path.into(), problems: Problems(vec![problem.to_string()]) }
     }
 }
 
@@ -77,10 +74,7 @@ impl Problems {
         if self.0.is_empty() {
             Ok(())
         } else {
-            Err(ModelError::Invalid {
-                path: path.to_path_buf(),
-                problems: self,
-            })
+            Err(ModelError::Invalid { path: path.to_path_buf(), problems: self })
         }
     }
 }

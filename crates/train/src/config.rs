@@ -60,29 +60,37 @@ pub struct DraftConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// JSONL file.
-    pub train: PathBuf,
-    /// JSONL file of held-out rows; without it the last rows of `train` are held out.
+    /// What is trained on.
+    pub train: Vec<SourceConfig>,
+    /// Held-out text; without it the last rows of the first training source are held out.
     #[serde(default)]
-    pub held_out: Option<PathBuf>,
-    /// Packed rows held out of `train` when there is no held-out file.
+    pub held_out: Vec<SourceConfig>,
+    /// Packed rows held out when there is no held-out source.
     #[serde(default = "defaults::held_out_rows")]
     pub held_out_rows: usize,
+    /// Tokens of a packed row.
+    #[serde(default = "defaults::row_tokens")]
+    pub row_tokens: usize,
+    /// Anchor-offset positions.
+    #[serde(default)]
+    pub anchor: AnchorOffset,
+}
+
+/// One file of text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// JSONL file.
+    pub path: PathBuf,
     /// How a row becomes text.
     #[serde(default)]
     pub template: Template,
     /// Which tokens are learned.
     #[serde(default)]
     pub learn: Learn,
-    /// Tokens of a packed row.
-    #[serde(default = "defaults::row_tokens")]
-    pub row_tokens: usize,
     /// Stop reading after this many tokens.
     #[serde(default)]
     pub limit_tokens: Option<usize>,
-    /// Anchor-offset positions.
-    #[serde(default)]
-    pub anchor: AnchorOffset,
 }
 
 /// Learning rate.
@@ -181,40 +189,20 @@ impl TrainConfig {
             }
         };
         let weight = self.objective.soft_weight;
-        require(
-            (0.0..=1.0).contains(&weight),
-            "`objective.soft_weight` must be between 0 and 1",
-        );
-        require(
-            self.objective.top_k > 0,
-            "`objective.top_k` must be at least 1",
-        );
-        require(
-            self.data.row_tokens >= 2,
-            "`data.row_tokens` must be at least 2",
-        );
-        require(
-            self.train.rows_per_step > 0,
-            "`train.rows_per_step` must be at least 1",
-        );
-        require(
-            self.train.log_every > 0,
-            "`train.log_every` must be at least 1",
-        );
-        require(
-            self.train.save_every > 0,
-            "`train.save_every` must be at least 1",
-        );
+        require((0.0..=1.0).contains(&weight), "`objective.soft_weight` must be between 0 and 1");
+        require(self.objective.top_k > 0, "`objective.top_k` must be at least 1");
+        require(!self.data.train.is_empty(), "`data.train` must name at least one source");
+        require(self.data.row_tokens >= 2, "`data.row_tokens` must be at least 2");
+        require(self.train.rows_per_step > 0, "`train.rows_per_step` must be at least 1");
+        require(self.train.log_every > 0, "`train.log_every` must be at least 1");
+        require(self.train.save_every > 0, "`train.save_every` must be at least 1");
         require(
             self.train.steps.is_some_and(|steps| steps > 0)
                 || (self.train.steps.is_none() && self.train.epochs > 0.0),
             "`train.steps` or `train.epochs` must be above 0",
         );
         let rate = self.schedule.learning_rate;
-        require(
-            rate > 0.0 && rate.is_finite(),
-            "`schedule.learning_rate` must be positive",
-        );
+        require(rate > 0.0 && rate.is_finite(), "`schedule.learning_rate` must be positive");
         require(
             (0.0..=1.0).contains(&self.schedule.warmup_ratio),
             "`schedule.warmup_ratio` must be between 0 and 1",
@@ -225,10 +213,7 @@ impl TrainConfig {
             unit.contains(&beta1) && unit.contains(&beta2),
             "`optimizer.betas` must lie in [0, 1)",
         );
-        require(
-            self.optimizer.clip_norm > 0.0,
-            "`optimizer.clip_norm` must be positive",
-        );
+        require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
         if let Some(weights) = &self.draft.delay_weights {
             require(
                 weights.iter().all(|w| *w >= 0.0 && w.is_finite())
@@ -240,10 +225,7 @@ impl TrainConfig {
                 "`draft.delay_weights` needs one weight for each delay 1..gamma",
             );
         }
-        require(
-            self.draft.gamma != Some(0),
-            "`draft.gamma` must be at least 1",
-        );
+        require(self.draft.gamma != Some(0), "`draft.gamma` must be at least 1");
         if self.draft.compat.is_some() {
             require(
                 self.draft.final_norm == FinalNorm::None,

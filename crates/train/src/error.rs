@@ -20,23 +20,24 @@ pub enum TrainError {
     Tensor(#[from] candle_core::Error),
     /// The loss or a gradient is not finite. Nothing was saved or overwritten.
     #[error(
-        "step {step}: {what} is not finite (rows of lines {lines:?}); the last checkpoint is untouched"
+        "step {step}: {what} is not finite (in {}); the last checkpoint is untouched",
+        origins.join(", ")
     )]
     NotFinite {
         /// Optimizer step, from 1.
         step: u64,
         /// `loss` or `gradient norm`.
         what: &'static str,
-        /// Lines of the data file in the step's batches.
-        lines: Vec<usize>,
+        /// Where the step's rows came from.
+        origins: Vec<String>,
     },
     /// An optimizer step without a learned row.
-    #[error("step {step}: no token of the rows of lines {lines:?} is learned")]
+    #[error("step {step}: no token is learned of {}", origins.join(", "))]
     NothingLearned {
         /// Optimizer step, from 1.
         step: u64,
-        /// Lines of the data file in the step's batches.
-        lines: Vec<usize>,
+        /// Where the step's rows came from.
+        origins: Vec<String>,
     },
     /// A checkpoint cannot be used or written.
     #[error("{}: {problem}", path.display())]
@@ -59,9 +60,6 @@ pub enum TrainError {
 impl TrainError {
     /// A checkpoint problem.
     pub fn checkpoint(path: impl Into<PathBuf>, problem: impl std::fmt::Display) -> Self {
-        Self::Checkpoint {
-            path: path.into(),
-            problem: problem.to_string(),
-        }
+        Self::Checkpoint { path: path.into(), problem: problem.to_string() }
     }
 }

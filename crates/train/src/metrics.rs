@@ -28,11 +28,7 @@ impl DelayCounts {
 }
 
 fn ratio(numerator: f64, denominator: usize) -> f64 {
-    if denominator == 0 {
-        0.0
-    } else {
-        numerator / denominator as f64
-    }
+    if denominator == 0 { 0.0 } else { numerator / denominator as f64 }
 }
 
 /// Which per-delay rate a simulated length multiplies.
@@ -76,8 +72,7 @@ impl DraftMetrics {
     /// Adds the counters of other rows.
     pub fn merge(&mut self, other: &Self) {
         if self.by_delay.len() < other.by_delay.len() {
-            self.by_delay
-                .resize(other.by_delay.len(), DelayCounts::default());
+            self.by_delay.resize(other.by_delay.len(), DelayCounts::default());
         }
         for (sum, part) in self.by_delay.iter_mut().zip(&other.by_delay) {
             sum.rows += part.rows;
@@ -145,10 +140,7 @@ mod tests {
         b.add_row(1, 4.0, 1.0, false, 0.1);
         b.add_row(2, 6.0, 1.0, true, 0.9);
         a.merge(&b);
-        assert_eq!(
-            (a.rows, a.by_delay[0].rows, a.by_delay[0].top1_count),
-            (3, 2, 1)
-        );
+        assert_eq!((a.rows, a.by_delay[0].rows, a.by_delay[0].top1_count), (3, 2, 1));
         assert!((a.hard_loss() - 4.0).abs() < 1e-12);
         assert!((a.by_delay[0].acceptance_rate() - 0.3).abs() < 1e-12);
         // 1 + 0.5 + 0.5 · 1

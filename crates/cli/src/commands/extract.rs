@@ -13,18 +13,12 @@ use crate::failure::{Failure, Result};
 /// Writes the draft's folder.
 pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
     let (checkpoint, run) = find(&arguments.checkpoint)?;
-    let output = arguments
-        .output
-        .clone()
-        .unwrap_or_else(|| run.join("draft"));
+    let output = arguments.output.clone().unwrap_or_else(|| run.join("draft"));
     let tensors = extract(&checkpoint, &output)?;
     if json {
         println!("{}", json!({"output": output, "tensors": tensors}));
     } else {
-        println!(
-            "wrote {tensors} tensors to {}",
-            output.join(DRAFT_FILE).display()
-        );
+        println!("wrote {tensors} tensors to {}", output.join(DRAFT_FILE).display());
     }
     Ok(())
 }
@@ -53,8 +47,6 @@ pub(crate) fn find(path: &Path) -> Result<(PathBuf, PathBuf)> {
             return Ok((checkpoint, path.to_path_buf()));
         }
     }
-    Err(
-        Failure::usage(format!("{}: no checkpoint is there", path.display()))
-            .hint("give a run directory of `longdraft train`, or one of its checkpoints/*"),
-    )
+    Err(Failure::usage(format!("{}: no checkpoint is there", path.display()))
+        .hint("give a run directory of `longdraft train`, or one of its checkpoints/*"))
 }

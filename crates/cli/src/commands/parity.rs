@@ -23,20 +23,14 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     let passed = reports.iter().filter(|report| report.pass()).count();
     let all = passed == reports.len();
     if json {
-        println!(
-            "{}",
-            json!({"cases": reports.len(), "passed": passed, "pass": all})
-        );
+        println!("{}", json!({"cases": reports.len(), "passed": passed, "pass": all}));
     } else {
         println!("{passed} of {} cases passed", reports.len());
     }
     if all {
         Ok(())
     } else {
-        Err(Failure::work(format!(
-            "{} cases failed",
-            reports.len() - passed
-        )))
+        Err(Failure::work(format!("{} cases failed", reports.len() - passed)))
     }
 }
 
@@ -60,10 +54,8 @@ fn collect_cases(path: &Path, cases: &mut Vec<PathBuf>) -> Result<()> {
         }
     }
     if cases.len() == before {
-        return Err(
-            Failure::usage(format!("{}: no meta.json is there", path.display()))
-                .hint("a case is a folder with meta.json and its tensors"),
-        );
+        return Err(Failure::usage(format!("{}: no meta.json is there", path.display()))
+            .hint("a case is a folder with meta.json and its tensors"));
     }
     Ok(())
 }

@@ -39,11 +39,8 @@ pub(super) fn run(
 ) -> Result<CaseReport> {
     let Some(path) = target else {
         let file = meta["source"]["file"].as_str().unwrap_or("the weights");
-        return Err(Failure::usage(format!(
-            "{}: a forward case needs weights",
-            folder.display()
-        ))
-        .hint(format!("give the file with --target ({file})")));
+        return Err(Failure::usage(format!("{}: a forward case needs weights", folder.display()))
+            .hint(format!("give the file with --target ({file})")));
     };
     let weights = weights_file(path, meta);
     check_hash(folder, meta, &weights)?;
@@ -53,26 +50,14 @@ pub(super) fn run(
     check_gguf_tensors(folder, &weights, &mut report)?;
     check_tokenizer(folder, &tokenizer, &mut report)?;
     let prompts = read_json(folder, "prompts.json")?;
-    let prompts = prompts
-        .as_array()
-        .ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
+    let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
     let capture: Vec<LayerId> = meta["capture_layers"]
         .as_array()
         .map(|layers| {
-            layers
-                .iter()
-                .filter_map(Value::as_u64)
-                .map(|l| LayerId(l as usize))
-                .collect()
+            layers.iter().filter_map(Value::as_u64).map(|l| LayerId(l as usize)).collect()
         })
         .unwrap_or_default();
-    let case = ForwardCase {
-        folder,
-        target: &target,
-        tokenizer: &tokenizer,
-        capture,
-        prompts,
-    };
+    let case = ForwardCase { folder, target: &target, tokenizer: &tokenizer, capture, prompts };
     for prompt in prompts {
         case.check_prompt(prompt, &mut report)?;
     }
@@ -83,11 +68,7 @@ pub(super) fn run(
 /// The file that the case's hash speaks of.
 fn weights_file(path: &Path, meta: &Value) -> PathBuf {
     if path.is_dir() {
-        path.join(
-            meta["source"]["file"]
-                .as_str()
-                .unwrap_or("model.safetensors"),
-        )
+        path.join(meta["source"]["file"].as_str().unwrap_or("model.safetensors"))
     } else {
         path.to_path_buf()
     }
@@ -132,29 +113,19 @@ fn read_json(folder: &Path, name: &str) -> Result<Value> {
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
-    value
-        .as_array()
-        .map(|v| v.iter().filter_map(Value::as_f64).collect())
-        .unwrap_or_default()
+    value.as_array().map(|v| v.iter().filter_map(Value::as_f64).collect()).unwrap_or_default()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
     value
         .as_array()
-        .map(|v| {
-            v.iter()
-                .filter_map(Value::as_u64)
-                .map(|id| id as u32)
-                .collect()
-        })
+        .map(|v| v.iter().filter_map(Value::as_u64).map(|id| id as u32).collect())
         .unwrap_or_default()
 }
 
 /// Every stored tensor dequantised, bit for bit.
 fn check_gguf_tensors(folder: &Path, weights: &Path, report: &mut CaseReport) -> Result<()> {
-    let is_gguf = weights
-        .extension()
-        .is_some_and(|extension| extension == "gguf");
+    let is_gguf = weights.extension().is_some_and(|extension| extension == "gguf");
     if !is_gguf || !folder.join("gguf_tensors.json").is_file() {
         return Ok(());
     }
@@ -173,10 +144,7 @@ fn check_gguf_tensors(folder: &Path, weights: &Path, report: &mut CaseReport) ->
         let Some(hash) = hash_key.iter().find_map(|key| tensor[*key].as_str()) else {
             continue;
         };
-        let values: Vec<f32> = source
-            .load_stored(name, DType::F32)?
-            .flatten_all()?
-            .to_vec1()?;
+        let values: Vec<f32> = source.load_stored(name, DType::F32)?.flatten_all()?.to_vec1()?;
         let mut hasher = Sha256::new();
         for value in values {
             hasher.update(value.to_le_bytes());
@@ -201,15 +169,10 @@ fn check_tokenizer(
     for entry in strings.as_array().into_iter().flatten() {
         let expected = ids(&entry["ids"]);
         got.push((
-            tokenizer
-                .encode(entry["text"].as_str().unwrap_or_default())?
-                .ids,
+            tokenizer.encode(entry["text"].as_str().unwrap_or_default())?.ids,
             tokenizer.decode(&expected, false)?,
         ));
-        want.push((
-            expected,
-            entry["decoded"].as_str().unwrap_or_default().to_owned(),
-        ));
+        want.push((expected, entry["decoded"].as_str().unwrap_or_default().to_owned()));
     }
     report.check_equal(format!("{} tokenizer strings", want.len()), &got, &want);
     Ok(())
@@ -233,11 +196,7 @@ impl ForwardCase<'_> {
         };
         let own = deviation(prompt).unwrap_or(f64::NAN);
         let shared = if short(prompt) {
-            self.prompts
-                .iter()
-                .filter(|p| short(p))
-                .filter_map(deviation)
-                .fold(own, f64::max)
+            self.prompts.iter().filter(|p| short(p)).filter_map(deviation).fold(own, f64::max)
         } else {
             own
         };
@@ -255,10 +214,7 @@ impl ForwardCase<'_> {
         let label = |what: &str| format!("{name} {what}");
         let ids = ids(&prompt["ids"]);
         if ids.is_empty() {
-            return Err(malformed(
-                self.folder,
-                format!("prompts.json: `{name}` has no ids"),
-            ));
+            return Err(malformed(self.folder, format!("prompts.json: `{name}` has no ids")));
         }
         self.check_text(prompt, &ids, &label, report)?;
         let mut sequence = PackedSequence::single(&ids);
@@ -285,10 +241,9 @@ impl ForwardCase<'_> {
         let Some(text) = prompt["text"].as_str() else {
             return Ok(());
         };
-        if let (Some(messages), Some(template)) = (
-            prompt["messages"].as_array(),
-            self.tokenizer.chat_template(),
-        ) {
+        if let (Some(messages), Some(template)) =
+            (prompt["messages"].as_array(), self.tokenizer.chat_template())
+        {
             let field = |m: &Value, key: &str| m[key].as_str().unwrap_or_default().to_owned();
             let messages: Vec<Message> = messages
                 .iter()
@@ -321,14 +276,10 @@ impl ForwardCase<'_> {
         let logits = self.target.logits(&hidden.narrow(0, last, 1)?)?;
         let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
         let tolerance = self.tolerance(prompt, "logits");
-        let top = ids(&prompt["top20_ids"])
-            .into_iter()
-            .zip(numbers(&prompt["top20_logits"]));
+        let top = ids(&prompt["top20_ids"]).into_iter().zip(numbers(&prompt["top20_logits"]));
         let error = top
             .map(|(id, want)| {
-                logits
-                    .get(id as usize)
-                    .map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
+                logits.get(id as usize).map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
             })
             .fold(0.0, f64::max);
         report.check(label("top-20 logits"), error, tolerance);
@@ -393,11 +344,7 @@ impl ForwardCase<'_> {
                     error = error.max((got - want).abs() / norm);
                 }
             }
-            report.check(
-                label(&format!("hidden after layer {}", layer.0)),
-                error,
-                tolerance,
-            );
+            report.check(label(&format!("hidden after layer {}", layer.0)), error, tolerance);
         }
         Ok(())
     }
@@ -418,10 +365,7 @@ impl ForwardCase<'_> {
         let file = SafetensorsSource::open_file(&path)?;
         let LastKv { k, v } = features.last_kv()?;
         let hidden = features.final_hidden()?;
-        let logits = self
-            .target
-            .logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?
-            .squeeze(0)?;
+        let logits = self.target.logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?.squeeze(0)?;
         for (what, key, got) in [
             ("last_layer_k", "k_last", k),
             ("last_layer_v", "v_last", v),
@@ -457,16 +401,12 @@ impl ForwardCase<'_> {
         }
         let margins = numbers(&prompt["greedy_margin"]);
         let tolerance = 2.0 * self.tolerance(prompt, "logits");
-        let clear = margins
-            .iter()
-            .take_while(|margin| **margin > tolerance)
-            .count();
+        let clear = margins.iter().take_while(|margin| **margin > tolerance).count();
         let clear = clear.min(want.len());
         let taps = Taps::of(&[Tap::FinalHidden]);
         let mut cache = self.target.new_cache()?;
         let mut features =
-            self.target
-                .extend(&sequence.ids, &sequence.position_ids, &mut cache, &taps)?;
+            self.target.extend(&sequence.ids, &sequence.position_ids, &mut cache, &taps)?;
         let mut position = sequence.position_ids.last().copied().unwrap_or(0);
         let mut got = Vec::new();
         while got.len() < clear {
@@ -475,15 +415,9 @@ impl ForwardCase<'_> {
             let next = self.target.logits(&last)?.argmax(1)?.to_vec1::<u32>()?[0];
             got.push(next);
             position += 1;
-            features = self
-                .target
-                .extend(&[next], &[position], &mut cache, &taps)?;
+            features = self.target.extend(&[next], &[position], &mut cache, &taps)?;
         }
-        report.check_equal(
-            label(&format!("greedy, {clear} tokens")),
-            &got,
-            &want[..clear],
-        );
+        report.check_equal(label(&format!("greedy, {clear} tokens")), &got, &want[..clear]);
         Ok(())
     }
 
@@ -498,15 +432,9 @@ impl ForwardCase<'_> {
         }
         let taps = Taps::of(&[Tap::FinalHidden]);
         let features = self.target.forward(&PackedSequence::single(&ids), &taps)?;
-        let logits = self
-            .target
-            .logits(features.final_hidden()?)?
-            .to_vec2::<f32>()?;
-        let nll: Vec<f64> = logits
-            .iter()
-            .zip(&ids[1..])
-            .map(|(z, label)| row_nll(z, *label))
-            .collect();
+        let logits = self.target.logits(features.final_hidden()?)?.to_vec2::<f32>()?;
+        let nll: Vec<f64> =
+            logits.iter().zip(&ids[1..]).map(|(z, label)| row_nll(z, *label)).collect();
         let mean = nll.iter().sum::<f64>() / nll.len() as f64;
         if let Some(want) = passage["mean_nll"].as_f64() {
             report.check("passage mean NLL", (mean - want).abs(), NLL_TOLERANCE.1);
@@ -519,16 +447,8 @@ impl ForwardCase<'_> {
                 want = all.to_dtype(DType::F64)?.to_vec1()?;
             }
         }
-        let error = nll
-            .iter()
-            .zip(&want)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f64::max);
-        report.check(
-            format!("passage NLL of {} tokens", want.len()),
-            error,
-            NLL_TOLERANCE.0,
-        );
+        let error = nll.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        report.check(format!("passage NLL of {} tokens", want.len()), error, NLL_TOLERANCE.0);
         Ok(())
     }
 }
@@ -558,11 +478,7 @@ fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
         let difference: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
         let length: f64 = b.iter().map(|y| y * y).sum();
         let error = (difference / length).sqrt();
-        worst = if error.is_nan() {
-            f64::NAN
-        } else {
-            worst.max(error)
-        };
+        worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
     }
     Ok(worst)
 }

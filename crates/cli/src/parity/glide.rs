@@ -50,11 +50,7 @@ impl<'a> Case<'a> {
     fn open(folder: &'a Path, meta: &'a Value) -> Result<Self> {
         let file = |name: &str| SafetensorsSource::open_file(&folder.join(name));
         let compat = !meta["compat"].is_null();
-        let rows = if compat {
-            &meta["batch_size"]
-        } else {
-            &meta["micro_batches"]
-        };
+        let rows = if compat { &meta["batch_size"] } else { &meta["micro_batches"] };
         let size = |value: &Value, name: &str| {
             let size = value.as_u64().map(|n| n as usize).filter(|n| *n > 0);
             size.ok_or_else(|| malformed(folder, format!("meta.json: `{name}` is missing")))
@@ -88,9 +84,7 @@ impl<'a> Case<'a> {
     }
 
     fn steps(&self) -> Result<&'a Vec<Value>> {
-        let steps = self.meta["steps"]
-            .as_array()
-            .filter(|steps| !steps.is_empty());
+        let steps = self.meta["steps"].as_array().filter(|steps| !steps.is_empty());
         steps.ok_or_else(|| malformed(self.folder, "meta.json: `steps` is missing"))
     }
 
@@ -112,11 +106,7 @@ impl<'a> Case<'a> {
             eps: number("eps", defaults.eps),
             weight_decay: number("weight_decay", defaults.weight_decay),
             clip_norm: number("clip_norm", defaults.clip_norm),
-            dead_params: if decays {
-                DeadParameters::Decay
-            } else {
-                DeadParameters::Untouched
-            },
+            dead_params: if decays { DeadParameters::Decay } else { DeadParameters::Untouched },
         }
     }
 }
@@ -127,11 +117,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport>
     let mut report = CaseReport::new(name, "glide");
     let config = TargetConfig::from_json(&meta["config"])
         .map_err(|problems| malformed(folder, format!("meta.json: config: {problems}")))?;
-    let target = Arc::new(Target::from_source(
-        config,
-        &case.weights,
-        &TargetOptions::default(),
-    )?);
+    let target = Arc::new(Target::from_source(config, &case.weights, &TargetOptions::default())?);
     let glide = glide_config(&case, target.config());
     let draft = GlideDraft::from_source(&case.weights, &glide, &target)?;
     let objective = GlideObjective::new(Arc::clone(&target), draft, objective_config(&case));
@@ -191,11 +177,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport>
 
 /// The larger error; NaN stays.
 fn worst(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b.is_nan() {
-        f64::NAN
-    } else {
-        a.max(b)
-    }
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 fn glide_config(case: &Case<'_>, target: &TargetConfig) -> GlideConfig {
@@ -214,16 +196,9 @@ fn glide_config(case: &Case<'_>, target: &TargetConfig) -> GlideConfig {
 
 fn objective_config(case: &Case<'_>) -> GlideObjectiveConfig {
     let soft = case.objective("soft_targets").as_str();
-    let default_weight = if case.compat || soft.is_none() {
-        0.0
-    } else {
-        0.9
-    };
+    let default_weight = if case.compat || soft.is_none() { 0.0 } else { 0.9 };
     GlideObjectiveConfig {
-        soft_weight: case
-            .objective("soft_weight")
-            .as_f64()
-            .unwrap_or(default_weight),
+        soft_weight: case.objective("soft_weight").as_f64().unwrap_or(default_weight),
         soft_targets: match soft {
             Some("full") => SoftTargetKind::Full,
             _ => SoftTargetKind::TopK,
@@ -274,7 +249,7 @@ fn batches(
                 document_ids: documents.iter().map(|d| *d as i32).collect(),
                 delays: delays[drawn].iter().map(|d| (*d).max(0) as u32).collect(),
                 learned,
-                lines: Vec::new(),
+                origins: Vec::new(),
                 row,
             }
         })
@@ -299,21 +274,12 @@ fn compat_batch(
     let (rows, length) = (case.rows, case.seq_len);
     let labels = case.integers("labels", rows * length)?;
     let positions = case.integers("position_ids", case.steps()?.len() * length)?;
-    let positions: Vec<u32> = positions[index * length..(index + 1) * length]
-        .iter()
-        .map(|p| *p as u32)
-        .collect();
+    let positions: Vec<u32> =
+        positions[index * length..(index + 1) * length].iter().map(|p| *p as u32).collect();
     let (sink, offset) = (step["sink"].as_u64(), step["offset"].as_u64());
-    let drawn = anchored_positions(
-        length,
-        sink.unwrap_or(0) as usize,
-        offset.unwrap_or(0) as usize,
-    );
-    report.check_equal(
-        format!("step {} position ids", index + 1),
-        &drawn,
-        &positions,
-    );
+    let drawn =
+        anchored_positions(length, sink.unwrap_or(0) as usize, offset.unwrap_or(0) as usize);
+    report.check_equal(format!("step {} position ids", index + 1), &drawn, &positions);
     if index == 0 && case.inputs.names().iter().any(|name| name == "labels_in") {
         let ignored = case.objective("label_ignore_token").as_i64().unwrap_or(0);
         let made: Vec<i64> = case
@@ -341,7 +307,7 @@ fn compat_batch(
         document_ids: (0..rows).flat_map(|row| vec![row as i32; length]).collect(),
         delays: vec![delay as u32; rows * length],
         learned,
-        lines: Vec::new(),
+        origins: Vec::new(),
         row: 0,
     })
 }
@@ -448,18 +414,11 @@ fn features(
         SoftTargetKind::Full if config.soft_weight > 0.0 => TeacherFeatures::Full { hidden },
         SoftTargetKind::TopK if config.soft_weight > 0.0 => {
             let entries = top_k_entries(case, batch, index, micro)?;
-            TeacherFeatures::TopK {
-                entries,
-                k: config.top_k,
-                hidden: Some(hidden),
-            }
+            TeacherFeatures::TopK { entries, k: config.top_k, hidden: Some(hidden) }
         }
         _ => TeacherFeatures::None,
     };
-    let features = BatchFeatures {
-        last_kv: features.last_kv()?.clone(),
-        teacher,
-    };
+    let features = BatchFeatures { last_kv: features.last_kv()?.clone(), teacher };
     Ok((features, own.rows.hard.iter().sum()))
 }
 
@@ -467,24 +426,16 @@ fn top_k_entries(case: &Case<'_>, batch: &Batch, index: usize, micro: usize) -> 
     let k = objective_config(case).top_k;
     let count = case.steps()?.len() * case.rows * case.seq_len * k;
     let ids = case.integers("topk_ids", count)?;
-    let log_probs: Vec<f32> = case
-        .inputs
-        .load("topk_logprobs", DType::F32)?
-        .flatten_all()?
-        .to_vec1()?;
+    let log_probs: Vec<f32> =
+        case.inputs.load("topk_logprobs", DType::F32)?.flatten_all()?.to_vec1()?;
     if log_probs.len() != count {
-        return Err(malformed(
-            case.folder,
-            "`topk_logprobs` and `topk_ids` differ in size",
-        ));
+        return Err(malformed(case.folder, "`topk_logprobs` and `topk_ids` differ in size"));
     }
     let start = (index * case.rows + micro) * case.seq_len;
     let mut entries = TopK::default();
     for &t in &batch.learned {
         let at = (start + t as usize) * k;
-        entries
-            .ids
-            .extend(ids[at..at + k].iter().map(|id| *id as u32));
+        entries.ids.extend(ids[at..at + k].iter().map(|id| *id as u32));
         entries.log_probs.extend(&log_probs[at..at + k]);
     }
     Ok(entries)
@@ -506,17 +457,12 @@ fn check_activations(
     let file = SafetensorsSource::open_file(&path)?;
     let mut trace: Trace = Vec::new();
     objective.hidden(batch, features, &mut trace)?;
-    let mut values: Vec<(String, Tensor)> = trace
-        .into_iter()
-        .map(|(name, tensor)| (format!("draft.{name}"), tensor))
-        .collect();
+    let mut values: Vec<(String, Tensor)> =
+        trace.into_iter().map(|(name, tensor)| (format!("draft.{name}"), tensor)).collect();
     values.push(("target.last_k".into(), features.last_kv.k.clone()));
     values.push(("target.last_v".into(), features.last_kv.v.clone()));
-    let real: Vec<u32> = (0..)
-        .zip(&batch.document_ids)
-        .filter(|(_, id)| **id >= 0)
-        .map(|(t, _)| t)
-        .collect();
+    let real: Vec<u32> =
+        (0..).zip(&batch.document_ids).filter(|(_, id)| **id >= 0).map(|(t, _)| t).collect();
     let real = Tensor::from_slice(&real, real.len(), &candle_core::Device::Cpu)?;
     for (name, got) in values {
         // The default mode stores one output a micro-batch, and keys with a leading [M].
@@ -531,20 +477,12 @@ fn check_activations(
             want = want.narrow(0, micro, 1)?;
         }
         if want.elem_count() != got.elem_count() {
-            report.check(
-                format!("activation {stored}"),
-                f64::INFINITY,
-                case.tolerance.grad,
-            );
+            report.check(format!("activation {stored}"), f64::INFINITY, case.tolerance.grad);
             continue;
         }
         let want = want.reshape(got.shape())?;
         let error = relative_error(&got.index_select(&real, 0)?, &want.index_select(&real, 0)?)?;
-        report.check(
-            format!("activation {stored} ({micro})"),
-            error,
-            case.tolerance.grad,
-        );
+        report.check(format!("activation {stored} ({micro})"), error, case.tolerance.grad);
     }
     Ok(())
 }
@@ -569,11 +507,7 @@ fn check_gradients(
             None => f64::INFINITY,
         };
         largest = worst(largest, error);
-        report.check(
-            format!("gradient {}", parameter.name),
-            error,
-            case.tolerance.grad,
-        );
+        report.check(format!("gradient {}", parameter.name), error, case.tolerance.grad);
     }
     reached.sort();
     report.check_equal("tensors with a gradient", &reached, &file.names());
@@ -595,14 +529,8 @@ fn check_weights(
             None => f64::INFINITY,
         };
         largest = worst(largest, error);
-        let step = file_name
-            .trim_start_matches("weights_")
-            .trim_end_matches(".safetensors");
-        report.check(
-            format!("weight {name} ({step})"),
-            error,
-            case.tolerance.weight,
-        );
+        let step = file_name.trim_start_matches("weights_").trim_end_matches(".safetensors");
+        report.check(format!("weight {name} ({step})"), error, case.tolerance.weight);
     }
     Ok(largest)
 }
@@ -615,29 +543,20 @@ fn check_metrics(
     got: &DraftMetrics,
     report: &mut CaseReport,
 ) {
-    for (key, value) in [
-        ("hard_loss", got.hard_loss()),
-        ("soft_loss", got.soft_loss()),
-    ] {
+    for (key, value) in [("hard_loss", got.hard_loss()), ("soft_loss", got.soft_loss())] {
         if let Some(want) = want[key].as_f64() {
             report.check(label(key), relative(value, want), case.tolerance.loss);
         }
     }
     if let Some(by_delay) = want["by_delay"].as_object() {
         for (delay, want) in by_delay {
-            let counts = delay
-                .parse::<usize>()
-                .ok()
-                .and_then(|d| got.by_delay.get(d.checked_sub(1)?));
+            let counts =
+                delay.parse::<usize>().ok().and_then(|d| got.by_delay.get(d.checked_sub(1)?));
             let counts = counts.copied().unwrap_or_default();
             let numbers = [
                 ("rows", counts.rows as f64, 0.0),
                 ("top1_count", counts.top1_count as f64, 0.0),
-                (
-                    "acceptance_sum",
-                    counts.acceptance_sum,
-                    RATE_TOLERANCE * counts.rows as f64,
-                ),
+                ("acceptance_sum", counts.acceptance_sum, RATE_TOLERANCE * counts.rows as f64),
                 ("top1_agreement", counts.top1_agreement(), RATE_TOLERANCE),
                 ("acceptance_rate", counts.acceptance_rate(), RATE_TOLERANCE),
             ];
@@ -652,17 +571,9 @@ fn check_metrics(
     let gamma = case.objective("gamma").as_u64().unwrap_or(5) as usize;
     let lengths = [
         ("simulated_acceptance_length", Rate::Top1, 0.0),
-        (
-            "simulated_acceptance_length_sampling",
-            Rate::Acceptance,
-            0.0,
-        ),
+        ("simulated_acceptance_length_sampling", Rate::Acceptance, 0.0),
         ("simulated_acceptance_length_without_bonus", Rate::Top1, 1.0),
-        (
-            "simulated_acceptance_length_sampling_without_bonus",
-            Rate::Acceptance,
-            1.0,
-        ),
+        ("simulated_acceptance_length_sampling_without_bonus", Rate::Acceptance, 1.0),
     ];
     for (key, rate, bonus) in lengths {
         if let Some(want) = want[key].as_f64() {

@@ -56,11 +56,7 @@ impl CaseReport {
     }
 
     fn check(&mut self, name: impl Into<String>, error: f64, tolerance: f64) {
-        self.checks.push(Check {
-            name: name.into(),
-            error,
-            tolerance,
-        });
+        self.checks.push(Check { name: name.into(), error, tolerance });
     }
 
     /// Counts mismatches; only none passes.
@@ -98,25 +94,14 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>) -> Result<CaseRepor
     let meta: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::usage(format!("{}: not JSON: {error}", path.display())))?;
     let name = folder.canonicalize().ok();
-    let name = name
-        .as_deref()
-        .unwrap_or(folder)
-        .file_name()
-        .unwrap_or_default();
-    let name = meta["case"]
-        .as_str()
-        .map_or_else(|| name.to_string_lossy().into(), str::to_owned);
+    let name = name.as_deref().unwrap_or(folder).file_name().unwrap_or_default();
+    let name = meta["case"].as_str().map_or_else(|| name.to_string_lossy().into(), str::to_owned);
     match meta["kind"].as_str() {
         Some("glide") => glide::run(folder, &meta, &name),
         Some("forward") => forward::run(folder, &meta, &name, target),
-        Some(kind) => Err(
-            Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
-                .hint("this build knows the kinds glide and forward"),
-        ),
-        None => Err(Failure::usage(format!(
-            "{}: `kind` is missing",
-            path.display()
-        ))),
+        Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
+            .hint("this build knows the kinds glide and forward")),
+        None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),
     }
 }
 
@@ -128,11 +113,7 @@ fn malformed(folder: &Path, problem: impl std::fmt::Display) -> Failure {
 /// `max |a − b| / max |b|`; infinite if shapes differ, NaN if a value is.
 fn relative_error(a: &Tensor, b: &Tensor) -> Result<f64> {
     let (absolute, largest) = absolute_error(a, b)?;
-    Ok(if largest > 0.0 {
-        absolute / largest
-    } else {
-        absolute
-    })
+    Ok(if largest > 0.0 { absolute / largest } else { absolute })
 }
 
 /// `max |a − b|` and `max |b|`.
@@ -157,9 +138,5 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
 
 /// `|a − b| / |b|`.
 fn relative(a: f64, b: f64) -> f64 {
-    if b == 0.0 {
-        (a - b).abs()
-    } else {
-        (a - b).abs() / b.abs()
-    }
+    if b == 0.0 { (a - b).abs() } else { (a - b).abs() / b.abs() }
 }

@@ -49,10 +49,7 @@ fn newline() -> String {
 
 impl Default for Template {
     fn default() -> Self {
-        Self::Raw {
-            fields: vec!["text".to_owned()],
-            separator: newline(),
-        }
+        Self::Raw { fields: vec!["text".to_owned()], separator: newline() }
     }
 }
 
@@ -75,22 +72,12 @@ impl Template {
     pub fn render(&self, row: &Row, learn: Learn, encoder: &dyn TextEncoder) -> Result<Rendered> {
         match self {
             Self::Raw { fields, separator } => {
-                let texts: Vec<&str> = fields
-                    .iter()
-                    .map(|field| row.text(field))
-                    .collect::<Result<_>>()?;
+                let texts: Vec<&str> =
+                    fields.iter().map(|field| row.text(field)).collect::<Result<_>>()?;
                 let text = texts.join(separator);
-                Ok(Rendered {
-                    learned: 0..text.len(),
-                    text,
-                    append_end: true,
-                })
+                Ok(Rendered { learned: 0..text.len(), text, append_end: true })
             }
-            Self::Chat {
-                user,
-                assistant,
-                system,
-            } => {
+            Self::Chat { user, assistant, system } => {
                 let mut turns: Vec<(&str, &str)> = Vec::new();
                 turns.extend(system.iter().map(|text| ("system", text.as_str())));
                 turns.push(("user", row.text(user)?));
@@ -107,11 +94,7 @@ impl Template {
                         ));
                     }
                 };
-                Ok(Rendered {
-                    learned: start..text.len(),
-                    text,
-                    append_end: false,
-                })
+                Ok(Rendered { learned: start..text.len(), text, append_end: false })
             }
         }
     }

@@ -36,11 +36,7 @@ impl<'a> GlideDrafter<'a> {
             config.head_dim,
             target.device(),
         )?;
-        Ok(Self {
-            draft,
-            window,
-            proposed: Vec::new(),
-        })
+        Ok(Self { draft, window, proposed: Vec::new() })
     }
 
     /// Keys and values of tokens from index `first` on.
@@ -63,28 +59,19 @@ impl<'a> GlideDrafter<'a> {
         let held = keys.k.dim(0)?;
         let visible = held.saturating_sub(self.window.slots())..held;
         let verified = last_kv.k.dim(0)?;
-        let cross = CrossContext {
-            last_kv,
-            ranges: Arc::new(KeyRanges::shared(&(0..verified), 1)),
-        };
+        let cross =
+            CrossContext { last_kv, ranges: Arc::new(KeyRanges::shared(&(0..verified), 1)) };
         let own = Arc::new(KeyRanges::shared(&visible, 1));
         let hidden =
-            self.draft
-                .forward_cached(&target.embed(&[id])?, &table, keys, &own, &cross)?;
-        let best = target
-            .logits(&hidden)?
-            .argmax(D::Minus1)?
-            .to_vec1::<u32>()?;
+            self.draft.forward_cached(&target.embed(&[id])?, &table, keys, &own, &cross)?;
+        let best = target.logits(&hidden)?.argmax(D::Minus1)?.to_vec1::<u32>()?;
         Ok(TargetTokenId(best[0]))
     }
 }
 
 /// The first `tokens` rows.
 fn narrow(keys: &SelfKv, tokens: usize) -> Result<SelfKv> {
-    Ok(SelfKv {
-        k: keys.k.narrow(0, 0, tokens)?,
-        v: keys.v.narrow(0, 0, tokens)?,
-    })
+    Ok(SelfKv { k: keys.k.narrow(0, 0, tokens)?, v: keys.v.narrow(0, 0, tokens)? })
 }
 
 /// Writes one token's keys and values behind the `at` that a buffer holds.
@@ -101,10 +88,7 @@ impl Drafter for GlideDrafter<'_> {
         let root = context.tokens.len() - 1;
         let first = root.saturating_sub(self.window.slots());
         self.window.restart_at(first);
-        let prompt: Vec<u32> = context.tokens[first..root]
-            .iter()
-            .map(|token| token.0)
-            .collect();
+        let prompt: Vec<u32> = context.tokens[first..root].iter().map(|token| token.0).collect();
         if !prompt.is_empty() {
             let kv = self.self_kv(context.target, &prompt, first)?;
             self.window.push(&kv)?;

@@ -28,13 +28,7 @@ impl DraftWindow {
     /// - the device has no memory for it
     pub fn new(slots: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
         let zeros = || Tensor::zeros((slots, kv_heads, head_dim), DType::F32, device);
-        Ok(Self {
-            k: zeros()?,
-            v: zeros()?,
-            slots,
-            next: 0,
-            first: 0,
-        })
+        Ok(Self { k: zeros()?, v: zeros()?, slots, next: 0, first: 0 })
     }
 
     /// Tokens it can hold.
@@ -96,10 +90,7 @@ impl DraftWindow {
             }
             Ok(out)
         };
-        Ok(SelfKv {
-            k: unroll(&self.k)?,
-            v: unroll(&self.v)?,
-        })
+        Ok(SelfKv { k: unroll(&self.k)?, v: unroll(&self.v)? })
     }
 }
 
@@ -109,17 +100,11 @@ mod tests {
 
     fn token(i: usize) -> SelfKv {
         let k = Tensor::full(i as f32, (1, 1, 2), &Device::Cpu).expect("k");
-        SelfKv {
-            v: k.neg().expect("v"),
-            k,
-        }
+        SelfKv { v: k.neg().expect("v"), k }
     }
 
     fn first_values(kv: &SelfKv) -> Vec<f32> {
-        let k =
-            kv.k.flatten_all()
-                .and_then(|k| k.to_vec1::<f32>())
-                .expect("values");
+        let k = kv.k.flatten_all().and_then(|k| k.to_vec1::<f32>()).expect("values");
         k.chunks(2).map(|pair| pair[0]).collect()
     }
 
@@ -130,10 +115,7 @@ mod tests {
             window.push(&token(i))?;
         }
         assert_eq!(window.held(), 3..7);
-        assert_eq!(
-            first_values(&window.unrolled(1)?),
-            [3.0, 4.0, 5.0, 6.0, 0.0]
-        );
+        assert_eq!(first_values(&window.unrolled(1)?), [3.0, 4.0, 5.0, 6.0, 0.0]);
         assert_eq!(window.elements(), 2 * 4 * 2);
         Ok(())
     }

@@ -15,10 +15,7 @@ impl Verifier for GreedyVerifier {
         let best = argmax_rows(logits)?;
         let agreeing = proposed.iter().zip(&best).take_while(|(p, t)| p == t);
         let accepted = agreeing.count();
-        Ok(Verdict {
-            accepted,
-            next: best[accepted],
-        })
+        Ok(Verdict { accepted, next: best[accepted] })
     }
 }
 
@@ -57,10 +54,7 @@ mod tests {
 
     #[test]
     fn accepts_up_to_the_first_mismatch_and_adds_the_targets_token() {
-        let verdict = |accepted, next| Verdict {
-            accepted,
-            next: TargetTokenId(next),
-        };
+        let verdict = |accepted, next| Verdict { accepted, next: TargetTokenId(next) };
         assert_eq!(verify(&[1, 2, 3], &[1, 2, 3, 4]), verdict(3, 4));
         assert_eq!(verify(&[1, 2, 3], &[1, 0, 3, 4]), verdict(1, 0));
         assert_eq!(verify(&[1, 2, 3], &[2, 2, 3, 4]), verdict(0, 2));

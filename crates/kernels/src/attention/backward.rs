@@ -37,9 +37,7 @@ impl QueryTile {
         let q = pack_queries(saved.q, dims, queries.clone(), kv_head, dims.scale());
         let grad = pack_queries(saved.grad, dims, queries.clone(), kv_head, 1.0);
         let out = pack_queries(saved.out, dims, queries.clone(), kv_head, 1.0);
-        let rows = grad
-            .chunks_exact(dims.head_dim)
-            .zip(out.chunks_exact(dims.head_dim));
+        let rows = grad.chunks_exact(dims.head_dim).zip(out.chunks_exact(dims.head_dim));
         let delta = rows.map(|(g, o)| crate::simd::dot(g, o)).collect();
         let lse = queries
             .clone()
@@ -48,13 +46,7 @@ impl QueryTile {
                 saved.lse[start..start + dims.group()].iter().copied()
             })
             .collect();
-        Self {
-            queries,
-            q,
-            grad,
-            lse,
-            delta,
-        }
+        Self { queries, q, grad, lse, delta }
     }
 
     fn rows(&self) -> usize {
@@ -81,23 +73,9 @@ impl QueryTile {
     ) {
         let (width, head_dim) = (tile.len(), dims.head_dim);
         let keys = key_tile(saved.k, dims, tile, kv_head);
-        matmul(
-            p,
-            width,
-            self.q_mat(head_dim),
-            keys.t(),
-            false,
-            Threads::One,
-        );
+        matmul(p, width, self.q_mat(head_dim), keys.t(), false, Threads::One);
         let values = key_tile(saved.v, dims, tile, kv_head);
-        matmul(
-            ds,
-            width,
-            self.grad_mat(head_dim),
-            values.t(),
-            false,
-            Threads::One,
-        );
+        matmul(ds, width, self.grad_mat(head_dim), values.t(), false, Threads::One);
         vectorised(|| {
             for row in 0..self.rows() {
                 let query = self.queries.start + row / dims.group();
@@ -122,9 +100,8 @@ impl QueryTile {
 pub(super) fn queries(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> Vec<f32> {
     let tile_queries = dims.tile_queries();
     let mut dq = vec![0.0; saved.q.len()];
-    dq.par_chunks_mut((tile_queries * dims.q_stride()).max(1))
-        .enumerate()
-        .for_each(|(index, dq)| {
+    dq.par_chunks_mut((tile_queries * dims.q_stride()).max(1)).enumerate().for_each(
+        |(index, dq)| {
             let first = index * tile_queries;
             let queries = first..(first + tile_queries).min(ranges.queries());
             let hull = ranges.hull(queries.clone());
@@ -132,7 +109,8 @@ pub(super) fn queries(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> Vec<
                 let tile = QueryTile::new(saved, dims, queries.clone(), kv_head);
                 query_tile_grad(saved, dims, ranges, &tile, hull.clone(), kv_head, dq);
             }
-        });
+        },
+    );
     dq
 }
 
@@ -147,22 +125,12 @@ fn query_tile_grad(
 ) {
     let (rows, head_dim) = (tile.rows(), dims.head_dim);
     let mut acc = vec![0.0_f32; rows * head_dim];
-    let (mut p, mut ds) = (
-        vec![0.0_f32; rows * TILE_KEYS],
-        vec![0.0_f32; rows * TILE_KEYS],
-    );
+    let (mut p, mut ds) = (vec![0.0_f32; rows * TILE_KEYS], vec![0.0_f32; rows * TILE_KEYS]);
     for key_range in tiles(hull) {
         tile.softmax_grad(saved, dims, ranges, &key_range, kv_head, (&mut p, &mut ds));
         let width = key_range.len();
         let keys = key_tile(saved.k, dims, &key_range, kv_head);
-        matmul(
-            &mut acc,
-            head_dim,
-            Mat::rows(&ds, rows, width, width),
-            keys,
-            true,
-            Threads::One,
-        );
+        matmul(&mut acc, head_dim, Mat::rows(&ds, rows, width, width), keys, true, Threads::One);
     }
     let width = dims.group() * head_dim;
     for (t, acc) in acc.chunks_exact(width).enumerate() {
@@ -185,10 +153,8 @@ pub(super) fn keys(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> (Vec<f3
         .collect();
     let (mut dk, mut dv) = (vec![0.0; saved.k.len()], vec![0.0; saved.v.len()]);
     let chunk = (TILE_KEYS * dims.kv_stride()).max(1);
-    dk.par_chunks_mut(chunk)
-        .zip(dv.par_chunks_mut(chunk))
-        .enumerate()
-        .for_each(|(index, (dk, dv))| {
+    dk.par_chunks_mut(chunk).zip(dv.par_chunks_mut(chunk)).enumerate().for_each(
+        |(index, (dk, dv))| {
             let first = index * TILE_KEYS;
             let tile = first..first + dk.len() / dims.kv_stride();
             for kv_head in 0..dims.kv_heads {
@@ -203,7 +169,8 @@ pub(super) fn keys(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> (Vec<f3
                     key_tile_grad(saved, dims, ranges, &queries, &seen, kv_head, grads);
                 }
             }
-        });
+        },
+    );
     (dk, dv)
 }
 
@@ -219,25 +186,8 @@ fn key_tile_grad(
     let (rows, width, head_dim) = (queries.rows(), seen.len(), dims.head_dim);
     let (mut p, mut ds) = (vec![0.0_f32; rows * width], vec![0.0_f32; rows * width]);
     queries.softmax_grad(saved, dims, ranges, seen, kv_head, (&mut p, &mut ds));
-    let (p, ds) = (
-        Mat::rows(&p, rows, width, width),
-        Mat::rows(&ds, rows, width, width),
-    );
+    let (p, ds) = (Mat::rows(&p, rows, width, width), Mat::rows(&ds, rows, width, width));
     // The packed queries carry the 1/√D already.
-    matmul(
-        dk,
-        dims.kv_stride(),
-        ds.t(),
-        queries.q_mat(head_dim),
-        true,
-        Threads::One,
-    );
-    matmul(
-        dv,
-        dims.kv_stride(),
-        p.t(),
-        queries.grad_mat(head_dim),
-        true,
-        Threads::One,
-    );
+    matmul(dk, dims.kv_stride(), ds.t(), queries.q_mat(head_dim), true, Threads::One);
+    matmul(dv, dims.kv_stride(), p.t(), queries.grad_mat(head_dim), true, Threads::One);
 }

@@ -37,12 +37,8 @@ pub use reference::reference;
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
     if all_cpu_f32(&[q, k, v]) {
-        let op = Attention {
-            ranges: Arc::clone(ranges),
-            log_sum_exp: OnceLock::new(),
-        };
-        q.contiguous()?
-            .apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+        let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
+        q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
     } else {
         reference(q, k, v, ranges)
     }
@@ -52,12 +48,7 @@ fn check_shapes(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Resul
     let (queries, heads, head_dim) = q.dims3()?;
     let (keys, kv_heads, key_dim) = k.dims3()?;
     if v.dims() != k.dims() || key_dim != head_dim {
-        bail!(
-            "attention: q {:?}, k {:?}, v {:?} do not fit",
-            q.shape(),
-            k.shape(),
-            v.shape()
-        );
+        bail!("attention: q {:?}, k {:?}, v {:?} do not fit", q.shape(), k.shape(), v.shape());
     }
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         bail!("attention: {kv_heads} key-value heads do not divide {heads} query heads");
@@ -84,11 +75,7 @@ impl Dims {
     fn new(q: &Shape, k: &Shape) -> Result<Self> {
         let (_, heads, head_dim) = q.dims3()?;
         let (_, kv_heads, _) = k.dims3()?;
-        Ok(Self {
-            heads,
-            kv_heads,
-            head_dim,
-        })
+        Ok(Self { heads, kv_heads, head_dim })
     }
 
     /// Query heads that share a key-value head.
@@ -161,9 +148,7 @@ impl CustomOp3 for Attention {
         out: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some(lse) = self.log_sum_exp.get() else {
-            bail!("attention: backward before forward")
-        };
+        let Some(lse) = self.log_sum_exp.get() else { bail!("attention: backward before forward") };
         let dims = Dims::new(q.shape(), k.shape())?;
         let train_keys = k.track_op() || v.track_op();
         let (dq, dkv) = with_f32(q, |q| {
@@ -171,14 +156,7 @@ impl CustomOp3 for Attention {
                 with_f32(v, |v| {
                     with_f32(out, |out| {
                         with_f32(grad, |grad| {
-                            let saved = backward::Saved {
-                                q,
-                                k,
-                                v,
-                                out,
-                                grad,
-                                lse,
-                            };
+                            let saved = backward::Saved { q, k, v, out, grad, lse };
                             let dq = backward::queries(&saved, dims, &self.ranges);
                             let dkv =
                                 train_keys.then(|| backward::keys(&saved, dims, &self.ranges));

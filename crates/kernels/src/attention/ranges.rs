@@ -62,10 +62,7 @@ impl KeyRanges {
     /// Every one of `queries` sees the same keys.
     pub fn shared(keys: &Range<usize>, queries: usize) -> Self {
         let keys = if keys.is_empty() { 0..0 } else { keys.clone() };
-        Self {
-            start: vec![keys.start as u32; queries],
-            end: vec![keys.end as u32; queries],
-        }
+        Self { start: vec![keys.start as u32; queries], end: vec![keys.end as u32; queries] }
     }
 
     /// Number of queries.
@@ -89,9 +86,7 @@ impl KeyRanges {
     /// The keys that at least one of `queries` may see: smallest start, largest end.
     pub(super) fn hull(&self, queries: Range<usize>) -> Range<usize> {
         let visible = queries.map(|t| self.of(t)).filter(|r| !r.is_empty());
-        visible
-            .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
-            .unwrap_or(0..0)
+        visible.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 }
 
@@ -116,18 +111,12 @@ mod tests {
     #[test]
     fn appended_tokens_see_cache_and_themselves() {
         let ranges = KeyRanges::appended(3, 2);
-        assert_eq!(
-            (ranges.of(0), ranges.of(1), ranges.max_end()),
-            (0..4, 0..5, 5)
-        );
+        assert_eq!((ranges.of(0), ranges.of(1), ranges.max_end()), (0..4, 0..5, 5));
     }
 
     #[test]
     fn hull_skips_empty_ranges() {
-        let ranges = KeyRanges {
-            start: vec![0, 5, 3],
-            end: vec![0, 9, 6],
-        };
+        let ranges = KeyRanges { start: vec![0, 5, 3], end: vec![0, 9, 6] };
         assert_eq!(ranges.hull(0..3), 3..9);
         assert_eq!(ranges.hull(0..1), 0..0);
     }

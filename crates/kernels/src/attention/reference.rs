@@ -40,9 +40,7 @@ pub fn reference(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Resu
         .matmul(&v_t)?
         .reshape((kv_heads, group, queries, head_dim))?
         .broadcast_div(&total)?;
-    out.permute((2, 0, 1, 3))?
-        .reshape((queries, heads, head_dim))?
-        .to_dtype(q.dtype())
+    out.permute((2, 0, 1, 3))?.reshape((queries, heads, head_dim))?.to_dtype(q.dtype())
 }
 
 fn visibility(ranges: &KeyRanges, keys: usize, like: &Tensor) -> Result<Tensor> {

@@ -16,10 +16,8 @@ pub(super) fn forward(
 ) -> (Vec<f32>, Vec<f32>) {
     let mut out = vec![0.0; q.len()];
     let mut lse = vec![f32::NEG_INFINITY; ranges.queries() * dims.heads];
-    out.par_chunks_mut(dims.head_dim.max(1))
-        .zip(lse.par_iter_mut())
-        .enumerate()
-        .for_each(|(row, (out, lse))| {
+    out.par_chunks_mut(dims.head_dim.max(1)).zip(lse.par_iter_mut()).enumerate().for_each(
+        |(row, (out, lse))| {
             let (t, head) = (row / dims.heads, row % dims.heads);
             let q = &q[row * dims.head_dim..][..dims.head_dim];
             let offset = head / dims.group() * dims.head_dim;
@@ -40,6 +38,7 @@ pub(super) fn forward(
             }
             out.iter_mut().for_each(|o| *o /= total);
             *lse = max + total.ln();
-        });
+        },
+    );
     (out, lse)
 }

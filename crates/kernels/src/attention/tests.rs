@@ -12,10 +12,7 @@ fn random_documents(noise: &mut Noise, tokens: usize) -> Vec<i32> {
     while ids.len() < tokens {
         let run = 1 + noise.below(tokens);
         let id_or_padding = if noise.below(5) == 0 { -1 } else { id };
-        ids.extend(std::iter::repeat_n(
-            id_or_padding,
-            run.min(tokens - ids.len()),
-        ));
+        ids.extend(std::iter::repeat_n(id_or_padding, run.min(tokens - ids.len())));
         id += 1;
     }
     ids
@@ -25,11 +22,7 @@ fn random_ranges(noise: &mut Noise, tokens: usize) -> Arc<KeyRanges> {
     let documents = random_documents(noise, tokens);
     let delays: Vec<u32> = (0..tokens).map(|_| noise.below(4) as u32).collect();
     let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
-    Arc::new(KeyRanges::packed(
-        &documents,
-        window,
-        Delays::PerToken(&delays),
-    ))
+    Arc::new(KeyRanges::packed(&documents, window, Delays::PerToken(&delays)))
 }
 
 #[test]
@@ -50,10 +43,7 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let fused = (fused * &direction)?.sum_all()?.backward()?;
         let plain = (plain * &direction)?.sum_all()?.backward()?;
         for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
-            let (a, b) = (
-                fused.get(var).expect("fused"),
-                plain.get(var).expect("plain"),
-            );
+            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
             assert_close(name, a, b, 3e-5);
         }
     }
@@ -63,16 +53,8 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
 #[test]
 fn reference_gradient_matches_differences() {
     let mut noise = Noise::new(40);
-    let ranges = KeyRanges::packed(
-        &[0, 0, 0, 1, 1],
-        Some(1),
-        Delays::PerToken(&[0, 1, 0, 0, 1]),
-    );
-    let inputs = [
-        noise.tensor(&[5, 4, 2]),
-        noise.tensor(&[5, 2, 2]),
-        noise.tensor(&[5, 2, 2]),
-    ];
+    let ranges = KeyRanges::packed(&[0, 0, 0, 1, 1], Some(1), Delays::PerToken(&[0, 1, 0, 0, 1]));
+    let inputs = [noise.tensor(&[5, 4, 2]), noise.tensor(&[5, 2, 2]), noise.tensor(&[5, 2, 2])];
     gradcheck(&inputs, |t| reference(&t[0], &t[1], &t[2], &ranges));
 }
 
@@ -82,26 +64,12 @@ fn row_without_keys_is_exactly_zero_and_passes_no_gradient() -> Result<()> {
     for tokens in [4, 40] {
         let documents = vec![0; tokens];
         let ranges = Arc::new(KeyRanges::packed(&documents, None, Delays::Same(3)));
-        let (q, k, v) = (
-            noise.var(&[tokens, 2, 8]),
-            noise.var(&[tokens, 1, 8]),
-            noise.var(&[tokens, 1, 8]),
-        );
+        let (q, k, v) =
+            (noise.var(&[tokens, 2, 8]), noise.var(&[tokens, 1, 8]), noise.var(&[tokens, 1, 8]));
         let out = attention(&q, &k, &v, &ranges)?;
-        assert!(
-            out.narrow(0, 0, 3)?
-                .flatten_all()?
-                .to_vec1::<f32>()?
-                .iter()
-                .all(|&x| x == 0.0)
-        );
+        assert!(out.narrow(0, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|&x| x == 0.0));
         let grads = out.sqr()?.sum_all()?.backward()?;
-        let dq = grads
-            .get(&q)
-            .expect("gradient")
-            .narrow(0, 0, 3)?
-            .abs()?
-            .sum_all()?;
+        let dq = grads.get(&q).expect("gradient").narrow(0, 0, 3)?.abs()?.sum_all()?;
         assert!(dq.to_scalar::<f32>()? == 0.0);
     }
     Ok(())
@@ -111,11 +79,7 @@ fn row_without_keys_is_exactly_zero_and_passes_no_gradient() -> Result<()> {
 fn frozen_keys_get_no_gradient() -> Result<()> {
     let mut noise = Noise::new(42);
     let ranges = Arc::new(KeyRanges::packed(&[0; 20], None, Delays::Same(1)));
-    let (q, k, v) = (
-        noise.var(&[20, 2, 4]),
-        noise.tensor(&[20, 1, 4]),
-        noise.tensor(&[20, 1, 4]),
-    );
+    let (q, k, v) = (noise.var(&[20, 2, 4]), noise.tensor(&[20, 1, 4]), noise.tensor(&[20, 1, 4]));
     let grads = attention(&q, &k, &v, &ranges)?.sum_all()?.backward()?;
     assert!(grads.get(&q).is_some() && grads.get(&k).is_none() && grads.get(&v).is_none());
     Ok(())
@@ -125,10 +89,7 @@ fn frozen_keys_get_no_gradient() -> Result<()> {
 fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
     let mut noise = Noise::new(43);
     for head_dim in [16, 24, 80] {
-        let (q, k) = (
-            noise.tensor(&[5, 6, head_dim]),
-            noise.tensor(&[105, 2, head_dim]),
-        );
+        let (q, k) = (noise.tensor(&[5, 6, head_dim]), noise.tensor(&[105, 2, head_dim]));
         let v = noise.tensor(&[105, 2, head_dim]);
         let all = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(100, 5)))?;
         for row in 0..5 {
@@ -148,39 +109,23 @@ fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
 fn result_does_not_depend_on_the_number_of_threads() -> Result<()> {
     let mut noise = Noise::new(44);
     let ranges = random_ranges(&mut noise, 200);
-    let (q, k, v) = (
-        noise.var(&[200, 4, 16]),
-        noise.var(&[200, 2, 16]),
-        noise.var(&[200, 2, 16]),
-    );
+    let (q, k, v) = (noise.var(&[200, 4, 16]), noise.var(&[200, 2, 16]), noise.var(&[200, 2, 16]));
     let run = |threads: usize| -> Vec<f32> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .expect("pool");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
         pool.install(|| {
             let out = attention(&q, &k, &v, &ranges).expect("forward");
-            let grads = out
-                .sqr()
-                .and_then(|o| o.sum_all()?.backward())
-                .expect("backward");
+            let grads = out.sqr().and_then(|o| o.sum_all()?.backward()).expect("backward");
             [&q, &k, &v]
                 .iter()
                 .flat_map(|var| {
                     let grad = grads.get(var.as_tensor()).expect("gradient");
-                    grad.flatten_all()
-                        .and_then(|g| g.to_vec1::<f32>())
-                        .expect("values")
+                    grad.flatten_all().and_then(|g| g.to_vec1::<f32>()).expect("values")
                 })
                 .collect()
         })
     };
     let (one, three) = (run(1), run(3));
-    assert!(
-        one.iter()
-            .zip(&three)
-            .all(|(a, b)| a.to_bits() == b.to_bits())
-    );
+    assert!(one.iter().zip(&three).all(|(a, b)| a.to_bits() == b.to_bits()));
     Ok(())
 }
 

@@ -57,12 +57,7 @@ pub(super) fn key_tile<'a>(
     kv_head: usize,
 ) -> Mat<'a> {
     let start = range.start * dims.kv_stride() + kv_head * dims.head_dim;
-    Mat::rows(
-        &source[start..],
-        range.len(),
-        dims.head_dim,
-        dims.kv_stride(),
-    )
+    Mat::rows(&source[start..], range.len(), dims.head_dim, dims.kv_stride())
 }
 
 /// Splits `range` at multiples of the tile size.
@@ -77,17 +72,10 @@ pub(super) fn tiles(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 pub(super) fn visible_in(tile: &Range<usize>, visible: &Range<usize>) -> Range<usize> {
     let start = visible.start.max(tile.start);
     let end = visible.end.min(tile.end);
-    if start >= end {
-        0..0
-    } else {
-        start - tile.start..end - tile.start
-    }
+    if start >= end { 0..0 } else { start - tile.start..end - tile.start }
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "slices and sizes of one tile, called once"
-)]
+#[expect(clippy::too_many_arguments, reason = "slices and sizes of one tile, called once")]
 fn forward_tile(
     q: &[f32],
     k: &[f32],
@@ -165,11 +153,7 @@ fn online_softmax(
 fn max_of(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let chunks = row.chunks_exact(16);
-    let tail = chunks
-        .remainder()
-        .iter()
-        .copied()
-        .fold(f32::NEG_INFINITY, f32::max);
+    let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
     for chunk in chunks {
         for (lane, &x) in lanes.iter_mut().zip(chunk) {
             *lane = if x > *lane { x } else { *lane };

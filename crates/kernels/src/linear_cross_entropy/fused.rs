@@ -28,9 +28,8 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Option<Vec<
                     .par_chunks_mut(vocabulary)
                     .enumerate()
                     .map(|(i, z)| {
-                        let teacher = teacher
-                            .as_ref()
-                            .map(|t| &t[i * vocabulary..(i + 1) * vocabulary]);
+                        let teacher =
+                            teacher.as_ref().map(|t| &t[i * vocabulary..(i + 1) * vocabulary]);
                         row(inputs, first + i, z, teacher, want_grad)
                     })
                     .collect();
@@ -70,9 +69,7 @@ fn teacher_logits(
     };
     let width = teacher.hidden.dim(1)?;
     with_f32(&teacher.hidden.narrow(0, first, rows)?, |hidden| {
-        with_weight(teacher.head, |head| {
-            Ok(Some(product_nt(hidden, head, width, vocabulary)))
-        })
+        with_weight(teacher.head, |head| Ok(Some(product_nt(hidden, head, width, vocabulary))))
     })
 }
 
@@ -94,11 +91,7 @@ impl Softmax {
     fn of(z: &mut [f32]) -> Self {
         let (argmax, max) = argmax(z);
         let total = vectorised(|| exp_sum(z, max));
-        Self {
-            max,
-            argmax: argmax as u32,
-            total,
-        }
+        Self { max, argmax: argmax as u32, total }
     }
 
     fn log_sum_exp(&self) -> f64 {
@@ -111,11 +104,7 @@ fn argmax(z: &[f32]) -> (usize, f32) {
     let max = vectorised(|| {
         let mut lanes = [f32::NEG_INFINITY; 16];
         let chunks = z.chunks_exact(16);
-        let tail = chunks
-            .remainder()
-            .iter()
-            .copied()
-            .fold(f32::NEG_INFINITY, f32::max);
+        let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for chunk in chunks {
             for (lane, &x) in lanes.iter_mut().zip(chunk) {
                 *lane = if x > *lane { x } else { *lane };
@@ -167,17 +156,9 @@ fn row(
     let label = inputs.labels[index] as usize;
     let label_logit = f64::from(z[label]);
     let entries = match inputs.soft {
-        SoftTargets::TopK {
-            ids,
-            log_probs,
-            k,
-            tail,
-        } => Some(TopK::new(
-            &ids[index * k..][..k],
-            &log_probs[index * k..][..k],
-            z,
-            tail,
-        )),
+        SoftTargets::TopK { ids, log_probs, k, tail } => {
+            Some(TopK::new(&ids[index * k..][..k], &log_probs[index * k..][..k], z, tail))
+        }
         _ => None,
     };
     let p = teacher.map(|teacher| {
@@ -192,15 +173,8 @@ fn row(
     let q = Softmax::of(z);
     let hard = q.log_sum_exp() - label_logit;
     let agrees = q.argmax as usize == label;
-    let mut out = Row {
-        hard,
-        soft: 0.0,
-        agrees,
-        acceptance: (-hard).exp(),
-    };
-    let tail = entries
-        .as_ref()
-        .map(|entries| entries.finish(&q, z, &mut out));
+    let mut out = Row { hard, soft: 0.0, agrees, acceptance: (-hard).exp() };
+    let tail = entries.as_ref().map(|entries| entries.finish(&q, z, &mut out));
     if let Some((p, softmax)) = &p {
         teacher_statistics(&q, z, softmax, p, &mut out);
         if matches!(inputs.soft, SoftTargets::Full) {
@@ -209,14 +183,7 @@ fn row(
         }
     }
     if want_grad {
-        gradient(
-            inputs,
-            label,
-            &q,
-            entries.as_ref().zip(tail.as_ref()),
-            p.as_ref(),
-            z,
-        );
+        gradient(inputs, label, &q, entries.as_ref().zip(tail.as_ref()), p.as_ref(), z);
     }
     out
 }
@@ -242,11 +209,7 @@ fn gradient(
         let on_others = top_k.map_or(0.0, |(_, tail)| weight * tail.on_others);
         let q_scale = ((1.0 - weight + on_others) / q.total) as f32;
         let kept: Vec<f64> = top_k.map_or_else(Vec::new, |(entries, _)| {
-            entries
-                .ids
-                .iter()
-                .map(|&id| f64::from(z[id as usize]) / q.total)
-                .collect()
+            entries.ids.iter().map(|&id| f64::from(z[id as usize]) / q.total).collect()
         });
         vectorised(|| z.iter_mut().for_each(|z| *z *= q_scale));
         if let Some((entries, tail)) = top_k {
@@ -258,10 +221,7 @@ fn gradient(
 
 /// `Σ_v p_v z_v`, blocks of f32 added in f64.
 fn expectation(p: &[f32], z: &[f32]) -> f64 {
-    p.chunks(256)
-        .zip(z.chunks(256))
-        .map(|(p, z)| f64::from(crate::simd::dot(p, z)))
-        .sum()
+    p.chunks(256).zip(z.chunks(256)).map(|(p, z)| f64::from(crate::simd::dot(p, z))).sum()
 }
 
 fn teacher_statistics(q: &Softmax, e: &[f32], softmax: &Softmax, p: &[f32], out: &mut Row) {
@@ -314,15 +274,7 @@ impl<'a> TopK<'a> {
             (rest, rescale) = (0.0, mass);
         }
         let logits = ids.iter().map(|&id| f64::from(z[id as usize])).collect();
-        Self {
-            ids,
-            p,
-            rescale,
-            rest,
-            logits,
-            tail,
-            best: best_of(ids, log_probs),
-        }
+        Self { ids, p, rescale, rest, logits, tail, best: best_of(ids, log_probs) }
     }
 
     /// Writes soft loss and statistics; returns the tail's factors.
@@ -338,17 +290,10 @@ impl<'a> TopK<'a> {
             on_ids += q_v;
         }
         let mass: f64 = self.p.iter().sum();
-        let mut term = TailTerm {
-            on_ids: mass,
-            on_others: mass,
-        };
+        let mut term = TailTerm { on_ids: mass, on_others: mass };
         if self.tail == Tail::Bucket {
             // 1 − Σ q loses all digits for a peaked draft: then sum the other entries instead.
-            let q_tail = if on_ids < 0.99 {
-                1.0 - on_ids
-            } else {
-                self.sum_of_others(e) / q.total
-            };
+            let q_tail = if on_ids < 0.99 { 1.0 - on_ids } else { self.sum_of_others(e) / q.total };
             soft -= self.rest * q_tail.max(TAIL_FLOOR).ln();
             if q_tail > TAIL_FLOOR {
                 term.on_ids = mass + self.rest;
@@ -367,10 +312,7 @@ impl<'a> TopK<'a> {
         let mut start = 0;
         let mut sum = 0.0;
         for end in sorted.into_iter().map(|id| id as usize).chain([e.len()]) {
-            sum += e[start..end.max(start)]
-                .iter()
-                .map(|&x| f64::from(x))
-                .sum::<f64>();
+            sum += e[start..end.max(start)].iter().map(|&x| f64::from(x)).sum::<f64>();
             start = end + 1;
         }
         sum

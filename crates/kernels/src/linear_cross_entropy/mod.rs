@@ -116,17 +116,12 @@ pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     let (rows, grad) = fused::forward(inputs)?;
     let weight = inputs.soft_weight;
     let sums = rows.hard.iter().zip(&rows.soft);
-    let loss: f64 = sums
-        .map(|(hard, soft)| (1.0 - weight) * hard + weight * soft)
-        .sum();
+    let loss: f64 = sums.map(|(hard, soft)| (1.0 - weight) * hard + weight * soft).sum();
     let loss_sum = match grad {
         None => Tensor::new(loss as f32, inputs.hidden.device())?,
         Some(grad) => {
             let grad = Tensor::from_vec(grad, inputs.hidden.shape(), inputs.hidden.device())?;
-            inputs.hidden.apply_op1(Precomputed {
-                loss: loss as f32,
-                grad,
-            })?
+            inputs.hidden.apply_op1(Precomputed { loss: loss as f32, grad })?
         }
     };
     Ok(Output { loss_sum, rows })
@@ -150,12 +145,7 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         (SoftTargets::Full, None) => {
             bail!("linear_cross_entropy: full soft targets need a teacher")
         }
-        (
-            SoftTargets::TopK {
-                ids, log_probs, k, ..
-            },
-            _,
-        ) => {
+        (SoftTargets::TopK { ids, log_probs, k, .. }, _) => {
             if ids.len() != rows * k || log_probs.len() != rows * k {
                 bail!("linear_cross_entropy: [{rows}, {k}] top-k entries expected");
             }

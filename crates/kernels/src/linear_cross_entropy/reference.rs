@@ -10,14 +10,8 @@ use super::{Inputs, Output, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, check}
 /// - as [`super::linear_cross_entropy`]
 pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
-    let wide = if inputs.hidden.dtype() == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
-    let logits = inputs
-        .hidden
-        .matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
+    let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let logits = inputs.hidden.matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
     let log_q = log_softmax(&logits.to_dtype(wide)?)?;
     let device = logits.device();
     let labels = Tensor::from_slice(inputs.labels, (inputs.labels.len(), 1), device)?;
@@ -32,15 +26,7 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     };
     let soft = match (inputs.soft, &log_p) {
         (SoftTargets::Full, Some(log_p)) => (log_p.exp()? * &log_q)?.sum(D::Minus1)?.neg()?,
-        (
-            SoftTargets::TopK {
-                ids,
-                log_probs,
-                k,
-                tail,
-            },
-            _,
-        ) => {
+        (SoftTargets::TopK { ids, log_probs, k, tail }, _) => {
             let shape = (inputs.labels.len(), k);
             let ids = Tensor::from_slice(ids, shape, device)?;
             let log_p = Tensor::from_slice(log_probs, shape, device)?.to_dtype(wide)?;
@@ -51,12 +37,7 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let weight = inputs.soft_weight;
     let loss_sum = ((&hard * (1.0 - weight))? + (&soft * weight)?)?.sum_all()?;
     let (agrees, acceptance) = statistics(inputs, &log_q, log_p.as_ref())?;
-    let rows = RowStatistics {
-        hard: to_f64(&hard)?,
-        soft: to_f64(&soft)?,
-        agrees,
-        acceptance,
-    };
+    let rows = RowStatistics { hard: to_f64(&hard)?, soft: to_f64(&soft)?, agrees, acceptance };
     Ok(Output { loss_sum, rows })
 }
 
@@ -98,40 +79,21 @@ fn statistics(
     let (best, acceptance) = match (log_p, inputs.soft) {
         (Some(log_p), _) => {
             let accepted = log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
-            (
-                log_p.argmax(D::Minus1)?.to_vec1::<u32>()?,
-                to_f64(&accepted)?,
-            )
+            (log_p.argmax(D::Minus1)?.to_vec1::<u32>()?, to_f64(&accepted)?)
         }
-        (
-            None,
-            SoftTargets::TopK {
-                ids, log_probs, k, ..
-            },
-        ) => {
+        (None, SoftTargets::TopK { ids, log_probs, k, .. }) => {
             let best = ids.chunks(k).zip(log_probs.chunks(k));
-            let best = best
-                .map(|(ids, log_probs)| super::fused::best_of(ids, log_probs))
-                .collect();
+            let best = best.map(|(ids, log_probs)| super::fused::best_of(ids, log_probs)).collect();
             let shape = (inputs.labels.len(), k);
             let ids = Tensor::from_slice(ids, shape, log_q.device())?;
             let p = Tensor::from_slice(log_probs, shape, log_q.device())?.exp()?;
             let q = log_q.gather(&ids, 1)?.exp()?;
-            (
-                best,
-                to_f64(&p.to_dtype(q.dtype())?.minimum(&q)?.sum(D::Minus1)?)?,
-            )
+            (best, to_f64(&p.to_dtype(q.dtype())?.minimum(&q)?.sum(D::Minus1)?)?)
         }
         (None, _) => {
             let labels = Tensor::from_slice(inputs.labels, (draft.len(), 1), log_q.device())?;
-            (
-                inputs.labels.to_vec(),
-                to_f64(&log_q.gather(&labels, 1)?.squeeze(1)?.exp()?)?,
-            )
+            (inputs.labels.to_vec(), to_f64(&log_q.gather(&labels, 1)?.squeeze(1)?.exp()?)?)
         }
     };
-    Ok((
-        draft.iter().zip(&best).map(|(d, t)| d == t).collect(),
-        acceptance,
-    ))
+    Ok((draft.iter().zip(&best).map(|(d, t)| d == t).collect(), acceptance))
 }

@@ -19,9 +19,7 @@ impl Case {
         let mut noise = Noise::new(seed);
         let teacher_hidden = noise.tensor(&[rows, width + 1]);
         let teacher_head = (noise.tensor(&[vocabulary, width + 1]) * 2.0).expect("scale");
-        let logits = teacher_hidden
-            .matmul(&teacher_head.t().expect("t"))
-            .expect("logits");
+        let logits = teacher_hidden.matmul(&teacher_head.t().expect("t")).expect("logits");
         let (mut ids, mut log_probs) = (Vec::new(), Vec::new());
         for z in logits.to_vec2::<f32>().expect("rows") {
             let lse = z.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
@@ -62,22 +60,15 @@ impl Case {
                 _ => top_k(Tail::Renormalise),
             },
             soft_weight: if soft == "none" { 0.0 } else { 0.7 },
-            teacher: teacher.then_some(Teacher {
-                hidden: &self.teacher_hidden,
-                head: &self.teacher_head,
-            }),
+            teacher: teacher
+                .then_some(Teacher { hidden: &self.teacher_hidden, head: &self.teacher_head }),
         }
     }
 }
 
 #[test]
 fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
-    let sizes = [
-        (1, 4, 5, 2),
-        (3, 8, 17, 4),
-        (130, 12, 40, 6),
-        (20, 6, 300, 32),
-    ];
+    let sizes = [(1, 4, 5, 2), (3, 8, 17, 4), (130, 12, 40, 6), (20, 6, 300, 32)];
     for (seed, (rows, width, vocabulary, k)) in (1..).zip(sizes) {
         let case = Case::random(seed, rows, width, vocabulary, k);
         for soft in ["none", "full", "bucket", "renormalise"] {
@@ -96,17 +87,11 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
                     ("acceptance", &fused.rows.acceptance, &plain.rows.acceptance),
                 ] {
                     for (a, b) in a.iter().zip(b) {
-                        assert!(
-                            (a - b).abs() < 1e-5 * (1.0 + b.abs()),
-                            "{soft} {name}: {a} {b}"
-                        );
+                        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{soft} {name}: {a} {b}");
                     }
                 }
                 let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
-                let (a, b) = (
-                    a.get(&case.hidden).expect("dh"),
-                    b.get(&case.hidden).expect("dh"),
-                );
+                let (a, b) = (a.get(&case.hidden).expect("dh"), b.get(&case.hidden).expect("dh"));
                 assert_close(soft, a, b, 2e-5);
             }
         }
@@ -124,10 +109,7 @@ fn reference_gradient_matches_differences() {
             let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
             let mut inputs = case.inputs(&t[0], soft, true);
             inputs.head = &head;
-            inputs.teacher = Some(Teacher {
-                hidden: &teacher_hidden,
-                head: &case.teacher_head,
-            });
+            inputs.teacher = Some(Teacher { hidden: &teacher_hidden, head: &case.teacher_head });
             Ok(reference(&inputs)?.loss_sum)
         });
     }
@@ -141,24 +123,14 @@ fn peaked_draft_activates_the_tail_floor_without_nan() -> Result<()> {
         hidden: &hidden,
         head: &head,
         labels: &[1],
-        soft: SoftTargets::TopK {
-            ids: &[0],
-            log_probs: &[0.5_f32.ln()],
-            k: 1,
-            tail: Tail::Bucket,
-        },
+        soft: SoftTargets::TopK { ids: &[0], log_probs: &[0.5_f32.ln()], k: 1, tail: Tail::Bucket },
         soft_weight: 0.9,
         teacher: None,
     };
     let (fused, plain) = (linear_cross_entropy(&inputs)?, reference(&inputs)?);
     assert_close("loss", &fused.loss_sum, &plain.loss_sum, 1e-6);
     let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
-    assert_close(
-        "dh",
-        a.get(&hidden).expect("dh"),
-        b.get(&hidden).expect("dh"),
-        1e-6,
-    );
+    assert_close("dh", a.get(&hidden).expect("dh"), b.get(&hidden).expect("dh"), 1e-6);
     Ok(())
 }
 

@@ -32,17 +32,13 @@ struct Header<'a> {
 
 impl Header<'_> {
     fn number(&self, key: &str) -> Option<f64> {
-        self.content
-            .metadata
-            .get(&format!("{}.{key}", self.prefix))
-            .and_then(number)
+        self.content.metadata.get(&format!("{}.{key}", self.prefix)).and_then(number)
     }
 
     fn size(&mut self, key: &str) -> usize {
         self.number(key).filter(|x| *x >= 0.0).map_or_else(
             || {
-                self.problems
-                    .push(format!("`{}.{key}` is missing or no number", self.prefix));
+                self.problems.push(format!("`{}.{key}` is missing or no number", self.prefix));
                 1
             },
             |x| x as usize,
@@ -50,10 +46,7 @@ impl Header<'_> {
     }
 
     fn token(&self, key: &str) -> Option<u32> {
-        let value = self
-            .content
-            .metadata
-            .get(&format!("tokenizer.ggml.{key}"))?;
+        let value = self.content.metadata.get(&format!("tokenizer.ggml.{key}"))?;
         number(value).map(|x| x as u32)
     }
 
@@ -65,11 +58,7 @@ impl Header<'_> {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
         let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
         let key = format!("{}.rope.scaling.type", self.prefix);
-        let kind = self
-            .content
-            .metadata
-            .get(&key)
-            .and_then(|v| v.to_string().ok());
+        let kind = self.content.metadata.get(&key).and_then(|v| v.to_string().ok());
         let scaling = match kind.map(String::as_str) {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
@@ -94,30 +83,19 @@ impl Header<'_> {
                 RopeScaling::None
             }
         };
-        RopeParameters {
-            theta,
-            scaling,
-            divisors: None,
-        }
+        RopeParameters { theta, scaling, divisors: None }
     }
 }
 
 pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
     let mut problems = Problems::default();
-    let name = content
-        .metadata
-        .get("general.architecture")
-        .and_then(|v| v.to_string().ok());
+    let name = content.metadata.get("general.architecture").and_then(|v| v.to_string().ok());
     let Some(name) = name else {
         problems.push("`general.architecture` is missing");
         return Err(problems);
     };
     let architecture = Architecture::parse(name, &mut problems);
-    let mut header = Header {
-        content,
-        prefix: architecture.name(),
-        problems,
-    };
+    let mut header = Header { content, prefix: architecture.name(), problems };
     let hidden_size = header.size("embedding_length");
     let num_attention_heads = header.size("attention.head_count");
     let context = header.size("context_length");
@@ -127,9 +105,7 @@ pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
     let vocab_size = match content.tensor_infos.get("token_embd.weight") {
         Some(info) if info.shape.rank() == 2 => info.shape.dims()[0],
         _ => {
-            header
-                .problems
-                .push("tensor `token_embd.weight` [V, H] is missing");
+            header.problems.push("tensor `token_embd.weight` [V, H] is missing");
             1
         }
     };
@@ -145,9 +121,7 @@ pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
         head_dim,
         vocab_size,
         max_position_embeddings: context,
-        rms_norm_eps: header
-            .number("attention.layer_norm_rms_epsilon")
-            .unwrap_or(1e-5),
+        rms_norm_eps: header.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
         rope: header.rope(context),
         tie_word_embeddings: !header.has("output.weight"),
         qkv_bias: header.has("blk.0.attn_q.bias"),
@@ -164,9 +138,5 @@ pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
     };
     let mut problems = header.problems;
     config.validate(&mut problems);
-    if problems.0.is_empty() {
-        Ok(config)
-    } else {
-        Err(problems)
-    }
+    if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }

@@ -38,15 +38,11 @@ impl Keys<'_> {
     }
 
     fn flag(&self, key: &str, default: bool) -> bool {
-        self.present(key)
-            .and_then(Value::as_bool)
-            .unwrap_or(default)
+        self.present(key).and_then(Value::as_bool).unwrap_or(default)
     }
 
     fn token(&self, key: &str) -> Option<u32> {
-        self.present(key)
-            .and_then(Value::as_u64)
-            .and_then(|id| u32::try_from(id).ok())
+        self.present(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
     }
 
     /// One id or a list of them.
@@ -56,17 +52,12 @@ impl Keys<'_> {
             Some(id) => id.as_u64().into_iter().collect(),
             None => Vec::new(),
         };
-        ids.into_iter()
-            .filter_map(|id| u32::try_from(id).ok())
-            .collect()
+        ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect()
     }
 }
 
 pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
-    let mut keys = Keys {
-        value,
-        problems: Problems::default(),
-    };
+    let mut keys = Keys { value, problems: Problems::default() };
     let architecture = if let Some(name) = keys.present("model_type").and_then(Value::as_str) {
         let name = name.to_owned();
         Architecture::parse(&name, &mut keys.problems)
@@ -81,14 +72,11 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
         keys.problems.push(message);
     }
     if keys.flag("use_sliding_window", false) {
-        keys.problems
-            .push("`use_sliding_window` = true is not supported");
+        keys.problems.push("`use_sliding_window` = true is not supported");
     }
     let hidden_size = keys.required_size("hidden_size");
     let num_attention_heads = keys.required_size("num_attention_heads");
-    let num_key_value_heads = keys
-        .size("num_key_value_heads")
-        .unwrap_or(num_attention_heads);
+    let num_key_value_heads = keys.size("num_key_value_heads").unwrap_or(num_attention_heads);
     let default_head_dim = match architecture {
         Architecture::Qwen3 => 128,
         _ => hidden_size / num_attention_heads.max(1),
@@ -120,11 +108,7 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
     };
     let mut problems = keys.problems;
     config.validate(&mut problems);
-    if problems.0.is_empty() {
-        Ok(config)
-    } else {
-        Err(problems)
-    }
+    if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }
 
 #[cfg(test)]
@@ -176,10 +160,7 @@ mod tests {
     fn scaling_is_read_from_both_spellings() {
         let mut value = llama();
         value["rope_scaling"] = json!({"type": "linear", "factor": 2.0});
-        assert_eq!(
-            read(&value).expect("valid").rope.scaling,
-            RopeScaling::Linear { factor: 2.0 }
-        );
+        assert_eq!(read(&value).expect("valid").rope.scaling, RopeScaling::Linear { factor: 2.0 });
         value["rope_scaling"] = Value::Null;
         value["rope_parameters"] = json!({
             "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,

@@ -26,11 +26,8 @@ pub enum Architecture {
 
 impl Architecture {
     /// Names as `model_type` and as GGUF architecture.
-    pub const NAMES: [(&'static str, Self); 3] = [
-        ("llama", Self::Llama),
-        ("qwen2", Self::Qwen2),
-        ("qwen3", Self::Qwen3),
-    ];
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("llama", Self::Llama), ("qwen2", Self::Qwen2), ("qwen3", Self::Qwen3)];
 
     /// The published name.
     pub fn name(self) -> &'static str {
@@ -46,20 +43,14 @@ impl Architecture {
             return *architecture;
         }
         let known: Vec<&str> = Self::NAMES.iter().map(|(name, _)| *name).collect();
-        problems.push(format!(
-            "unknown architecture `{name}` (known: {})",
-            known.join(", ")
-        ));
+        problems.push(format!("unknown architecture `{name}` (known: {})", known.join(", ")));
         Self::Llama
     }
 }
 
 /// A validated target configuration; keys are the published ones.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent switches of the published format"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the published format")]
 pub struct TargetConfig {
     /// Family.
     pub architecture: Architecture,
@@ -110,10 +101,8 @@ impl TargetConfig {
         let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| ModelError::invalid(path, format!("not JSON: {error}")))?;
-        Self::from_json(&value).map_err(|problems| ModelError::Invalid {
-            path: path.to_path_buf(),
-            problems,
-        })
+        Self::from_json(&value)
+            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })
     }
 
     /// Reads the keys of a `config.json`.
@@ -166,9 +155,7 @@ impl TargetConfig {
             }
         }
         if self.num_key_value_heads > 0
-            && !self
-                .num_attention_heads
-                .is_multiple_of(self.num_key_value_heads)
+            && !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
         {
             problems.push(format!(
                 "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",
@@ -179,10 +166,7 @@ impl TargetConfig {
             problems.push(format!("`head_dim` = {} is odd", self.head_dim));
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            problems.push(format!(
-                "`rms_norm_eps` = {} is not in (0, 1)",
-                self.rms_norm_eps
-            ));
+            problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }
     }
 }

@@ -20,11 +20,7 @@ pub struct RopeParameters {
 impl RopeParameters {
     /// No scaling.
     pub fn plain(theta: f64) -> Self {
-        Self {
-            theta,
-            scaling: RopeScaling::None,
-            divisors: None,
-        }
+        Self { theta, scaling: RopeScaling::None, divisors: None }
     }
 
     /// Frequencies for a head dim.
@@ -59,11 +55,7 @@ impl RopeParameters {
         let scaling = nested.map_or(RopeScaling::None, |nested| {
             scaling_from_json(nested, max_position_embeddings, problems)
         });
-        Self {
-            theta,
-            scaling,
-            divisors: None,
-        }
+        Self { theta, scaling, divisors: None }
     }
 }
 
@@ -86,9 +78,7 @@ fn scaling_from_json(
     };
     match kind {
         "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear {
-            factor: required("factor"),
-        },
+        "linear" => RopeScaling::Linear { factor: required("factor") },
         "llama3" => RopeScaling::Llama3 {
             factor: required("factor"),
             low_freq_factor: required("low_freq_factor"),
@@ -109,10 +99,7 @@ fn scaling_from_json(
                     optional("mscale"),
                     optional("mscale_all_dim"),
                 ),
-                truncate: value
-                    .get("truncate")
-                    .and_then(Value::as_bool)
-                    .unwrap_or(true),
+                truncate: value.get("truncate").and_then(Value::as_bool).unwrap_or(true),
             }
         }
         other => {
@@ -132,11 +119,7 @@ pub(super) fn yarn_attention_factor(
     mscale_all_dim: Option<f64>,
 ) -> f64 {
     let scaled = |m: f64| {
-        if factor <= 1.0 {
-            1.0
-        } else {
-            0.1 * m * factor.ln() + 1.0
-        }
+        if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
     };
     match (given, mscale, mscale_all_dim) {
         (Some(given), _, _) => given,

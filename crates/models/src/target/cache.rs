@@ -18,11 +18,7 @@ pub struct KvCache {
 
 impl KvCache {
     pub(super) fn new(config: &TargetConfig, device: &Device) -> Result<Self> {
-        let shape = (
-            INITIAL_CAPACITY,
-            config.num_key_value_heads,
-            config.head_dim,
-        );
+        let shape = (INITIAL_CAPACITY, config.num_key_value_heads, config.head_dim);
         let layers = (0..config.num_hidden_layers)
             .map(|_| {
                 Ok((
@@ -31,11 +27,7 @@ impl KvCache {
                 ))
             })
             .collect::<Result<_>>()?;
-        Ok(Self {
-            layers,
-            length: 0,
-            capacity: INITIAL_CAPACITY,
-        })
+        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY })
     }
 
     /// Committed tokens.
@@ -93,10 +85,7 @@ impl KvCache {
         let (all_k, all_v) = &self.layers[layer];
         all_k.slice_set(&k.contiguous()?, 0, self.length)?;
         all_v.slice_set(&v.contiguous()?, 0, self.length)?;
-        Ok((
-            all_k.narrow(0, 0, self.length + new)?,
-            all_v.narrow(0, 0, self.length + new)?,
-        ))
+        Ok((all_k.narrow(0, 0, self.length + new)?, all_v.narrow(0, 0, self.length + new)?))
     }
 
     pub(super) fn commit(&mut self, tokens: usize) {

@@ -84,9 +84,7 @@ impl Features {
     /// # Errors
     /// - they were not tapped
     pub fn last_kv(&self) -> Result<&LastKv> {
-        self.last_kv
-            .as_ref()
-            .ok_or_else(|| untapped("last-layer keys and values"))
+        self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
     }
 
     /// The tapped final hidden states, `[T, H]`.
@@ -94,9 +92,7 @@ impl Features {
     /// # Errors
     /// - they were not tapped
     pub fn final_hidden(&self) -> Result<&Tensor> {
-        self.final_hidden
-            .as_ref()
-            .ok_or_else(|| untapped("final hidden states"))
+        self.final_hidden.as_ref().ok_or_else(|| untapped("final hidden states"))
     }
 }
 
@@ -126,11 +122,7 @@ impl PackedSequence {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        let lengths = [
-            self.ids.len(),
-            self.position_ids.len(),
-            self.document_ids.len(),
-        ];
+        let lengths = [self.ids.len(), self.position_ids.len(), self.document_ids.len()];
         if lengths[0] == 0 || lengths.iter().any(|length| *length != lengths[0]) {
             return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
                 "a packed sequence of {} ids, {} positions and {} document ids",

@@ -78,35 +78,17 @@ impl LayerSizes {
 impl DecoderLayer {
     /// First half: norm, projections, rotary embedding. `hidden`: `[T, H]`.
     pub(super) fn project(&self, hidden: &Tensor, table: &RopeTable) -> Result<Heads> {
-        let LayerSizes {
-            heads,
-            kv_heads,
-            head_dim,
-            eps,
-        } = self.sizes;
+        let LayerSizes { heads, kv_heads, head_dim, eps } = self.sizes;
         let tokens = hidden.dim(0)?;
         let normed = rms_norm(hidden, &self.input_layernorm, eps)?;
-        let mut q = self
-            .q_proj
-            .apply(&normed)?
-            .reshape((tokens, heads, head_dim))?;
-        let mut k = self
-            .k_proj
-            .apply(&normed)?
-            .reshape((tokens, kv_heads, head_dim))?;
-        let v = self
-            .v_proj
-            .apply(&normed)?
-            .reshape((tokens, kv_heads, head_dim))?;
+        let mut q = self.q_proj.apply(&normed)?.reshape((tokens, heads, head_dim))?;
+        let mut k = self.k_proj.apply(&normed)?.reshape((tokens, kv_heads, head_dim))?;
+        let v = self.v_proj.apply(&normed)?.reshape((tokens, kv_heads, head_dim))?;
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             q = rms_norm(&q, q_norm, eps)?;
             k = rms_norm(&k, k_norm, eps)?;
         }
-        Ok(Heads {
-            q: rope(&q, table)?,
-            k: rope(&k, table)?,
-            v,
-        })
+        Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, v })
     }
 
     /// Second half: attention, output projection, MLP, with both residual additions.
@@ -117,12 +99,7 @@ impl DecoderLayer {
         index: usize,
         context: &mut Context<'_>,
     ) -> Result<Tensor> {
-        let LayerSizes {
-            heads: count,
-            head_dim,
-            eps,
-            ..
-        } = self.sizes;
+        let LayerSizes { heads: count, head_dim, eps, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
         let attended = match context {
             Context::Packed(ranges) => attention(&heads.q, &heads.k, &heads.v, ranges)?,
@@ -135,10 +112,7 @@ impl DecoderLayer {
         let attended = attended.reshape((tokens, count * head_dim))?;
         let hidden = (hidden + self.o_proj.apply(&attended)?)?;
         let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
-        let gated = swiglu(
-            &self.gate_proj.apply(&normed)?,
-            &self.up_proj.apply(&normed)?,
-        )?;
+        let gated = swiglu(&self.gate_proj.apply(&normed)?, &self.up_proj.apply(&normed)?)?;
         Ok((hidden + self.down_proj.apply(&gated)?)?)
     }
 
@@ -146,43 +120,16 @@ impl DecoderLayer {
     pub(super) fn tensors(&self) -> Vec<(&'static str, Tensor)> {
         let mut tensors = vec![
             ("input_layernorm.weight", self.input_layernorm.clone()),
-            (
-                "post_attention_layernorm.weight",
-                self.post_attention_layernorm.clone(),
-            ),
+            ("post_attention_layernorm.weight", self.post_attention_layernorm.clone()),
         ];
         let projections = [
-            (
-                "self_attn.q_proj.weight",
-                "self_attn.q_proj.bias",
-                &self.q_proj,
-            ),
-            (
-                "self_attn.k_proj.weight",
-                "self_attn.k_proj.bias",
-                &self.k_proj,
-            ),
-            (
-                "self_attn.v_proj.weight",
-                "self_attn.v_proj.bias",
-                &self.v_proj,
-            ),
-            (
-                "self_attn.o_proj.weight",
-                "self_attn.o_proj.bias",
-                &self.o_proj,
-            ),
-            (
-                "mlp.gate_proj.weight",
-                "mlp.gate_proj.bias",
-                &self.gate_proj,
-            ),
+            ("self_attn.q_proj.weight", "self_attn.q_proj.bias", &self.q_proj),
+            ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &self.k_proj),
+            ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &self.v_proj),
+            ("self_attn.o_proj.weight", "self_attn.o_proj.bias", &self.o_proj),
+            ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &self.gate_proj),
             ("mlp.up_proj.weight", "mlp.up_proj.bias", &self.up_proj),
-            (
-                "mlp.down_proj.weight",
-                "mlp.down_proj.bias",
-                &self.down_proj,
-            ),
+            ("mlp.down_proj.weight", "mlp.down_proj.bias", &self.down_proj),
         ];
         for (weight, bias, projection) in projections {
             tensors.push((weight, projection.weight.clone()));

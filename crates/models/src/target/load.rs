@@ -24,10 +24,7 @@ pub struct TargetOptions {
 
 impl Default for TargetOptions {
     fn default() -> Self {
-        Self {
-            dtype: DType::F32,
-            device: Device::Cpu,
-        }
+        Self { dtype: DType::F32, device: Device::Cpu }
     }
 }
 
@@ -95,10 +92,7 @@ pub(crate) fn specs(config: &TargetConfig) -> Vec<TensorSpec> {
         TensorSpec::new("model.norm.weight", &[hidden]),
     ];
     if !config.tie_word_embeddings {
-        specs.push(TensorSpec::new(
-            "lm_head.weight",
-            &[config.vocab_size, hidden],
-        ));
+        specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
     }
     for layer in 0..config.num_hidden_layers {
         let prefix = format!("model.layers.{layer}.");
@@ -112,10 +106,7 @@ pub(crate) fn specs(config: &TargetConfig) -> Vec<TensorSpec> {
             }
         }
         for (name, outputs, inputs, bias) in projections(config) {
-            specs.push(TensorSpec::new(
-                format!("{prefix}{name}.weight"),
-                &[outputs, inputs],
-            ));
+            specs.push(TensorSpec::new(format!("{prefix}{name}.weight"), &[outputs, inputs]));
             if bias {
                 specs.push(TensorSpec::new(format!("{prefix}{name}.bias"), &[outputs]));
             }
@@ -132,12 +123,7 @@ fn projections(config: &TargetConfig) -> [(&'static str, usize, usize, bool); 7]
         ("self_attn.q_proj", query, hidden, config.qkv_bias),
         ("self_attn.k_proj", kv, hidden, config.qkv_bias),
         ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        (
-            "self_attn.o_proj",
-            hidden,
-            query,
-            config.attention_output_bias,
-        ),
+        ("self_attn.o_proj", hidden, query, config.attention_output_bias),
         ("mlp.gate_proj", width, hidden, config.mlp_bias),
         ("mlp.up_proj", width, hidden, config.mlp_bias),
         ("mlp.down_proj", hidden, width, config.mlp_bias),
@@ -153,27 +139,20 @@ pub(crate) fn build(
     let specs = specs(&config);
     check_specs(source, &specs).into_result(source.path())?;
     let matrix = |name: &str| -> Result<Tensor> {
-        Ok(source
-            .load(name, options.dtype)?
-            .to_device(&options.device)?)
+        Ok(source.load(name, options.dtype)?.to_device(&options.device)?)
     };
     let vector = |name: &str| -> Result<Tensor> {
         Ok(source.load(name, DType::F32)?.to_device(&options.device)?)
     };
     let embedding = matrix("model.embed_tokens.weight")?;
-    let head = if config.tie_word_embeddings {
-        embedding.clone()
-    } else {
-        matrix("lm_head.weight")?
-    };
+    let head =
+        if config.tie_word_embeddings { embedding.clone() } else { matrix("lm_head.weight")? };
     let mut layers = Vec::with_capacity(config.num_hidden_layers);
     for layer in 0..config.num_hidden_layers {
         let prefix = format!("model.layers.{layer}.");
         let projection = |name: &str, bias: bool| -> Result<Projection> {
             let weight = matrix(&format!("{prefix}{name}.weight"))?;
-            let bias = bias
-                .then(|| vector(&format!("{prefix}{name}.bias")))
-                .transpose()?;
+            let bias = bias.then(|| vector(&format!("{prefix}{name}.bias"))).transpose()?;
             Ok(Projection { weight, bias })
         };
         let norm = |name: &str| vector(&format!("{prefix}{name}.weight"));
@@ -219,10 +198,7 @@ fn fingerprint(config: &TargetConfig, embedding: &Tensor, final_norm: &Tensor) -
     let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
     let sample = Tensor::new(sample.as_slice(), embedding.device())?;
     for tensor in [&embedding.index_select(&sample, 0)?, final_norm] {
-        let values = tensor
-            .flatten_all()?
-            .to_dtype(DType::BF16)?
-            .to_vec1::<half::bf16>()?;
+        let values = tensor.flatten_all()?.to_dtype(DType::BF16)?.to_vec1::<half::bf16>()?;
         for value in values {
             hasher.update(&value.to_le_bytes());
         }

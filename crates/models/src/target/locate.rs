@@ -35,24 +35,16 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
         repo: spec.to_owned(),
         reason: error.to_string(),
     };
-    let repo = Api::new()
-        .map_err(|error| fail(&error))?
-        .model(spec.to_owned());
+    let repo = Api::new().map_err(|error| fail(&error))?.model(spec.to_owned());
     let info = repo.info().map_err(|error| fail(&error))?;
-    let names: Vec<String> = info
-        .siblings
-        .into_iter()
-        .map(|file| file.rfilename)
-        .collect();
+    let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
     fetch(&repo, &names).map_err(|error| fail(&error))
 }
 
 fn fetch(repo: &ApiRepo, names: &[String]) -> std::result::Result<PathBuf, String> {
     let wanted = |name: &&String| {
-        let is_weight = Path::new(name)
-            .extension()
-            .is_some_and(|e| e == "safetensors")
-            && !name.contains('/');
+        let is_weight =
+            Path::new(name).extension().is_some_and(|e| e == "safetensors") && !name.contains('/');
         SMALL_FILES.contains(&name.as_str())
             || is_weight
             || name.as_str() == "model.safetensors.index.json"
@@ -70,12 +62,9 @@ fn is_hub_id(spec: &str) -> bool {
     let part = |text: &str| {
         !text.is_empty()
             && !text.starts_with(['.', '-'])
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
     };
-    spec.split_once('/')
-        .is_some_and(|(org, name)| part(org) && part(name))
+    spec.split_once('/').is_some_and(|(org, name)| part(org) && part(name))
 }
 
 #[cfg(test)]

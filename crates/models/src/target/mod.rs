@@ -131,10 +131,7 @@ impl Target {
 
     /// The last decoder layer's tensors under their published names without a prefix.
     pub fn last_layer(&self) -> Vec<(&'static str, Tensor)> {
-        self.layers
-            .last()
-            .map(DecoderLayer::tensors)
-            .unwrap_or_default()
+        self.layers.last().map(DecoderLayer::tensors).unwrap_or_default()
     }
 
     /// Embeddings of `ids` in f32.
@@ -145,14 +142,9 @@ impl Target {
     /// # Errors
     /// - an id lies outside the vocabulary
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        if let Some(id) = ids
-            .iter()
-            .find(|id| **id as usize >= self.config.vocab_size)
-        {
-            let message = format!(
-                "token {id} lies outside the vocabulary of {}",
-                self.config.vocab_size
-            );
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
+            let message =
+                format!("token {id} lies outside the vocabulary of {}", self.config.vocab_size);
             return Err(ModelError::Tokenizer(message));
         }
         let ids = Tensor::from_slice(ids, ids.len(), &self.device)?;
@@ -223,10 +215,7 @@ impl Target {
         for (index, layer) in self.layers.iter().enumerate() {
             let heads = layer.project(&hidden, &table)?;
             if index == last && taps.last_kv {
-                features.last_kv = Some(LastKv {
-                    k: heads.k.clone(),
-                    v: heads.v.clone(),
-                });
+                features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
             }
             let cached = matches!(context, Context::Cached(_));
             if !cached && !taps.needs_output_of(index, self.layers.len()) {
@@ -234,9 +223,7 @@ impl Target {
             }
             hidden = layer.finish(&hidden, &heads, index, &mut context)?;
             if taps.hidden.iter().any(|layer| layer.0 == index) {
-                features
-                    .hidden
-                    .insert(crate::LayerId(index), hidden.clone());
+                features.hidden.insert(crate::LayerId(index), hidden.clone());
             }
         }
         if taps.final_hidden {

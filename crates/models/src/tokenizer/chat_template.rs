@@ -20,10 +20,7 @@ pub struct Message {
 impl Message {
     /// A turn.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
-        Self {
-            role: role.to_owned(),
-            content: content.into(),
-        }
+        Self { role: role.to_owned(), content: content.into() }
     }
 }
 
@@ -55,20 +52,13 @@ impl ChatTemplate {
         environment
             .add_template_owned("chat".to_owned(), source.to_owned())
             .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
-        Ok(Self {
-            source: source.to_owned(),
-            special_tokens,
-            environment: Arc::new(environment),
-        })
+        Ok(Self { source: source.to_owned(), special_tokens, environment: Arc::new(environment) })
     }
 
     /// From `tokenizer_config.json` and, before it, a file of its own.
     pub(super) fn from_config(config: &Value, file: Option<String>) -> Result<Option<Self>> {
         let default_of = |list: &Vec<Value>| {
-            let named = list
-                .iter()
-                .find(|t| t["name"] == "default")
-                .or_else(|| list.first())?;
+            let named = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
             named["template"].as_str().map(str::to_owned)
         };
         let source = file.or_else(|| match config.get("chat_template") {
@@ -86,9 +76,7 @@ impl ChatTemplate {
                 special_tokens.insert(key.to_owned(), Value::String(token));
             }
         }
-        source
-            .map(|source| Self::new(&source, special_tokens))
-            .transpose()
+        source.map(|source| Self::new(&source, special_tokens)).transpose()
     }
 
     /// Text of a conversation; with `add_generation_prompt` it ends where the assistant's answer
@@ -134,10 +122,7 @@ mod tests {
     #[test]
     fn a_template_can_refuse() -> Result<()> {
         let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
-        let error = template
-            .render(&[], false)
-            .expect_err("refused")
-            .to_string();
+        let error = template.render(&[], false).expect_err("refused").to_string();
         assert!(error.contains("no tools here"), "{error}");
         Ok(())
     }

@@ -32,9 +32,7 @@ pub(super) fn read(content: &Content) -> Result<TextTokenizer, String> {
         "gpt2" => byte_level_bpe(content, &vocabulary)?,
         "llama" => sentence_piece(content, &vocabulary)?,
         other => {
-            return Err(format!(
-                "unknown tokenizer model `{other}` (known: gpt2, llama)"
-            ));
+            return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama)"));
         }
     };
     document["version"] = json!("1.0");
@@ -76,9 +74,7 @@ fn strings(content: &Content, key: &str) -> Result<Vec<String>, String> {
     };
     let text = |item: &GgufValue| match item {
         GgufValue::String(text) => Ok(text.clone()),
-        _ => Err(format!(
-            "`tokenizer.ggml.{key}` holds something that is no string"
-        )),
+        _ => Err(format!("`tokenizer.ggml.{key}` holds something that is no string")),
     };
     items.iter().map(text).collect()
 }
@@ -122,11 +118,7 @@ fn special_tokens(content: &Content, vocabulary: &Vocabulary) -> Map<String, Val
 
 fn vocab_map(vocabulary: &Vocabulary) -> Value {
     let entries = vocabulary.tokens.iter().enumerate();
-    Value::Object(
-        entries
-            .map(|(id, token)| (token.clone(), json!(id)))
-            .collect(),
-    )
+    Value::Object(entries.map(|(id, token)| (token.clone(), json!(id))).collect())
 }
 
 /// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
@@ -214,12 +206,8 @@ fn sentence_piece(content: &Content, vocabulary: &Vocabulary) -> Result<Value, S
 
 /// Every way to split a piece into two pieces, best resulting piece first.
 fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<Value> {
-    let ids: HashMap<&str, usize> = vocabulary
-        .tokens
-        .iter()
-        .enumerate()
-        .map(|(id, token)| (token.as_str(), id))
-        .collect();
+    let ids: HashMap<&str, usize> =
+        vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut merges: Vec<(f64, usize, usize, Value)> = Vec::new();
     for (token, score) in vocabulary.tokens.iter().zip(scores) {
         for (at, _) in token.char_indices().skip(1) {

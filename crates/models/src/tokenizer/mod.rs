@@ -35,11 +35,7 @@ pub struct Encoded {
 
 /// Whether the tokenizer's own post-processing puts something before a text.
 fn starts_with_template(inner: &Tokenizer) -> bool {
-    let tokens = |special| {
-        inner
-            .encode("a", special)
-            .map_or(0, |encoding| encoding.len())
-    };
+    let tokens = |special| inner.encode("a", special).map_or(0, |encoding| encoding.len());
     tokens(true) > tokens(false)
 }
 
@@ -61,16 +57,9 @@ impl TextTokenizer {
         };
         let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
         let chat_template = ChatTemplate::from_config(&config, file)?;
-        let adds_bos = config
-            .get("add_bos_token")
-            .and_then(Value::as_bool)
-            .unwrap_or(false)
+        let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
             || starts_with_template(&inner);
-        Ok(Self {
-            inner,
-            chat_template,
-            adds_bos,
-        })
+        Ok(Self { inner, chat_template, adds_bos })
     }
 
     /// Builds the tokenizer that a GGUF header describes.
@@ -83,11 +72,7 @@ impl TextTokenizer {
     }
 
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
-        Self {
-            inner,
-            chat_template,
-            adds_bos,
-        }
+        Self { inner, chat_template, adds_bos }
     }
 
     /// Whether the model wants its start token before a raw text.
@@ -107,11 +92,7 @@ impl TextTokenizer {
             .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
         Ok(Encoded {
             ids: encoding.get_ids().to_vec(),
-            offsets: encoding
-                .get_offsets()
-                .iter()
-                .map(|&(start, end)| start..end)
-                .collect(),
+            offsets: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
         })
     }
 
@@ -151,9 +132,7 @@ impl TextTokenizer {
     /// - the files cannot be written
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
-        self.inner
-            .save(&path, false)
-            .map_err(|error| ModelError::invalid(&path, error))?;
+        self.inner.save(&path, false).map_err(|error| ModelError::invalid(&path, error))?;
         if let Some(template) = &self.chat_template {
             let path = folder.join("tokenizer_config.json");
             let text = format!("{:#}\n", template.to_config());

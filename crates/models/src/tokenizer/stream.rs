@@ -16,12 +16,7 @@ pub struct TextStream<'a> {
 
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a TextTokenizer) -> Self {
-        Self {
-            tokenizer,
-            ids: Vec::new(),
-            context: 0,
-            printed: 0,
-        }
+        Self { tokenizer, ids: Vec::new(), context: 0, printed: 0 }
     }
 
     /// Adds a token; returns the text that became complete, possibly empty.
@@ -42,17 +37,12 @@ impl<'a> TextStream<'a> {
     }
 
     fn text_since(&mut self, last: bool) -> Result<String> {
-        let before = self
-            .tokenizer
-            .decode(&self.ids[self.context..self.printed], true)?;
+        let before = self.tokenizer.decode(&self.ids[self.context..self.printed], true)?;
         let now = self.tokenizer.decode(&self.ids[self.context..], true)?;
         if !last && now.ends_with('\u{FFFD}') {
             return Ok(String::new());
         }
-        let new = now
-            .strip_prefix(before.as_str())
-            .unwrap_or_default()
-            .to_owned();
+        let new = now.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
         if !new.is_empty() {
             self.context = self.printed;
             self.printed = self.ids.len();

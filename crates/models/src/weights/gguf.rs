@@ -61,12 +61,7 @@ impl GgufSource {
             .keys()
             .filter_map(|name| hugging_face_name(name).map(|published| (published, name.clone())))
             .collect();
-        let mut source = Self {
-            file,
-            content,
-            config,
-            names,
-        };
+        let mut source = Self { file, content, config, names };
         source.read_rope_divisors()?;
         Ok(source)
     }
@@ -206,9 +201,7 @@ fn tensor_range(
     let block = info.ggml_dtype.block_size();
     let width = dims.last().copied().unwrap_or(1);
     if elements == 0 || !width.is_multiple_of(block) {
-        return Err(format!(
-            "of shape {dims:?} does not consist of blocks of {block}"
-        ));
+        return Err(format!("of shape {dims:?} does not consist of blocks of {block}"));
     }
     let start = content.tensor_data_offset.checked_add(info.offset);
     let size = (elements / block).checked_mul(info.ggml_dtype.type_size());
@@ -218,9 +211,7 @@ fn tensor_range(
     });
     match range {
         Some(range) if range.end <= file_bytes => Ok(range),
-        _ => Err(format!(
-            "of shape {dims:?} lies outside the file of {file_bytes} bytes"
-        )),
+        _ => Err(format!("of shape {dims:?} lies outside the file of {file_bytes} bytes")),
     }
 }
 
@@ -259,10 +250,7 @@ pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     };
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "gguf")
-        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
         .collect();
     files.sort();
     files
@@ -275,14 +263,8 @@ mod tests {
     #[test]
     fn names_map_to_the_published_ones() {
         let name = |n| hugging_face_name(n).unwrap_or_default();
-        assert_eq!(
-            name("blk.7.attn_q.bias"),
-            "model.layers.7.self_attn.q_proj.bias"
-        );
-        assert_eq!(
-            name("blk.0.ffn_norm.weight"),
-            "model.layers.0.post_attention_layernorm.weight"
-        );
+        assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
+        assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
         assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
         assert_eq!(name("blk.x.attn_q.weight"), "");
         assert_eq!(name("rope_freqs.weight"), "");

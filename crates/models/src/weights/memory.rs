@@ -18,9 +18,7 @@ pub struct MemorySource {
 impl MemorySource {
     /// These tensors.
     pub fn new(tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
-        Self {
-            tensors: tensors.into_iter().collect(),
-        }
+        Self { tensors: tensors.into_iter().collect() }
     }
 
     /// Normal values with the given deviation; norms are 1.
@@ -33,11 +31,7 @@ impl MemorySource {
             let mut rng = CounterRng::new(seed, &spec.name, &[]);
             let norm = spec.name.ends_with("norm.weight");
             let value = |rng: &mut CounterRng| {
-                if norm {
-                    1.0
-                } else {
-                    (rng.normal() * deviation) as f32
-                }
+                if norm { 1.0 } else { (rng.normal() * deviation) as f32 }
             };
             let count = spec.shape.iter().product::<usize>();
             let values: Vec<f32> = (0..count).map(|_| value(&mut rng)).collect();

@@ -24,10 +24,7 @@ impl MappedFile {
         // SAFETY: the map is read-only. Another process that truncates the file while it is
         // mapped could fault us; like every loader that maps weights we take files to be stable.
         let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(path))?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            map,
-        })
+        Ok(Self { path: path.to_path_buf(), map })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -47,8 +44,7 @@ impl MappedFile {
             // SAFETY: a private read-only file mapping: dropped pages are read again from the
             // file when touched. Failure only costs memory.
             let _ = unsafe {
-                self.map
-                    .unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
+                self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
             };
         }
     }

@@ -27,10 +27,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// A spec.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
-        Self {
-            name: name.into(),
-            shape: shape.to_vec(),
-        }
+        Self { name: name.into(), shape: shape.to_vec() }
     }
 }
 
@@ -57,10 +54,7 @@ pub fn check_specs(source: &dyn WeightSource, specs: &[TensorSpec]) -> Problems 
     let mut problems = Problems::default();
     for spec in specs {
         match source.shape(&spec.name) {
-            None => problems.push(format!(
-                "tensor `{}` {:?} is missing",
-                spec.name, spec.shape
-            )),
+            None => problems.push(format!("tensor `{}` {:?} is missing", spec.name, spec.shape)),
             Some(shape) if shape != spec.shape => problems.push(format!(
                 "tensor `{}` has shape {shape:?}, {:?} expected",
                 spec.name, spec.shape
@@ -92,10 +86,7 @@ impl Collector {
     pub(crate) fn set(&mut self, start: usize, values: impl Iterator<Item = f32>) {
         match self {
             Self::F32(out) => {
-                out[start..]
-                    .iter_mut()
-                    .zip(values)
-                    .for_each(|(out, value)| *out = value);
+                out[start..].iter_mut().zip(values).for_each(|(out, value)| *out = value);
             }
             Self::Bf16(out) => out[start..]
                 .iter_mut()

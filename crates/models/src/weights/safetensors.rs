@@ -84,10 +84,7 @@ impl SafetensorsSource {
         }
         if problems.0.is_empty() {
             for (name, shard) in &index.weight_map {
-                let found = source
-                    .entries
-                    .get(name)
-                    .map(|e| source.files[e.file].path());
+                let found = source.entries.get(name).map(|e| source.files[e.file].path());
                 if found != Some(folder.join(shard).as_path()) {
                     problems.push(format!("tensor `{name}` is not in `{shard}`"));
                 }
@@ -211,22 +208,18 @@ fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Option<Box<dyn Iterator<Item 
     let pair = |b: &[u8]| [b[0], b[1]];
     match dtype {
         Dtype::F32 => Some(Box::new(
-            data.chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         )),
-        Dtype::BF16 => Some(Box::new(
-            data.chunks_exact(2)
-                .map(move |b| bf16::from_le_bytes(pair(b)).to_f32()),
-        )),
-        Dtype::F16 => Some(Box::new(
-            data.chunks_exact(2)
-                .map(move |b| f16::from_le_bytes(pair(b)).to_f32()),
-        )),
-        Dtype::F64 => {
-            Some(Box::new(data.chunks_exact(8).map(|b| {
-                f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32
-            })))
+        Dtype::BF16 => {
+            Some(Box::new(data.chunks_exact(2).map(move |b| bf16::from_le_bytes(pair(b)).to_f32())))
         }
+        Dtype::F16 => {
+            Some(Box::new(data.chunks_exact(2).map(move |b| f16::from_le_bytes(pair(b)).to_f32())))
+        }
+        Dtype::F64 => Some(Box::new(
+            data.chunks_exact(8)
+                .map(|b| f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32),
+        )),
         _ => None,
     }
 }
@@ -261,27 +254,15 @@ pub fn save(
 pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
     let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
     Ok(match tensor.dtype() {
-        DType::F32 => (
-            Dtype::F32,
-            flat.to_vec1::<f32>()?
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect(),
-        ),
-        DType::BF16 => (
-            Dtype::BF16,
-            flat.to_vec1::<bf16>()?
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect(),
-        ),
-        DType::F16 => (
-            Dtype::F16,
-            flat.to_vec1::<f16>()?
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect(),
-        ),
+        DType::F32 => {
+            (Dtype::F32, flat.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        DType::BF16 => {
+            (Dtype::BF16, flat.to_vec1::<bf16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        DType::F16 => {
+            (Dtype::F16, flat.to_vec1::<f16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
         other => {
             let message = format!("cannot write {other:?} tensors as weights");
             return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
@@ -306,10 +287,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     };
     write().map_err(|source| {
         let _ = std::fs::remove_file(&temporary);
-        ModelError::Io {
-            path: path.to_path_buf(),
-            source,
-        }
+        ModelError::Io { path: path.to_path_buf(), source }
     })
 }
 
@@ -328,11 +306,7 @@ mod tests {
     fn what_is_written_is_read_back_in_any_dtype() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("model.safetensors");
-        save(
-            &path,
-            &tensors(),
-            HashMap::from([("mode".into(), "default".into())]),
-        )?;
+        save(&path, &tensors(), HashMap::from([("mode".into(), "default".into())]))?;
         let source = SafetensorsSource::open_folder(dir.path())?;
         assert_eq!(source.names(), ["a", "b"]);
         assert_eq!(source.shape("a"), Some(vec![2, 3]));
@@ -349,46 +323,26 @@ mod tests {
     fn sharded_folder_is_read_and_its_faults_are_listed() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         let all = tensors();
-        save(
-            &dir.path().join("one.safetensors"),
-            &all[..1],
-            HashMap::new(),
-        )?;
-        save(
-            &dir.path().join("two.safetensors"),
-            &all[1..],
-            HashMap::new(),
-        )?;
+        save(&dir.path().join("one.safetensors"), &all[..1], HashMap::new())?;
+        save(&dir.path().join("two.safetensors"), &all[1..], HashMap::new())?;
         let index = dir.path().join("model.safetensors.index.json");
         let write = |map: &str| {
             std::fs::write(&index, format!("{{\"weight_map\": {map}}}")).expect("write index");
         };
         write(r#"{"a": "one.safetensors", "b": "two.safetensors"}"#);
-        assert_eq!(
-            SafetensorsSource::open_folder(dir.path())?.names(),
-            ["a", "b"]
-        );
+        assert_eq!(SafetensorsSource::open_folder(dir.path())?.names(), ["a", "b"]);
         write(r#"{"a": "two.safetensors", "b": "two.safetensors"}"#);
         let message = fails(dir.path());
-        assert!(
-            message.contains("`a` is not in `two.safetensors`"),
-            "{message}"
-        );
+        assert!(message.contains("`a` is not in `two.safetensors`"), "{message}");
         write(r#"{"a": "../one.safetensors", "b": "absent.safetensors"}"#);
         let message = fails(dir.path());
-        assert!(
-            message.contains("`../one.safetensors` is not a file of this folder"),
-            "{message}"
-        );
+        assert!(message.contains("`../one.safetensors` is not a file of this folder"), "{message}");
         assert!(message.contains("absent.safetensors"), "{message}");
         Ok(())
     }
 
     fn fails(folder: &Path) -> String {
-        SafetensorsSource::open_folder(folder)
-            .err()
-            .expect("an error")
-            .to_string()
+        SafetensorsSource::open_folder(folder).err().expect("an error").to_string()
     }
 
     #[test]
@@ -399,10 +353,7 @@ mod tests {
         let whole = std::fs::read(&path).expect("read");
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).expect("write");
-            assert!(
-                SafetensorsSource::open_file(&path).is_err(),
-                "prefix of {length} bytes"
-            );
+            assert!(SafetensorsSource::open_file(&path).is_err(), "prefix of {length} bytes");
         }
         let mut absurd = whole.clone();
         absurd[..8].copy_from_slice(&u64::MAX.to_le_bytes());

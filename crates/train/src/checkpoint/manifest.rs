@@ -34,10 +34,7 @@ impl Manifest {
                 files.insert(name, describe(&entry.path()).map_err(fail)?);
             }
         }
-        Ok(Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            files,
-        })
+        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), files })
     }
 
     /// Reads a folder's manifest and checks every file against it.
@@ -66,8 +63,5 @@ fn describe(path: &Path) -> std::io::Result<FileEntry> {
     let mut hasher = blake3::Hasher::new();
     let mut file = std::fs::File::open(path)?;
     let bytes = std::io::copy(&mut file, &mut hasher)?;
-    Ok(FileEntry {
-        bytes,
-        blake3: hasher.finalize().to_hex().to_string(),
-    })
+    Ok(FileEntry { bytes, blake3: hasher.finalize().to_hex().to_string() })
 }

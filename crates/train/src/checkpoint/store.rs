@@ -49,9 +49,7 @@ pub struct Loaded {
 impl Checkpointer {
     /// A checkpointer over `folder`, which is made when needed.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self {
-            folder: folder.into(),
-        }
+        Self { folder: folder.into() }
     }
 
     /// Writes a checkpoint and rotates: the previous one is kept as `last_2`.
@@ -80,9 +78,7 @@ impl Checkpointer {
     fn rotate(&self, temporary: &Path) -> Result<PathBuf> {
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
         let (last, previous) = (self.folder.join(LAST), self.folder.join(PREVIOUS));
-        let outgoing = self
-            .folder
-            .join(format!(".outgoing-{}", std::process::id()));
+        let outgoing = self.folder.join(format!(".outgoing-{}", std::process::id()));
         if last.exists() {
             if previous.exists() {
                 let _ = std::fs::remove_dir_all(&outgoing);
@@ -91,9 +87,7 @@ impl Checkpointer {
             std::fs::rename(&last, &previous).map_err(fail)?;
         }
         std::fs::rename(temporary, &last).map_err(fail)?;
-        File::open(&self.folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(fail)?;
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
         let _ = std::fs::remove_dir_all(&outgoing);
         Ok(last)
     }
@@ -155,13 +149,9 @@ fn write_files(
     std::fs::write(folder.join(MANIFEST), text).map_err(|error| fail(&error))?;
     for entry in std::fs::read_dir(folder).map_err(|error| fail(&error))? {
         let entry = entry.map_err(|error| fail(&error))?;
-        File::open(entry.path())
-            .and_then(|file| file.sync_all())
-            .map_err(|error| fail(&error))?;
+        File::open(entry.path()).and_then(|file| file.sync_all()).map_err(|error| fail(&error))?;
     }
-    File::open(folder)
-        .and_then(|file| file.sync_all())
-        .map_err(|error| fail(&error))
+    File::open(folder).and_then(|file| file.sync_all()).map_err(|error| fail(&error))
 }
 
 fn load(path: &Path) -> Result<Loaded> {
@@ -169,10 +159,7 @@ fn load(path: &Path) -> Result<Loaded> {
     let state = read_state(path)?;
     let draft = read_draft(path)?;
     let source = SafetensorsSource::open_file(&path.join(OPTIMIZER))?;
-    let step = source
-        .metadata()
-        .get("step")
-        .and_then(|step| step.parse().ok());
+    let step = source.metadata().get("step").and_then(|step| step.parse().ok());
     let step = step.ok_or_else(|| TrainError::checkpoint(path, "optimizer without a step"))?;
     let moments = |prefix: &str| -> Result<Vec<Vec<f32>>> {
         draft
@@ -183,18 +170,8 @@ fn load(path: &Path) -> Result<Loaded> {
             })
             .collect()
     };
-    let optimizer = AdamWState {
-        first: moments("first")?,
-        second: moments("second")?,
-        step,
-    };
-    Ok(Loaded {
-        path: path.to_path_buf(),
-        state,
-        draft,
-        optimizer,
-        warning: None,
-    })
+    let optimizer = AdamWState { first: moments("first")?, second: moments("second")?, step };
+    Ok(Loaded { path: path.to_path_buf(), state, draft, optimizer, warning: None })
 }
 
 /// A checkpoint's small state.

@@ -112,21 +112,12 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
         _ if batch.learned.is_empty() => TeacherFeatures::None,
-        TeacherKind::Full => TeacherFeatures::Full {
-            hidden: learned_hidden()?,
-        },
+        TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
             let k = k.min(target.config().vocab_size);
             let entries = linear_top_k(&learned_hidden()?, target.head(), k)?;
-            TeacherFeatures::TopK {
-                entries,
-                k,
-                hidden: None,
-            }
+            TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };
-    Ok(BatchFeatures {
-        last_kv: features.last_kv()?.clone(),
-        teacher,
-    })
+    Ok(BatchFeatures { last_kv: features.last_kv()?.clone(), teacher })
 }

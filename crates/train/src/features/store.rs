@@ -53,10 +53,7 @@ impl FeatureStore {
             Some((captured, features)) if *captured == key(batch) => Ok(features.clone()),
             Some(_) => Err(TrainError::checkpoint(
                 "feature store",
-                format!(
-                    "row {} was captured with other tokens or positions",
-                    batch.row
-                ),
+                format!("row {} was captured with other tokens or positions", batch.row),
             )),
             None => Err(TrainError::checkpoint(
                 "feature store",

@@ -79,11 +79,7 @@ pub struct GlideObjective {
 impl GlideObjective {
     /// Trains `draft` against `target`.
     pub fn new(target: Arc<Target>, draft: GlideDraft, config: GlideObjectiveConfig) -> Self {
-        Self {
-            target,
-            draft,
-            config,
-        }
+        Self { target, draft, config }
     }
 
     /// The draft.
@@ -107,17 +103,9 @@ impl GlideObjective {
         let target_keys = KeyRanges::packed(&batch.document_ids, None, delays);
         let embeddings = self.target.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
-        let table = self
-            .target
-            .rope()
-            .table(&batch.position_ids, self.target.device())?;
-        let cross = CrossContext {
-            last_kv: &features.last_kv,
-            ranges: Arc::new(target_keys),
-        };
-        Ok(self
-            .draft
-            .forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
+        let table = self.target.rope().table(&batch.position_ids, self.target.device())?;
+        let cross = CrossContext { last_kv: &features.last_kv, ranges: Arc::new(target_keys) };
+        Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
     }
 }
 
@@ -132,21 +120,14 @@ impl Objective for GlideObjective {
             SoftTargetKind::Full => TeacherKind::Full,
             SoftTargetKind::TopK => TeacherKind::TopK(self.config.top_k),
         };
-        FeatureNeeds {
-            taps: vec![Tap::LastKv],
-            teacher,
-        }
+        FeatureNeeds { taps: vec![Tap::LastKv], teacher }
     }
 
     fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
         let rows = batch.learned.len();
         if rows == 0 {
             let metrics = DraftMetrics::default();
-            return Ok(Loss {
-                numerator: None,
-                denominator: 0,
-                metrics,
-            });
+            return Ok(Loss { numerator: None, denominator: 0, metrics });
         }
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
         let learned = Tensor::from_slice(&batch.learned, rows, hidden.device())?;
@@ -157,10 +138,7 @@ impl Objective for GlideObjective {
         let (teacher, soft, soft_weight) = match &features.teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
-                let teacher = Teacher {
-                    hidden,
-                    head: self.target.head(),
-                };
+                let teacher = Teacher { hidden, head: self.target.head() };
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
             }
             TeacherFeatures::TopK { entries, k, hidden } => {
@@ -174,10 +152,8 @@ impl Objective for GlideObjective {
                     k: *k,
                     tail,
                 };
-                let teacher = hidden.as_ref().map(|hidden| Teacher {
-                    hidden,
-                    head: self.target.head(),
-                });
+                let teacher =
+                    hidden.as_ref().map(|hidden| Teacher { hidden, head: self.target.head() });
                 (teacher, soft, self.config.soft_weight)
             }
         };
@@ -201,10 +177,6 @@ impl Objective for GlideObjective {
                 rows.acceptance[row],
             );
         }
-        Ok(Loss {
-            numerator: Some(output.loss_sum),
-            denominator: rows,
-            metrics,
-        })
+        Ok(Loss { numerator: Some(output.loss_sum), denominator: rows, metrics })
     }
 }

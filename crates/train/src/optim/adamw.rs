@@ -74,17 +74,8 @@ pub struct AdamW {
 impl AdamW {
     /// An optimizer with empty moments.
     pub fn new(config: AdamWConfig, parameters: &[Parameter]) -> Self {
-        let zeros = || {
-            parameters
-                .iter()
-                .map(|p| vec![0.0; p.var.elem_count()])
-                .collect()
-        };
-        let state = AdamWState {
-            first: zeros(),
-            second: zeros(),
-            step: 0,
-        };
+        let zeros = || parameters.iter().map(|p| vec![0.0; p.var.elem_count()]).collect();
+        let state = AdamWState { first: zeros(), second: zeros(), step: 0 };
         Self { config, state }
     }
 
@@ -99,16 +90,10 @@ impl AdamW {
     ) -> Result<Self> {
         let fits = |moments: &[Vec<f32>]| {
             moments.len() == parameters.len()
-                && moments
-                    .iter()
-                    .zip(parameters)
-                    .all(|(m, p)| m.len() == p.var.elem_count())
+                && moments.iter().zip(parameters).all(|(m, p)| m.len() == p.var.elem_count())
         };
         if !fits(&state.first) || !fits(&state.second) {
-            return Err(TrainError::checkpoint(
-                "optimizer state",
-                "moments do not fit the draft",
-            ));
+            return Err(TrainError::checkpoint("optimizer state", "moments do not fit the draft"));
         }
         Ok(Self { config, state })
     }
@@ -139,20 +124,13 @@ impl AdamW {
             grad_scale: (self.config.clip_norm / (norm + CLIP_EPS)).min(1.0),
         };
         for (index, parameter) in parameters.iter().enumerate() {
-            let weight_decay = if parameter.decay {
-                self.config.weight_decay
-            } else {
-                0.0
-            };
+            let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
             let mut values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
             match gradients.get(index) {
                 Some(gradient) => {
                     let (first, second) =
                         (&mut self.state.first[index], &mut self.state.second[index]);
-                    let step = AdamWStep {
-                        weight_decay,
-                        ..step
-                    };
+                    let step = AdamWStep { weight_decay, ..step };
                     adamw(&step, &mut values, first, second, gradient);
                 }
                 None if self.config.dead_params == DeadParameters::Decay => {
@@ -162,9 +140,7 @@ impl AdamW {
                 None => continue,
             }
             let device = parameter.var.device();
-            parameter
-                .var
-                .set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
+            parameter.var.set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
         }
         Ok(norm)
     }

@@ -16,9 +16,7 @@ pub struct Gradients {
 impl Gradients {
     /// No gradients yet.
     pub fn new(parameters: &[Parameter]) -> Self {
-        Self {
-            values: parameters.iter().map(|_| None).collect(),
-        }
+        Self { values: parameters.iter().map(|_| None).collect() }
     }
 
     /// Adds the gradients of one backward pass.
@@ -33,10 +31,7 @@ impl Gradients {
             let grad: Vec<f32> = grad.flatten_all()?.to_vec1()?;
             match value {
                 None => *value = Some(grad),
-                Some(sum) => sum
-                    .iter_mut()
-                    .zip(grad)
-                    .for_each(|(sum, grad)| *sum += grad),
+                Some(sum) => sum.iter_mut().zip(grad).for_each(|(sum, grad)| *sum += grad),
             }
         }
         Ok(())
@@ -56,20 +51,11 @@ impl Gradients {
             return Ok(None);
         };
         let device = parameter.var.device();
-        Ok(Some(Tensor::from_slice(
-            values,
-            parameter.var.shape(),
-            device,
-        )?))
+        Ok(Some(Tensor::from_slice(values, parameter.var.shape(), device)?))
     }
 
     /// `‖g‖₂` over all gradients, summed in f64.
     pub fn norm(&self) -> f64 {
-        self.values
-            .iter()
-            .flatten()
-            .map(|g| square_sum(g))
-            .sum::<f64>()
-            .sqrt()
+        self.values.iter().flatten().map(|g| square_sum(g)).sum::<f64>().sqrt()
     }
 }

@@ -42,13 +42,7 @@ pub struct Schedule {
 impl Schedule {
     /// A schedule with the published warm-up and floor.
     pub fn new(kind: Kind, base: f64, steps: u64) -> Self {
-        Self {
-            kind,
-            base,
-            steps,
-            warmup_ratio: WARMUP_RATIO,
-            floor_ratio: FLOOR_RATIO,
-        }
+        Self { kind, base, steps, warmup_ratio: WARMUP_RATIO, floor_ratio: FLOOR_RATIO }
     }
 
     /// Rate of optimizer step `n`, from 1.

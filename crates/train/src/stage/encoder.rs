@@ -19,19 +19,13 @@ impl<'a> Encoder<'a> {
     /// The end-of-text token is the one that goes by a known name, else the first end token.
     pub fn new(tokenizer: &'a TextTokenizer, config: &TargetConfig) -> Self {
         let named = END_OF_TEXT.iter().find_map(|name| tokenizer.id(name));
-        Self {
-            tokenizer,
-            end_of_text: named.or(config.eos_token_ids.first().copied()),
-        }
+        Self { tokenizer, end_of_text: named.or(config.eos_token_ids.first().copied()) }
     }
 }
 
 impl TextEncoder for Encoder<'_> {
     fn encode(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
-        let encoded = self
-            .tokenizer
-            .encode(text)
-            .map_err(|error| error.to_string())?;
+        let encoded = self.tokenizer.encode(text).map_err(|error| error.to_string())?;
         Ok((encoded.ids, encoded.offsets))
     }
 
@@ -40,17 +34,10 @@ impl TextEncoder for Encoder<'_> {
         turns: &[(&str, &str)],
         add_generation_prompt: bool,
     ) -> Result<String, String> {
-        let template = self
-            .tokenizer
-            .chat_template()
-            .ok_or("the target has no chat template")?;
-        let messages: Vec<Message> = turns
-            .iter()
-            .map(|(role, content)| Message::new(role, *content))
-            .collect();
-        template
-            .render(&messages, add_generation_prompt)
-            .map_err(|error| error.to_string())
+        let template = self.tokenizer.chat_template().ok_or("the target has no chat template")?;
+        let messages: Vec<Message> =
+            turns.iter().map(|(role, content)| Message::new(role, *content)).collect();
+        template.render(&messages, add_generation_prompt).map_err(|error| error.to_string())
     }
 
     fn end_of_text(&self) -> Option<u32> {

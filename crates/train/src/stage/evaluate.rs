@@ -16,25 +16,13 @@ impl Stage {
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
-        let anchor = AnchorOffset {
-            enabled: false,
-            ..AnchorOffset::default()
-        };
+        let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
         let gamma = self.objective.glide().config().gamma;
-        let needs = FeatureNeeds {
-            teacher: TeacherKind::Full,
-            ..self.objective.needs()
-        };
-        let epochs = DrawEpochs {
-            positions: 0,
-            delays: 0,
-        };
+        let needs = FeatureNeeds { teacher: TeacherKind::Full, ..self.objective.needs() };
+        let epochs = DrawEpochs { positions: 0, delays: 0 };
         let mut metrics = DraftMetrics::default();
         for (index, row) in self.held_out.rows.iter().enumerate() {
-            let draws = Draws {
-                anchor,
-                ..self.draws.clone()
-            };
+            let draws = Draws { anchor, ..self.draws.clone() };
             let mut batch = Batch::from_row(index, row, &self.held_out.documents, &draws, epochs);
             let features = run_target(&self.target, &batch, &needs)?;
             for delay in 1..=gamma as u32 {

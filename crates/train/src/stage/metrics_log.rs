@@ -18,19 +18,12 @@ impl MetricsLog {
     /// Opens the log and cuts it to `bytes`.
     pub(super) fn open(path: &Path, bytes: u64) -> Result<Self> {
         let fail = |error: std::io::Error| TrainError::checkpoint(path, error);
-        let mut file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(path)
-            .map_err(fail)?;
+        let mut file =
+            OpenOptions::new().create(true).write(true).truncate(false).open(path).map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         file.set_len(bytes.min(length)).map_err(fail)?;
         file.seek(SeekFrom::End(0)).map_err(fail)?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            file,
-        })
+        Ok(Self { path: path.to_path_buf(), file })
     }
 
     pub(super) fn write(&mut self, record: &Value) -> Result<()> {

@@ -89,12 +89,7 @@ impl Stage {
                 let metrics = self.evaluate()?;
                 observer.on_event(Event::Evaluated(self.progress.step, &metrics));
             }
-            if last
-                || self
-                    .progress
-                    .step
-                    .is_multiple_of(self.config.train.save_every)
-            {
+            if last || self.progress.step.is_multiple_of(self.config.train.save_every) {
                 self.save(observer)?;
             }
         }
@@ -140,8 +135,7 @@ impl Stage {
         };
         let parameters = self.objective.draft().parameters();
         let path =
-            self.checkpointer
-                .save(&state, parameters, self.optimizer.state(), &self.tokenizer)?;
+            self.checkpointer.save(&state, parameters, self.optimizer.state(), &self.tokenizer)?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }
@@ -159,8 +153,7 @@ impl Stage {
         if !report.step.is_multiple_of(self.config.train.log_every) {
             return Ok(());
         }
-        self.log
-            .write(&report.to_json(self.objective.glide().config().gamma))
+        self.log.write(&report.to_json(self.objective.glide().config().gamma))
     }
 
     /// Numbers of the step that was just taken.

@@ -17,7 +17,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Encoder, Event, Observer, Progress, Stage};
 use crate::checkpoint::{Checkpointer, RunIdentity};
-use crate::config::{FeatureMode, TrainConfig};
+use crate::config::{FeatureMode, SourceConfig, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, FeatureStore};
 use crate::objective::GlideObjective;
@@ -66,13 +66,7 @@ impl Stage {
         let identity = identity(&config, &target, &train)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
         let objective = GlideObjective::new(Arc::clone(&target), draft, config.objective.clone());
-        let resumed = resume(
-            &config.output,
-            &checkpointer,
-            &objective,
-            &identity,
-            observer,
-        )?;
+        let resumed = resume(&config.output, &checkpointer, &objective, &identity, observer)?;
         let (optimizer, cursor, progress, metrics_bytes) = match resumed {
             Some(resumed) => (
                 AdamW::with_state(
@@ -145,9 +139,21 @@ fn data_sets(
 ) -> Result<(DataSet, DataSet)> {
     let encoder = Encoder::new(tokenizer, target.config());
     let data = &config.data;
-    let read =
-        |path: &Path, limit| read_documents(path, &data.template, data.learn, &encoder, limit);
-    let mut documents = read(&data.train, data.limit_tokens)?;
+    let read = |source: &SourceConfig| {
+        let SourceConfig { path, template, learn, limit_tokens } = source;
+        read_documents(path, template, *learn, &encoder, *limit_tokens)
+    };
+    let mut sources: Vec<Vec<Document>> =
+        data.train.iter().map(read).collect::<longdraft_data::Result<_>>()?;
+    let held_out: Vec<Vec<Document>> =
+        data.held_out.iter().map(read).collect::<longdraft_data::Result<_>>()?;
+    let mut held_out = held_out.concat();
+    if held_out.is_empty()
+        && let Some(first) = sources.first_mut()
+    {
+        held_out = split_last(first, data.held_out_rows * data.row_tokens);
+    }
+    let documents = sources.concat();
     let pad = target.config().pad_token_id;
     let pad = pad.or(target.config().eos_token_ids.first().copied());
     let set = |mut documents: Vec<Document>| {
@@ -159,20 +165,17 @@ fn data_sets(
         };
         DataSet { documents, rows }
     };
-    let held_out = if let Some(path) = &data.held_out {
-        read(path, None)?
-    } else {
-        let mut tokens = 0;
-        let wanted = data.held_out_rows * data.row_tokens;
-        let mut first = documents.len();
-        // At least one document stays for training.
-        while first > 1 && tokens < wanted {
-            first -= 1;
-            tokens += documents[first].ids.len();
-        }
-        documents.split_off(first)
-    };
     Ok((set(documents), set(held_out)))
+}
+
+/// Takes documents of at least `tokens` tokens from the end; one document always stays.
+fn split_last(documents: &mut Vec<Document>, tokens: usize) -> Vec<Document> {
+    let (mut first, mut taken) = (documents.len(), 0);
+    while first > 1 && taken < tokens {
+        first -= 1;
+        taken += documents[first].ids.len();
+    }
+    documents.split_off(first)
 }
 
 /// Published rule: a token with the pad's id is never learned.
@@ -187,10 +190,7 @@ fn mask_padding(documents: &mut [Document], pad: Option<u32>) {
 /// Published rows: one document, truncated.
 fn one_row_each(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
     let row = |(document, content): (usize, &Document)| PackedRow {
-        pieces: vec![Piece {
-            document,
-            tokens: 0..content.ids.len().min(row_tokens),
-        }],
+        pieces: vec![Piece { document, tokens: 0..content.ids.len().min(row_tokens) }],
     };
     documents.iter().enumerate().map(row).collect()
 }
@@ -218,33 +218,15 @@ fn identity(config: &TrainConfig, target: &Target, train: &DataSet) -> Result<Ru
             ("target".into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
             ("data.row_tokens".into(), config.data.row_tokens.to_string()),
-            (
-                "data.anchor".into(),
-                json(serde_json::to_value(config.data.anchor))?,
-            ),
+            ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
             ("draft".into(), json(serde_json::to_value(&config.draft))?),
-            (
-                "objective".into(),
-                json(serde_json::to_value(&config.objective))?,
-            ),
-            (
-                "optimizer".into(),
-                json(serde_json::to_value(&config.optimizer))?,
-            ),
-            (
-                "schedule".into(),
-                json(serde_json::to_value(&config.schedule))?,
-            ),
-            (
-                "train.steps".into(),
-                total_steps(config, train.rows.len()).to_string(),
-            ),
+            ("objective".into(), json(serde_json::to_value(&config.objective))?),
+            ("optimizer".into(), json(serde_json::to_value(&config.optimizer))?),
+            ("schedule".into(), json(serde_json::to_value(&config.schedule))?),
+            ("train.steps".into(), total_steps(config, train.rows.len()).to_string()),
             ("train.rows_per_step".into(), run.rows_per_step.to_string()),
             ("train.seed".into(), run.seed.to_string()),
-            (
-                "train.features".into(),
-                json(serde_json::to_value(run.features))?,
-            ),
+            ("train.features".into(), json(serde_json::to_value(run.features))?),
         ],
     })
 }
@@ -269,40 +251,25 @@ fn resume(
     };
     let differences = loaded.state.identity.differences(identity);
     if !differences.is_empty() {
-        return Err(TrainError::OtherRun {
-            path: output.to_path_buf(),
-            differences,
-        });
+        return Err(TrainError::OtherRun { path: output.to_path_buf(), differences });
     }
     if let Some(warning) = &loaded.warning {
         observer.on_event(Event::Warning(warning));
     }
-    let saved: std::collections::HashMap<&str, &Tensor> = loaded
-        .draft
-        .iter()
-        .map(|(name, tensor)| (name.as_str(), tensor))
-        .collect();
+    let saved: std::collections::HashMap<&str, &Tensor> =
+        loaded.draft.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let parameters = objective.draft().parameters();
     for parameter in parameters {
         let tensor = saved.get(parameter.name.as_str()).ok_or_else(|| {
             TrainError::checkpoint(&loaded.path, format!("no tensor `{}`", parameter.name))
         })?;
-        parameter
-            .var
-            .set(&tensor.to_device(parameter.var.device())?)?;
+        parameter.var.set(&tensor.to_device(parameter.var.device())?)?;
     }
     // Files hold tensors by name; the optimizer wants the draft's order.
     let position = |name: &str| loaded.draft.iter().position(|(known, _)| known == name);
     let reorder = |moments: &[Vec<f32>]| -> Vec<Vec<f32>> {
-        let of = |name: &str| {
-            position(name)
-                .map(|i| moments[i].clone())
-                .unwrap_or_default()
-        };
-        parameters
-            .iter()
-            .map(|parameter| of(&parameter.name))
-            .collect()
+        let of = |name: &str| position(name).map(|i| moments[i].clone()).unwrap_or_default();
+        parameters.iter().map(|parameter| of(&parameter.name)).collect()
     };
     let optimizer = crate::optim::AdamWState {
         first: reorder(&loaded.optimizer.first),

@@ -24,15 +24,8 @@ pub(super) struct Outcome {
 impl Stage {
     /// Lays out a packed training row; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
-        let positions = if self.features.pins_positions() {
-            0
-        } else {
-            epoch
-        };
-        let epochs = DrawEpochs {
-            positions,
-            delays: epoch,
-        };
+        let positions = if self.features.pins_positions() { 0 } else { epoch };
+        let epochs = DrawEpochs { positions, delays: epoch };
         let data = &self.train;
         Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
     }
@@ -60,18 +53,10 @@ impl Stage {
     /// are finite.
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
-        let lines = || {
-            batches
-                .iter()
-                .flat_map(|batch| batch.lines.clone())
-                .collect::<Vec<_>>()
-        };
+        let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
         let total: usize = batches.iter().map(|batch| batch.learned.len()).sum();
         if total == 0 {
-            return Err(TrainError::NothingLearned {
-                step,
-                lines: lines(),
-            });
+            return Err(TrainError::NothingLearned { step, origins: origins() });
         }
         let needs = self.objective.needs();
         let parameters = self.objective.draft().parameters();
@@ -85,7 +70,7 @@ impl Stage {
                 return Err(TrainError::NotFinite {
                     step,
                     what: "loss",
-                    lines: batch.lines.clone(),
+                    origins: batch.origins.clone(),
                 });
             }
             let share = self.share(&loss, total, batches.len());
@@ -94,22 +79,13 @@ impl Stage {
             }
         }
         if !gradients.norm().is_finite() {
-            return Err(TrainError::NotFinite {
-                step,
-                what: "gradient norm",
-                lines: lines(),
-            });
+            return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
         }
         let target_loss = self.target_loss(step, batches)?;
         let learning_rate = self.schedule.learning_rate(step);
         let grad_norm = self.optimizer.step(parameters, &gradients, learning_rate)?;
         self.progress.step = step;
-        Ok(Outcome {
-            metrics,
-            target_loss,
-            grad_norm,
-            learning_rate,
-        })
+        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
     }
 
     /// Factor of a micro-batch's `Σ ℓ`: one over all learned rows of the step; in compat one over
@@ -135,9 +111,7 @@ impl Stage {
                 position_ids: batch.position_ids.clone(),
                 document_ids: batch.document_ids.clone(),
             };
-            let features = self
-                .target
-                .forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
+            let features = self.target.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
             let learned = candle_core::Tensor::from_slice(
                 &batch.learned,
                 batch.learned.len(),

@@ -111,11 +111,7 @@ impl GlideConfig {
         let mut problems = Problems::default();
         let pairs = [
             ("hidden_size", self.hidden_size, target.hidden_size),
-            (
-                "num_key_value_heads",
-                self.num_key_value_heads,
-                target.num_key_value_heads,
-            ),
+            ("num_key_value_heads", self.num_key_value_heads, target.num_key_value_heads),
             ("head_dim", self.head_dim, target.head_dim),
             ("vocab_size", self.vocab_size, target.vocab_size),
         ];
@@ -125,9 +121,7 @@ impl GlideConfig {
             }
         }
         if self.num_key_value_heads == 0
-            || !self
-                .num_attention_heads
-                .is_multiple_of(self.num_key_value_heads)
+            || !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
         {
             problems.push(format!(
                 "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",

@@ -62,9 +62,7 @@ impl GlideDraft {
 
     pub(super) fn tensor(&self, name: &str) -> Result<&Tensor> {
         self.optional(name).ok_or_else(|| {
-            ModelError::Tensor(candle_core::Error::Msg(format!(
-                "the draft has no `{name}`"
-            )))
+            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
         })
     }
 
@@ -84,9 +82,7 @@ impl GlideDraft {
 
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
         let tokens = x.dim(0)?;
-        Ok(self
-            .project(x, module)?
-            .reshape((tokens, count, self.config.head_dim))?)
+        Ok(self.project(x, module)?.reshape((tokens, count, self.config.head_dim))?)
     }
 
     /// Keys and values of tokens, all that a prompt needs before drafting.
@@ -125,14 +121,7 @@ impl GlideDraft {
         let normed = self.norm(embeddings, "input_layernorm.weight")?;
         trace.push(("input_layernorm", normed.clone()));
         let own = self.kv_of(&normed, table)?;
-        self.finish(
-            embeddings,
-            &normed,
-            table,
-            (&own, self_ranges),
-            cross,
-            trace,
-        )
+        self.finish(embeddings, &normed, table, (&own, self_ranges), cross, trace)
     }
 
     /// The layer for tokens whose self-attention keys lie in a cache that already holds their
@@ -152,14 +141,7 @@ impl GlideDraft {
         cross: &CrossContext<'_>,
     ) -> Result<Tensor> {
         let normed = self.norm(embeddings, "input_layernorm.weight")?;
-        self.finish(
-            embeddings,
-            &normed,
-            table,
-            (keys, self_ranges),
-            cross,
-            &mut Vec::new(),
-        )
+        self.finish(embeddings, &normed, table, (keys, self_ranges), cross, &mut Vec::new())
     }
 
     fn finish(

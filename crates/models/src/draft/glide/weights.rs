@@ -44,17 +44,11 @@ fn layout(config: &GlideConfig) -> Vec<Layout> {
     let (query, kv) = (config.query_size(), config.kv_size());
     let mut all = Vec::new();
     let mut add = |name: &str, shape: &[usize], kind, dead| {
-        all.push(Layout {
-            spec: TensorSpec::new(name, shape),
-            kind,
-            dead,
-        });
+        all.push(Layout { spec: TensorSpec::new(name, shape), kind, dead });
     };
-    for norm in [
-        "input_layernorm",
-        "post_self_attention_layernorm",
-        "post_cross_attention_layernorm",
-    ] {
+    for norm in
+        ["input_layernorm", "post_self_attention_layernorm", "post_cross_attention_layernorm"]
+    {
         add(&format!("{norm}.weight"), &[hidden], Kind::Norm, false);
     }
     let compat = config.compat == Some(Compat::Longspec);
@@ -64,37 +58,15 @@ fn layout(config: &GlideConfig) -> Vec<Layout> {
             if dead && !compat {
                 continue;
             }
-            add(
-                &format!("{branch}.{module}.weight"),
-                &[outputs, hidden],
-                Kind::Matrix,
-                dead,
-            );
-            add(
-                &format!("{branch}.{module}.bias"),
-                &[outputs],
-                Kind::Bias,
-                dead,
-            );
+            add(&format!("{branch}.{module}.weight"), &[outputs, hidden], Kind::Matrix, dead);
+            add(&format!("{branch}.{module}.bias"), &[outputs], Kind::Bias, dead);
         }
-        add(
-            &format!("{branch}.o_proj.weight"),
-            &[hidden, query],
-            Kind::Matrix,
-            false,
-        );
+        add(&format!("{branch}.o_proj.weight"), &[hidden, query], Kind::Matrix, false);
     }
-    for (module, outputs, inputs) in [
-        ("gate_proj", width, hidden),
-        ("up_proj", width, hidden),
-        ("down_proj", hidden, width),
-    ] {
-        add(
-            &format!("mlp.{module}.weight"),
-            &[outputs, inputs],
-            Kind::Matrix,
-            false,
-        );
+    for (module, outputs, inputs) in
+        [("gate_proj", width, hidden), ("up_proj", width, hidden), ("down_proj", hidden, width)]
+    {
+        add(&format!("mlp.{module}.weight"), &[outputs, inputs], Kind::Matrix, false);
         if config.mlp_bias {
             add(&format!("mlp.{module}.bias"), &[outputs], Kind::Bias, false);
         }
@@ -124,11 +96,7 @@ impl GlideDraft {
             })
             .collect::<Result<_>>()?;
         let target_norm = target_norm.filter(|_| config.final_norm == FinalNorm::Target);
-        Ok(Self {
-            config: config.clone(),
-            parameters,
-            target_norm,
-        })
+        Ok(Self { config: config.clone(), parameters, target_norm })
     }
 
     /// Fresh weights for a target, on its device.
@@ -162,9 +130,7 @@ impl GlideDraft {
                 Kind::Matrix => {
                     let mut rng = CounterRng::new(seed, name, &[]);
                     let deviation = config.initializer_range;
-                    (0..count)
-                        .map(|_| (rng.normal() * deviation) as f32)
-                        .collect()
+                    (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
                 }
             };
             Ok(Tensor::from_vec(values, shape.as_slice(), device)?)
@@ -212,12 +178,7 @@ impl GlideDraft {
     /// # Errors
     /// - the folder cannot be written
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
-        save_tensors(
-            folder,
-            &self.config,
-            &self.named_tensors(),
-            target_fingerprint,
-        )
+        save_tensors(folder, &self.config, &self.named_tensors(), target_fingerprint)
     }
 
     /// Opens a draft folder or file with the layer that the `config.json` beside it describes; a
@@ -226,11 +187,7 @@ impl GlideDraft {
     /// # Errors
     /// - as [`Self::load`], or the configuration is unusable
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
-        let folder = if path.is_dir() {
-            path
-        } else {
-            path.parent().unwrap_or(path)
-        };
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         let config_path = folder.join("config.json");
         let config = match std::fs::read_to_string(&config_path) {
             Ok(text) => read_config(&config_path, &text)?,
@@ -248,9 +205,7 @@ fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
     if value["model_type"] != "glide" {
         return Ok(None);
     }
-    serde_json::from_value(value)
-        .map(Some)
-        .map_err(|error| ModelError::invalid(path, error))
+    serde_json::from_value(value).map(Some).map_err(|error| ModelError::invalid(path, error))
 }
 
 /// Writes a layer's tensors as [`DRAFT_FILE`] and [`PTH_FILE`], with its `config.json`.
@@ -267,16 +222,10 @@ pub fn save_tensors(
         ("format".to_owned(), "pt".to_owned()),
         ("draft".to_owned(), "glide".to_owned()),
         ("mode".to_owned(), mode(config).to_owned()),
-        (
-            "target_fingerprint".to_owned(),
-            target_fingerprint.to_owned(),
-        ),
+        ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
         ("gamma".to_owned(), config.gamma.to_string()),
         ("window".to_owned(), config.self_window.to_string()),
-        (
-            "final_norm".to_owned(),
-            format!("{:?}", config.final_norm).to_lowercase(),
-        ),
+        ("final_norm".to_owned(), format!("{:?}", config.final_norm).to_lowercase()),
         ("head_dim".to_owned(), config.head_dim.to_string()),
     ]);
     safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
@@ -290,17 +239,11 @@ pub fn save_tensors(
 }
 
 fn mode(config: &GlideConfig) -> &'static str {
-    if config.compat.is_some() {
-        "longspec"
-    } else {
-        "default"
-    }
+    if config.compat.is_some() { "longspec" } else { "default" }
 }
 
 fn check(config: &GlideConfig, target: &Target) -> Result<()> {
-    config
-        .problems_with(target.config())
-        .into_result(Path::new("draft configuration"))
+    config.problems_with(target.config()).into_result(Path::new("draft configuration"))
 }
 
 /// Which of the target's last-layer tensors a draft tensor copies.
@@ -344,11 +287,7 @@ fn strip_prefix(
     let stored = source.names();
     let prefix = PREFIXES
         .iter()
-        .find(|prefix| {
-            stored
-                .iter()
-                .any(|name| *name == format!("{prefix}input_layernorm.weight"))
-        })
+        .find(|prefix| stored.iter().any(|name| *name == format!("{prefix}input_layernorm.weight")))
         .copied()
         .unwrap_or("");
     let mut names: BTreeMap<String, String> = stored
@@ -363,20 +302,13 @@ fn strip_prefix(
         match found {
             None if entry.dead => {}
             None => problems.push(format!("tensor `{prefix}{name}` {shape:?} is missing")),
-            Some(found) if found != *shape => problems.push(format!(
-                "tensor `{prefix}{name}` has shape {found:?}, {shape:?} expected"
-            )),
+            Some(found) if found != *shape => problems
+                .push(format!("tensor `{prefix}{name}` has shape {found:?}, {shape:?} expected")),
             Some(_) => {}
         }
     }
-    let dead = GlideConfig {
-        compat: Some(Compat::Longspec),
-        ..config.clone()
-    };
-    let dead: Vec<Layout> = layout(&dead)
-        .into_iter()
-        .filter(|entry| entry.dead)
-        .collect();
+    let dead = GlideConfig { compat: Some(Compat::Longspec), ..config.clone() };
+    let dead: Vec<Layout> = layout(&dead).into_iter().filter(|entry| entry.dead).collect();
     names.retain(|name, _| {
         let known = |entries: &[Layout]| entries.iter().any(|entry| entry.spec.name == *name);
         if !known(&expected) && !known(&dead) {

@@ -94,17 +94,11 @@ struct Machine<'a> {
 
 /// Runs a pickle and returns what it built.
 pub(super) fn parse(input: &[u8]) -> Result<Value, String> {
-    let mut machine = Machine {
-        input,
-        at: 0,
-        stack: Vec::new(),
-        memo: HashMap::new(),
-    };
+    let mut machine = Machine { input, at: 0, stack: Vec::new(), memo: HashMap::new() };
     loop {
         let at = machine.at;
-        if let Some(value) = machine
-            .step()
-            .map_err(|problem| format!("pickle byte {at}: {problem}"))?
+        if let Some(value) =
+            machine.step().map_err(|problem| format!("pickle byte {at}: {problem}"))?
         {
             return Ok(value);
         }
@@ -113,10 +107,7 @@ pub(super) fn parse(input: &[u8]) -> Result<Value, String> {
 
 impl<'a> Machine<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
-        let end = self
-            .at
-            .checked_add(count)
-            .filter(|end| *end <= self.input.len());
+        let end = self.at.checked_add(count).filter(|end| *end <= self.input.len());
         let end = end.ok_or("it ends in the middle")?;
         let bytes = &self.input[self.at..end];
         self.at = end;
@@ -137,10 +128,7 @@ impl<'a> Machine<'a> {
 
     fn line(&mut self) -> Result<&'a str, String> {
         let rest = &self.input[self.at..];
-        let end = rest
-            .iter()
-            .position(|&b| b == b'\n')
-            .ok_or("it ends in the middle")?;
+        let end = rest.iter().position(|&b| b == b'\n').ok_or("it ends in the middle")?;
         let line = std::str::from_utf8(self.take(end)?).map_err(|_| "a name is not UTF-8")?;
         self.at += 1;
         Ok(line)
@@ -171,9 +159,7 @@ impl<'a> Machine<'a> {
     }
 
     fn pop_some(&mut self, count: usize) -> Result<Value, String> {
-        let mut values = (0..count)
-            .map(|_| self.pop())
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut values = (0..count).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
         values.reverse();
         Value::sequence(values)
     }
@@ -186,11 +172,7 @@ impl<'a> Machine<'a> {
     }
 
     fn recall(&mut self, index: usize) -> Result<(), String> {
-        let value = self
-            .memo
-            .get(&index)
-            .ok_or("it recalls what it never stored")?
-            .clone();
+        let value = self.memo.get(&index).ok_or("it recalls what it never stored")?.clone();
         self.push(value);
         Ok(())
     }
@@ -334,10 +316,7 @@ fn persistent(id: &Value) -> Result<Value, String> {
     match id.items()? {
         [Value::Str(kind), Value::Global(class), Value::Str(key), ..] if &**kind == "storage" => {
             let class = class.strip_prefix("torch.").unwrap_or(class);
-            Ok(Value::Storage(Storage {
-                class: Rc::from(class),
-                key: Rc::clone(key),
-            }))
+            Ok(Value::Storage(Storage { class: Rc::from(class), key: Rc::clone(key) }))
         }
         _ => Err("a persistent id is no tensor storage".into()),
     }
@@ -368,8 +347,6 @@ fn call(function: &Value, arguments: &Value) -> Result<Value, String> {
         ("torch._utils._rebuild_parameter", [Value::Tensor(tensor), ..]) => {
             Ok(Value::Tensor(Rc::clone(tensor)))
         }
-        (name, _) => Err(format!(
-            "`{name}` is called, which is not part of a state dict"
-        )),
+        (name, _) => Err(format!("`{name}` is called, which is not part of a state dict")),
     }
 }

@@ -70,10 +70,7 @@ impl PthSource {
             }
         }
         problems.into_result(path)?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            entries,
-        })
+        Ok(Self { path: path.to_path_buf(), entries })
     }
 }
 
@@ -88,14 +85,9 @@ fn read_entry(
     name: &str,
     limit: u64,
 ) -> std::result::Result<Vec<u8>, String> {
-    let entry = archive
-        .by_name(name)
-        .map_err(|error| format!("`{name}`: {error}"))?;
+    let entry = archive.by_name(name).map_err(|error| format!("`{name}`: {error}"))?;
     let mut bytes = Vec::new();
-    entry
-        .take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| format!("`{name}`: {error}"))?;
+    entry.take(limit + 1).read_to_end(&mut bytes).map_err(|error| format!("`{name}`: {error}"))?;
     if bytes.len() as u64 > limit {
         return Err(format!("`{name}` is larger than {limit} bytes"));
     }
@@ -108,11 +100,7 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, TensorRef)>) {
     };
     for (key, value) in entries.iter() {
         let Value::Str(key) = key else { continue };
-        let name = if prefix.is_empty() {
-            key.to_string()
-        } else {
-            format!("{prefix}.{key}")
-        };
+        let name = if prefix.is_empty() { key.to_string() } else { format!("{prefix}.{key}") };
         match value {
             Value::Tensor(tensor) => out.push((name, TensorRef::clone(tensor))),
             nested => flatten(&name, nested, out),
@@ -141,16 +129,11 @@ fn locate(
         .ok_or_else(absurd)?;
     let mut last = tensor.offset;
     for (&dim, &stride) in tensor.shape.iter().zip(&tensor.stride) {
-        let reach = dim
-            .saturating_sub(1)
-            .checked_mul(stride)
-            .ok_or_else(absurd)?;
+        let reach = dim.saturating_sub(1).checked_mul(stride).ok_or_else(absurd)?;
         last = last.checked_add(reach).ok_or_else(absurd)?;
     }
     let storage = format!("{root}data/{}", tensor.storage.key);
-    let entry = archive
-        .by_name(&storage)
-        .map_err(|error| format!("`{storage}`: {error}"))?;
+    let entry = archive.by_name(&storage).map_err(|error| format!("`{storage}`: {error}"))?;
     if entry.compression() != CompressionMethod::Stored {
         return Err(format!("`{storage}` is compressed"));
     }
@@ -186,10 +169,7 @@ impl WeightSource for PthSource {
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let invalid = |problem: String| ModelError::invalid(&self.path, problem);
-        let entry = self
-            .entries
-            .get(name)
-            .ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        let entry = self.entries.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
         let mut archive = open_archive(&self.path)?;
         let bytes = read_entry(&mut archive, &entry.storage, u64::MAX - 1).map_err(&invalid)?;
         let count = entry.shape.iter().product();
@@ -216,9 +196,7 @@ fn read_element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     let value = match dtype {
         DType::F16 => at(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
         DType::BF16 => at(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-        DType::F64 => at(8)
-            .and_then(|b| b.try_into().ok())
-            .map(|b| f64::from_le_bytes(b) as f32),
+        DType::F64 => at(8).and_then(|b| b.try_into().ok()).map(|b| f64::from_le_bytes(b) as f32),
         _ => at(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
     };
     value.unwrap_or(f32::NAN)

@@ -9,10 +9,7 @@ use crate::weights::WeightSource;
 fn tensors() -> Vec<(String, Tensor)> {
     let a = Tensor::arange(0.0_f32, 600.0, &Device::Cpu).and_then(|t| t.reshape((2, 300)));
     let b = Tensor::new(&[0.5_f32, -1.0], &Device::Cpu).and_then(|t| t.to_dtype(DType::BF16));
-    vec![
-        ("layer.weight".into(), a.expect("a")),
-        ("layer.bias".into(), b.expect("b")),
-    ]
+    vec![("layer.weight".into(), a.expect("a")), ("layer.bias".into(), b.expect("b"))]
 }
 
 #[test]
@@ -23,14 +20,8 @@ fn what_is_written_is_read_back() -> Result<()> {
     let source = PthSource::open(&path)?;
     assert_eq!(source.names(), ["layer.bias", "layer.weight"]);
     let weight = source.load("layer.weight", DType::F32)?;
-    assert_eq!(
-        weight.to_vec2::<f32>()?[1][299].to_bits(),
-        599.0_f32.to_bits()
-    );
-    assert_eq!(
-        source.load("layer.bias", DType::F32)?.to_vec1::<f32>()?,
-        [0.5, -1.0]
-    );
+    assert_eq!(weight.to_vec2::<f32>()?[1][299].to_bits(), 599.0_f32.to_bits());
+    assert_eq!(source.load("layer.bias", DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
     Ok(())
 }
 
@@ -61,11 +52,7 @@ fn deep_nesting_and_absurd_lengths_are_errors() {
     deep.extend(std::iter::repeat_n(0x85, 1_000_000));
     deep.push(b'.');
     assert!(parse(&deep).expect_err("refused").contains("nest deeper"));
-    assert!(
-        parse(b"\x80\x02X\xff\xff\xff\xff")
-            .expect_err("refused")
-            .contains("in the middle")
-    );
+    assert!(parse(b"\x80\x02X\xff\xff\xff\xff").expect_err("refused").contains("in the middle"));
 }
 
 proptest! {

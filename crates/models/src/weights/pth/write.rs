@@ -104,9 +104,7 @@ fn row_major_strides(dims: &[usize]) -> Vec<usize> {
 fn storage_class(dtype: DType) -> Result<&'static str> {
     let known = STORAGES.iter().find(|(_, known, _)| *known == dtype);
     known.map(|(class, ..)| *class).ok_or_else(|| {
-        ModelError::Tensor(candle_core::Error::Msg(format!(
-            "cannot write {dtype:?} tensors"
-        )))
+        ModelError::Tensor(candle_core::Error::Msg(format!("cannot write {dtype:?} tensors")))
     })
 }
 
