@@ -38,6 +38,9 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
     Generate(GenerateArguments),
+    /// Measure a draft on prompts.
+    #[command(subcommand)]
+    Eval(EvalCommand),
     /// Fetch a small real target.
     ///
     /// Example: longdraft fetch smollm2
@@ -136,6 +139,45 @@ pub(crate) struct QuickstartArguments {
     /// Replace values of the training configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// tau, acceptance by position, speed, and whether output equals plain decoding.
+    ///
+    /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts q.jsonl
+    /// --field question --chat
+    Decode(EvalDecodeArguments),
+}
+
+/// Arguments of `eval decode`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalDecodeArguments {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Draft folder or file.
+    #[arg(long)]
+    pub(crate) draft: PathBuf,
+    /// JSONL file of prompts.
+    #[arg(long)]
+    pub(crate) prompts: PathBuf,
+    /// Field that holds the prompt.
+    #[arg(long, default_value = "prompt")]
+    pub(crate) field: String,
+    /// Send every prompt as a user's turn through the target's chat template.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Use only the first prompts.
+    #[arg(long)]
+    pub(crate) limit: Option<usize>,
+    /// Most tokens to generate for each.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_tokens: usize,
+    /// Tokens proposed per round.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) draft_len: usize,
 }
 
 /// Arguments of `fetch`.

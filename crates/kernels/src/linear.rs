@@ -44,12 +44,11 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
         return reference(x, weight, bias);
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Linear { with_bias: true }),
-        None => {
-            let empty = Tensor::zeros(0, DType::F32, x.device())?;
-            x.apply_op3(&weight, &empty, Linear { with_bias: false })
-        }
+    if let Some(bias) = bias {
+        x.apply_op3(&weight, &bias.contiguous()?, Linear { with_bias: true })
+    } else {
+        let empty = Tensor::zeros(0, DType::F32, x.device())?;
+        x.apply_op3(&weight, &empty, Linear { with_bias: false })
     }
 }
 

@@ -72,7 +72,6 @@ fn has_avx2_fma() -> bool {
 /// Cody-Waite reduction to `|r| <= ln2 / 2`, degree-6 Taylor polynomial, exponent by bit shift:
 /// no branch, so a loop over it vectorises.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must inline into loops compiled for AVX2")]
 pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;

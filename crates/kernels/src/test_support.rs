@@ -18,7 +18,7 @@ impl Noise {
     }
 
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        (((self.next() + 1.0) / 2.0) * n as f64) as usize % n.max(1)
+        (f64::midpoint(self.next(), 1.0) * n as f64) as usize % n.max(1)
     }
 
     pub(crate) fn tensor(&mut self, shape: &[usize]) -> Tensor {

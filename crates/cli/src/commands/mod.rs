@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod eval;
 mod extract;
 mod fetch;
 mod generate;
@@ -7,7 +8,7 @@ mod parity;
 mod quickstart;
 mod train;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
 
 /// Runs what the arguments ask for.
@@ -22,6 +23,7 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         Command::Train(train) => train::run(&train, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
+        Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
     }

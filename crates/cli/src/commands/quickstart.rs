@@ -3,20 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longdraft_decode::DecodeOptions;
-use longdraft_decode::drafter::{Drafter, GlideDrafter};
-use longdraft_decode::evaluate::{Comparison, compare};
-use longdraft_models::TargetTokenId;
 use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
-use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::Ending;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cli::QuickstartArguments;
-use crate::commands::generate::encode_prompt;
-use crate::commands::{extract, fetch, train};
+use crate::commands::{eval, extract, fetch, train};
 use crate::configuration::parse_train_config;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
@@ -72,16 +66,27 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         "4/4 decoding {NEW_TOKENS} tokens after 20 GSM8K test questions, without and with it"
     );
     let draft = GlideDraft::open(&draft_folder, &target)?;
-    let comparison = measure(&target, &tokenizer, &draft, &data.join(TEST_FILE))?;
-    print_result(&comparison, &spec, &draft_folder, started.elapsed().as_secs_f64());
+    let questions = eval::Prompts {
+        path: &data.join(TEST_FILE),
+        field: "question",
+        chat: tokenizer.chat_template().is_some(),
+        limit: None,
+    };
+    let comparison =
+        eval::measure(&target, &tokenizer, &draft, &questions, (DRAFT_LEN, NEW_TOKENS))?;
+    eval::print(&comparison, DRAFT_LEN);
+    let seconds = started.elapsed().as_secs_f64();
+    println!("took {}", clock(seconds));
+    println!(
+        "next: longdraft generate --target {spec} --draft {} --chat --prompt \"What is 12 * 7?\"",
+        draft_folder.display()
+    );
     if json {
-        println!("{}", to_json(&comparison, started.elapsed().as_secs_f64()));
+        let mut value = eval::to_json(&comparison);
+        value["seconds"] = json!(seconds);
+        println!("{value}");
     }
-    if comparison.lossless() {
-        return Ok(());
-    }
-    let differing = comparison.prompts - comparison.equal;
-    Err(Failure::work(format!("{differing} outputs differ between plain and draft decoding")))
+    eval::require_lossless(&comparison)
 }
 
 /// The shipped text as files, where the data reader and the user can see it.
@@ -102,7 +107,7 @@ fn configuration(
     overrides: &[String],
 ) -> Result<TrainConfig> {
     let mut config = parse_train_config(CONFIG, "conf/quickstart/smollm2.yaml", overrides)?;
-    config.target = target.to_owned();
+    target.clone_into(&mut config.target);
     config.output = output.to_path_buf();
     for source in config.data.train.iter_mut().chain(&mut config.data.held_out) {
         if source.path.is_relative() && data.join(&source.path).is_file() {
@@ -110,71 +115,4 @@ fn configuration(
         }
     }
     Ok(config)
-}
-
-fn measure(
-    target: &Target,
-    tokenizer: &TextTokenizer,
-    draft: &GlideDraft,
-    questions: &Path,
-) -> Result<Comparison> {
-    let chat = tokenizer.chat_template().is_some();
-    let prompts: Vec<Vec<TargetTokenId>> = longdraft_data::source::read_jsonl(questions)?
-        .map(|row| encode_prompt(row?.text("question")?, chat, tokenizer, target))
-        .collect::<Result<_>>()?;
-    let options = DecodeOptions {
-        draft_len: DRAFT_LEN,
-        max_new_tokens: NEW_TOKENS,
-        stop_tokens: super::generate::stop_tokens(target),
-    };
-    let new_drafter = || Ok(Box::new(GlideDrafter::new(draft, target)?) as Box<dyn Drafter>);
-    Ok(compare(target, &new_drafter, &prompts, &options, &mut |totals| {
-        eprintln!(
-            "    {:>2} prompts: tau {:.3}, {} equal, {:.1} tok/s without, {:.1} with",
-            totals.prompts,
-            totals.acceptance.acceptance_length(),
-            totals.equal,
-            totals.plain_tokens_per_second(),
-            totals.speculative_tokens_per_second()
-        );
-    })?)
-}
-
-fn print_result(comparison: &Comparison, target: &str, draft: &Path, seconds: f64) {
-    let positions: Vec<String> = comparison
-        .acceptance
-        .conditional_acceptance()
-        .iter()
-        .map(|rate| format!("{:.0} %", 100.0 * rate))
-        .collect();
-    println!(
-        "tau {:.3} tokens per target pass (the target's own token included), chains of \
-         {DRAFT_LEN}, temperature 0",
-        comparison.acceptance.acceptance_length()
-    );
-    println!("accepted by position, where tested: {}", positions.join(", "));
-    println!(
-        "decoding: {:.1} tok/s without the draft, {:.1} with it (x {:.2})",
-        comparison.plain_tokens_per_second(),
-        comparison.speculative_tokens_per_second(),
-        comparison.speed_up()
-    );
-    println!("outputs equal: {} of {}", comparison.equal, comparison.prompts);
-    println!("took {}", clock(seconds));
-    println!(
-        "next: longdraft generate --target {target} --draft {} --chat --prompt \"What is 12 * 7?\"",
-        draft.display()
-    );
-}
-
-fn to_json(comparison: &Comparison, seconds: f64) -> Value {
-    json!({
-        "tau": comparison.acceptance.acceptance_length(),
-        "conditional_acceptance": comparison.acceptance.conditional_acceptance(),
-        "plain_tokens_per_second": comparison.plain_tokens_per_second(),
-        "speculative_tokens_per_second": comparison.speculative_tokens_per_second(),
-        "speed_up": comparison.speed_up(),
-        "prompts": comparison.prompts, "equal": comparison.equal,
-        "lossless": comparison.lossless(), "seconds": seconds,
-    })
 }

@@ -3,7 +3,6 @@
 //! Tolerances follow the case's own record of how far f32 deviates from f64: another correct f32
 //! implementation stays within about ten times that.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -16,10 +15,10 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::GgufSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::{CaseReport, absolute_error, malformed};
 use crate::failure::{Failure, Result};
+use crate::sha256;
 
 /// Allowed multiple of the recorded deviation.
 const MARGIN: f64 = 12.0;
@@ -78,18 +77,8 @@ fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<()> {
     let Some(want) = meta["source"]["sha256"].as_str() else {
         return Ok(());
     };
-    let fail = |error: std::io::Error| Failure::usage(format!("{}: {error}", weights.display()));
-    let mut file = std::fs::File::open(weights).map_err(fail)?;
-    let mut hasher = Sha256::new();
-    let mut block = vec![0; 1 << 20];
-    loop {
-        let count = file.read(&mut block).map_err(fail)?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&block[..count]);
-    }
-    let got = hex(&hasher.finalize());
+    let got = sha256::of_file(weights)
+        .map_err(|error| Failure::usage(format!("{}: {error}", weights.display())))?;
     if got == want {
         return Ok(());
     }
@@ -98,10 +87,6 @@ fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<()> {
         weights.display(),
         folder.display()
     )))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn read_json(folder: &Path, name: &str) -> Result<Value> {
@@ -145,11 +130,7 @@ fn check_gguf_tensors(folder: &Path, weights: &Path, report: &mut CaseReport) ->
             continue;
         };
         let values: Vec<f32> = source.load_stored(name, DType::F32)?.flatten_all()?.to_vec1()?;
-        let mut hasher = Sha256::new();
-        for value in values {
-            hasher.update(value.to_le_bytes());
-        }
-        got.push(hex(&hasher.finalize()));
+        got.push(sha256::of_f32(&values));
         want.push(hash.to_owned());
     }
     report.check_equal(format!("{} dequantised tensors", want.len()), &got, &want);

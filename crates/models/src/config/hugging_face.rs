@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(read(&value).expect("valid").rope.scaling, RopeScaling::Linear { factor: 2.0 });
         value["rope_scaling"] = Value::Null;
         value["rope_parameters"] = json!({
-            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
         });
         let rope = read(&value).expect("valid").rope;

@@ -85,7 +85,7 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
 }
 
 /// Every tensor of a target, published names.
-pub(crate) fn specs(config: &TargetConfig) -> Vec<TensorSpec> {
+pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
     let hidden = config.hidden_size;
     let mut specs = vec![
         TensorSpec::new("model.embed_tokens.weight", &[config.vocab_size, hidden]),
@@ -136,7 +136,7 @@ pub(crate) fn build(
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let specs = specs(&config);
+    let specs = tensor_specs(&config);
     check_specs(source, &specs).into_result(source.path())?;
     let matrix = |name: &str| -> Result<Tensor> {
         Ok(source.load(name, options.dtype)?.to_device(&options.device)?)

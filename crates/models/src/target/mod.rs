@@ -27,7 +27,7 @@ use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
-pub use load::TargetOptions;
+pub use load::{TargetOptions, tensor_specs};
 pub use locate::locate;
 
 use layer::{Context, DecoderLayer};
@@ -81,7 +81,7 @@ impl Target {
     /// # Errors
     /// - the configuration is unusable
     pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
-        let specs = load::specs(&config);
+        let specs = load::tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
         load::build(config, &source, options)
     }

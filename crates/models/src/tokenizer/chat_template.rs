@@ -115,7 +115,7 @@ mod tests {
         tokens.insert("bos_token".into(), "<s>".into());
         let template = ChatTemplate::new(CHATML, tokens)?;
         let text = template.render(&[Message::new("user", " hi ")], true)?;
-        assert_eq!(text, "<|im_start|>user\nhi<|im_end|><s>go");
+        assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n<s>go");
         Ok(())
     }
 

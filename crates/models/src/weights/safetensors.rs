@@ -146,11 +146,12 @@ impl SafetensorsSource {
         match entry.dtype {
             Dtype::I64 => Ok(data
                 .chunks_exact(8)
-                .map(|b| i64::from_le_bytes(b.try_into().expect("chunks of 8")))
+                .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
                 .collect()),
             Dtype::I32 => Ok(data
                 .chunks_exact(4)
-                .map(|b| i64::from(i32::from_le_bytes(b.try_into().expect("chunks of 4"))))
+                .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
+                .map(i64::from)
                 .collect()),
             other => Err(ModelError::invalid(
                 &self.path,

@@ -15,6 +15,3 @@ mod weights;
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
 pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
 pub use weights::{DRAFT_FILE, PTH_FILE, save_tensors};
-
-#[cfg(test)]
-mod tests;

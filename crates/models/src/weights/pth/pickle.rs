@@ -185,7 +185,8 @@ impl<'a> Machine<'a> {
             0x80 => drop(self.take(1)?),
             0x95 => drop(self.take(8)?),
             b'(' => self.stack.push(Slot::Mark),
-            b'0' => drop(self.pop()?),
+            // BUILD sets attributes of an object (metadata of an OrderedDict): not needed.
+            b'0' | b'b' => drop(self.pop()?),
             b'N' => self.push(Value::None),
             0x88 | 0x89 => self.push(Value::Bool),
             b'K' => self.push_int(1)?,
@@ -249,8 +250,6 @@ impl<'a> Machine<'a> {
                 let (arguments, function) = (self.pop()?, self.pop()?);
                 self.push(call(&function, &arguments)?);
             }
-            // BUILD sets attributes of an object (metadata of an OrderedDict): not needed.
-            b'b' => drop(self.pop()?),
             other => return Err(format!("opcode 0x{other:02x} is not part of a state dict")),
         }
         Ok(None)
@@ -294,7 +293,7 @@ impl<'a> Machine<'a> {
         let Value::Dict(mut entries, mut depth) = self.pop()? else {
             return Err("items are set on something that is no dict".into());
         };
-        if flat.len() % 2 != 0 {
+        if !flat.len().is_multiple_of(2) {
             return Err("a key has no value".into());
         }
         let mut flat = flat.into_iter();

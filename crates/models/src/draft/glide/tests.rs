@@ -1,1 +1,0 @@
-// Filled below: every trained tensor gets a gradient; files round-trip.

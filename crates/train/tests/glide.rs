@@ -1,0 +1,177 @@
+//! The GLIDE objective on tiny random targets.
+
+use std::sync::Arc;
+
+use longdraft_data::Batch;
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_train::features::run_target;
+use longdraft_train::objective::{
+    GlideObjective, GlideObjectiveConfig, Objective, SoftTargetKind, TailKind,
+};
+use longdraft_train::optim::Gradients;
+use serde_json::json;
+
+const TOKENS: usize = 40;
+
+fn target(mlp_bias: bool) -> Arc<Target> {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 50,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "initializer_range": 0.3,
+        "mlp_bias": mlp_bias
+    });
+    let config = TargetConfig::from_json(&config).expect("valid");
+    Arc::new(Target::random(config, 3, &TargetOptions::default()).expect("target"))
+}
+
+fn objective(
+    target: &Arc<Target>,
+    compat: Option<Compat>,
+    final_norm: FinalNorm,
+    config: GlideObjectiveConfig,
+) -> GlideObjective {
+    let mut glide = GlideConfig::for_target(target.config(), compat);
+    glide.final_norm = final_norm;
+    glide.self_window = 12;
+    let draft = GlideDraft::initialise(&glide, target, Init::Random, 5).expect("draft");
+    GlideObjective::new(Arc::clone(target), draft, config)
+}
+
+/// Two documents and two tokens of padding; most rows learned, delays 1 to 5.
+fn batch() -> Batch {
+    let documents: Vec<i32> =
+        (0..TOKENS).map(|t| if t >= 38 { -1 } else { i32::from(t >= 17) }).collect();
+    Batch {
+        ids: (0..TOKENS as u32).map(|t| t * 7 % 50).collect(),
+        position_ids: (0..TOKENS as u32).map(|t| if t >= 17 { t - 17 } else { t + 30 }).collect(),
+        learned: (0..TOKENS as u32 - 1)
+            .filter(|&t| {
+                let t = t as usize;
+                documents[t] >= 0 && documents[t] == documents[t + 1] && !t.is_multiple_of(6)
+            })
+            .collect(),
+        document_ids: documents,
+        delays: (0..TOKENS as u32).map(|t| 1 + t % 5).collect(),
+        origins: Vec::new(),
+        row: 0,
+    }
+}
+
+#[test]
+fn every_trained_tensor_gets_a_gradient_in_every_mode() {
+    let soft = |kind| GlideObjectiveConfig { soft_targets: kind, top_k: 8, ..Default::default() };
+    let hard = GlideObjectiveConfig { soft_weight: 0.0, ..Default::default() };
+    let renormalise =
+        GlideObjectiveConfig { tail: TailKind::Renormalise, ..soft(SoftTargetKind::TopK) };
+    for mlp_bias in [false, true] {
+        let target = target(mlp_bias);
+        for (compat, norm, config, trained) in [
+            (Some(Compat::Longspec), FinalNorm::None, hard.clone(), 16),
+            (None, FinalNorm::None, soft(SoftTargetKind::Full), 16),
+            (None, FinalNorm::Target, soft(SoftTargetKind::TopK), 16),
+            (None, FinalNorm::Trained, renormalise.clone(), 17),
+        ] {
+            let objective = objective(&target, compat, norm, config);
+            let batch = batch();
+            let features = run_target(&target, &batch, &objective.needs()).expect("features");
+            let loss = objective.loss(&batch, &features, true).expect("loss");
+            assert_eq!(loss.denominator, batch.learned.len());
+            let parameters = objective.draft().parameters();
+            let mut gradients = Gradients::new(parameters);
+            let store = loss.numerator.expect("learned").backward().expect("backward");
+            gradients.add(parameters, &store).expect("gradients");
+            let mut reached = 0;
+            for (index, parameter) in parameters.iter().enumerate() {
+                let name = &parameter.name;
+                match gradients.get(index) {
+                    Some(gradient) => {
+                        assert!(!parameter.dead, "dead `{name}` has a gradient");
+                        assert!(gradient.iter().all(|g| g.is_finite()), "`{name}` is not finite");
+                        // A key bias moves all scores of a query alike only without rotation.
+                        assert!(gradient.iter().any(|g| *g != 0.0), "`{name}` gets only zeros");
+                        reached += 1;
+                    }
+                    None => assert!(parameter.dead, "`{name}` gets no gradient"),
+                }
+            }
+            assert_eq!(reached, trained + if mlp_bias { 3 } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn packed_documents_lose_what_they_lose_alone() {
+    let target = target(false);
+    let config = GlideObjectiveConfig::default();
+    let objective = objective(&target, None, FinalNorm::None, config);
+    let whole = batch();
+    let loss_of = |batch: &Batch| {
+        let features = run_target(&target, batch, &objective.needs()).expect("features");
+        let metrics = objective.loss(batch, &features, false).expect("loss").metrics;
+        (metrics.hard_sum, metrics.soft_sum)
+    };
+    let part = |range: std::ops::Range<usize>| Batch {
+        ids: whole.ids[range.clone()].to_vec(),
+        position_ids: whole.position_ids[range.clone()].to_vec(),
+        document_ids: whole.document_ids[range.clone()].to_vec(),
+        delays: whole.delays[range.clone()].to_vec(),
+        learned: whole
+            .learned
+            .iter()
+            .filter(|t| range.contains(&(**t as usize)))
+            .map(|t| t - range.start as u32)
+            .collect(),
+        origins: Vec::new(),
+        row: 0,
+    };
+    let (hard, soft) = loss_of(&whole);
+    let (first, second) = (loss_of(&part(0..17)), loss_of(&part(17..38)));
+    assert!((hard - first.0 - second.0).abs() < 1e-4 * hard);
+    assert!((soft - first.1 - second.1).abs() < 1e-4 * soft);
+}
+
+#[test]
+fn drafts_of_another_shape_or_with_leftovers_are_refused_with_every_name() {
+    let target = target(false);
+    let glide = GlideConfig::for_target(target.config(), None);
+    let draft = GlideDraft::initialise(&glide, &target, Init::LastLayer, 1).expect("draft");
+    let mut tensors = draft.named_tensors();
+    tensors.retain(|(name, _)| name != "self_attn.o_proj.weight");
+    let odd = tensors[0].1.narrow(0, 0, 5).expect("narrow");
+    tensors[0].1 = odd;
+    tensors.push(("mystery.weight".into(), tensors[1].1.clone()));
+    let source = longdraft_models::weights::memory::MemorySource::new(
+        tensors.into_iter().map(|(name, tensor)| (format!("draft_model.{name}"), tensor)),
+    );
+    let error = GlideDraft::from_source(&source, &glide, &target).err().expect("refused");
+    // The norm that the prefix is found by is misshapen, not missing.
+    for part in [
+        "`draft_model.self_attn.o_proj.weight` [24, 24] is missing",
+        "`draft_model.input_layernorm.weight` has shape [5], [24] expected",
+        "`draft_model.mystery.weight` is unexpected",
+    ] {
+        assert!(error.to_string().contains(part), "{part} not in {error}");
+    }
+}
+
+#[test]
+fn published_prefixes_and_dead_tensors_are_read() {
+    let target = target(false);
+    let compat = GlideConfig::for_target(target.config(), Some(Compat::Longspec));
+    let draft = GlideDraft::initialise(&compat, &target, Init::Random, 1).expect("draft");
+    assert_eq!(draft.parameters().len(), 20);
+    for prefix in ["", "draft_model.", "glide.", "module.draft_model."] {
+        let named = draft.named_tensors().into_iter();
+        let source = longdraft_models::weights::memory::MemorySource::new(
+            named.map(|(name, tensor)| (format!("{prefix}{name}"), tensor)),
+        );
+        let default = GlideConfig::for_target(target.config(), None);
+        let read = GlideDraft::from_source(&source, &default, &target).expect("default mode");
+        assert_eq!(read.parameters().len(), 16);
+        let read = GlideDraft::from_source(&source, &compat, &target).expect("compat");
+        assert_eq!(read.parameters().len(), 20);
+    }
+}

@@ -1,0 +1,115 @@
+//! Reference cases through the binary.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use support::{fail, last_json, run, stdout, succeed};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn cases() -> PathBuf {
+    root().join("tests/cases")
+}
+
+/// A copy of a case that a test may break.
+fn copy_case(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("tempdir");
+    for entry in std::fs::read_dir(cases().join(name)).expect("case") {
+        let path = entry.expect("entry").path();
+        std::fs::copy(&path, folder.path().join(path.file_name().expect("name"))).expect("copy");
+    }
+    folder
+}
+
+fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
+    let path = folder.join("meta.json");
+    let text = std::fs::read_to_string(&path).expect("meta");
+    let mut meta: Value = serde_json::from_str(&text).expect("JSON");
+    edit(&mut meta);
+    std::fs::write(path, meta.to_string()).expect("write");
+}
+
+#[test]
+fn shipped_cases_pass_with_a_line_each_and_a_summary() {
+    let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 3);
+    let case: Value = serde_json::from_str(lines[1]).expect("JSON");
+    assert_eq!((&case["case"], &case["kind"]), (&"qwen2_short".into(), &"glide".into()));
+    assert_eq!(case["pass"], true);
+    for key in ["loss_error", "grad_error", "weight_error"] {
+        assert!(case[key].as_f64().is_some_and(|error| error > 0.0 && error < 1e-4), "{key}");
+    }
+    assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 2, "passed": 2, "pass": true}));
+}
+
+#[test]
+fn a_wrong_expectation_fails_the_case() {
+    for edit in [
+        (|meta: &mut Value| meta["steps"][1]["loss"] = 9.0.into()) as fn(&mut Value),
+        |meta| meta["optimizer"]["eps"] = 1e-2.into(),
+        |meta| meta["objective"]["self_window"] = 9.into(),
+        |meta| meta["steps"][0]["by_delay"]["1"]["top1_count"] = 17.into(),
+    ] {
+        let case = copy_case("packed_agree");
+        edit_meta(case.path(), edit);
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(last_json(&stdout(&output))["pass"], false);
+    }
+}
+
+#[test]
+fn unknown_and_broken_cases_are_exit_2_or_1_without_a_panic() {
+    let case = copy_case("packed_agree");
+    let path = case.path().display().to_string();
+    edit_meta(case.path(), |meta| meta["kind"] = "riddle".into());
+    assert!(fail(&["parity", &path], 2).contains("unknown kind `riddle`"));
+    edit_meta(case.path(), |meta| meta["kind"] = "glide".into());
+    edit_meta(case.path(), |meta| meta["seq_len"] = 97.into());
+    assert!(fail(&["parity", &path], 2).contains("values, not"));
+    std::fs::write(case.path().join("meta.json"), "{").expect("write");
+    fail(&["parity", &path], 2);
+    let case = copy_case("packed_agree");
+    let weights = case.path().join("weights.safetensors");
+    let bytes = std::fs::read(&weights).expect("read");
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).expect("write");
+    fail(&["parity", &case.path().display().to_string()], 1);
+    fail(&["parity", "no/such/folder"], 2);
+}
+
+/// The folder of larger reference cases beside a development checkout.
+fn shared(name: &str) -> Option<PathBuf> {
+    let path = root().join("../shared").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+#[test]
+fn every_development_case_passes_where_they_are_at_hand() {
+    if let Some(cases) = shared("golden/glide") {
+        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
+        assert!(last_json(&out)["cases"].as_u64() >= Some(4));
+    }
+    if let (Some(case), Some(target)) = (shared("golden/stories260K"), shared("models/stories260K"))
+    {
+        let target = target.display().to_string();
+        let case = case.display().to_string();
+        let out = succeed(&["parity", &case, "--target", &target, "--json"]);
+        assert_eq!(last_json(&out)["pass"], true);
+        let text = fail(&["parity", &case], 2);
+        assert!(text.contains("--target"), "{text}");
+        let other = tempfile::tempdir().expect("tempdir");
+        support::write_target(other.path(), &support::tiny_config("llama"));
+        let text = fail(&["parity", &case, "--target", &other.path().display().to_string()], 1);
+        assert!(text.contains("SHA-256"), "{text}");
+    }
+}

@@ -1,0 +1,222 @@
+//! Train, interrupt, resume, extract, decode: through the binary, on a tiny random target.
+
+mod support;
+
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Workshop, fail, last_json, longdraft, succeed};
+
+/// Every record without the figures that clocks decide.
+fn metrics(path: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).expect("metrics");
+    text.lines()
+        .map(|line| {
+            let mut record: Value = serde_json::from_str(line).expect("whole lines");
+            record["tokens_per_second"] = Value::Null;
+            record
+        })
+        .collect()
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
+}
+
+#[test]
+fn train_extract_generate_and_measure() {
+    let shop = Workshop::new();
+    let out = last_json(&succeed(&["train", &shop.config(), "--json"]));
+    assert_eq!(out["finished"], true);
+    let agreement = out["held_out"]["top1_by_delay"].as_array().expect("per delay");
+    assert_eq!(agreement.len(), 5);
+    let records = metrics(&shop.path("run/metrics.jsonl"));
+    assert_eq!(records.len() as u64, out["steps"].as_u64().expect("steps"));
+    let loss = |record: &Value| record["loss"].as_f64().expect("loss");
+    assert!(loss(&records[records.len() - 1]) < loss(&records[0]), "the loss does not fall");
+
+    let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
+    assert_eq!(extracted["tensors"], 16);
+    for file in [
+        "draft_model_weights.safetensors",
+        "draft_model_weights.pth",
+        "config.json",
+        "tokenizer.json",
+    ] {
+        assert!(shop.folder.path().join("run/draft").join(file).is_file(), "{file} is missing");
+    }
+
+    // Folder, safetensors and .pth hold the same draft; none of them changes the text.
+    let generate = |extra: &[&str]| {
+        let target = shop.target();
+        let mut arguments = vec![
+            "generate",
+            "--target",
+            &target,
+            "--prompt",
+            "the cat",
+            "--max-tokens",
+            "40",
+            "--json",
+        ];
+        arguments.extend(extra);
+        last_json(&succeed(&arguments))
+    };
+    let plain = generate(&["--no-draft"]);
+    for draft in ["run/draft", "run/draft/draft_model_weights.pth"] {
+        let drafted = generate(&["--draft", &shop.path(draft)]);
+        assert_eq!(plain["tokens"], drafted["tokens"]);
+        assert!(drafted["drafted"].as_u64() > Some(0));
+    }
+
+    let prompts = shop.path("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n").expect("prompts");
+    let measured = last_json(&succeed(&[
+        "eval",
+        "decode",
+        "--target",
+        &shop.target(),
+        "--draft",
+        &shop.path("run/draft"),
+        "--prompts",
+        &prompts,
+        "--max-tokens",
+        "30",
+        "--json",
+    ]));
+    assert_eq!((&measured["prompts"], &measured["equal"]), (&2.into(), &2.into()));
+}
+
+#[test]
+fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
+    let shop = Workshop::new();
+    let whole = shop.path("whole");
+    succeed(&["train", &shop.config(), &format!("output={whole}")]);
+    let killed = shop.path("killed");
+    let output = format!("output={killed}");
+    let mut kills = 0;
+    // Kill later and later, so that kills fall on loading, stepping and saving.
+    for delay in (20..).step_by(17).map(Duration::from_millis) {
+        let mut child = longdraft(&["train", &shop.config(), &output])
+            .stderr(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let started = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("wait") {
+                break Some(status);
+            }
+            if started.elapsed() >= delay {
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        if let Some(status) = status {
+            assert!(status.success(), "a resumed run failed");
+            break;
+        }
+        child.kill().expect("kill");
+        child.wait().expect("reap");
+        kills += 1;
+        assert!(kills < 200, "the run never ends");
+    }
+    assert!(kills > 0, "nothing was interrupted");
+    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    let records = |run: &str| metrics(&format!("{run}/metrics.jsonl"));
+    assert_eq!(records(&whole), records(&killed));
+}
+
+#[test]
+fn stored_features_train_exactly_like_the_target_online_in_the_first_epoch() {
+    let shop = Workshop::new();
+    let common = ["objective.soft_targets=top_k", "objective.top_k=8", "train.epochs=1"];
+    let train = |name: &str, features: &str| {
+        let output = format!("output={}", shop.path(name));
+        let features = format!("train.features={features}");
+        let config = shop.config();
+        let mut arguments = vec!["train", &config, &output, &features];
+        arguments.extend(common);
+        succeed(&arguments);
+        draft_bytes(&shop.path(name))
+    };
+    assert_eq!(train("online", "online"), train("memory", "memory"));
+}
+
+#[test]
+fn a_damaged_checkpoint_falls_back_to_the_one_before() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config()]);
+    let path = shop.path("run/checkpoints/last/draft.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).expect("write");
+    let output = support::run(&["train", &shop.config()]);
+    let text = support::stderr(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("draft.safetensors: damaged"), "{text}");
+    assert!(text.contains("resumed after step"), "{text}");
+}
+
+#[test]
+fn a_run_directory_of_another_run_is_refused_with_old_and_new() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config()]);
+    let text = fail(&["train", &shop.config(), "train.seed=5"], 1);
+    assert!(text.contains("train.seed was 0, now 5"), "{text}");
+    assert!(text.contains("hint: "), "{text}");
+}
+
+#[test]
+fn an_exploding_loss_stops_with_step_and_rows_and_overwrites_nothing() {
+    let shop = Workshop::new();
+    let text = fail(
+        &["train", &shop.config(), "schedule.learning_rate=1e30", "optimizer.clip_norm=1e30"],
+        1,
+    );
+    assert!(text.contains("is not finite (in rows.jsonl:"), "{text}");
+    assert!(text.contains("hint: look at these rows"), "{text}");
+    assert!(!shop.folder.path().join("run/checkpoints/last").exists());
+}
+
+#[test]
+fn compat_trains_the_published_layer() {
+    let shop = Workshop::new();
+    let train = [
+        "train",
+        &shop.config(),
+        "draft.compat=longspec",
+        "objective.soft_weight=0",
+        "schedule.kind=deepspeed_warmup_cosine",
+        "train.steps=8",
+    ];
+    succeed(&train);
+    let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
+    assert_eq!(extracted["tensors"], 20);
+    let first = &metrics(&shop.path("run/metrics.jsonl"))[0];
+    assert_eq!(first["learning_rate"], 0.0);
+}
+
+#[test]
+fn wrong_use_is_exit_2_with_a_remedy() {
+    let shop = Workshop::new();
+    let text = fail(&["train", &shop.config(), "train.stepz=3"], 2);
+    assert!(text.contains("stepz"), "{text}");
+    fail(&["train", &shop.path("absent.yaml")], 2);
+    fail(&["extract", &shop.path("target")], 2);
+    let text = fail(&["train", &shop.config(), "draft.compat=longspec"], 2);
+    assert!(text.contains("objective.soft_weight: 0"), "{text}");
+    let rows = shop.path("bad.jsonl");
+    std::fs::write(&rows, "{\"text\": \"fine\"}\n{\"text\": 3}\n").expect("rows");
+    let text = fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}}}]")], 1);
+    assert!(text.contains("bad.jsonl:2: field `text` is no string"), "{text}");
+}
+
+#[test]
+fn a_read_only_or_missing_output_is_an_error() {
+    let shop = Workshop::new();
+    std::fs::write(shop.folder.path().join("file"), "").expect("file");
+    let text = fail(&["train", &shop.config(), &format!("output={}", shop.path("file/run"))], 1);
+    assert!(text.contains("file/run"), "{text}");
+}

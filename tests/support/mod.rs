@@ -1,0 +1,164 @@
+//! A tiny random target on disk, and ways to run the binary.
+
+#![allow(dead_code, reason = "every test file uses a part of this")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use longdraft_models::TargetConfig;
+use longdraft_models::target::tensor_specs;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_models::weights::safetensors::save;
+use serde_json::{Value, json};
+
+/// Bytes, start and end of text.
+pub(crate) const VOCABULARY: usize = 258;
+
+/// The binary with arguments, one thread.
+pub(crate) fn longdraft(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longdraft"));
+    command.args(arguments).args(["--threads", "1"]).env("NO_COLOR", "1");
+    command
+}
+
+/// Runs the binary.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    longdraft(arguments).output().expect("the binary starts")
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs the binary, which must succeed; returns its stdout.
+#[track_caller]
+pub(crate) fn succeed(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?} failed: {}", stderr(&output));
+    stdout(&output)
+}
+
+/// Runs the binary, which must end with `code` and without a panic; returns its stderr.
+#[track_caller]
+pub(crate) fn fail(arguments: &[&str], code: i32) -> String {
+    let output = run(arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    assert!(text.starts_with("error: ") || text.contains("\nerror: "), "no error line: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+/// The last line of `--json` output.
+#[track_caller]
+pub(crate) fn last_json(text: &str) -> Value {
+    let line = text.trim_end().lines().last().unwrap_or_default();
+    serde_json::from_str(line).expect("the last line is JSON")
+}
+
+/// Published configuration keys of a tiny model.
+pub(crate) fn tiny_config(kind: &str) -> Value {
+    json!({
+        "model_type": kind, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "initializer_range": 0.3,
+        "bos_token_id": 256, "eos_token_id": 257
+    })
+}
+
+/// A tokenizer whose tokens are bytes.
+pub(crate) fn byte_tokenizer() -> Value {
+    let mut vocabulary: serde_json::Map<String, Value> =
+        (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte))).collect();
+    vocabulary.insert("<s>".into(), json!(256));
+    vocabulary.insert("</s>".into(), json!(257));
+    let special = |id: u32, content: &str| {
+        json!({
+            "id": id, "content": content, "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false
+        })
+    };
+    json!({
+        "version": "1.0", "added_tokens": [special(256, "<s>"), special(257, "</s>")],
+        "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {
+            "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true,
+            "unk_token": "<s>", "fuse_unk": false
+        }
+    })
+}
+
+/// Random tensors of a configuration.
+pub(crate) fn random_tensors(config: &Value) -> MemorySource {
+    let config = TargetConfig::from_json(config).expect("valid configuration");
+    MemorySource::random(&tensor_specs(&config), 0.3, 7).expect("random tensors")
+}
+
+/// Writes a Hugging Face folder with random weights.
+pub(crate) fn write_target(folder: &Path, config: &Value) {
+    std::fs::create_dir_all(folder).expect("folder");
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
+    std::fs::write(folder.join("tokenizer.json"), byte_tokenizer().to_string()).expect("tokenizer");
+    let source = random_tensors(config);
+    let tensors: Vec<_> = source
+        .names()
+        .into_iter()
+        .map(|name| {
+            let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
+            (name, tensor)
+        })
+        .collect();
+    save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
+}
+
+/// A tiny target, some text and a configuration that trains on it.
+pub(crate) struct Workshop {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) target: PathBuf,
+    pub(crate) config: PathBuf,
+}
+
+impl Workshop {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let target = folder.path().join("target");
+        write_target(&target, &tiny_config("llama"));
+        let rows: String = (0..60)
+            .map(|i| {
+                let text = format!("row {i}: {}", "the cat sat on the mat. ".repeat(1 + i % 5));
+                format!("{}\n", json!({ "text": text }))
+            })
+            .collect();
+        std::fs::write(folder.path().join("rows.jsonl"), rows).expect("rows");
+        let config = folder.path().join("train.yaml");
+        let text = format!(
+            "target: {}\noutput: {}\ndata:\n  train:\n    - path: {}\n  held_out_rows: 2\n  \
+             row_tokens: 128\ntrain:\n  rows_per_step: 2\n  epochs: 3\n  save_every: 4\n",
+            target.display(),
+            folder.path().join("run").display(),
+            folder.path().join("rows.jsonl").display()
+        );
+        std::fs::write(&config, text).expect("config");
+        Self { folder, target, config }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    pub(crate) fn config(&self) -> String {
+        self.config.display().to_string()
+    }
+
+    pub(crate) fn target(&self) -> String {
+        self.target.display().to_string()
+    }
+}

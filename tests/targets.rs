@@ -1,0 +1,245 @@
+//! Targets from every kind of file, and what happens with wrong and hostile ones.
+
+mod support;
+
+use std::io::Cursor;
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{Value as Gguf, write};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Tensor};
+use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::weights::WeightSource;
+use serde_json::{Value, json};
+use support::{fail, random_tensors, tiny_config, write_target};
+
+const HEAD_DIM: usize = 8;
+
+/// Logits of a fixed text.
+fn logits(path: &Path, dtype: DType) -> Vec<f32> {
+    let options = TargetOptions { dtype, ..TargetOptions::default() };
+    let target = Target::open_path(path, &options).expect("target");
+    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
+    let features = target
+        .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
+        .expect("forward");
+    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
+}
+
+fn gguf_name(name: &str) -> String {
+    let known = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("model.layers.", "blk."),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("input_layernorm", "attn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    known.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
+}
+
+/// Rows in the order that files of architecture llama store: pairs interleaved inside a head.
+fn interleaved(tensor: &Tensor) -> Tensor {
+    let rows = tensor.dim(0).expect("matrix");
+    let order: Vec<u32> = (0..rows)
+        .map(|row| {
+            let (head, within) = (row / HEAD_DIM, row % HEAD_DIM);
+            (head * HEAD_DIM + within % 2 * (HEAD_DIM / 2) + within / 2) as u32
+        })
+        .collect();
+    let order = Tensor::new(order.as_slice(), tensor.device()).expect("indices");
+    tensor.index_select(&order, 0).expect("rows")
+}
+
+/// The tiny model as a GGUF file with a SentencePiece tokenizer.
+fn gguf_bytes() -> Vec<u8> {
+    let source = random_tensors(&tiny_config("llama"));
+    let tensors: Vec<(String, QTensor)> = source
+        .names()
+        .iter()
+        .map(|name| {
+            let mut tensor = source.load(name, DType::F32).expect("tensor");
+            if name.contains("q_proj") || name.contains("k_proj") {
+                tensor = interleaved(&tensor);
+            }
+            (gguf_name(name), QTensor::quantize(&tensor, GgmlDType::F32).expect("f32"))
+        })
+        .collect();
+    let strings = |items: Vec<String>| Gguf::Array(items.into_iter().map(Gguf::String).collect());
+    let mut pieces = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
+    pieces.extend((0..253).map(|byte| format!("<0x{byte:02X}>")));
+    pieces.extend(["▁".to_owned(), "▁t".to_owned()]);
+    let scores = (0..pieces.len()).map(|i| Gguf::F32(-(i as f32))).collect();
+    let types = (0..pieces.len() as i32)
+        .map(|i| {
+            Gguf::I32(match i {
+                0 => 2,
+                1 | 2 => 3,
+                3..256 => 6,
+                _ => 1,
+            })
+        })
+        .collect();
+    let metadata = [
+        ("general.architecture", Gguf::String("llama".into())),
+        ("llama.embedding_length", Gguf::U32(32)),
+        ("llama.feed_forward_length", Gguf::U32(48)),
+        ("llama.block_count", Gguf::U32(2)),
+        ("llama.attention.head_count", Gguf::U32(4)),
+        ("llama.attention.head_count_kv", Gguf::U32(2)),
+        ("llama.attention.layer_norm_rms_epsilon", Gguf::F32(1e-5)),
+        ("llama.context_length", Gguf::U32(512)),
+        ("llama.rope.freq_base", Gguf::F32(10000.0)),
+        ("tokenizer.ggml.model", Gguf::String("llama".into())),
+        ("tokenizer.ggml.tokens", strings(pieces)),
+        ("tokenizer.ggml.scores", Gguf::Array(scores)),
+        ("tokenizer.ggml.token_type", Gguf::Array(types)),
+        ("tokenizer.ggml.bos_token_id", Gguf::U32(1)),
+        ("tokenizer.ggml.eos_token_id", Gguf::U32(2)),
+        (
+            "tokenizer.chat_template",
+            Gguf::String(
+                "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}".into(),
+            ),
+        ),
+    ];
+    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(k, v)| (*k, v)).collect();
+    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
+    let mut file = Cursor::new(Vec::new());
+    write(&mut file, &metadata, &tensors).expect("GGUF");
+    file.into_inner()
+}
+
+#[test]
+fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (folder, gguf) = (dir.path().join("hf"), dir.path().join("model.gguf"));
+    write_target(&folder, &tiny_config("llama"));
+    std::fs::write(&gguf, gguf_bytes()).expect("write");
+    let (a, b) = (logits(&folder, DType::F32), logits(&gguf, DType::F32));
+    assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+}
+
+#[test]
+fn sixteen_bit_weights_stay_close_and_all_architectures_load() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for kind in ["llama", "qwen2", "qwen3"] {
+        let mut config = tiny_config(kind);
+        config["tie_word_embeddings"] = json!(kind != "qwen3");
+        let folder = dir.path().join(kind);
+        write_target(&folder, &config);
+        let exact = logits(&folder, DType::F32);
+        let largest = exact.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+        for dtype in [DType::BF16, DType::F16] {
+            let rounded = logits(&folder, dtype);
+            let error = exact.iter().zip(&rounded).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(error > 0.0 && error < 0.1 * largest, "{kind} {dtype:?}: {error} of {largest}");
+        }
+    }
+}
+
+#[test]
+fn a_gguf_carries_its_tokenizer_and_template() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, gguf_bytes()).expect("write");
+    let tokenizer = Target::open_tokenizer(&path.to_string_lossy()).expect("tokenizer");
+    let ids = tokenizer.encode("AB").expect("ids").ids;
+    assert_eq!(tokenizer.decode(&ids, true).expect("text"), "AB");
+    let turn = longdraft_models::tokenizer::Message::new("user", "hi");
+    let template = tokenizer.chat_template().expect("template");
+    assert_eq!(template.render(&[turn], false).expect("text"), "<s>hi");
+}
+
+/// What `generate` says of a target, without a panic and with exit 1.
+fn complaint(path: &Path) -> String {
+    fail(&["generate", "--target", &path.display().to_string(), "--no-draft", "--prompt", "a"], 1)
+}
+
+#[test]
+fn every_missing_and_misshapen_tensor_is_named_at_once() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    write_target(dir.path(), &tiny_config("llama"));
+    let mut config = tiny_config("qwen3");
+    config["intermediate_size"] = json!(50);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+    let text = complaint(dir.path());
+    for part in [
+        "`model.layers.0.self_attn.q_norm.weight` [8] is missing",
+        "`model.layers.1.self_attn.k_norm.weight` [8] is missing",
+        "`model.layers.1.mlp.down_proj.weight` has shape [32, 48], [32, 50] expected",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn unusable_configurations_name_every_problem() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    write_target(dir.path(), &tiny_config("llama"));
+    let write = |config: Value| {
+        std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+    };
+    let mut config = tiny_config("mamba");
+    config["num_key_value_heads"] = json!(3);
+    config["rope_scaling"] = json!({"type": "magic"});
+    write(config);
+    let text = complaint(dir.path());
+    for part in ["unknown architecture `mamba`", "does not divide", "unknown rope scaling `magic`"]
+    {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    for key in ["hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size"] {
+        let mut config = tiny_config("llama");
+        config[key] = json!(u64::MAX);
+        write(config);
+        assert!(complaint(dir.path()).contains(key));
+    }
+    std::fs::write(dir.path().join("config.json"), "[]").expect("config");
+    complaint(dir.path());
+    std::fs::write(dir.path().join("config.json"), b"\xff\xfe").expect("config");
+    complaint(dir.path());
+}
+
+#[test]
+fn truncated_and_damaged_gguf_files_are_errors_not_panics() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf");
+    let whole = gguf_bytes();
+    let open = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).expect("write");
+        let target = Target::open_path(&path, &TargetOptions::default()).map(|_| ());
+        let tokenizer = Target::open_tokenizer(&path.to_string_lossy()).map(|_| ());
+        (target, tokenizer)
+    };
+    for length in (0..whole.len()).step_by(whole.len() / 97) {
+        assert!(open(&whole[..length]).0.is_err(), "prefix of {length} bytes");
+    }
+    let header = 6000.min(whole.len());
+    for at in (0..header).step_by(7) {
+        for value in [0x00, 0x7f, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            let _ = open(&bytes);
+        }
+    }
+    let mut absurd = whole.clone();
+    absurd[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(open(&absurd).0.is_err());
+}
+
+#[test]
+fn what_is_no_target_says_what_one_is() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    assert!(complaint(dir.path()).contains("a target is a Hugging Face folder"));
+    assert!(complaint(&dir.path().join("absent")).contains("no such file or folder"));
+    std::fs::write(dir.path().join("x.gguf"), "hello").expect("write");
+    assert!(complaint(&dir.path().join("x.gguf")).contains("not GGUF"));
+}
