@@ -18,8 +18,8 @@ use crate::failure::{Failure, Result};
 
 /// Measures; fails if an output differs from plain decoding.
 pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
-    let target = Target::open(&arguments.target, &TargetOptions::default())?;
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
+    let target = Target::open(&arguments.target, &TargetOptions::default())?;
     let draft = GlideDraft::open(&arguments.draft, &target)?;
     let prompts = Prompts {
         path: &arguments.prompts,

@@ -26,8 +26,9 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         WeightDtype::F16 => DType::F16,
     };
     let options = TargetOptions { dtype, ..TargetOptions::default() };
-    let target = Target::open(&arguments.target, &options)?;
+    // The tokenizer first: what building it takes is free again when the weights come.
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
+    let target = Target::open(&arguments.target, &options)?;
     let draft = match &arguments.draft {
         Some(path) if !arguments.no_draft => Some(load_draft(path, &target)?),
         _ => None,

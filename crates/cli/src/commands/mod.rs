@@ -18,6 +18,11 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         .num_threads(threads)
         .build_global()
         .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))?;
+    // On a thread of the pool, so that a parallel loop starts without waking anybody first.
+    rayon::scope(|_| dispatch(arguments))
+}
+
+fn dispatch(arguments: Cli) -> Result<()> {
     match arguments.command {
         Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
         Command::Train(train) => train::run(&train, arguments.json),

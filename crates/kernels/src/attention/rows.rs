@@ -31,11 +31,13 @@ pub(super) fn forward(
                 return;
             }
             let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            vectorised(|| weights.iter_mut().for_each(|w| *w = exp(*w - max)));
-            let total: f32 = weights.iter().sum();
-            for (&weight, s) in weights.iter().zip(range) {
-                axpy(weight, &v[at(s)..][..dims.head_dim], out);
-            }
+            let total: f32 = vectorised(|| {
+                weights.iter_mut().for_each(|w| *w = exp(*w - max));
+                for (&weight, s) in weights.iter().zip(range) {
+                    axpy(weight, &v[at(s)..][..dims.head_dim], out);
+                }
+                weights.iter().sum()
+            });
             out.iter_mut().for_each(|o| *o /= total);
             *lse = max + total.ln();
         },
