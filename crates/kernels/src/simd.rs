@@ -26,7 +26,7 @@ pub(crate) fn dot_rows<const M: usize>(rows: &[&[f32]; M], b: &[f32], out: &mut 
 }
 
 /// `acc += scale · x`, each product rounded before it is added.
-#[inline(always)]
+#[inline]
 pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
     for (a, x) in acc.iter_mut().zip(x) {
         *a += x * scale;
