@@ -30,7 +30,9 @@ fn train_extract_generate_and_measure() {
     assert_eq!(out["finished"], true);
     let agreement = out["held_out"]["top1_by_delay"].as_array().expect("per delay");
     assert_eq!(agreement.len(), 5);
-    let records = metrics(&shop.path("run/metrics.jsonl"));
+    let mut records = metrics(&shop.path("run/metrics.jsonl"));
+    let held_out = records.pop().expect("the record of the held-out rows");
+    assert_eq!(held_out["held_out"]["top1_by_delay"], out["held_out"]["top1_by_delay"]);
     assert_eq!(records.len() as u64, out["steps"].as_u64().expect("steps"));
     let loss = |record: &Value| record["loss"].as_f64().expect("loss");
     assert!(loss(&records[records.len() - 1]) < loss(&records[0]), "the loss does not fall");

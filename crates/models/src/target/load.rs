@@ -48,16 +48,21 @@ fn files(path: &Path) -> Result<Files> {
     }
     match gguf_files(path).as_slice() {
         [one] => Ok(Files::Gguf(Box::new(GgufSource::open(one)?))),
-        [] => Err(ModelError::invalid(
-            path,
-            "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
-             a GGUF file, or a hub model `org/name`",
-        )),
+        [] => Err(no_target(path)),
         several => Err(ModelError::invalid(
             path,
             format!("{} .gguf files: name the one to load", several.len()),
         )),
     }
+}
+
+/// What a folder without any model is told.
+fn no_target(path: &Path) -> ModelError {
+    ModelError::invalid(
+        path,
+        "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
+         a GGUF file, or a hub model `org/name`",
+    )
 }
 
 pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
@@ -69,6 +74,12 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
         gguf_files(path).into_iter().next()
     };
     match gguf {
+        None if path.is_dir()
+            && !path.join("config.json").is_file()
+            && !path.join("tokenizer.json").is_file() =>
+        {
+            Err(no_target(path))
+        }
         Some(gguf) => TextTokenizer::from_gguf(&GgufSource::open(&gguf)?),
         None if path.is_file() => {
             TextTokenizer::from_folder(path.parent().unwrap_or(Path::new(".")))

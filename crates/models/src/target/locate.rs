@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::api::sync::{Api, ApiRepo};
+use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 
 use crate::error::{ModelError, Result};
 
@@ -35,7 +35,9 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
         repo: spec.to_owned(),
         reason: error.to_string(),
     };
-    let repo = Api::new().map_err(|error| fail(&error))?.model(spec.to_owned());
+    // From the environment: HF_HOME for the cache, HF_ENDPOINT for a mirror.
+    let api = ApiBuilder::from_env().with_progress(false).build().map_err(|error| fail(&error))?;
+    let repo = api.model(spec.to_owned());
     let info = repo.info().map_err(|error| fail(&error))?;
     let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
     fetch(&repo, &names).map_err(|error| fail(&error))

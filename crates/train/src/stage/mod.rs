@@ -16,6 +16,7 @@ use longdraft_data::sampler::Sampler;
 use longdraft_data::{Batch, Document};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use serde_json::json;
 
 use crate::checkpoint::{CheckpointState, Checkpointer, RunIdentity};
 use crate::config::TrainConfig;
@@ -87,6 +88,7 @@ impl Stage {
             let every = self.config.train.evaluate_every;
             if last || (every > 0 && self.progress.step.is_multiple_of(every)) {
                 let metrics = self.evaluate()?;
+                self.log_held_out(&metrics)?;
                 observer.on_event(Event::Evaluated(self.progress.step, &metrics));
             }
             if last || self.progress.step.is_multiple_of(self.config.train.save_every) {
@@ -154,6 +156,12 @@ impl Stage {
             return Ok(());
         }
         self.log.write(&report.to_json(self.objective.glide().config().gamma))
+    }
+
+    fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {
+        let gamma = self.objective.glide().config().gamma;
+        let record = json!({ "step": self.progress.step, "held_out": metrics.to_json(gamma) });
+        self.log.write(&record)
     }
 
     /// Numbers of the step that was just taken.

@@ -1,0 +1,122 @@
+//! One optimizer step recomputed: features, loss and gradients of every micro-batch.
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::top_k::TopK;
+use longdraft_models::target::{PackedSequence, Tap, Taps, Target};
+use longdraft_models::weights::WeightSource;
+use longdraft_train::features::{BatchFeatures, TeacherFeatures};
+use longdraft_train::metrics::DraftMetrics;
+use longdraft_train::objective::{GlideObjective, Objective, SoftTargetKind};
+use longdraft_train::optim::Gradients;
+
+use super::case::{Case, objective_config};
+use super::checks::check_activations;
+use crate::failure::Result;
+use crate::parity::{CaseReport, malformed};
+
+/// What one optimizer step came to.
+pub(super) struct Outcome {
+    pub(super) loss: f64,
+    pub(super) target_loss: f64,
+    pub(super) grad_norm: f64,
+    pub(super) gradients: Gradients,
+    pub(super) metrics: DraftMetrics,
+}
+
+/// Runs target and objective on every micro-batch and sums.
+pub(super) fn run_step(
+    case: &Case<'_>,
+    target: &Target,
+    objective: &GlideObjective,
+    batches: &[Batch],
+    index: usize,
+    report: &mut CaseReport,
+) -> Result<Outcome> {
+    let parameters = objective.draft().parameters();
+    let total: usize = batches.iter().map(|batch| batch.learned.len()).sum();
+    let mut gradients = Gradients::new(parameters);
+    let mut metrics = DraftMetrics::default();
+    let (mut loss, mut target_loss) = (0.0, 0.0);
+    for (micro, batch) in batches.iter().enumerate() {
+        let (features, micro_target_loss) = features(case, target, batch, index, micro)?;
+        target_loss += micro_target_loss;
+        if index == 0 {
+            check_activations(case, objective, batch, &features, micro, report)?;
+        }
+        let result = objective.loss(batch, &features, true)?;
+        let weight = objective_config(case).soft_weight;
+        loss += (1.0 - weight) * result.metrics.hard_sum + weight * result.metrics.soft_sum;
+        metrics.merge(&result.metrics);
+        if let Some(numerator) = result.numerator {
+            let scaled = (numerator / total as f64)?;
+            gradients.add(parameters, &scaled.backward()?)?;
+        }
+    }
+    Ok(Outcome {
+        loss: loss / total as f64,
+        target_loss: target_loss / total as f64,
+        grad_norm: gradients.norm(),
+        gradients,
+        metrics,
+    })
+}
+
+/// The target's features, with the teacher that the case pins, and its own `Σ ℓ_hard`.
+fn features(
+    case: &Case<'_>,
+    target: &Target,
+    batch: &Batch,
+    index: usize,
+    micro: usize,
+) -> Result<(BatchFeatures, f64)> {
+    let sequence = PackedSequence {
+        ids: batch.ids.clone(),
+        position_ids: batch.position_ids.clone(),
+        document_ids: batch.document_ids.clone(),
+    };
+    let taps = Taps::of(&[Tap::LastKv, Tap::FinalHidden]);
+    let features = target.forward(&sequence, &taps)?;
+    let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), target.device())?;
+    let hidden = features.final_hidden()?.index_select(&learned, 0)?;
+    let labels = batch.labels();
+    let own = linear_cross_entropy(&Inputs {
+        hidden: &hidden,
+        head: target.head(),
+        labels: &labels,
+        soft: SoftTargets::None,
+        soft_weight: 0.0,
+        teacher: None,
+    })?;
+    let config = objective_config(case);
+    let teacher = match config.soft_targets {
+        SoftTargetKind::Full if config.soft_weight > 0.0 => TeacherFeatures::Full { hidden },
+        SoftTargetKind::TopK if config.soft_weight > 0.0 => {
+            let entries = top_k_entries(case, batch, index, micro)?;
+            TeacherFeatures::TopK { entries, k: config.top_k, hidden: Some(hidden) }
+        }
+        _ => TeacherFeatures::None,
+    };
+    let features = BatchFeatures { last_kv: features.last_kv()?.clone(), teacher };
+    Ok((features, own.rows.hard.iter().sum()))
+}
+
+fn top_k_entries(case: &Case<'_>, batch: &Batch, index: usize, micro: usize) -> Result<TopK> {
+    let k = objective_config(case).top_k;
+    let count = case.steps()?.len() * case.rows * case.seq_len * k;
+    let ids = case.integers("topk_ids", count)?;
+    let log_probs: Vec<f32> =
+        case.inputs.load("topk_logprobs", DType::F32)?.flatten_all()?.to_vec1()?;
+    if log_probs.len() != count {
+        return Err(malformed(case.folder, "`topk_logprobs` and `topk_ids` differ in size"));
+    }
+    let start = (index * case.rows + micro) * case.seq_len;
+    let mut entries = TopK::default();
+    for &t in &batch.learned {
+        let at = (start + t as usize) * k;
+        entries.ids.extend(ids[at..at + k].iter().map(|id| *id as u32));
+        entries.log_probs.extend(&log_probs[at..at + k]);
+    }
+    Ok(entries)
+}

@@ -1,0 +1,101 @@
+//! A hub model by `org/name`, from a hub that runs on this machine for the test.
+
+mod support;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use support::{longdraft, stderr, stdout};
+
+/// Files of the model that the hub serves, by name.
+type Files = Arc<HashMap<String, Vec<u8>>>;
+
+/// Answers the two kinds of request that a hub client makes: the list of files, and a file (first
+/// its size by a range of one byte).
+fn answer(mut stream: TcpStream, files: &Files) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut request = String::new();
+    reader.read_line(&mut request)?;
+    let mut range = false;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        if header.trim().is_empty() {
+            break;
+        }
+        range |= header.to_ascii_lowercase().starts_with("range: bytes=0-0");
+    }
+    let path = request.split_whitespace().nth(1).unwrap_or("/").to_owned();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let (status, body) = if path.starts_with("/api/models/") {
+        let siblings: Vec<_> =
+            files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
+        let info = serde_json::json!({ "siblings": siblings, "sha": "0123abc" });
+        ("200 OK", info.to_string().into_bytes())
+    } else {
+        match files.get(name) {
+            Some(bytes) if range => ("206 Partial Content", bytes[..1].to_vec()),
+            Some(bytes) => ("200 OK", bytes.clone()),
+            None => ("404 Not Found", Vec::new()),
+        }
+    };
+    let size = files.get(name).map_or(0, Vec::len);
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes 0-0/{size}\r\n\
+         x-repo-commit: 0123abc\r\netag: \"{name}\"\r\nConnection: close\r\n\r\n",
+        body.len()
+    )?;
+    stream.write_all(&body)
+}
+
+/// Serves until the test process ends; returns the endpoint.
+fn serve(folder: &Path) -> String {
+    let files: HashMap<String, Vec<u8>> = std::fs::read_dir(folder)
+        .expect("folder")
+        .map(|entry| {
+            let path = entry.expect("entry").path();
+            let name = path.file_name().expect("name").to_string_lossy().into_owned();
+            (name, std::fs::read(&path).expect("file"))
+        })
+        .collect();
+    let files: Files = Arc::new(files);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = answer(stream, &files);
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn a_hub_model_is_fetched_and_decodes_like_its_folder() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let folder = dir.path().join("model");
+    support::write_target(&folder, &support::tiny_config("llama"));
+    let endpoint = serve(&folder);
+    let generate = |target: &str, endpoint: &str| {
+        longdraft(&["generate", "--target", target, "--no-draft", "--prompt", "a", "--json"])
+            .args(["--max-tokens", "12"])
+            .env("HF_ENDPOINT", endpoint)
+            .env("HF_HOME", dir.path().join("hub"))
+            .output()
+            .expect("the binary starts")
+    };
+    let tokens = |output: &std::process::Output| {
+        assert!(output.status.success(), "{}", stderr(output));
+        support::last_json(&stdout(output))["tokens"].clone()
+    };
+    let local = tokens(&generate(&folder.display().to_string(), "http://127.0.0.1:1"));
+    assert_eq!(tokens(&generate("some-org/tiny", &endpoint)), local);
+
+    let unreachable = generate("some-org/other", "http://127.0.0.1:1");
+    assert_eq!(unreachable.status.code(), Some(1));
+    let text = stderr(&unreachable);
+    assert!(text.contains("hub model `some-org/other`") && text.contains("hint: "), "{text}");
+}
