@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::Parameter;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::objective::{GlideObjectiveConfig, SoftTargetKind, TailKind};
@@ -75,6 +76,17 @@ impl<'a> Case<'a> {
 
     pub(super) fn objective(&self, key: &str) -> &'a Value {
         &self.meta["objective"][key]
+    }
+
+    /// The draft's parameters with the case's choice of which of them decay.
+    pub(super) fn optimized(&self, parameters: &[Parameter]) -> Vec<Parameter> {
+        let all = self.meta["optimizer"]["decay_norms_and_biases"].as_bool();
+        let with_choice = |parameter: &Parameter| {
+            let matrix = parameter.var.rank() == 2;
+            let decay = all.map_or(parameter.decay, |all| all || matrix);
+            Parameter { decay, ..parameter.clone() }
+        };
+        parameters.iter().map(with_choice).collect()
     }
 
     pub(super) fn optimizer(&self) -> AdamWConfig {

@@ -34,7 +34,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport>
     let glide = glide_config(&case, target.config());
     let draft = GlideDraft::from_source(&case.weights, &glide, &target)?;
     let objective = GlideObjective::new(Arc::clone(&target), draft, objective_config(&case));
-    let parameters = objective.draft().parameters().to_vec();
+    let parameters = case.optimized(objective.draft().parameters());
     let mut optimizer = AdamW::new(case.optimizer(), &parameters);
     let mut all_steps = DraftMetrics::default();
     let (mut loss_error, mut grad_error, mut weight_error) = (0.0_f64, 0.0_f64, 0.0_f64);
