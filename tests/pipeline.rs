@@ -130,6 +130,51 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
 }
 
 #[test]
+fn an_interrupt_finishes_the_step_saves_and_can_be_resumed() {
+    let shop = Workshop::new();
+    let (whole, stopped) = (shop.path("whole"), shop.path("stopped"));
+    let train = |output: &str| {
+        longdraft(&["train", &shop.config(), &format!("output={output}"), "train.epochs=30"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("the binary starts")
+    };
+    assert!(train(&whole).wait().expect("wait").success());
+    let child = train(&stopped);
+    let steps = || std::fs::read_to_string(format!("{stopped}/metrics.jsonl")).unwrap_or_default();
+    while steps().lines().count() < 5 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let interrupt = ["-INT", &child.id().to_string()];
+    assert!(std::process::Command::new("kill").args(interrupt).status().expect("kill").success());
+    let output = child.wait_with_output().expect("wait");
+    assert!(output.status.success());
+    let said = support::stdout(&output);
+    assert!(said.contains("stopped after step") && !said.contains("done:"), "{said}");
+    assert!(train(&stopped).wait().expect("wait").success());
+    assert_eq!(draft_bytes(&whole), draft_bytes(&stopped));
+}
+
+#[test]
+fn a_draft_of_another_target_is_warned_about_and_changes_nothing() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config(), "train.steps=2"]);
+    succeed(&["extract", &shop.path("run")]);
+    let other = shop.folder.path().join("other");
+    let mut config = support::tiny_config("llama");
+    config["rope_theta"] = 500.0.into();
+    support::write_target(&other, &config);
+    let target = other.display().to_string();
+    let draft = shop.path("run/draft");
+    let common = ["generate", "--target", &target, "--prompt", "a", "--max-tokens", "20", "--json"];
+    let drafted = support::run(&[&common[..], &["--draft", &draft]].concat());
+    assert!(support::stderr(&drafted).contains("trained for another target"));
+    let plain = last_json(&succeed(&[&common[..], &["--no-draft"]].concat()));
+    assert_eq!(plain["tokens"], last_json(&support::stdout(&drafted))["tokens"]);
+}
+
+#[test]
 fn stored_features_train_exactly_like_the_target_online_in_the_first_epoch() {
     let shop = Workshop::new();
     let common = ["objective.soft_targets=top_k", "objective.top_k=8", "train.epochs=1"];

@@ -12,7 +12,7 @@ use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Value, json};
 
-use super::generate::{encode_prompt, stop_tokens};
+use super::generate::{encode_prompt, load_draft, stop_tokens};
 use crate::cli::EvalDecodeArguments;
 use crate::failure::{Failure, Result};
 
@@ -20,7 +20,7 @@ use crate::failure::{Failure, Result};
 pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let target = Target::open(&arguments.target, &TargetOptions::default())?;
-    let draft = GlideDraft::open(&arguments.draft, &target)?;
+    let draft = load_draft(&arguments.draft, &target)?;
     let prompts = Prompts {
         path: &arguments.prompts,
         field: &arguments.field,

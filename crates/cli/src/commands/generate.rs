@@ -7,7 +7,7 @@ use candle_core::DType;
 use longdraft_decode::drafter::{Drafter, GlideDrafter};
 use longdraft_decode::{DecodeOptions, Generation, SpeculativeDecoder};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::glide::GlideDraft;
+use longdraft_models::draft::glide::{GlideDraft, trained_for};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::json;
@@ -84,7 +84,17 @@ impl From<longdraft_decode::DecodeError> for Failure {
 /// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
 /// target when there is none (published files).
 pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<GlideDraft> {
-    Ok(GlideDraft::open(path, target)?)
+    let draft = GlideDraft::open(path, target)?;
+    if let Some(fingerprint) = trained_for(path)
+        && fingerprint != target.fingerprint()
+    {
+        eprintln!(
+            "warning: {} was trained for another target (or another file of this one): output stays \
+             exact, acceptance may be low",
+            path.display()
+        );
+    }
+    Ok(draft)
 }
 
 /// Tokens that end a text.

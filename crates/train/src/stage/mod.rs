@@ -86,7 +86,8 @@ impl Stage {
             observer.on_event(Event::Step(&report));
             let last = self.progress.step == self.schedule.steps;
             let every = self.config.train.evaluate_every;
-            if last || (every > 0 && self.progress.step.is_multiple_of(every)) {
+            let due = last || (every > 0 && self.progress.step.is_multiple_of(every));
+            if due && !self.held_out.rows.is_empty() {
                 let metrics = self.evaluate()?;
                 self.log_held_out(&metrics)?;
                 observer.on_event(Event::Evaluated(self.progress.step, &metrics));

@@ -14,4 +14,4 @@ mod weights;
 
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
 pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
-pub use weights::{DRAFT_FILE, PTH_FILE, save_tensors};
+pub use weights::{DRAFT_FILE, PTH_FILE, save_tensors, trained_for};

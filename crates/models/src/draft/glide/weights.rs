@@ -198,6 +198,14 @@ impl GlideDraft {
     }
 }
 
+/// Fingerprint of the target that a draft folder or file says it was trained for.
+pub fn trained_for(path: &Path) -> Option<String> {
+    let folder = if path.is_dir() { path } else { path.parent()? };
+    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
+    let value: serde_json::Value = serde_json::from_str(&text).ok()?;
+    value["target_fingerprint"].as_str().map(str::to_owned)
+}
+
 /// The layer's configuration; `None` if the file is some other model's.
 fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
     let value: serde_json::Value =
