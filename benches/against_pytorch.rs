@@ -18,8 +18,8 @@ use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
+use longdraft_models::target::{Tap, Taps, Target, TargetOptions};
+use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::objective::{GlideObjective, GlideObjectiveConfig, Objective};
 use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 use serde_json::{Value, json};
@@ -185,11 +185,7 @@ fn worker(case: &str) -> Value {
 }
 
 fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
-    let sequence = PackedSequence {
-        ids: batch.ids.clone(),
-        position_ids: batch.position_ids.clone(),
-        document_ids: batch.document_ids.clone(),
-    };
+    let sequence = sequence_of(batch);
     let taps: &[Tap] = if llm_loss { &[Tap::LastKv, Tap::FinalHidden] } else { &[Tap::LastKv] };
     let features = target.forward(&sequence, &Taps::of(taps)).expect("forward");
     if llm_loss {

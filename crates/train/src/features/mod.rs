@@ -89,6 +89,15 @@ impl FeatureSource {
     }
 }
 
+/// What the target runs of a batch.
+pub fn sequence_of(batch: &Batch) -> PackedSequence {
+    PackedSequence {
+        ids: batch.ids.clone(),
+        position_ids: batch.position_ids.clone(),
+        document_ids: batch.document_ids.clone(),
+    }
+}
+
 /// Runs the frozen target on a batch.
 ///
 /// # Errors
@@ -98,11 +107,7 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
     if needs.teacher != TeacherKind::None {
         taps.push(Tap::FinalHidden);
     }
-    let sequence = PackedSequence {
-        ids: batch.ids.clone(),
-        position_ids: batch.position_ids.clone(),
-        document_ids: batch.document_ids.clone(),
-    };
+    let sequence = sequence_of(batch);
     let features = target.forward(&sequence, &Taps::of(&taps))?;
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;

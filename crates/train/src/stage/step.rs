@@ -3,11 +3,11 @@
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
-use longdraft_models::target::{PackedSequence, Tap, Taps};
+use longdraft_models::target::{Tap, Taps};
 
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
-use crate::features::{FeatureSource, FeatureStore};
+use crate::features::{FeatureSource, FeatureStore, sequence_of};
 use crate::loss::Loss;
 use crate::metrics::DraftMetrics;
 use crate::objective::Objective;
@@ -106,11 +106,7 @@ impl Stage {
         }
         let (mut sum, mut rows) = (0.0, 0);
         for batch in batches.iter().filter(|batch| !batch.learned.is_empty()) {
-            let sequence = PackedSequence {
-                ids: batch.ids.clone(),
-                position_ids: batch.position_ids.clone(),
-                document_ids: batch.document_ids.clone(),
-            };
+            let sequence = sequence_of(batch);
             let features = self.target.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
             let learned = candle_core::Tensor::from_slice(
                 &batch.learned,

@@ -4,9 +4,9 @@ use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target};
+use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
+use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{GlideObjective, Objective, SoftTargetKind};
 use longdraft_train::optim::Gradients;
@@ -71,11 +71,7 @@ fn features(
     index: usize,
     micro: usize,
 ) -> Result<(BatchFeatures, f64)> {
-    let sequence = PackedSequence {
-        ids: batch.ids.clone(),
-        position_ids: batch.position_ids.clone(),
-        document_ids: batch.document_ids.clone(),
-    };
+    let sequence = sequence_of(batch);
     let taps = Taps::of(&[Tap::LastKv, Tap::FinalHidden]);
     let features = target.forward(&sequence, &taps)?;
     let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), target.device())?;
