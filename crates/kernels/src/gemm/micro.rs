@@ -1,0 +1,264 @@
+//! The inner kernel: a tile of the destination held in registers while the sum runs.
+//!
+//! Every element is the sum `Σ_k a_k b_k` taken in ascending `k`, one fused multiply-add at a time,
+//! whatever tile it falls into: its bits depend on its own row and column only.
+
+use super::pack::{LeftOrder, PANEL, ROW_STRIDE, STEP_STRIDE};
+#[cfg(target_arch = "x86_64")]
+use x86::{avx2, avx512};
+
+/// Where a tile of the product goes.
+#[derive(Clone, Copy)]
+pub(super) struct Destination {
+    pub(super) at: *mut f32,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Add to what is there instead of replacing it.
+    pub(super) accumulate: bool,
+}
+
+/// Instruction sets with a kernel of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// The widest that this machine has.
+    pub(super) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            if has!("avx512f") {
+                return Self::Avx512;
+            }
+            if has!("avx2") && has!("fma") {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+
+    /// Most rows of a tile.
+    pub(super) fn tile_rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => 14,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => 6,
+            Self::Portable => 4,
+        }
+    }
+
+    /// Computes one tile from `depth` steps of a left tile and a right panel.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; `a` holds `dst.rows` rows of `depth` values in `order`, `b`
+    /// a panel of `depth` steps; `dst` is writable for its rows and columns, with
+    /// `rows <= tile_rows()` and `cols <= PANEL`.
+    pub(super) unsafe fn tile(
+        self,
+        order: LeftOrder,
+        depth: usize,
+        a: *const f32,
+        b: *const f32,
+        dst: Destination,
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match order {
+                LeftOrder::Rows => self.ordered::<ROW_STRIDE, 1>(depth, a, b, dst),
+                LeftOrder::Steps => self.ordered::<1, STEP_STRIDE>(depth, a, b, dst),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::tile`].
+    unsafe fn ordered<const ROW: usize, const STEP: usize>(
+        self,
+        depth: usize,
+        a: *const f32,
+        b: *const f32,
+        dst: Destination,
+    ) {
+        macro_rules! by_rows {
+            ($kernel:ident, $($rows:literal)*) => {
+                match dst.rows {
+                    $($rows => $kernel::<$rows, ROW, STEP>(depth, a, b, dst),)*
+                    _ => {}
+                }
+            };
+        }
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512 => by_rows!(avx512, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => by_rows!(avx2, 1 2 3 4 5 6),
+                Self::Portable => by_rows!(portable, 1 2 3 4),
+            }
+        }
+    }
+}
+
+/// Plain loops, for any machine.
+///
+/// # Safety
+/// As [`Isa::tile`].
+unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    dst: Destination,
+) {
+    let mut acc = [[0.0_f32; PANEL]; ROWS];
+    for k in 0..depth {
+        // SAFETY: step `k < depth` of the panel and of each row.
+        let panel = unsafe { &*b.add(k * PANEL).cast::<[f32; PANEL]>() };
+        for (row, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let x = unsafe { *a.add(row * ROW + k * STEP) };
+            for (acc, b) in acc.iter_mut().zip(panel) {
+                *acc += x * b;
+            }
+        }
+    }
+    for (row, acc) in acc.iter().enumerate() {
+        // SAFETY: row and columns lie within the destination.
+        unsafe { store(acc, dst, row, 0) };
+    }
+}
+
+/// Writes `values` from column `first` on into a row, as far as the destination goes.
+///
+/// # Safety
+/// `row` lies within the destination.
+unsafe fn store(values: &[f32], dst: Destination, row: usize, first: usize) {
+    for (i, value) in values.iter().take(dst.cols.saturating_sub(first)).enumerate() {
+        // SAFETY: `first + i < cols`, and the caller vouches for the row.
+        unsafe {
+            let at = dst.at.add(row * dst.stride + first + i);
+            *at = if dst.accumulate { *at + value } else { *value };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
+        _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+        _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    };
+
+    use super::{Destination, PANEL, store};
+
+    /// # Safety
+    /// As [`super::Isa::tile`], with AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn avx512<const ROWS: usize, const ROW: usize, const STEP: usize>(
+        depth: usize,
+        a: *const f32,
+        b: *const f32,
+        dst: Destination,
+    ) {
+        let mut acc: [[__m512; 2]; ROWS] = [[_mm512_setzero_ps(); 2]; ROWS];
+        let (mut a, mut b) = (a, b);
+        for _ in 0..depth {
+            // SAFETY: the caller vouches for `depth` steps of the panel and of every row.
+            unsafe {
+                let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = _mm512_set1_ps(*a.add(row * ROW));
+                    acc[0] = _mm512_fmadd_ps(x, b0, acc[0]);
+                    acc[1] = _mm512_fmadd_ps(x, b1, acc[1]);
+                }
+                a = a.add(STEP);
+                b = b.add(PANEL);
+            }
+        }
+        let mask = |first: usize| -> u16 {
+            let left = dst.cols.saturating_sub(first).min(16);
+            ((1_u32 << left) - 1) as u16
+        };
+        for (row, acc) in acc.into_iter().enumerate() {
+            for (half, value) in acc.into_iter().enumerate() {
+                let mask = mask(half * 16);
+                if mask == 0 {
+                    continue;
+                }
+                // SAFETY: the mask keeps loads and stores within the destination's columns.
+                unsafe {
+                    let at = dst.at.add(row * dst.stride + half * 16);
+                    let old = _mm512_maskz_loadu_ps(mask, at);
+                    let sum = if dst.accumulate { _mm512_add_ps(old, value) } else { value };
+                    _mm512_mask_storeu_ps(at, mask, sum);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`super::Isa::tile`], with AVX2 and FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn avx2<const ROWS: usize, const ROW: usize, const STEP: usize>(
+        depth: usize,
+        a: *const f32,
+        b: *const f32,
+        dst: Destination,
+    ) {
+        for half in 0..2 {
+            let first = half * 16;
+            if first >= dst.cols {
+                break;
+            }
+            let mut acc: [[__m256; 2]; ROWS] = [[_mm256_setzero_ps(); 2]; ROWS];
+            // SAFETY: half a panel begins 16 values behind its start.
+            let (mut a, mut b) = (a, unsafe { b.add(first) });
+            for _ in 0..depth {
+                // SAFETY: the caller vouches for `depth` steps of the panel and of every row; the
+                // pointers stay within them (one past the end at most, never read).
+                unsafe {
+                    let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        let x = _mm256_set1_ps(*a.add(row * ROW));
+                        acc[0] = _mm256_fmadd_ps(x, b0, acc[0]);
+                        acc[1] = _mm256_fmadd_ps(x, b1, acc[1]);
+                    }
+                    a = a.wrapping_add(STEP);
+                    b = b.wrapping_add(PANEL);
+                }
+            }
+            for (row, acc) in acc.into_iter().enumerate() {
+                for (quarter, value) in acc.into_iter().enumerate() {
+                    let first = first + quarter * 8;
+                    // SAFETY: whole vectors only where 8 columns are left, single values elsewhere.
+                    unsafe {
+                        if first + 8 <= dst.cols {
+                            let at = dst.at.add(row * dst.stride + first);
+                            let old = if dst.accumulate {
+                                _mm256_loadu_ps(at)
+                            } else {
+                                _mm256_setzero_ps()
+                            };
+                            let sum =
+                                if dst.accumulate { _mm256_add_ps(old, value) } else { value };
+                            _mm256_storeu_ps(at, sum);
+                        } else {
+                            let mut values = [0.0; 8];
+                            _mm256_storeu_ps(values.as_mut_ptr(), value);
+                            store(&values, dst, row, first);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

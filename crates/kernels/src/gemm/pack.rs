@@ -1,0 +1,177 @@
+//! Blocks of the operands copied into the order in which the inner kernel reads them.
+
+use super::Mat;
+
+/// Columns of a panel of the right operand.
+pub(super) const PANEL: usize = 32;
+/// Most steps of the inner sum between two visits of the destination.
+pub(super) const MAX_DEPTH: usize = 512;
+/// Values from one row to the next of a left block kept row by row; not a power of two, so that
+/// rows do not compete for the same cache sets.
+pub(super) const ROW_STRIDE: usize = MAX_DEPTH + 16;
+/// Values from one step to the next of a left block kept step by step.
+pub(super) const STEP_STRIDE: usize = 16;
+
+/// A cache line of values: buffers made of these are aligned for the widest loads.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// An aligned scratch buffer that only grows.
+#[derive(Default)]
+pub(super) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    /// The first `values` values, whatever they hold.
+    pub(super) fn get(&mut self, values: usize) -> &mut [f32] {
+        let lines = values.div_ceil(16);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0.0; 16]));
+        }
+        // SAFETY: `Line` is 16 consecutive f32 without padding, and `lines` of them are initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<f32>(), lines * 16) }
+    }
+
+    /// Everything.
+    pub(super) fn all(&self) -> &[f32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<f32>(), self.0.len() * 16) }
+    }
+}
+
+/// How a left block lies in its buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeftOrder {
+    /// Rows [`ROW_STRIDE`] apart.
+    Rows,
+    /// Tiles of rows, each step by step, [`STEP_STRIDE`] apart.
+    Steps,
+}
+
+/// Copies a left block in tiles of `tile` rows, in whichever order its memory already has.
+pub(super) fn left(a: Mat<'_>, tile: usize, buffer: &mut Buffer) -> LeftOrder {
+    if a.col_stride == 1 {
+        let out = buffer.get(a.rows * ROW_STRIDE);
+        for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
+            out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
+        }
+        return LeftOrder::Rows;
+    }
+    let out = buffer.get(a.rows.div_ceil(tile) * a.cols * STEP_STRIDE);
+    for (index, out) in out.chunks_mut(a.cols * STEP_STRIDE).enumerate() {
+        let first = index * tile;
+        if first >= a.rows {
+            break;
+        }
+        let rows = tile.min(a.rows - first);
+        for (step, out) in out.chunks_mut(STEP_STRIDE).take(a.cols).enumerate() {
+            let source = &a.data[step * a.col_stride + first * a.row_stride..];
+            if a.row_stride == 1 {
+                out[..rows].copy_from_slice(&source[..rows]);
+            } else {
+                for (row, out) in out[..rows].iter_mut().enumerate() {
+                    *out = source[row * a.row_stride];
+                }
+            }
+        }
+    }
+    LeftOrder::Steps
+}
+
+/// Copies a right block into panels of [`PANEL`] columns, each step by step, zeros beyond the
+/// last column.
+pub(super) fn right(b: Mat<'_>, out: &mut [f32]) {
+    for (index, out) in out.chunks_mut(b.rows * PANEL).enumerate() {
+        let first = index * PANEL;
+        if first >= b.cols {
+            break;
+        }
+        let cols = PANEL.min(b.cols - first);
+        if cols < PANEL {
+            out[..b.rows * PANEL].fill(0.0);
+        }
+        let source = &b.data[first * b.col_stride..];
+        if b.col_stride == 1 {
+            for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
+                out[..cols].copy_from_slice(&source[step * b.row_stride..][..cols]);
+            }
+        } else if b.row_stride == 1 {
+            transposed(source, b.col_stride, b.rows, cols, out);
+        } else {
+            for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
+                for (col, out) in out[..cols].iter_mut().enumerate() {
+                    *out = source[step * b.row_stride + col * b.col_stride];
+                }
+            }
+        }
+    }
+}
+
+/// `out[step, col] = source[col · stride + step]`.
+fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mut [f32]) {
+    let (mut whole_steps, mut whole_cols) = (0, 0);
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx") {
+        (whole_steps, whole_cols) = (steps / 8 * 8, cols / 8 * 8);
+        if whole_steps > 0 && whole_cols > 0 {
+            assert!((whole_cols - 1) * stride + whole_steps <= source.len());
+            assert!(whole_steps * PANEL <= out.len());
+            for col in (0..whole_cols).step_by(8) {
+                for step in (0..whole_steps).step_by(8) {
+                    // SAFETY: AVX was just detected; the assertions above bound the 8 rows of 8
+                    // values read at stride `stride` and written at stride `PANEL`.
+                    unsafe {
+                        let from = source.as_ptr().add(col * stride + step);
+                        let to = out.as_mut_ptr().add(step * PANEL + col);
+                        x86::transpose_8x8(from, stride, to);
+                    }
+                }
+            }
+        }
+    }
+    for col in 0..cols {
+        let first = if col < whole_cols { whole_steps } else { 0 };
+        for step in first..steps {
+            out[step * PANEL + col] = source[col * stride + step];
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
+        _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+
+    use super::PANEL;
+
+    /// Writes 8 rows of 8 values as 8 columns into rows [`PANEL`] apart.
+    ///
+    /// # Safety
+    /// The CPU has AVX; `from` has 8 readable rows `stride` apart, `to` 8 writable ones.
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn transpose_8x8(from: *const f32, stride: usize, to: *mut f32) {
+        // SAFETY: the caller vouches for all 8 rows.
+        let row = |i: usize| unsafe { _mm256_loadu_ps(from.add(i * stride)) };
+        let pairs = [(0, 1), (2, 3), (4, 5), (6, 7)]
+            .map(|(i, j)| (_mm256_unpacklo_ps(row(i), row(j)), _mm256_unpackhi_ps(row(i), row(j))));
+        let quads = [(0, 1), (2, 3)].map(|(i, j)| {
+            let ((low_i, high_i), (low_j, high_j)) = (pairs[i], pairs[j]);
+            [
+                _mm256_shuffle_ps::<0x44>(low_i, low_j),
+                _mm256_shuffle_ps::<0xEE>(low_i, low_j),
+                _mm256_shuffle_ps::<0x44>(high_i, high_j),
+                _mm256_shuffle_ps::<0xEE>(high_i, high_j),
+            ]
+        });
+        for (i, (low, high)) in quads[0].into_iter().zip(quads[1]).enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                _mm256_storeu_ps(to.add(i * PANEL), _mm256_permute2f128_ps::<0x20>(low, high));
+                let lower = to.add((i + 4) * PANEL);
+                _mm256_storeu_ps(lower, _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
+    }
+}
