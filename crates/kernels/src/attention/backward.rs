@@ -8,7 +8,10 @@ use rayon::prelude::*;
 use super::tiled::{key_tile, pack_queries, tiles, visible_in};
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{exp, vectorised};
+use crate::simd::{axpy, dot, exp, vectorised};
+
+/// Keys whose single queries one task adds up.
+const SINGLES_PER_TASK: usize = 64;
 
 /// Inputs, outputs and log-sum-exp of the forward pass, and the output's gradient.
 pub(super) struct Saved<'a> {
@@ -38,7 +41,7 @@ impl QueryTile {
         let grad = pack_queries(saved.grad, dims, queries.clone(), kv_head, 1.0);
         let out = pack_queries(saved.out, dims, queries.clone(), kv_head, 1.0);
         let rows = grad.chunks_exact(dims.head_dim).zip(out.chunks_exact(dims.head_dim));
-        let delta = rows.map(|(g, o)| crate::simd::dot(g, o)).collect();
+        let delta = rows.map(|(g, o)| dot(g, o)).collect();
         let lse = queries
             .clone()
             .flat_map(|t| {
@@ -59,6 +62,13 @@ impl QueryTile {
 
     fn grad_mat(&self, head_dim: usize) -> Mat<'_> {
         Mat::rows(&self.grad, self.rows(), head_dim, head_dim)
+    }
+
+    /// Probability and score gradient of one row and one key.
+    fn single_grad(&self, row: usize, dims: Dims, k: &[f32], v: &[f32]) -> (f32, f32) {
+        let range = row * dims.head_dim..(row + 1) * dims.head_dim;
+        let p = exp(dot(&self.q[range.clone()], k) - self.lse[row]);
+        (p, p * (dot(&self.grad[range], v) - self.delta[row]))
     }
 
     /// Fills `p` with probabilities and `ds` with score gradients for one tile of keys.
@@ -132,6 +142,13 @@ fn query_tile_grad(
         let keys = key_tile(saved.k, dims, &key_range, kv_head);
         matmul(&mut acc, head_dim, Mat::rows(&ds, rows, width, width), keys, true, Threads::One);
     }
+    for (row, acc) in acc.chunks_exact_mut(head_dim).enumerate() {
+        for &key in ranges.singles_of(tile.queries.start + row / dims.group()) {
+            let at = key as usize * dims.kv_stride() + kv_head * head_dim;
+            let (k, v) = (&saved.k[at..][..head_dim], &saved.v[at..][..head_dim]);
+            axpy(tile.single_grad(row, dims, k, v).1, k, acc);
+        }
+    }
     let width = dims.group() * head_dim;
     for (t, acc) in acc.chunks_exact(width).enumerate() {
         let out = &mut dq[t * dims.q_stride() + kv_head * width..][..width];
@@ -171,7 +188,45 @@ pub(super) fn keys(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> (Vec<f3
             }
         },
     );
+    single_keys(saved, dims, ranges, (&mut dk, &mut dv));
     (dk, dv)
+}
+
+/// Adds what single keys contribute: each key's queries in ascending order, by one task.
+fn single_keys(
+    saved: &Saved<'_>,
+    dims: Dims,
+    ranges: &KeyRanges,
+    (dk, dv): (&mut [f32], &mut [f32]),
+) {
+    let pairs = ranges.singles_by_key();
+    if pairs.is_empty() {
+        return;
+    }
+    let (stride, head_dim) = (dims.kv_stride(), dims.head_dim);
+    dk.par_chunks_mut(SINGLES_PER_TASK * stride)
+        .zip(dv.par_chunks_mut(SINGLES_PER_TASK * stride))
+        .enumerate()
+        .for_each(|(index, (dk, dv))| {
+            let first = index * SINGLES_PER_TASK;
+            let from = pairs.partition_point(|&(key, _)| (key as usize) < first);
+            let to = pairs.partition_point(|&(key, _)| (key as usize) < first + SINGLES_PER_TASK);
+            for &(key, query) in &pairs[from..to] {
+                let (key, query) = (key as usize, query as usize);
+                for kv_head in 0..dims.kv_heads {
+                    let tile = QueryTile::new(saved, dims, query..query + 1, kv_head);
+                    let at = key * stride + kv_head * head_dim;
+                    let (k, v) = (&saved.k[at..][..head_dim], &saved.v[at..][..head_dim]);
+                    let out = at - first * stride..at - first * stride + head_dim;
+                    for row in 0..tile.rows() {
+                        let (p, ds) = tile.single_grad(row, dims, k, v);
+                        let range = row * head_dim..(row + 1) * head_dim;
+                        axpy(ds, &tile.q[range.clone()], &mut dk[out.clone()]);
+                        axpy(p, &tile.grad[range], &mut dv[out.clone()]);
+                    }
+                }
+            }
+        });
 }
 
 fn key_tile_grad(

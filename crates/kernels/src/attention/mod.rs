@@ -1,9 +1,10 @@
-//! Grouped-query attention in which every query sees one contiguous range of keys.
+//! Grouped-query attention in which every query sees a contiguous range of keys and a few single
+//! ones.
 //!
-//! `o_t = Σ_s softmax_s(q_t · k_s / √D) v_s` over `s ∈ [start_t, end_t)`; a query whose range is
-//! empty gets exactly 0. Query head `n` reads key-value head `⌊n / (N/K)⌋`; keys are not
-//! repeated. Causal, sliding-window, delayed cross-attention and packed documents are all
-//! choices of ranges, see [`KeyRanges`].
+//! `o_t = Σ_s softmax_s(q_t · k_s / √D) v_s` over `s ∈ [start_t, end_t)` and the single keys; a
+//! query that sees nothing gets exactly 0. Query head `n` reads key-value head `⌊n / (N/K)⌋`; keys
+//! are not repeated. Causal, sliding-window, delayed cross-attention, packed documents, EAGLE-3's
+//! test-time steps and token trees are all choices of visible keys, see [`KeyRanges`].
 //!
 //! The fused version is an online softmax over tiles (Milakov and Gimelshein 2018; Dao et al.
 //! 2022): memory linear in `T`, nothing of size `[T, T]` is stored. Only the output and the

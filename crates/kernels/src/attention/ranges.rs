@@ -1,4 +1,4 @@
-//! Which keys each query sees: one contiguous range per query.
+//! Which keys each query sees: one contiguous range per query, and a few single keys beside it.
 
 use std::ops::Range;
 
@@ -11,11 +11,15 @@ pub enum Delays<'a> {
     PerToken(&'a [u32]),
 }
 
-/// Visible keys `[start_t, end_t)` of every query `t`, by token index.
+/// Visible keys of every query `t`: `[start_t, end_t)` by token index, then single keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRanges {
     start: Vec<u32>,
     end: Vec<u32>,
+    /// Single keys of all queries, one query after the other.
+    singles: Vec<u32>,
+    /// Where each query's single keys end in `singles`; empty if no query has any.
+    singles_end: Vec<u32>,
 }
 
 impl KeyRanges {
@@ -48,21 +52,60 @@ impl KeyRanges {
             start.push(if empty { 0 } else { first as u32 });
             end.push(if empty { 0 } else { last as u32 });
         }
-        Self { start, end }
+        Self { start, end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
     /// `queries` new tokens after `cached` ones: each sees the cache, its predecessors, itself.
     pub fn appended(cached: usize, queries: usize) -> Self {
-        Self {
-            start: vec![0; queries],
-            end: (0..queries).map(|i| (cached + i + 1) as u32).collect(),
+        let end = (0..queries).map(|i| (cached + i + 1) as u32).collect();
+        Self { start: vec![0; queries], end, singles: Vec::new(), singles_end: Vec::new() }
+    }
+
+    /// Nodes of a token tree behind `cached` tokens, one key each in node order: a node sees the
+    /// cache, its ancestors and itself (`SpecInfer`, Miao et al. 2024).
+    ///
+    /// # Panics
+    /// - a parent does not come before its child
+    pub fn tree(cached: usize, parents: &[Option<usize>]) -> Self {
+        let mut paths: Vec<Vec<u32>> = Vec::with_capacity(parents.len());
+        for (node, parent) in parents.iter().enumerate() {
+            assert!(parent.is_none_or(|parent| parent < node), "parents come before children");
+            let mut path = parent.map_or_else(Vec::new, |parent| paths[parent].clone());
+            path.push((cached + node) as u32);
+            paths.push(path);
         }
+        Self::shared(&(0..cached), parents.len()).with_singles(paths)
+    }
+
+    /// Adds `steps` later blocks of keys, as long as the queries, behind the keys so far: query `t`
+    /// sees row `t` of each. These are the test-time steps of EAGLE-3 (Li et al. 2025): one pass
+    /// over the context and the own column of every later step.
+    #[must_use]
+    pub fn with_own_columns(self, steps: usize) -> Self {
+        let queries = self.queries();
+        let column = |t: usize| (1..=steps).map(|step| (step * queries + t) as u32).collect();
+        self.with_singles((0..queries).map(column))
+    }
+
+    fn with_singles(mut self, of_queries: impl IntoIterator<Item = Vec<u32>>) -> Self {
+        self.singles.clear();
+        self.singles_end.clear();
+        for keys in of_queries {
+            self.singles.extend(keys);
+            self.singles_end.push(self.singles.len() as u32);
+        }
+        self
     }
 
     /// Every one of `queries` sees the same keys.
     pub fn shared(keys: &Range<usize>, queries: usize) -> Self {
         let keys = if keys.is_empty() { 0..0 } else { keys.clone() };
-        Self { start: vec![keys.start as u32; queries], end: vec![keys.end as u32; queries] }
+        Self {
+            start: vec![keys.start as u32; queries],
+            end: vec![keys.end as u32; queries],
+            singles: Vec::new(),
+            singles_end: Vec::new(),
+        }
     }
 
     /// Number of queries.
@@ -70,7 +113,7 @@ impl KeyRanges {
         self.start.len()
     }
 
-    /// Visible keys of one query.
+    /// The contiguous part of the keys that one query sees.
     ///
     /// # Panics
     /// - `query` is out of range
@@ -78,9 +121,30 @@ impl KeyRanges {
         self.start[query] as usize..self.end[query] as usize
     }
 
+    /// The single keys of one query, none of which lies in its range.
+    ///
+    /// # Panics
+    /// - `query` is out of range
+    pub fn singles_of(&self, query: usize) -> &[u32] {
+        if self.singles_end.is_empty() {
+            return &[];
+        }
+        let start = if query == 0 { 0 } else { self.singles_end[query - 1] as usize };
+        &self.singles[start..self.singles_end[query] as usize]
+    }
+
     /// Largest key index that any query sees, plus 1.
     pub fn max_end(&self) -> usize {
-        self.end.iter().copied().max().unwrap_or(0) as usize
+        let singles = self.singles.iter().map(|&key| key + 1);
+        self.end.iter().copied().chain(singles).max().unwrap_or(0) as usize
+    }
+
+    /// The queries that see each single key, ascending: `(key, query)` sorted by key.
+    pub(super) fn singles_by_key(&self) -> Vec<(u32, u32)> {
+        let pairs = |t: usize| self.singles_of(t).iter().map(move |&key| (key, t as u32));
+        let mut all: Vec<_> = (0..self.queries()).flat_map(pairs).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The keys that at least one of `queries` may see: smallest start, largest end.
@@ -116,8 +180,25 @@ mod tests {
 
     #[test]
     fn hull_skips_empty_ranges() {
-        let ranges = KeyRanges { start: vec![0, 5, 3], end: vec![0, 9, 6] };
+        let (singles, singles_end) = (Vec::new(), Vec::new());
+        let ranges = KeyRanges { start: vec![0, 5, 3], end: vec![0, 9, 6], singles, singles_end };
         assert_eq!(ranges.hull(0..3), 3..9);
         assert_eq!(ranges.hull(0..1), 0..0);
+    }
+
+    #[test]
+    fn tree_node_sees_cache_and_ancestors() {
+        let ranges = KeyRanges::tree(3, &[None, Some(0), Some(0), Some(2)]);
+        assert_eq!(ranges.of(3), 0..3);
+        assert_eq!(ranges.singles_of(3), [3, 5, 6]);
+        assert_eq!((ranges.singles_of(0), ranges.max_end()), (&[3][..], 7));
+    }
+
+    #[test]
+    fn later_steps_add_the_own_column() {
+        let ranges = KeyRanges::packed(&[0, 0, 0], None, Delays::Same(0)).with_own_columns(2);
+        assert_eq!(ranges.of(1), 0..2);
+        assert_eq!(ranges.singles_of(1), [4, 7]);
+        assert_eq!(ranges.singles_by_key()[..2], [(3, 0), (4, 1)]);
     }
 }

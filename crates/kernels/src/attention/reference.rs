@@ -48,6 +48,9 @@ fn visibility(ranges: &KeyRanges, keys: usize, like: &Tensor) -> Result<Tensor> 
     for t in 0..ranges.queries() {
         let range = ranges.of(t);
         visible[t * keys + range.start..t * keys + range.end].fill(1.0);
+        for &key in ranges.singles_of(t) {
+            visible[t * keys + key as usize] = 1.0;
+        }
     }
     Tensor::from_vec(visible, (ranges.queries(), keys), like.device())
 }

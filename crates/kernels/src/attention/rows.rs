@@ -21,9 +21,10 @@ pub(super) fn forward(
             let (t, head) = (row / dims.heads, row % dims.heads);
             let q = &q[row * dims.head_dim..][..dims.head_dim];
             let offset = head / dims.group() * dims.head_dim;
-            let range = ranges.of(t);
+            let singles = ranges.singles_of(t).iter().map(|&key| key as usize);
+            let visible = ranges.of(t).chain(singles);
             let at = |s: usize| s * dims.kv_stride() + offset;
-            let mut weights: Vec<f32> = range
+            let mut weights: Vec<f32> = visible
                 .clone()
                 .map(|s| dims.scale() * dot(q, &k[at(s)..][..dims.head_dim]))
                 .collect();
@@ -33,7 +34,7 @@ pub(super) fn forward(
             let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let total: f32 = vectorised(|| {
                 weights.iter_mut().for_each(|w| *w = exp(*w - max));
-                for (&weight, s) in weights.iter().zip(range) {
+                for (&weight, s) in weights.iter().zip(visible) {
                     axpy(weight, &v[at(s)..][..dims.head_dim], out);
                 }
                 weights.iter().sum()

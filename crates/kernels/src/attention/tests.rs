@@ -51,6 +51,53 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
 }
 
 #[test]
+fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()> {
+    for seed in 0..16 {
+        let mut noise = Noise::new(seed + 60);
+        let tokens = [1, 3, 16, 17, 70, 130, 300][seed as usize % 7];
+        let (kv_heads, group, head_dim) = (1 + noise.below(2), 1 + noise.below(3), 16);
+        let ranges = if seed % 2 == 0 {
+            let documents = random_documents(&mut noise, tokens);
+            let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
+            let context = KeyRanges::packed(&documents, window, Delays::Same(0));
+            context.with_own_columns(1 + noise.below(6))
+        } else {
+            let parents: Vec<Option<usize>> = (0..tokens)
+                .map(|i| (i > 0 && noise.below(6) > 0).then(|| noise.below(i)))
+                .collect();
+            KeyRanges::tree(noise.below(40), &parents)
+        };
+        let keys = ranges.max_end() + noise.below(3);
+        let ranges = Arc::new(ranges);
+        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
+        let k = noise.var(&[keys, kv_heads, head_dim]);
+        let v = noise.var(&[keys, kv_heads, head_dim]);
+        let direction = noise.tensor(q.dims());
+        let fused = attention(&q, &k, &v, &ranges)?;
+        let plain = reference(&q, &k, &v, &ranges)?;
+        assert_close("forward", &fused, &plain, 1e-5);
+        let fused = (fused * &direction)?.sum_all()?.backward()?;
+        let plain = (plain * &direction)?.sum_all()?.backward()?;
+        for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
+            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+            assert_close(name, a, b, 3e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_chain_shaped_tree_has_the_bits_of_appended_tokens() -> Result<()> {
+    let mut noise = Noise::new(80);
+    let (q, k) = (noise.tensor(&[4, 6, 16]), noise.tensor(&[24, 2, 16]));
+    let v = noise.tensor(&[24, 2, 16]);
+    let tree = KeyRanges::tree(20, &[None, Some(0), Some(1), Some(2)]);
+    let chain = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(20, 4)))?;
+    assert!(relative_error(&attention(&q, &k, &v, &Arc::new(tree))?, &chain) == 0.0);
+    Ok(())
+}
+
+#[test]
 fn reference_gradient_matches_differences() {
     let mut noise = Noise::new(40);
     let ranges = KeyRanges::packed(&[0, 0, 0, 1, 1], Some(1), Delays::PerToken(&[0, 1, 0, 0, 1]));
@@ -108,8 +155,9 @@ fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
 #[test]
 fn result_does_not_depend_on_the_number_of_threads() {
     let mut noise = Noise::new(44);
-    let ranges = random_ranges(&mut noise, 200);
-    let (q, k, v) = (noise.var(&[200, 4, 16]), noise.var(&[200, 2, 16]), noise.var(&[200, 2, 16]));
+    let context = KeyRanges::packed(&random_documents(&mut noise, 200), None, Delays::Same(0));
+    let ranges = Arc::new(context.with_own_columns(2));
+    let (q, k, v) = (noise.var(&[200, 4, 16]), noise.var(&[600, 2, 16]), noise.var(&[600, 2, 16]));
     let run = |threads: usize| -> Vec<f32> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
         pool.install(|| {

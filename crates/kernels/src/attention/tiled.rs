@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{exp, vectorised};
+use crate::simd::{axpy, dot, exp, vectorised};
 
 /// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]` (−∞ where nothing is visible).
 pub(super) fn forward(
@@ -112,13 +112,21 @@ fn forward_tile(
         matmul(&mut acc, head_dim, weights, values, true, Threads::One);
     }
     for row in 0..rows {
+        let q = &packed[row * head_dim..][..head_dim];
+        let acc = &mut acc[row * head_dim..][..head_dim];
+        for &key in ranges.singles_of(queries.start + row / group) {
+            let at = key as usize * dims.kv_stride() + kv_head * head_dim;
+            let mut score = [dot(q, &k[at..][..head_dim])];
+            online_softmax(&mut score, 0..1, &mut max[row], &mut total[row], acc);
+            axpy(score[0], &v[at..][..head_dim], acc);
+        }
         if total[row] == 0.0 {
             continue;
         }
         let (t, head) = (row / group, kv_head * group + row % group);
         let out = &mut out[t * dims.q_stride() + head * head_dim..][..head_dim];
-        for (out, acc) in out.iter_mut().zip(&acc[row * head_dim..]) {
-            *out = acc / total[row];
+        for (out, acc) in out.iter_mut().zip(acc) {
+            *out = *acc / total[row];
         }
         lse[t * dims.heads + head] = max[row] + total[row].ln();
     }
