@@ -4,19 +4,31 @@ use candle_core::{Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 
 use super::{Inputs, RowStatistics, SoftTargets, TAIL_FLOOR, Tail};
+use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt};
 use crate::simd::{exp, vectorised};
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time.
-const CHUNK_ROWS: usize = 128;
+const CHUNK_ROWS: usize = 256;
 
-/// Statistics of every row, and `dh` `[R, H]` if the hidden states are trained through.
-pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Option<Vec<f32>>)> {
+/// What was asked for by what trains.
+pub(super) struct Gradients {
+    /// `dh`, `[R, H]`
+    pub(super) hidden: Option<Vec<f32>>,
+    /// `dW`, `[V, H]`
+    pub(super) head: Option<Vec<f32>>,
+}
+
+/// Statistics of every row, and the gradients of `Σ ℓ`.
+pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Gradients)> {
     let (vocabulary, width) = inputs.head.dims2()?;
-    let want_grad = inputs.hidden.track_op();
+    let mut gradients = Gradients {
+        hidden: inputs.hidden.track_op().then(Vec::new),
+        head: inputs.head.track_op().then(|| vec![0.0; vocabulary * width]),
+    };
+    let want_grad = gradients.hidden.is_some() || gradients.head.is_some();
     let mut statistics = RowStatistics::default();
-    let mut grad = Vec::new();
     with_f32(inputs.hidden, |hidden| {
         with_weight(inputs.head, |head| {
             for (index, hidden) in hidden.chunks(CHUNK_ROWS * width).enumerate() {
@@ -39,14 +51,19 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Option<Vec<
                     statistics.agrees.push(row.agrees);
                     statistics.acceptance.push(row.acceptance);
                 }
-                if want_grad {
+                if let Some(grad) = &mut gradients.hidden {
                     grad.extend(product_nn(&logits, head, width, vocabulary));
+                }
+                if let Some(grad) = &mut gradients.head {
+                    let dz = Mat::rows(&logits, rows, vocabulary, vocabulary).t();
+                    let hidden = Mat::rows(hidden, rows, width, width);
+                    matmul(grad, width, dz, hidden, true, Threads::Pool);
                 }
             }
             Ok(())
         })
     })?;
-    Ok((statistics, want_grad.then_some(grad)))
+    Ok((statistics, gradients))
 }
 
 fn with_weight<R>(tensor: &Tensor, f: impl FnOnce(Weight<'_>) -> Result<R>) -> Result<R> {

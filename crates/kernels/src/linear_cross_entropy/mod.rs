@@ -10,14 +10,14 @@
 //!   elsewhere; when the floor is active the tail term is a constant;
 //! - top-k renormalised: `p` rescaled to 1 over the k ids, no tail term.
 //!
-//! Rows go through in chunks, so memory is `O(chunk · V)`; the gradient of the hidden states is
-//! computed in the forward pass, `dh = dz W`, and scaled when backward comes. The head is frozen.
+//! Rows go through in chunks, so memory is `O(chunk · V)`; the gradients are computed in the forward
+//! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
 //! Top-1 agreement and `Σ min(p, q)` come from the same pass.
 
 mod fused;
 mod reference;
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 pub use reference::reference;
 
@@ -67,7 +67,7 @@ pub struct Teacher<'a> {
 pub struct Inputs<'a> {
     /// Draft hidden states of the learned rows, `[R, H]`.
     pub hidden: &'a Tensor,
-    /// Frozen head, `[V, H]`.
+    /// Head, `[V, H]`; a variable in f32 gets a gradient.
     pub head: &'a Tensor,
     /// Label of every row, `[R]`.
     pub labels: &'a [u32],
@@ -96,7 +96,7 @@ pub struct RowStatistics {
 /// Loss and statistics.
 #[derive(Debug)]
 pub struct Output {
-    /// `Σ_rows ℓ`, a scalar that carries the gradient to the hidden states.
+    /// `Σ_rows ℓ`, a scalar that carries the gradients of hidden states and head.
     pub loss_sum: Tensor,
     /// Per row.
     pub rows: RowStatistics,
@@ -113,16 +113,25 @@ pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     if !on_cpu || inputs.hidden.dtype() != DType::F32 {
         return reference(inputs);
     }
-    let (rows, grad) = fused::forward(inputs)?;
+    let (rows, gradients) = fused::forward(inputs)?;
     let weight = inputs.soft_weight;
     let sums = rows.hard.iter().zip(&rows.soft);
     let loss: f64 = sums.map(|(hard, soft)| (1.0 - weight) * hard + weight * soft).sum();
-    let loss_sum = match grad {
-        None => Tensor::new(loss as f32, inputs.hidden.device())?,
-        Some(grad) => {
-            let grad = Tensor::from_vec(grad, inputs.hidden.shape(), inputs.hidden.device())?;
-            inputs.hidden.apply_op1(Precomputed { loss: loss as f32, grad })?
-        }
+    let loss_sum = if gradients.hidden.is_none() && gradients.head.is_none() {
+        Tensor::new(loss as f32, inputs.hidden.device())?
+    } else {
+        let tensor = |values: Option<Vec<f32>>, like: &Tensor| {
+            let tensor = |values| {
+                Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype())
+            };
+            values.map(tensor).transpose()
+        };
+        let op = Precomputed {
+            loss: loss as f32,
+            hidden: tensor(gradients.hidden, inputs.hidden)?,
+            head: tensor(gradients.head, inputs.head)?,
+        };
+        inputs.hidden.apply_op2(inputs.head, op)?
     };
     Ok(Output { loss_sum, rows })
 }
@@ -168,23 +177,39 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A scalar whose gradient was computed along with it.
+/// A scalar whose gradients were computed along with it.
 struct Precomputed {
     loss: f32,
-    grad: Tensor,
+    hidden: Option<Tensor>,
+    head: Option<Tensor>,
 }
 
-impl CustomOp1 for Precomputed {
+impl CustomOp2 for Precomputed {
     fn name(&self) -> &'static str {
         "linear_cross_entropy"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
     }
 
-    fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.grad.broadcast_mul(grad)?))
+    fn bwd(
+        &self,
+        _hidden: &Tensor,
+        _head: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
+            own.as_ref().map(|own| own.broadcast_mul(grad)).transpose()
+        };
+        Ok((scaled(&self.hidden)?, scaled(&self.head)?))
     }
 }
 

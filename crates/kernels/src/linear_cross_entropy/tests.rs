@@ -5,7 +5,7 @@ use crate::test_support::{Noise, assert_close, gradcheck};
 
 struct Case {
     hidden: Var,
-    head: Tensor,
+    head: Var,
     labels: Vec<u32>,
     teacher_hidden: Tensor,
     teacher_head: Tensor,
@@ -32,7 +32,7 @@ impl Case {
         }
         Self {
             hidden: noise.var(&[rows, width]),
-            head: (noise.tensor(&[vocabulary, width]) * 3.0).expect("scale"),
+            head: noise.var(&[vocabulary, width]),
             labels: (0..rows).map(|_| noise.below(vocabulary) as u32).collect(),
             teacher_hidden,
             teacher_head,
@@ -91,8 +91,10 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
                     }
                 }
                 let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
-                let (a, b) = (a.get(&case.hidden).expect("dh"), b.get(&case.hidden).expect("dh"));
-                assert_close(soft, a, b, 2e-5);
+                for (name, var) in [("dh", &case.hidden), ("dW", &case.head)] {
+                    let (a, b) = (a.get(var).expect("fused"), b.get(var).expect("plain"));
+                    assert_close(&format!("{soft} {name}"), a, b, 2e-5);
+                }
             }
         }
     }
@@ -103,12 +105,11 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
 fn reference_gradient_matches_differences() {
     let case = Case::random(9, 3, 4, 7, 3);
     for soft in ["none", "full", "bucket", "renormalise"] {
-        let hidden = case.hidden.as_tensor().clone();
-        gradcheck(&[hidden], |t| {
-            let head = case.head.to_dtype(DType::F64)?;
+        let (hidden, head) = (case.hidden.as_tensor().clone(), case.head.as_tensor().clone());
+        gradcheck(&[hidden, head], |t| {
             let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
             let mut inputs = case.inputs(&t[0], soft, true);
-            inputs.head = &head;
+            inputs.head = &t[1];
             inputs.teacher = Some(Teacher { hidden: &teacher_hidden, head: &case.teacher_head });
             Ok(reference(&inputs)?.loss_sum)
         });
@@ -146,10 +147,14 @@ fn labels_and_ids_outside_the_vocabulary_are_errors() {
 }
 
 #[test]
-fn frozen_hidden_states_compute_no_gradient() -> Result<()> {
+fn frozen_arguments_compute_no_gradient() -> Result<()> {
     let case = Case::random(12, 3, 4, 7, 3);
     let hidden = case.hidden.as_tensor().detach();
-    let out = linear_cross_entropy(&case.inputs(&hidden, "full", true))?;
-    assert!(!out.loss_sum.track_op());
+    let head = case.head.as_tensor().detach();
+    let inputs = Inputs { head: &head, ..case.inputs(&hidden, "full", true) };
+    assert!(!linear_cross_entropy(&inputs)?.loss_sum.track_op());
+    let inputs = Inputs { head: &head, ..case.inputs(&case.hidden, "full", true) };
+    let grads = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+    assert!(grads.get(&case.hidden).is_some() && grads.get(&case.head).is_none());
     Ok(())
 }
