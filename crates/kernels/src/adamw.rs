@@ -35,28 +35,50 @@ pub struct AdamWStep {
 pub fn adamw(step: &AdamWStep, theta: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
     assert!(theta.len() == g.len() && m.len() == g.len() && v.len() == g.len());
     let n = step.step as i32;
-    let (beta1, beta2) = (step.betas.0 as f32, step.betas.1 as f32);
-    let correct1 = (1.0 / (1.0 - step.betas.0.powi(n))) as f32;
-    let correct2 = (1.0 / (1.0 - step.betas.1.powi(n))) as f32;
-    let shrink = (1.0 - step.learning_rate * step.weight_decay) as f32;
-    let (rate, eps) = (step.learning_rate as f32, step.eps as f32);
-    let scale = step.grad_scale as f32;
-    let (keep1, keep2) = ((1.0 - step.betas.0) as f32, (1.0 - step.betas.1) as f32);
+    let factors = Factors {
+        beta1: step.betas.0 as f32,
+        beta2: step.betas.1 as f32,
+        keep1: (1.0 - step.betas.0) as f32,
+        keep2: (1.0 - step.betas.1) as f32,
+        correct1: (1.0 / (1.0 - step.betas.0.powi(n))) as f32,
+        correct2: (1.0 / (1.0 - step.betas.1.powi(n))) as f32,
+        shrink: (1.0 - step.learning_rate * step.weight_decay) as f32,
+        rate: step.learning_rate as f32,
+        eps: step.eps as f32,
+        grad_scale: step.grad_scale as f32,
+    };
     theta
         .par_chunks_mut(CHUNK)
         .zip(m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)))
         .zip(g.par_chunks(CHUNK))
-        .for_each(|((theta, (m, v)), g)| {
-            vectorised(|| {
-                for i in 0..g.len() {
-                    let g = g[i] * scale;
-                    m[i] = beta1 * m[i] + keep1 * g;
-                    v[i] = beta2 * v[i] + keep2 * g * g;
-                    let root = (v[i] * correct2).sqrt() + eps;
-                    theta[i] = theta[i] * shrink - rate * (m[i] * correct1) / root;
-                }
-            });
-        });
+        .for_each(|((theta, (m, v)), g)| update(&factors, theta, m, v, g));
+}
+
+/// [`AdamWStep`] as the loop needs it.
+struct Factors {
+    beta1: f32,
+    beta2: f32,
+    keep1: f32,
+    keep2: f32,
+    correct1: f32,
+    correct2: f32,
+    shrink: f32,
+    rate: f32,
+    eps: f32,
+    grad_scale: f32,
+}
+
+vectorised! {
+    fn update(f: &Factors, theta: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
+        let values = theta.iter_mut().zip(m.iter_mut().zip(v)).zip(g);
+        for ((theta, (m, v)), g) in values {
+            let g = g * f.grad_scale;
+            *m = f.beta1 * *m + f.keep1 * g;
+            *v = f.beta2 * *v + f.keep2 * g * g;
+            let root = (*v * f.correct2).sqrt() + f.eps;
+            *theta = *theta * f.shrink - f.rate * (*m * f.correct1) / root;
+        }
+    }
 }
 
 /// `Σ g²` in f64, in an order that does not depend on the number of threads.

@@ -25,14 +25,6 @@ pub(crate) fn dot_rows<const M: usize>(rows: &[&[f32]; M], b: &[f32], out: &mut 
     }
 }
 
-/// `acc += scale · x`, each product rounded before it is added.
-#[inline]
-pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
-    for (a, x) in acc.iter_mut().zip(x) {
-        *a += x * scale;
-    }
-}
-
 fn portable_dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; 16];
     let (a_chunks, b_chunks) = (a.chunks_exact(16), b.chunks_exact(16));
@@ -45,26 +37,48 @@ fn portable_dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + tail
 }
 
-/// Runs `f` compiled for the widest vector unit that the machine has.
-///
-/// `f` must be `#[inline(always)]`-able: it is instantiated once per instruction set, so that
-/// plain loops inside it vectorise with AVX2 and FMA where present.
-#[inline]
-pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    if has_avx2_fma() {
-        #[target_feature(enable = "avx2,fma")]
-        fn run<R>(f: impl FnOnce() -> R) -> R {
-            f()
+/// Functions compiled once per instruction set, the widest that the machine has chosen at each call,
+/// so that plain loops inside them vectorise. Sums must name their lanes: the order is the source's.
+macro_rules! vectorised {
+    ($($(#[$attribute:meta])* $visibility:vis fn $name:ident(
+        $($argument:ident: $type:ty),* $(,)?
+    ) $(-> $result:ty)? $body:block)*) => {$(
+        $(#[$attribute])*
+        $visibility fn $name($($argument: $type),*) $(-> $result)? {
+            #[inline(always)]
+            fn plain($($argument: $type),*) $(-> $result)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx2,fma")]
+                fn widest($($argument: $type),*) $(-> $result)? {
+                    plain($($argument),*)
+                }
+                #[target_feature(enable = "avx2,fma")]
+                fn wide($($argument: $type),*) $(-> $result)? {
+                    plain($($argument),*)
+                }
+                if $crate::simd::has_avx512() {
+                    // SAFETY: the CPU features that `widest` is compiled for were just checked.
+                    return unsafe { widest($($argument),*) };
+                }
+                if $crate::simd::has_avx2_fma() {
+                    // SAFETY: the CPU features that `wide` is compiled for were just checked.
+                    return unsafe { wide($($argument),*) };
+                }
+            }
+            plain($($argument),*)
         }
-        // SAFETY: the CPU features that `run` is compiled for were just checked.
-        return unsafe { run(f) };
-    }
-    f()
+    )*};
+}
+pub(crate) use vectorised;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f") && has_avx2_fma()
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has_avx2_fma() -> bool {
+pub(crate) fn has_avx2_fma() -> bool {
     std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
 }
 
@@ -78,18 +92,63 @@ pub(crate) fn exp(x: f32) -> f32 {
     const LN2_LO: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
-    let clamped = x.clamp(-87.0, 88.0);
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = (clamped - n * LN2_HI) - n * LN2_LO;
+    // Comparisons that are false for NaN let it through, one instruction each.
+    let clamped = if x < -87.0 { -87.0 } else { x };
+    let clamped = if clamped > 88.0 { 88.0 } else { clamped };
+    let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = n.mul_add(-LN2_LO, n.mul_add(-LN2_HI, clamped));
     let mut p = 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
-    let scale = f32::from_bits((((n as i32) + 127) << 23) as u32);
+    p = r.mul_add(p, 1.0 / 120.0);
+    p = r.mul_add(p, 1.0 / 24.0);
+    p = r.mul_add(p, 1.0 / 6.0);
+    p = r.mul_add(p, 0.5);
+    p = r.mul_add(p, 1.0);
+    p = r.mul_add(p, 1.0);
+    // The integer stands in the low bits of `rounded`; the shift drops the rest.
+    let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23));
     if x < -87.0 { 0.0 } else { p * scale }
+}
+
+vectorised! {
+    /// `acc += scale · x`, each product rounded before it is added.
+    pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
+        for (a, x) in acc.iter_mut().zip(x) {
+            *a += x * scale;
+        }
+    }
+
+    /// `x ← e^(x − max)`; returns the sum, taken in 16 lanes.
+    pub(crate) fn exp_in_place(row: &mut [f32], max: f32) -> f32 {
+        let mut lanes = [0.0_f32; 16];
+        let (chunks, tail) = row.as_chunks_mut::<16>();
+        for chunk in chunks {
+            for i in 0..16 {
+                chunk[i] = exp(chunk[i] - max);
+                lanes[i] += chunk[i];
+            }
+        }
+        let mut total = 0.0;
+        for x in tail {
+            *x = exp(*x - max);
+            total += *x;
+        }
+        total + lanes.iter().sum::<f32>()
+    }
+
+    /// Largest value; NaN is never larger, and −∞ stands for no value.
+    pub(crate) fn max_of(row: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        let (chunks, tail) = row.as_chunks::<16>();
+        for chunk in chunks {
+            for i in 0..16 {
+                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+            }
+        }
+        let larger = |a: f32, &b: &f32| if b > a { b } else { a };
+        let tail = tail.iter().fold(f32::NEG_INFINITY, larger);
+        lanes.iter().fold(tail, larger)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -158,7 +217,7 @@ mod tests {
         for i in -8700..8800 {
             let x = i as f32 * 0.01;
             let want = f64::from(x).exp();
-            let got = f64::from(vectorised(|| exp(x)));
+            let got = f64::from(exp(x));
             assert!((got - want).abs() <= 3e-7 * want + 1e-44, "exp({x}): {got} against {want}");
         }
         assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);

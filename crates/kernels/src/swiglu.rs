@@ -56,11 +56,7 @@ impl CustomOp2 for SwiGlu {
         let mut out = vec![0.0; gate.len()];
         out.par_chunks_mut(CHUNK).zip(gate.par_chunks(CHUNK)).zip(up.par_chunks(CHUNK)).for_each(
             |((out, gate), up)| {
-                vectorised(|| {
-                    for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-                        *out = g / (1.0 + exp(-g)) * u;
-                    }
-                });
+                gated(gate, up, out);
             },
         );
         Ok((CpuStorage::F32(out), l1.shape().clone()))
@@ -81,6 +77,24 @@ impl CustomOp2 for SwiGlu {
     }
 }
 
+vectorised! {
+    fn gated(gate: &[f32], up: &[f32], out: &mut [f32]) {
+        for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+            *out = g / (1.0 + exp(-g)) * u;
+        }
+    }
+
+    fn gradients(gate: &[f32], up: &[f32], grad: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
+        let n = gate.len();
+        let (up, grad, dgate, dup) = (&up[..n], &grad[..n], &mut dgate[..n], &mut dup[..n]);
+        for i in 0..n {
+            let s = 1.0 / (1.0 + exp(-gate[i]));
+            dgate[i] = grad[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
+            dup[i] = grad[i] * gate[i] * s;
+        }
+    }
+}
+
 fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (mut dgate, mut dup) = (vec![0.0; gate.len()], vec![0.0; gate.len()]);
     dgate
@@ -88,13 +102,7 @@ fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
         .zip(dup.par_chunks_mut(CHUNK))
         .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)).zip(grad.par_chunks(CHUNK)))
         .for_each(|((dgate, dup), ((gate, up), grad))| {
-            vectorised(|| {
-                for i in 0..gate.len() {
-                    let s = 1.0 / (1.0 + exp(-gate[i]));
-                    dgate[i] = grad[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
-                    dup[i] = grad[i] * gate[i] * s;
-                }
-            });
+            gradients(gate, up, grad, dgate, dup);
         });
     (dgate, dup)
 }

@@ -86,23 +86,28 @@ impl QueryTile {
         matmul(p, width, self.q_mat(head_dim), keys.t(), false, Threads::One);
         let values = key_tile(saved.v, dims, tile, kv_head);
         matmul(ds, width, self.grad_mat(head_dim), values.t(), false, Threads::One);
-        vectorised(|| {
-            for row in 0..self.rows() {
-                let query = self.queries.start + row / dims.group();
-                let visible = visible_in(tile, &ranges.of(query));
-                let p = &mut p[row * width..(row + 1) * width];
-                let ds = &mut ds[row * width..(row + 1) * width];
-                for x in [&mut *p, &mut *ds] {
-                    x[..visible.start].fill(0.0);
-                    x[visible.end..].fill(0.0);
-                }
-                let (lse, delta) = (self.lse[row], self.delta[row]);
-                for (p, ds) in p[visible.clone()].iter_mut().zip(&mut ds[visible]) {
-                    *p = exp(*p - lse);
-                    *ds = *p * (*ds - delta);
-                }
+        for row in 0..self.rows() {
+            let query = self.queries.start + row / dims.group();
+            let visible = visible_in(tile, &ranges.of(query));
+            let p = &mut p[row * width..(row + 1) * width];
+            let ds = &mut ds[row * width..(row + 1) * width];
+            for x in [&mut *p, &mut *ds] {
+                x[..visible.start].fill(0.0);
+                x[visible.end..].fill(0.0);
             }
-        });
+            let (p, ds) = (&mut p[visible.clone()], &mut ds[visible]);
+            softmax_grad_row(p, ds, self.lse[row], self.delta[row]);
+        }
+    }
+}
+
+vectorised! {
+    /// Scores and `dO · v` of one row become probabilities and score gradients.
+    fn softmax_grad_row(p: &mut [f32], ds: &mut [f32], lse: f32, delta: f32) {
+        for (p, ds) in p.iter_mut().zip(ds) {
+            *p = exp(*p - lse);
+            *ds = *p * (*ds - delta);
+        }
     }
 }
 

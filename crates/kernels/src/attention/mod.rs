@@ -100,7 +100,7 @@ impl Dims {
 
     /// Query tokens of a tile: enough rows for a good matrix product after stacking the group.
     fn tile_queries(self) -> usize {
-        (96 / self.group()).max(1)
+        (192 / self.group()).max(1)
     }
 }
 

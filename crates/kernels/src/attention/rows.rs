@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::{Dims, KeyRanges};
-use crate::simd::{axpy, dot, exp, vectorised};
+use crate::simd::{axpy, dot, exp_in_place, max_of};
 
 /// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]`.
 pub(super) fn forward(
@@ -31,14 +31,11 @@ pub(super) fn forward(
             if weights.is_empty() {
                 return;
             }
-            let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let total: f32 = vectorised(|| {
-                weights.iter_mut().for_each(|w| *w = exp(*w - max));
-                for (&weight, s) in weights.iter().zip(visible) {
-                    axpy(weight, &v[at(s)..][..dims.head_dim], out);
-                }
-                weights.iter().sum()
-            });
+            let max = max_of(&weights);
+            let total = exp_in_place(&mut weights, max);
+            for (&weight, s) in weights.iter().zip(visible) {
+                axpy(weight, &v[at(s)..][..dims.head_dim], out);
+            }
             out.iter_mut().for_each(|o| *o /= total);
             *lse = max + total.ln();
         },

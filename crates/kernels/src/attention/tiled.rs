@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{axpy, dot, exp, vectorised};
+use crate::simd::{axpy, dot, exp, exp_in_place, max_of};
 
 /// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]` (−∞ where nothing is visible).
 pub(super) fn forward(
@@ -99,14 +99,12 @@ fn forward_tile(
         let keys = key_tile(k, dims, &tile, kv_head);
         let a = Mat::rows(&packed, rows, head_dim, head_dim);
         matmul(&mut scores, width, a, keys.t(), false, Threads::One);
-        vectorised(|| {
-            for row in 0..rows {
-                let visible = visible_in(&tile, &ranges.of(queries.start + row / group));
-                let scores = &mut scores[row * width..(row + 1) * width];
-                let acc = &mut acc[row * head_dim..(row + 1) * head_dim];
-                online_softmax(scores, visible, &mut max[row], &mut total[row], acc);
-            }
-        });
+        for row in 0..rows {
+            let visible = visible_in(&tile, &ranges.of(queries.start + row / group));
+            let scores = &mut scores[row * width..(row + 1) * width];
+            let acc = &mut acc[row * head_dim..(row + 1) * head_dim];
+            online_softmax(scores, visible, &mut max[row], &mut total[row], acc);
+        }
         let weights = Mat::rows(&scores, rows, width, width);
         let values = key_tile(v, dims, &tile, kv_head);
         matmul(&mut acc, head_dim, weights, values, true, Threads::One);
@@ -134,7 +132,6 @@ fn forward_tile(
 
 /// Turns a row of scores into weights relative to the running maximum, and rescales what was
 /// accumulated under the old one. Hidden entries become 0.
-#[inline]
 fn online_softmax(
     scores: &mut [f32],
     visible: Range<usize>,
@@ -155,36 +152,4 @@ fn online_softmax(
     if shrink < 1.0 {
         acc.iter_mut().for_each(|a| *a *= shrink);
     }
-}
-
-#[inline]
-fn max_of(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let chunks = row.chunks_exact(16);
-    let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
-        }
-    }
-    lanes.iter().copied().fold(tail, f32::max)
-}
-
-/// `x ← e^(x − max)`; returns the sum.
-#[inline]
-fn exp_in_place(row: &mut [f32], max: f32) -> f32 {
-    let mut lanes = [0.0_f32; 16];
-    let mut chunks = row.chunks_exact_mut(16);
-    for chunk in &mut chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *x = exp(*x - max);
-            *lane += *x;
-        }
-    }
-    let mut total = 0.0;
-    for x in chunks.into_remainder() {
-        *x = exp(*x - max);
-        total += *x;
-    }
-    total + lanes.iter().sum::<f32>()
 }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{Inputs, RowStatistics, SoftTargets, TAIL_FLOOR, Tail};
 use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt};
-use crate::simd::{exp, vectorised};
+use crate::simd::{exp_in_place, max_of, vectorised};
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time.
@@ -107,7 +107,7 @@ struct Softmax {
 impl Softmax {
     fn of(z: &mut [f32]) -> Self {
         let (argmax, max) = argmax(z);
-        let total = vectorised(|| exp_sum(z, max));
+        let total = exp_sum(z, max);
         Self { max, argmax: argmax as u32, total }
     }
 
@@ -118,37 +118,14 @@ impl Softmax {
 
 /// Index and value of the first largest element; NaN is never larger.
 fn argmax(z: &[f32]) -> (usize, f32) {
-    let max = vectorised(|| {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        let chunks = z.chunks_exact(16);
-        let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for chunk in chunks {
-            for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                *lane = if x > *lane { x } else { *lane };
-            }
-        }
-        lanes.iter().copied().fold(tail, f32::max)
-    });
+    let max = max_of(z);
     let index = z.iter().position(|&x| x >= max).unwrap_or(0);
     (index, max)
 }
 
-#[inline]
+/// `z ← e^(z − max)`; blocks summed in f32, added in f64.
 fn exp_sum(z: &mut [f32], max: f32) -> f64 {
-    let mut lanes = [0.0_f32; 16];
-    let mut chunks = z.chunks_exact_mut(16);
-    for chunk in &mut chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *x = exp(*x - max);
-            *lane += *x;
-        }
-    }
-    let mut total = 0.0;
-    for x in chunks.into_remainder() {
-        *x = exp(*x - max);
-        total += f64::from(*x);
-    }
-    total + lanes.iter().map(|&x| f64::from(x)).sum::<f64>()
+    z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum()
 }
 
 /// The most likely of top-k entries; ties go to the lower id.
@@ -205,6 +182,36 @@ fn row(
     out
 }
 
+vectorised! {
+    /// `z ← z · q_scale − p · p_scale`
+    fn difference(z: &mut [f32], q_scale: f32, p: &[f32], p_scale: f32) {
+        for (z, p) in z.iter_mut().zip(p) {
+            *z = *z * q_scale - p * p_scale;
+        }
+    }
+
+    fn scale(z: &mut [f32], factor: f32) {
+        for z in z {
+            *z *= factor;
+        }
+    }
+
+    /// `Σ min(q · q_scale, p · p_scale)`
+    fn overlap(q: &[f32], q_scale: f32, p: &[f32], p_scale: f32) -> f32 {
+        let mut lanes = [0.0_f32; 16];
+        let ((q_chunks, q_tail), (p_chunks, p_tail)) =
+            (q.as_chunks::<16>(), p.as_chunks::<16>());
+        for (q, p) in q_chunks.iter().zip(p_chunks) {
+            for i in 0..16 {
+                let (q, p) = (q[i] * q_scale, p[i] * p_scale);
+                lanes[i] += if q < p { q } else { p };
+            }
+        }
+        let tail: f32 = q_tail.iter().zip(p_tail).map(|(q, p)| (q * q_scale).min(p * p_scale)).sum();
+        lanes.iter().sum::<f32>() + tail
+    }
+}
+
 /// Turns `z`, which holds `e^(z − max)`, into `dℓ/dz`.
 fn gradient(
     inputs: &Inputs<'_>,
@@ -217,18 +224,14 @@ fn gradient(
     let weight = inputs.soft_weight;
     if let (SoftTargets::Full, Some((p, softmax))) = (inputs.soft, teacher) {
         let (q_scale, p_scale) = ((1.0 / q.total) as f32, (weight / softmax.total) as f32);
-        vectorised(|| {
-            for (z, p) in z.iter_mut().zip(p) {
-                *z = *z * q_scale - p * p_scale;
-            }
-        });
+        difference(z, q_scale, p, p_scale);
     } else {
         let on_others = top_k.map_or(0.0, |(_, tail)| weight * tail.on_others);
         let q_scale = ((1.0 - weight + on_others) / q.total) as f32;
         let kept: Vec<f64> = top_k.map_or_else(Vec::new, |(entries, _)| {
             entries.ids.iter().map(|&id| f64::from(z[id as usize]) / q.total).collect()
         });
-        vectorised(|| z.iter_mut().for_each(|z| *z *= q_scale));
+        scale(z, q_scale);
         if let Some((entries, tail)) = top_k {
             entries.gradient(&kept, tail, weight, z);
         }
@@ -243,20 +246,7 @@ fn expectation(p: &[f32], z: &[f32]) -> f64 {
 
 fn teacher_statistics(q: &Softmax, e: &[f32], softmax: &Softmax, p: &[f32], out: &mut Row) {
     let (q_scale, p_scale) = ((1.0 / q.total) as f32, (1.0 / softmax.total) as f32);
-    let accepted = vectorised(|| {
-        let mut lanes = [0.0_f32; 16];
-        let (q_chunks, p_chunks) = (e.chunks_exact(16), p.chunks_exact(16));
-        let tail = q_chunks.remainder().iter().zip(p_chunks.remainder());
-        let tail: f32 = tail.map(|(q, p)| (q * q_scale).min(p * p_scale)).sum();
-        for (q, p) in q_chunks.zip(p_chunks) {
-            for i in 0..16 {
-                let (q, p) = (q[i] * q_scale, p[i] * p_scale);
-                lanes[i] += if q < p { q } else { p };
-            }
-        }
-        lanes.iter().sum::<f32>() + tail
-    });
-    out.acceptance = f64::from(accepted);
+    out.acceptance = f64::from(overlap(e, q_scale, p, p_scale));
     out.agrees = q.argmax == softmax.argmax;
 }
 
