@@ -1,39 +1,86 @@
 //! Training steps beside the same steps in PyTorch, alternately, threads pinned equal.
 //!
 //! ```sh
-//! cargo bench --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--json]
+//! cargo bench --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]
 //! ```
 //!
-//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, which prints one JSON line with `tokens_per_s` and
-//! `peak_rss_mib`. Every measurement is a process of its own: one warm-up step, then the median of
-//! five. Ratios are ours over PyTorch's, the median over rounds.
+//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py` and `pytorch_eagle3.py`, which print
+//! one JSON line with `tokens_per_s` and `peak_rss_mib`. Every measurement is a process of its own:
+//! one warm-up step, then the median of the timed ones. Ratios are ours over PyTorch's, the median
+//! over rounds. Beside them: `long_32k_*`, steps over one document of 32768 tokens over those of
+//! 1024; `matmul`, the smallest ratio to numpy's BLAS over training shapes; `decode_bandwidth`, the
+//! share of the machine's read bandwidth that plain decoding reaches.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
-use std::process::Command;
-use std::sync::Arc;
-use std::time::Instant;
+mod eagle3;
+mod glide;
+mod machine;
 
-use longdraft_data::Batch;
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
-use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
-use longdraft_models::target::{Tap, Taps, Target, TargetOptions};
-use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
-use longdraft_train::objective::{GlideObjective, GlideObjectiveConfig, Objective};
-use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
-use serde_json::{Value, json};
+use std::process::{Command, Output};
+
+use serde_json::{Map, Value, json};
 
 const THREADS: usize = 2;
 const STEPS: usize = 5;
-const DELAY: u32 = 2;
 
-/// Name of the ratio, tokens, flag of the PyTorch side.
-const CASES: [(&str, usize, &[&str]); 4] = [
-    ("glide_online_1024", 1024, &[]),
-    ("glide_llm_loss_1024", 1024, &["--llm-loss"]),
-    ("glide_cached_1024", 1024, &["--cached"]),
-    ("glide_online_8192", 8192, &[]),
+/// A training step that both sides know.
+struct Case {
+    /// Name of the ratio.
+    name: &'static str,
+    program: &'static str,
+    tokens: usize,
+    /// Timed steps.
+    steps: usize,
+    flags: &'static [&'static str],
+}
+
+const GLIDE: &str = "pytorch_glide.py";
+const EAGLE3: &str = "pytorch_eagle3.py";
+
+const CASES: [Case; 6] = [
+    Case { name: "glide_online_1024", program: GLIDE, tokens: 1024, steps: STEPS, flags: &[] },
+    Case {
+        name: "glide_llm_loss_1024",
+        program: GLIDE,
+        tokens: 1024,
+        steps: STEPS,
+        flags: &["--llm-loss"],
+    },
+    Case {
+        name: "glide_cached_1024",
+        program: GLIDE,
+        tokens: 1024,
+        steps: STEPS,
+        flags: &["--cached"],
+    },
+    Case { name: "glide_online_8192", program: GLIDE, tokens: 8192, steps: STEPS, flags: &[] },
+    Case {
+        name: "eagle3_1024",
+        program: EAGLE3,
+        tokens: 1024,
+        steps: STEPS,
+        flags: &["--all-rows"],
+    },
+    Case {
+        name: "eagle3_2048",
+        program: EAGLE3,
+        tokens: 2048,
+        steps: STEPS,
+        flags: &["--all-rows"],
+    },
+];
+
+/// Steps of ours alone, timed once: 32768 tokens in one document.
+const LONG: [Case; 2] = [
+    Case {
+        name: "glide_cached_32768",
+        program: GLIDE,
+        tokens: 32_768,
+        steps: 1,
+        flags: &["--cached"],
+    },
+    Case { name: "glide_online_32768", program: GLIDE, tokens: 32_768, steps: 1, flags: &[] },
 ];
 
 fn main() {
@@ -48,34 +95,37 @@ fn main() {
         println!("{line}");
         return;
     }
-    let baselines = value("--baselines").map_or_else(default_baselines, |given| from_root(&given));
     let Some(python) = value("--python") else {
         println!(
-            "usage: against_pytorch --python PY [--baselines DIR] [--rounds N] [--only CASE] [--json]"
+            "usage: against_pytorch --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]"
         );
         return;
     };
+    let baselines = from_root(&value("--baselines").unwrap_or_else(|| "../shared/bench".into()));
     let rounds: usize = value("--rounds").and_then(|n| n.parse().ok()).unwrap_or(1);
     let only = value("--only");
-    let mut report = serde_json::Map::new();
-    for (name, tokens, flags) in CASES {
-        if only.as_ref().is_some_and(|only| only != name) {
-            continue;
-        }
-        let (mut speed, mut memory) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            let ours = ours(name);
-            let theirs = theirs(&python, &baselines, tokens, flags);
-            eprintln!("{name}: ours {ours} PyTorch {theirs}");
-            let ratio = |key: &str| Some(ours[key].as_f64()? / theirs[key].as_f64()?);
-            speed.extend(ratio("tokens_per_s"));
-            memory.extend(ratio("peak_rss_mib"));
-        }
-        report.insert(name.to_owned(), json!(median(&mut speed)));
-        report.insert(format!("memory_{name}"), json!(median(&mut memory)));
+    let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
+    let mut report = Map::new();
+    for case in CASES.iter().filter(|case| wanted(case.name)) {
+        beside(case, &python, &baselines, rounds, &mut report);
     }
-    if let Some(memory) = report.get("memory_glide_online_1024").cloned() {
-        report.insert("memory_glide".to_owned(), memory);
+    for (memory, case) in
+        [("memory_glide", "memory_glide_online_1024"), ("memory_eagle3", "memory_eagle3_2048")]
+    {
+        if let Some(ratio) = report.get(case).cloned() {
+            report.insert(memory.to_owned(), ratio);
+        }
+    }
+    if wanted("long_32k") {
+        long(&mut report);
+    }
+    if wanted("matmul") {
+        matmul(&python, &mut report);
+    }
+    if wanted("decode_bandwidth") {
+        let figures = ours("decode_bandwidth");
+        eprintln!("decode_bandwidth: {figures}");
+        report.insert("decode_bandwidth".to_owned(), figures["ratio"].clone());
     }
     if arguments.iter().any(|a| a == "--json") {
         println!("{}", Value::Object(report));
@@ -84,9 +134,49 @@ fn main() {
     }
 }
 
-/// Where a development checkout has the PyTorch programs beside it.
-fn default_baselines() -> String {
-    from_root("../shared/bench")
+/// One case on both sides, alternately.
+fn beside(
+    case: &Case,
+    python: &str,
+    baselines: &str,
+    rounds: usize,
+    report: &mut Map<String, Value>,
+) {
+    let (mut speed, mut memory) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let ours = ours(case.name);
+        let theirs = theirs(python, baselines, case);
+        eprintln!("{}: ours {ours} PyTorch {theirs}", case.name);
+        let ratio = |key: &str| Some(ours[key].as_f64()? / theirs[key].as_f64()?);
+        speed.extend(ratio("tokens_per_s"));
+        memory.extend(ratio("peak_rss_mib"));
+    }
+    report.insert(case.name.to_owned(), json!(median(&mut speed)));
+    report.insert(format!("memory_{}", case.name), json!(median(&mut memory)));
+}
+
+/// Long documents beside short ones, ours alone.
+fn long(report: &mut Map<String, Value>) {
+    let pairs = [
+        ("glide_cached_32768", "glide_cached_1024", "long_32k_speed", "long_32k_mib"),
+        ("glide_online_32768", "glide_online_1024", "long_32k_online_speed", "long_32k_online_mib"),
+    ];
+    for (long, short, speed, memory) in pairs {
+        let (short, long) = (ours(short), ours(long));
+        eprintln!("{speed}: 1024 {short} 32768 {long}");
+        let tokens = |figures: &Value| figures["tokens_per_s"].as_f64().unwrap_or(f64::NAN);
+        report.insert(speed.to_owned(), json!(tokens(&long) / tokens(&short)));
+        report.insert(memory.to_owned(), long["peak_rss_mib"].clone());
+    }
+}
+
+fn matmul(python: &str, report: &mut Map<String, Value>) {
+    let output = pinned(python).args(["-c", &machine::products_in_numpy()]).output();
+    let (ours, theirs) = (ours("matmul"), last_line(&output.expect("python starts")));
+    eprintln!("matmul {:?}: ours {ours} numpy {theirs}", machine::PRODUCTS);
+    let pair = |i: usize| Some(ours[i].as_f64()? / theirs[i].as_f64()?);
+    let ratios = (0..machine::PRODUCTS.len()).filter_map(pair);
+    report.insert("matmul".to_owned(), json!(ratios.fold(f64::INFINITY, f64::min)));
 }
 
 /// A path as given from the root of the project, where `cargo bench` is called.
@@ -100,7 +190,7 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn last_line(output: &std::process::Output) -> Value {
+fn last_line(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.trim_end().lines().last().unwrap_or_default();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -113,95 +203,41 @@ fn ours(case: &str) -> Value {
     last_line(&output)
 }
 
-fn theirs(python: &str, baselines: &str, tokens: usize, flags: &[&str]) -> Value {
-    let output = Command::new(python)
-        .arg(format!("{baselines}/pytorch_glide.py"))
-        .args(["--seq", &tokens.to_string(), "--threads", &THREADS.to_string()])
-        .args(["--steps", &STEPS.to_string()])
-        .args(flags)
-        .env("OMP_NUM_THREADS", THREADS.to_string())
+fn pinned(python: &str) -> Command {
+    let mut command = Command::new(python);
+    let threads = THREADS.to_string();
+    command.envs([("OMP_NUM_THREADS", &threads), ("OPENBLAS_NUM_THREADS", &threads)]);
+    command
+}
+
+fn theirs(python: &str, baselines: &str, case: &Case) -> Value {
+    let output = pinned(python)
+        .arg(format!("{baselines}/{}", case.program))
+        .args(["--seq", &case.tokens.to_string(), "--threads", &THREADS.to_string()])
+        .args(["--steps", &case.steps.to_string()])
+        .args(case.flags)
         .output()
         .expect("python starts");
     last_line(&output)
 }
 
-/// SmolLM2-135M's shape with random weights.
-fn target() -> Arc<Target> {
-    let config = json!({
-        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
-        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-        "vocab_size": 49152, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0,
-        "max_position_embeddings": 8192, "tie_word_embeddings": true
-    });
-    let config = TargetConfig::from_json(&config).expect("valid");
-    Arc::new(Target::random(config, 0, &TargetOptions::default()).expect("target"))
-}
-
-fn batch(tokens: usize, step: usize) -> Batch {
-    let id = |t: usize| ((t * 7919 + step * 104_729) % 49_152) as u32;
-    Batch {
-        ids: (0..tokens).map(id).collect(),
-        position_ids: (0..tokens as u32).collect(),
-        document_ids: vec![0; tokens],
-        delays: vec![DELAY; tokens],
-        learned: (0..tokens as u32 - 1).collect(),
-        origins: Vec::new(),
-        row: 0,
-    }
-}
-
-fn worker(case: &str) -> Value {
-    let (_, tokens, flags) = CASES.into_iter().find(|(name, ..)| *name == case).expect("a case");
-    let (cached, llm_loss) = (flags.contains(&"--cached"), flags.contains(&"--llm-loss"));
-    let target = target();
-    let glide = GlideConfig::for_target(target.config(), Some(Compat::Longspec));
-    let draft = GlideDraft::initialise(&glide, &target, Init::Random, 1).expect("draft");
-    let config = GlideObjectiveConfig { soft_weight: 0.0, ..Default::default() };
-    let objective = GlideObjective::new(Arc::clone(&target), draft, config);
-    let parameters = objective.draft().parameters().to_vec();
-    let mut optimizer = AdamW::new(AdamWConfig::default(), &parameters);
-    let mut kept: Option<BatchFeatures> = None;
-    let mut times = Vec::new();
-    for step in 0..=STEPS {
-        let batch = batch(tokens, step);
-        let started = Instant::now();
-        let features = match kept.take().filter(|_| cached) {
-            Some(features) => features,
-            None => features(&target, &batch, llm_loss),
-        };
-        let loss = objective.loss(&batch, &features, true).expect("loss");
-        let numerator = loss.numerator.expect("learned");
-        let mean = (numerator / loss.denominator as f64).expect("mean");
-        let mut gradients = Gradients::new(&parameters);
-        gradients.add(&parameters, &mean.backward().expect("backward")).expect("gradients");
-        optimizer.step(&parameters, &gradients, 5e-4).expect("step");
-        if step > 0 {
-            times.push(started.elapsed().as_secs_f64());
+fn worker(name: &str) -> Value {
+    match name {
+        "matmul" => return json!(machine::products()),
+        "decode_bandwidth" => {
+            let (decoding, bandwidth) = machine::decode_over_bandwidth();
+            let ratio = decoding / bandwidth;
+            return json!({"decoding_gb_s": decoding, "read_gb_s": bandwidth, "ratio": ratio});
         }
-        kept = Some(features);
+        _ => {}
     }
-    let seconds = median(&mut times);
-    json!({"impl": "longdraft", "tokens_per_s": tokens as f64 / seconds, "peak_rss_mib": peak_mib()})
-}
-
-fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
-    let sequence = sequence_of(batch);
-    let taps: &[Tap] = if llm_loss { &[Tap::LastKv, Tap::FinalHidden] } else { &[Tap::LastKv] };
-    let features = target.forward(&sequence, &Taps::of(taps)).expect("forward");
-    if llm_loss {
-        let hidden = features.final_hidden().expect("tapped");
-        let inputs = Inputs {
-            hidden: &hidden.narrow(0, 0, batch.learned.len()).expect("rows"),
-            head: target.head(),
-            labels: &batch.labels(),
-            soft: SoftTargets::None,
-            soft_weight: 0.0,
-            teacher: None,
-        };
-        linear_cross_entropy(&inputs).expect("the target's own loss");
-    }
-    let last_kv = features.last_kv().expect("tapped").clone();
-    BatchFeatures { last_kv, teacher: TeacherFeatures::None }
+    let case = CASES.iter().chain(&LONG).find(|case| case.name == name).expect("a case");
+    let seconds = match case.program {
+        EAGLE3 => eagle3::step(case.tokens, case.steps),
+        _ => glide::step(case.tokens, case.steps, case.flags),
+    };
+    let tokens_per_s = case.tokens as f64 / seconds;
+    json!({"impl": "longdraft", "tokens_per_s": tokens_per_s, "peak_rss_mib": peak_mib()})
 }
 
 /// Largest resident set of this process so far, in MiB (Linux).
