@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
-use longdraft_kernels::FEW_ROWS;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{KvCache, Tap, Taps, Target};
 
@@ -18,7 +17,7 @@ const PREFILL_TOKENS: usize = 512;
 /// Limits of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Tokens proposed per round, at most `FEW_ROWS − 1`.
+    /// Tokens proposed per round.
     pub draft_len: usize,
     /// Tokens to generate, the first one included.
     pub max_new_tokens: usize,
@@ -135,7 +134,7 @@ impl<'a> SpeculativeDecoder<'a> {
         on_token: &mut dyn FnMut(TargetTokenId),
     ) -> Result<Generation> {
         let context = self.target.config().max_position_embeddings;
-        self.check(prompt, options, context)?;
+        check(prompt, context)?;
         let started = Instant::now();
         let mut request = Request {
             options,
@@ -163,25 +162,6 @@ impl<'a> SpeculativeDecoder<'a> {
         let tokens = request.tokens.split_off(request.prompt_len);
         let decode_seconds = started.elapsed().as_secs_f64();
         Ok(Generation { tokens, metrics, end, prefill_seconds, decode_seconds })
-    }
-
-    fn check(
-        &self,
-        prompt: &[TargetTokenId],
-        options: &DecodeOptions,
-        context: usize,
-    ) -> Result<()> {
-        if prompt.is_empty() {
-            return Err(DecodeError::EmptyPrompt);
-        }
-        if prompt.len() >= context {
-            return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context });
-        }
-        if self.drafter.is_some() && options.draft_len >= FEW_ROWS {
-            let (draft_len, limit) = (options.draft_len, FEW_ROWS - 1);
-            return Err(DecodeError::DraftTooLong { draft_len, limit });
-        }
-        Ok(())
     }
 
     /// Runs the prompt; the first new token is the target's most likely one.
@@ -241,4 +221,14 @@ impl<'a> SpeculativeDecoder<'a> {
 
 fn draft_context<'c>(target: &'c Target, request: &'c Request<'_>) -> DraftContext<'c> {
     DraftContext { target, cache: &request.cache, tokens: &request.tokens }
+}
+
+fn check(prompt: &[TargetTokenId], context: usize) -> Result<()> {
+    if prompt.is_empty() {
+        return Err(DecodeError::EmptyPrompt);
+    }
+    if prompt.len() >= context {
+        return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context });
+    }
+    Ok(())
 }

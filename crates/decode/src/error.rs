@@ -26,12 +26,4 @@ pub enum DecodeError {
         /// Longest context of the target.
         context: usize,
     },
-    /// A draft longer than one verification pass keeps exact.
-    #[error("a draft length of {draft_len} was asked for, at most {limit} keeps output exact")]
-    DraftTooLong {
-        /// As asked for.
-        draft_len: usize,
-        /// Largest allowed.
-        limit: usize,
-    },
 }

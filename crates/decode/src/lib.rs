@@ -1,8 +1,8 @@
 //! Speculative decoding: a drafter proposes, a verifier accepts, the target's law is kept.
 //!
 //! A round commits the accepted tokens and one more from the target. Greedy output is equal,
-//! token for token, to decoding without a draft: up to [`longdraft_kernels::FEW_ROWS`] rows every
-//! row of the target's pass has the same bits whatever stands beside it.
+//! token for token, to decoding without a draft: every row of the target's pass has the same bits
+//! whatever stands beside it.
 
 #![forbid(unsafe_code)]
 

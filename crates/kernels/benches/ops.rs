@@ -13,6 +13,7 @@ fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
     rayon::scope(|_| {
         products();
+        few_rows();
         delayed_attention();
     });
 }
@@ -41,6 +42,23 @@ fn products() {
         });
         let flops = 2e-9 * (rows * inputs * outputs) as f64;
         println!("[{rows}, {inputs}] x [{inputs}, {outputs}]: {:.1} GFLOP/s", flops / seconds);
+    }
+}
+
+/// Decoding: the weights' bytes over the time of a product with few rows.
+fn few_rows() {
+    let (inputs, outputs) = (576, 49_152);
+    for dtype in [DType::F32, DType::BF16] {
+        let w = Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w");
+        let w = w.to_dtype(dtype).expect("w");
+        for rows in [1, 2, 5, 8, 12, 16] {
+            let x = Tensor::rand(-1.0_f32, 1.0, (rows, inputs), &Device::Cpu).expect("x");
+            let seconds = median(|| {
+                linear(&x, &w, None).expect("product");
+            });
+            let bytes = 1e-9 * (inputs * outputs * dtype.size_in_bytes()) as f64;
+            println!("{rows} rows, {dtype:?} weights: {:.1} GB/s", bytes / seconds);
+        }
     }
 }
 

@@ -8,8 +8,8 @@
 //! `V` vocabulary, `R` rows of a product. Tensors are token-major (`[T, N, D]`), row-major.
 //!
 //! Two promises hold for every fused op: the result does not depend on the number of threads,
-//! and up to [`FEW_ROWS`] rows a row's bits do not depend on how many rows are computed beside
-//! it. Lossless greedy decoding rests on the second one.
+//! and a row's bits do not depend on the rows computed beside it. Exact resume rests on the first,
+//! lossless greedy decoding on the second.
 
 pub mod adamw;
 pub mod attention;
@@ -26,5 +26,3 @@ mod simd;
 mod storage;
 #[cfg(test)]
 mod test_support;
-
-pub use linear::FEW_ROWS;

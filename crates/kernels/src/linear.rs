@@ -1,26 +1,15 @@
-//! Affine map `y = x Wᵀ + b`, weights `[O, I]` as published.
+//! Affine map `y = x Wᵀ + b`, or `y = r + x Wᵀ` behind a branch; weights `[O, I]` as published.
 //!
 //! Backward: `dx = g W`, `dW = gᵀ x`, `db = Σ_rows g`; only for arguments that train. Weights
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
-//! accumulates in f32.
-//!
-//! Two code paths, chosen by the number of rows alone. Up to [`FEW_ROWS`] rows (decoding) each
-//! weight row is read once and every output is a dot product in a fixed order, so that a row's
-//! bits do not depend on its neighbours. Beyond that, blocked matrix products.
+//! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::dot_rows;
 use crate::storage::{f32_slice, with_f32};
-
-/// Most rows for which a row's result is independent of the rows computed beside it.
-pub const FEW_ROWS: usize = 16;
-
-/// Weight rows widened to f32 at a time, when the weight is stored in 16 bits.
-const WIDEN_ROWS: usize = 256;
 
 /// `x Wᵀ + b`.
 ///
@@ -43,13 +32,42 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     if !matches!(x.device(), Device::Cpu) || x.dtype() != DType::F32 {
         return reference(x, weight, bias);
     }
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    if let Some(bias) = bias {
-        x.apply_op3(&weight, &bias.contiguous()?, Linear { with_bias: true })
-    } else {
-        let empty = Tensor::zeros(0, DType::F32, x.device())?;
-        x.apply_op3(&weight, &empty, Linear { with_bias: false })
+    match bias {
+        Some(bias) => apply(x, weight, bias, Addend::Bias),
+        None => apply(x, weight, &Tensor::zeros(0, DType::F32, x.device())?, Addend::None),
     }
+}
+
+/// `residual + x Wᵀ + b`: the end of a branch, without a pass over `[R, O]` for the addition.
+///
+/// # Shapes
+/// - as [`linear`], `residual`: `[R, O]`
+///
+/// # Errors
+/// - as [`linear`]
+pub fn linear_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    if bias.is_some() || !matches!(x.device(), Device::Cpu) || x.dtype() != DType::F32 {
+        return residual + linear(x, weight, bias)?;
+    }
+    let (rows, inputs) = x.dims2()?;
+    if weight.dims2()?.1 != inputs || residual.dims() != [rows, weight.dim(0)?] {
+        bail!(
+            "linear: input {:?} and residual {:?} do not fit weight {:?}",
+            x.shape(),
+            residual.shape(),
+            weight.shape()
+        );
+    }
+    apply(x, weight, residual, Addend::Residual)
+}
+
+fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
+    x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, Linear { addend: kind })
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -84,115 +102,66 @@ impl<'a> Weight<'a> {
             _ => bail!("linear: weight of f32, bf16 or f16 expected"),
         }
     }
-
-    /// Rows `first..first + rows` as f32, widened into `buffer` if stored narrower.
-    fn rows(self, first: usize, rows: usize, inputs: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
-        let range = first * inputs..(first + rows) * inputs;
-        match self {
-            Self::F32(w) => &w[range],
-            Self::Bf16(w) => widen(&w[range], buffer, bf16::to_f32),
-            Self::F16(w) => widen(&w[range], buffer, f16::to_f32),
-        }
-    }
-
-    fn tile_rows(self, outputs: usize) -> usize {
-        if matches!(self, Self::F32(_)) { outputs } else { WIDEN_ROWS }
-    }
 }
 
-fn widen<'b, T: Copy + Sync>(
-    values: &[T],
-    buffer: &'b mut Vec<f32>,
-    to_f32: fn(T) -> f32,
-) -> &'b [f32] {
-    buffer.resize(values.len(), 0.0);
-    for (wide, &narrow) in buffer.iter_mut().zip(values) {
-        *wide = to_f32(narrow);
-    }
-    buffer
+/// Evaluates a product with the weight's slice, whatever its type.
+macro_rules! for_each_type {
+    ($weight:expr, $w:ident => $product:expr) => {
+        match $weight {
+            Weight::F32($w) => $product,
+            Weight::Bf16($w) => $product,
+            Weight::F16($w) => $product,
+        }
+    };
 }
 
 /// `out[R, O] = x[R, I] · Wᵀ`.
 pub(crate) fn product_nt(x: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
-    let rows = x.len() / inputs.max(1);
-    if inputs == 0 || rows == 0 {
-        return vec![0.0; rows * outputs];
-    }
-    if rows <= FEW_ROWS {
-        return few_rows(x, weight, rows, inputs, outputs);
-    }
-    let mut out = vec![0.0; rows * outputs];
-    let step = weight.tile_rows(outputs);
-    let mut buffer = Vec::new();
-    for first in (0..outputs).step_by(step.max(1)) {
-        let count = step.min(outputs - first);
-        let w = weight.rows(first, count, inputs, &mut buffer);
-        let (a, b) = (Mat::rows(x, rows, inputs, inputs), Mat::rows(w, count, inputs, inputs).t());
-        matmul(&mut out[first..], outputs, a, b, false, Threads::Pool);
-    }
+    let mut out = vec![0.0; x.len() / inputs.max(1) * outputs];
+    product_nt_into(&mut out, x, weight, (inputs, outputs), false);
     out
+}
+
+/// The same into `out`, added to what is there if asked for.
+fn product_nt_into(
+    out: &mut [f32],
+    x: &[f32],
+    weight: Weight<'_>,
+    (inputs, outputs): (usize, usize),
+    accumulate: bool,
+) {
+    let x = Mat::rows(x, x.len() / inputs.max(1), inputs, inputs);
+    for_each_type!(weight, w => {
+        let w = Mat::rows(w, outputs, inputs, inputs).t();
+        matmul(out, outputs, x, w, accumulate, Threads::Pool);
+    });
 }
 
 /// `out[R, I] = g[R, O] · W`.
 pub(crate) fn product_nn(g: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
     let rows = g.len() / outputs.max(1);
     let mut out = vec![0.0; rows * inputs];
-    let step = weight.tile_rows(outputs);
-    let mut buffer = Vec::new();
-    for first in (0..outputs).step_by(step.max(1)) {
-        let count = step.min(outputs - first);
-        let w = weight.rows(first, count, inputs, &mut buffer);
-        let (a, b) =
-            (Mat::rows(&g[first..], rows, count, outputs), Mat::rows(w, count, inputs, inputs));
-        matmul(&mut out, inputs, a, b, first > 0, Threads::Pool);
-    }
-    out
-}
-
-/// One pass over the weight: each task takes some of its rows and dots them with every input.
-fn few_rows(x: &[f32], weight: Weight<'_>, rows: usize, inputs: usize, outputs: usize) -> Vec<f32> {
-    const OUTPUTS_PER_TASK: usize = 64;
-    let inputs_by_row: Vec<&[f32]> = x.chunks_exact(inputs).collect();
-    // [O, R]: a task's outputs are contiguous; turned around below.
-    let mut by_output = vec![0.0; outputs * rows];
-    by_output.par_chunks_mut(OUTPUTS_PER_TASK * rows).enumerate().for_each(|(task, out)| {
-        let mut buffer = Vec::new();
-        for (i, out) in out.chunks_exact_mut(rows).enumerate() {
-            let w = weight.rows(task * OUTPUTS_PER_TASK + i, 1, inputs, &mut buffer);
-            dot_all(&inputs_by_row, w, out);
-        }
-    });
-    if rows == 1 {
-        return by_output;
-    }
-    let mut out = vec![0.0; rows * outputs];
-    out.par_chunks_mut(outputs).enumerate().for_each(|(r, out)| {
-        for (o, value) in out.iter_mut().enumerate() {
-            *value = by_output[o * rows + r];
-        }
+    let g = Mat::rows(g, rows, outputs, outputs);
+    for_each_type!(weight, w => {
+        let w = Mat::rows(w, outputs, inputs, inputs);
+        matmul(&mut out, inputs, g, w, false, Threads::Pool);
     });
     out
 }
 
-fn dot_all(rows: &[&[f32]], w: &[f32], out: &mut [f32]) {
-    let mut done = 0;
-    while rows.len() - done >= 4 {
-        let group = [rows[done], rows[done + 1], rows[done + 2], rows[done + 3]];
-        let mut sums = [0.0; 4];
-        dot_rows(&group, w, &mut sums);
-        out[done..done + 4].copy_from_slice(&sums);
-        done += 4;
-    }
-    while done < rows.len() {
-        let mut sum = [0.0];
-        dot_rows(&[rows[done]], w, &mut sum);
-        out[done] = sum[0];
-        done += 1;
-    }
+/// What the third argument of the op is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Addend {
+    /// Nothing, an empty tensor.
+    None,
+    /// `[O]`, added to every row.
+    Bias,
+    /// `[R, O]`, the sum's start.
+    Residual,
 }
 
 struct Linear {
-    with_bias: bool,
+    addend: Addend,
 }
 
 impl CustomOp3 for Linear {
@@ -213,15 +182,13 @@ impl CustomOp3 for Linear {
         let weight = Weight::from_storage(s2, l2)?;
         let (rows, inputs) = l1.shape().dims2()?;
         let (outputs, _) = l2.shape().dims2()?;
-        let mut out = product_nt(x, weight, inputs, outputs);
-        if self.with_bias {
-            let bias = f32_slice(s3, l3, "linear bias")?;
-            out.par_chunks_mut(outputs.max(1)).for_each(|row| {
-                for (y, b) in row.iter_mut().zip(bias) {
-                    *y += b;
-                }
-            });
-        }
+        let mut out = match self.addend {
+            Addend::Residual => f32_slice(s3, l3, "linear residual")?.to_vec(),
+            Addend::Bias => f32_slice(s3, l3, "linear bias")?.repeat(rows),
+            Addend::None => vec![0.0; rows * outputs],
+        };
+        let accumulate = self.addend != Addend::None;
+        product_nt_into(&mut out, x, weight, (inputs, outputs), accumulate);
         Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }
 
@@ -229,7 +196,7 @@ impl CustomOp3 for Linear {
         &self,
         x: &Tensor,
         weight: &Tensor,
-        bias: &Tensor,
+        addend: &Tensor,
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
@@ -260,13 +227,15 @@ impl CustomOp3 for Linear {
         } else {
             None
         };
-        let db = if self.with_bias && bias.track_op() {
-            let db = with_f32(grad, |g| Ok(column_sums(g, outputs)))?;
-            Some(Tensor::from_vec(db, bias.shape(), bias.device())?)
-        } else {
-            None
+        let d_addend = match self.addend {
+            Addend::Bias if addend.track_op() => {
+                let db = with_f32(grad, |g| Ok(column_sums(g, outputs)))?;
+                Some(Tensor::from_vec(db, addend.shape(), addend.device())?)
+            }
+            Addend::Residual if addend.track_op() => Some(grad.clone()),
+            _ => None,
         };
-        Ok((dx, dw, db))
+        Ok((dx, dw, d_addend))
     }
 }
 
@@ -310,15 +279,41 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_have_the_same_bits_alone_and_together() -> Result<()> {
+    fn residual_matches_a_separate_addition_forward_and_backward() -> Result<()> {
+        for (seed, rows, inputs, outputs) in [(21, 1, 3, 5), (22, 40, 33, 70), (23, 200, 64, 30)] {
+            let mut noise = Noise::new(seed);
+            let (x, w) = (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]));
+            let (r, b) = (noise.var(&[rows, outputs]), noise.tensor(&[outputs]));
+            let direction = noise.tensor(&[rows, outputs]);
+            for bias in [None, Some(&b)] {
+                let fused = linear_onto(&r, &x, &w, bias)?;
+                let plain = (r.as_tensor() + reference(&x, &w, bias)?)?;
+                assert_close("forward", &fused, &plain, 1e-6);
+                let fused = (fused * &direction)?.sum_all()?.backward()?;
+                let plain = (plain * &direction)?.sum_all()?.backward()?;
+                for (name, var) in [("x", &x), ("weight", &w), ("residual", &r)] {
+                    let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+                    assert_close(name, a, b, 1e-5);
+                }
+            }
+            assert!(linear_onto(&x, &x, &w, None).is_err() || inputs == outputs);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_have_the_same_bits_alone_and_together() -> Result<()> {
         let mut noise = Noise::new(7);
-        let (x, w) = (noise.tensor(&[FEW_ROWS, 577]), noise.tensor(&[130, 577]));
-        let together = linear(&x, &w, None)?.to_vec2::<f32>()?;
-        for rows in 1..=FEW_ROWS {
-            let start = FEW_ROWS - rows;
-            let part = linear(&x.narrow(0, start, rows)?, &w, None)?.to_vec2::<f32>()?;
-            for (a, b) in part.iter().flatten().zip(together[start..].iter().flatten()) {
-                assert_eq!(a.to_bits(), b.to_bits());
+        let (all, x, w) = (400, noise.tensor(&[400, 577]), noise.tensor(&[330, 577]));
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let w = w.to_dtype(dtype)?;
+            let together = linear(&x, &w, None)?.to_vec2::<f32>()?;
+            for rows in [1, 2, 3, 13, 14, 15, 16, 17, 64, 167, 168, 169, 399] {
+                let start = all - rows;
+                let part = linear(&x.narrow(0, start, rows)?, &w, None)?.to_vec2::<f32>()?;
+                for (a, b) in part.iter().flatten().zip(together[start..].iter().flatten()) {
+                    assert_eq!(a.to_bits(), b.to_bits(), "{rows} rows, {dtype:?}");
+                }
             }
         }
         Ok(())
@@ -333,9 +328,9 @@ mod tests {
                 let narrow = w.to_dtype(dtype)?;
                 let wide = narrow.to_dtype(DType::F32)?;
                 let (a, b) = (linear(&x, &narrow, None)?, linear(&x, &wide, None)?);
-                assert_close("forward", &a, &b, 1e-6);
+                assert_close("forward", &a, &b, 0.0);
                 let (a, b) = (a.sqr()?.sum_all()?.backward()?, b.sqr()?.sum_all()?.backward()?);
-                assert_close("x", a.get(&x).expect("grad"), b.get(&x).expect("grad"), 1e-5);
+                assert_close("x", a.get(&x).expect("grad"), b.get(&x).expect("grad"), 0.0);
             }
         }
         Ok(())

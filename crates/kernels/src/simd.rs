@@ -1,41 +1,8 @@
-//! Small vector loops: dot products in a fixed order and a branch-free exponential.
+//! Small vector loops and a branch-free exponential.
 //!
-//! The dot product always adds in the same order for a given length, so that a value does not
-//! depend on how many rows are computed beside it. AVX2 with FMA is chosen at run time; the
-//! portable version is used elsewhere.
-
-/// `Σ a_i b_i` over equal-length slices, in an order that depends on the length only.
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut out = [0.0];
-    dot_rows::<1>(&[a], b, &mut out);
-    out[0]
-}
-
-/// `out[r] = rows[r] · b` for `M` rows; each row's bits equal those of [`dot`].
-pub(crate) fn dot_rows<const M: usize>(rows: &[&[f32]; M], b: &[f32], out: &mut [f32; M]) {
-    assert!(rows.iter().all(|r| r.len() == b.len()), "dot: lengths differ");
-    #[cfg(target_arch = "x86_64")]
-    if has_avx2_fma() {
-        // SAFETY: the CPU features were just checked and all lengths are equal.
-        unsafe { x86::dot_rows(rows, b, out) };
-        return;
-    }
-    for (row, out) in rows.iter().zip(out.iter_mut()) {
-        *out = portable_dot(row, b);
-    }
-}
-
-fn portable_dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0_f32; 16];
-    let (a_chunks, b_chunks) = (a.chunks_exact(16), b.chunks_exact(16));
-    let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(x, y)| x * y).sum();
-    for (x, y) in a_chunks.zip(b_chunks) {
-        for i in 0..16 {
-            lanes[i] += x[i] * y[i];
-        }
-    }
-    lanes.iter().sum::<f32>() + tail
-}
+//! Sums are taken in an order that depends on the length only, and products are fused with their
+//! additions on every machine, so that a value depends neither on what is computed beside it nor
+//! on the instruction set.
 
 /// Functions compiled once per instruction set, the widest that the machine has chosen at each call,
 /// so that plain loops inside them vectorise. Sums must name their lanes: the order is the source's.
@@ -111,10 +78,29 @@ pub(crate) fn exp(x: f32) -> f32 {
 }
 
 vectorised! {
-    /// `acc += scale · x`, each product rounded before it is added.
+    /// `Σ a_i b_i` over equal lengths, in 16 lanes.
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+        debug_assert_eq!(a.len(), b.len(), "dot: lengths differ");
+        let mut lanes = [0.0_f32; 16];
+        let ((a_chunks, a_tail), (b_chunks, b_tail)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+        for (a, b) in a_chunks.iter().zip(b_chunks) {
+            for i in 0..16 {
+                lanes[i] = a[i].mul_add(b[i], lanes[i]);
+            }
+        }
+        let tail = a_tail.iter().zip(b_tail).fold(0.0, |sum: f32, (a, b)| a.mul_add(*b, sum));
+        lanes.iter().sum::<f32>() + tail
+    }
+
+    /// `Σ a_i b_i` one after the other: the bits of a matrix product's element.
+    pub(crate) fn dot_in_order(a: &[f32], b: &[f32]) -> f32 {
+        a.iter().zip(b).fold(0.0, |sum: f32, (a, b)| a.mul_add(*b, sum))
+    }
+
+    /// `acc += scale · x`
     pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
         for (a, x) in acc.iter_mut().zip(x) {
-            *a += x * scale;
+            *a = x.mul_add(scale, *a);
         }
     }
 
@@ -151,63 +137,6 @@ vectorised! {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::{
-        __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps,
-        _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_fmadd_ps,
-        _mm256_loadu_ps, _mm256_setzero_ps,
-    };
-
-    /// # Safety
-    /// The CPU has AVX2 and FMA, and every row is as long as `b`.
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn dot_rows<const M: usize>(
-        rows: &[&[f32]; M],
-        b: &[f32],
-        out: &mut [f32; M],
-    ) {
-        let n = b.len();
-        let mut acc = [[_mm256_setzero_ps(); 2]; M];
-        let mut i = 0;
-        // SAFETY: `i + 16 <= n` (then `i + 8 <= n`) bounds every load, as all rows have length n.
-        unsafe {
-            while i + 16 <= n {
-                let b0 = _mm256_loadu_ps(b.as_ptr().add(i));
-                let b1 = _mm256_loadu_ps(b.as_ptr().add(i + 8));
-                for r in 0..M {
-                    let a = rows[r].as_ptr().add(i);
-                    acc[r][0] = _mm256_fmadd_ps(_mm256_loadu_ps(a), b0, acc[r][0]);
-                    acc[r][1] = _mm256_fmadd_ps(_mm256_loadu_ps(a.add(8)), b1, acc[r][1]);
-                }
-                i += 16;
-            }
-            if i + 8 <= n {
-                let b0 = _mm256_loadu_ps(b.as_ptr().add(i));
-                for r in 0..M {
-                    let a = _mm256_loadu_ps(rows[r].as_ptr().add(i));
-                    acc[r][0] = _mm256_fmadd_ps(a, b0, acc[r][0]);
-                }
-                i += 8;
-            }
-        }
-        for r in 0..M {
-            let mut sum = horizontal_sum(_mm256_add_ps(acc[r][0], acc[r][1]));
-            for j in i..n {
-                sum = rows[r][j].mul_add(b[j], sum);
-            }
-            out[r] = sum;
-        }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    fn horizontal_sum(v: __m256) -> f32 {
-        let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-        _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,15 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn dot_bits_do_not_depend_on_rows_beside() {
+    fn both_dot_products_match_f64() {
         for n in [0, 1, 7, 8, 9, 15, 16, 17, 31, 64, 100, 577] {
             let row = |s: f32| -> Vec<f32> { (0..n).map(|i| (i as f32 * s).sin()).collect() };
-            let (a, b, c) = (row(0.7), row(1.3), row(2.1));
-            let mut out = [0.0; 2];
-            dot_rows(&[&a, &c], &b, &mut out);
-            assert_eq!(out[0].to_bits(), dot(&a, &b).to_bits());
+            let (a, b) = (row(0.7), row(1.3));
             let want: f64 = a.iter().zip(&b).map(|(x, y)| f64::from(x * y)).sum();
-            assert!((f64::from(out[0]) - want).abs() < 1e-4);
+            for got in [dot(&a, &b), dot_in_order(&a, &b)] {
+                assert!((f64::from(got) - want).abs() < 1e-4);
+            }
         }
     }
 }

@@ -75,7 +75,7 @@ impl From<longdraft_decode::DecodeError> for Failure {
     fn from(error: longdraft_decode::DecodeError) -> Self {
         use longdraft_decode::DecodeError as E;
         match error {
-            E::EmptyPrompt | E::PromptTooLong { .. } | E::DraftTooLong { .. } => Self::usage(error),
+            E::EmptyPrompt | E::PromptTooLong { .. } => Self::usage(error),
             other => Self::work(other),
         }
     }

@@ -15,14 +15,12 @@
 mod backward;
 mod ranges;
 mod reference;
-mod rows;
 mod tiled;
 
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
-use crate::linear::FEW_ROWS;
 use crate::storage::{all_cpu_f32, f32_slice, with_f32};
 
 pub use ranges::{Delays, KeyRanges};
@@ -131,11 +129,7 @@ impl CustomOp3 for Attention {
         let k = f32_slice(s2, l2, "attention")?;
         let v = f32_slice(s3, l3, "attention")?;
         let dims = Dims::new(l1.shape(), l2.shape())?;
-        let (out, lse) = if self.ranges.queries() <= FEW_ROWS {
-            rows::forward(q, k, v, dims, &self.ranges)
-        } else {
-            tiled::forward(q, k, v, dims, &self.ranges)
-        };
+        let (out, lse) = tiled::forward(q, k, v, dims, &self.ranges);
         // A second forward pass of the same op computes the same values.
         let _ = self.log_sum_exp.set(lse);
         Ok((CpuStorage::F32(out), l1.shape().clone()))

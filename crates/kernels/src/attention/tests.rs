@@ -3,7 +3,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Delays, KeyRanges, attention, reference};
-use crate::test_support::{Noise, assert_close, gradcheck, relative_error};
+use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
 fn random_documents(noise: &mut Noise, tokens: usize) -> Vec<i32> {
@@ -87,14 +87,40 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
 }
 
 #[test]
-fn a_chain_shaped_tree_has_the_bits_of_appended_tokens() -> Result<()> {
-    let mut noise = Noise::new(80);
-    let (q, k) = (noise.tensor(&[4, 6, 16]), noise.tensor(&[24, 2, 16]));
-    let v = noise.tensor(&[24, 2, 16]);
-    let tree = KeyRanges::tree(20, &[None, Some(0), Some(1), Some(2)]);
-    let chain = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(20, 4)))?;
-    assert!(relative_error(&attention(&q, &k, &v, &Arc::new(tree))?, &chain) == 0.0);
+fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
+    // Caches that end before, at and behind the end of a tile of keys.
+    for (seed, cached) in [0, 20, 250, 256, 300, 512].into_iter().enumerate() {
+        let mut noise = Noise::new(80 + seed as u64);
+        let nodes = 11;
+        let (q, k) = (noise.tensor(&[nodes, 6, 16]), noise.tensor(&[cached + nodes, 2, 16]));
+        let v = noise.tensor(k.dims());
+        let parents: Vec<Option<usize>> =
+            (0..nodes).map(|i| (i > 0).then(|| i - 1 - noise.below(i.min(3)))).collect();
+        let tree = KeyRanges::tree(cached, &parents);
+        let together = attention(&q, &k, &v, &Arc::new(tree.clone()))?;
+        for node in 0..nodes {
+            let path: Vec<u32> =
+                (0..cached as u32).chain(tree.singles_of(node).iter().copied()).collect();
+            let keys = Tensor::from_slice(&path, path.len(), &Device::Cpu)?;
+            let alone = attention(
+                &q.narrow(0, node, 1)?,
+                &k.index_select(&keys, 0)?,
+                &v.index_select(&keys, 0)?,
+                &Arc::new(KeyRanges::appended(path.len() - 1, 1)),
+            )?;
+            assert_same_bits(&alone, &together.narrow(0, node, 1)?);
+        }
+    }
     Ok(())
+}
+
+#[track_caller]
+fn assert_same_bits(a: &Tensor, b: &Tensor) {
+    let bits = |t: &Tensor| -> Vec<u32> {
+        let values = t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
+        values.into_iter().map(f32::to_bits).collect()
+    };
+    assert_eq!(bits(a), bits(b));
 }
 
 #[test]
@@ -135,18 +161,19 @@ fn frozen_keys_get_no_gradient() -> Result<()> {
 #[test]
 fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
     let mut noise = Noise::new(43);
-    for head_dim in [16, 24, 80] {
-        let (q, k) = (noise.tensor(&[5, 6, head_dim]), noise.tensor(&[105, 2, head_dim]));
-        let v = noise.tensor(&[105, 2, head_dim]);
-        let all = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(100, 5)))?;
-        for row in 0..5 {
+    for (head_dim, cached, queries) in [(16, 100, 5), (24, 250, 40), (80, 511, 300)] {
+        let keys = cached + queries;
+        let q = noise.tensor(&[queries, 6, head_dim]);
+        let (k, v) = (noise.tensor(&[keys, 2, head_dim]), noise.tensor(&[keys, 2, head_dim]));
+        let all = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(cached, queries)))?;
+        for row in (0..queries).step_by(1 + queries / 7) {
             let one = attention(
                 &q.narrow(0, row, 1)?,
-                &k.narrow(0, 0, 101 + row)?,
-                &v.narrow(0, 0, 101 + row)?,
-                &Arc::new(KeyRanges::appended(100 + row, 1)),
+                &k.narrow(0, 0, cached + row + 1)?,
+                &v.narrow(0, 0, cached + row + 1)?,
+                &Arc::new(KeyRanges::appended(cached + row, 1)),
             )?;
-            assert!(relative_error(&one, &all.narrow(0, row, 1)?) == 0.0);
+            assert_same_bits(&one, &all.narrow(0, row, 1)?);
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The inner kernel: a tile of the destination held in registers while the sum runs.
 //!
 //! Every element is the sum `Σ_k a_k b_k` taken in ascending `k`, one fused multiply-add at a time,
-//! whatever tile it falls into: its bits depend on its own row and column only.
+//! whatever tile it falls into and on every machine: its bits depend on its own row and column only.
 
 use super::pack::{LeftOrder, PANEL, ROW_STRIDE, STEP_STRIDE};
 #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
-            if has!("avx512f") {
+            if has!("avx512f") && has!("avx2") && has!("fma") {
                 return Self::Avx512;
             }
             if has!("avx2") && has!("fma") {
@@ -126,7 +126,7 @@ unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
             // SAFETY: as above.
             let x = unsafe { *a.add(row * ROW + k * STEP) };
             for (acc, b) in acc.iter_mut().zip(panel) {
-                *acc += x * b;
+                *acc = x.mul_add(*b, *acc);
             }
         }
     }
@@ -140,7 +140,7 @@ unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
 ///
 /// # Safety
 /// `row` lies within the destination.
-unsafe fn store(values: &[f32], dst: Destination, row: usize, first: usize) {
+pub(super) unsafe fn store(values: &[f32], dst: Destination, row: usize, first: usize) {
     for (i, value) in values.iter().take(dst.cols.saturating_sub(first)).enumerate() {
         // SAFETY: `first + i < cols`, and the caller vouches for the row.
         unsafe {

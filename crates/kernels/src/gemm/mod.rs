@@ -2,33 +2,37 @@
 //!
 //! The usual three levels (Goto and van de Geijn 2008): blocks of the right operand are packed into
 //! panels that stay in the second-level cache, rows of the left one into tiles for the first, and
-//! the inner kernel keeps a tile of the destination in registers. AVX-512 and AVX2 with FMA are
-//! chosen at run time, plain Rust elsewhere.
+//! the inner kernel keeps a tile of the destination in registers. With few rows (decoding) nothing
+//! is packed: the right operand is read once, at the speed of memory. The right operand may be stored in 16 bits: packing widens it. AVX-512 and AVX2 with
+//! FMA are chosen at run time, plain Rust elsewhere.
 
+mod element;
 mod micro;
 mod pack;
+mod unpacked;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+pub(crate) use element::Element;
 use micro::{Destination, Isa};
 use pack::{Buffer, LeftOrder, MAX_DEPTH, PANEL, ROW_STRIDE, STEP_STRIDE};
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Mat<'a> {
-    data: &'a [f32],
+pub(crate) struct Mat<'a, T = f32> {
+    data: &'a [T],
     rows: usize,
     cols: usize,
     row_stride: usize,
     col_stride: usize,
 }
 
-impl<'a> Mat<'a> {
+impl<'a, T: Copy> Mat<'a, T> {
     /// A row-major matrix whose rows are `row_stride` values apart.
-    pub(crate) fn rows(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
+    pub(crate) fn rows(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Self {
         let mat = Self { data, rows, cols, row_stride, col_stride: 1 };
         assert!(mat.last_index() <= data.len(), "matrix view leaves its slice");
         mat
@@ -73,22 +77,22 @@ pub(crate) enum Threads {
 ///
 /// An element's bits depend on its row of `a` and its column of `b` alone: neither on the sizes of
 /// the product nor on the number of threads.
-pub(crate) fn matmul(
+pub(crate) fn matmul<T: Element>(
     dst: &mut [f32],
     dst_stride: usize,
     a: Mat<'_>,
-    b: Mat<'_>,
+    b: Mat<'_, T>,
     accumulate: bool,
     threads: Threads,
 ) {
     product(Isa::detect(), dst, dst_stride, (a, b), accumulate, threads);
 }
 
-fn product(
+fn product<T: Element>(
     isa: Isa,
     dst: &mut [f32],
     dst_stride: usize,
-    (a, b): (Mat<'_>, Mat<'_>),
+    (a, b): (Mat<'_>, Mat<'_, T>),
     accumulate: bool,
     threads: Threads,
 ) {
@@ -153,6 +157,16 @@ impl Output {
     fn pointer(&self) -> *mut f32 {
         self.at
     }
+
+    /// The part from an element on, for the sum from `first_step` on.
+    ///
+    /// # Safety
+    /// The element lies within the destination.
+    unsafe fn part(self, row: usize, col: usize, first_step: usize) -> Self {
+        // SAFETY: passed on to the caller.
+        let at = unsafe { self.at.add(row * self.stride + col) };
+        Self { at, accumulate: self.accumulate || first_step > 0, ..self }
+    }
 }
 
 // SAFETY: tasks write disjoint elements only, see `product`.
@@ -160,15 +174,23 @@ unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
 
+/// Packed blocks of both operands, and a panel's values while they are widened.
+#[derive(Default)]
+struct Scratch {
+    left: Buffer,
+    right: Buffer,
+    wide: Vec<f32>,
+}
+
 thread_local! {
-    static SCRATCH: RefCell<(Buffer, Buffer)> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// One task's product, on the calling thread.
 ///
 /// # Safety
 /// `dst` is writable for `a.rows` x `b.cols` elements, and nobody else touches them.
-unsafe fn block(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_>) {
+unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
     if a.cols == 0 {
         for row in (0..a.rows).filter(|_| !dst.accumulate) {
             // SAFETY: the caller vouches for the row.
@@ -178,28 +200,85 @@ unsafe fn block(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_>) {
     }
     // The split of the inner sum depends on its length only.
     let depth = a.cols.div_ceil(a.cols.div_ceil(MAX_DEPTH));
-    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
-    SCRATCH.with_borrow_mut(|(left, right)| {
-        for first_col in (0..b.cols).step_by(width) {
-            let cols = first_col..(first_col + width).min(b.cols);
-            for first_step in (0..a.cols).step_by(depth) {
-                let steps = first_step..(first_step + depth).min(a.cols);
-                let b = b.columns(cols.clone()).t().columns(steps.clone()).t();
-                let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
-                pack::right(b, right);
-                for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
-                    let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
-                    let a = a.columns(steps.clone()).t().columns(rows).t();
-                    let order = pack::left(a, isa.tile_rows(), left);
-                    // SAFETY: row and column lie within the destination.
-                    let at = unsafe { dst.at.add(first_row * dst.stride + first_col) };
-                    let dst = Output { at, accumulate: dst.accumulate || first_step > 0, ..dst };
-                    // SAFETY: both blocks were just packed for these sizes.
-                    unsafe { tiles(isa, dst, order, (a.rows, b.cols, b.rows), left.all(), right) };
-                }
+    SCRATCH.with_borrow_mut(|scratch| {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if unpacked::fits(a, b) {
+                unpacked::block(isa, dst, a, b, depth, &mut scratch.wide);
+            } else if a.rows <= BLOCK_ROWS {
+                few_rows(isa, dst, a, b, depth, scratch);
+            } else {
+                many_rows(isa, dst, a, b, depth, scratch);
             }
         }
     });
+}
+
+/// One left block: every panel is used as soon as it is packed.
+///
+/// # Safety
+/// As [`block`].
+unsafe fn few_rows<T: Element>(
+    isa: Isa,
+    dst: Output,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    depth: usize,
+    Scratch { left, right, wide }: &mut Scratch,
+) {
+    for first_step in (0..a.cols).step_by(depth) {
+        let steps = first_step..(first_step + depth).min(a.cols);
+        let order = pack::left(a.columns(steps.clone()), isa.tile_rows(), left);
+        for first_col in (0..b.cols).step_by(PANEL) {
+            let cols = first_col..(first_col + PANEL).min(b.cols);
+            let b = b.columns(cols).t().columns(steps.clone()).t();
+            let right = right.get(PANEL * b.rows);
+            pack::right(b, right, wide);
+            let sizes = (a.rows, b.cols, b.rows);
+            // SAFETY: the column lies within the destination; both blocks were just packed for
+            // these sizes.
+            unsafe {
+                let dst = dst.part(0, first_col, first_step);
+                tiles(isa, dst, order, sizes, left.all(), right);
+            }
+        }
+    }
+}
+
+/// Right blocks in the second-level cache, each for all left blocks.
+///
+/// # Safety
+/// As [`block`].
+unsafe fn many_rows<T: Element>(
+    isa: Isa,
+    dst: Output,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    depth: usize,
+    Scratch { left, right, wide }: &mut Scratch,
+) {
+    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
+    for first_col in (0..b.cols).step_by(width) {
+        let cols = first_col..(first_col + width).min(b.cols);
+        for first_step in (0..a.cols).step_by(depth) {
+            let steps = first_step..(first_step + depth).min(a.cols);
+            let b = b.columns(cols.clone()).t().columns(steps.clone()).t();
+            let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
+            pack::right(b, right, wide);
+            for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
+                let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
+                let a = a.columns(steps.clone()).t().columns(rows).t();
+                let order = pack::left(a, isa.tile_rows(), left);
+                let sizes = (a.rows, b.cols, b.rows);
+                // SAFETY: row and column lie within the destination; both blocks were just packed
+                // for these sizes.
+                unsafe {
+                    let dst = dst.part(first_row, first_col, first_step);
+                    tiles(isa, dst, order, sizes, left.all(), right);
+                }
+            }
+        }
+    }
 }
 
 /// All tiles of a packed left block times a packed right block.

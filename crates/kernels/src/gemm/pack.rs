@@ -1,6 +1,6 @@
 //! Blocks of the operands copied into the order in which the inner kernel reads them.
 
-use super::Mat;
+use super::{Element, Mat};
 
 /// Columns of a panel of the right operand.
 pub(super) const PANEL: usize = 32;
@@ -79,8 +79,8 @@ pub(super) fn left(a: Mat<'_>, tile: usize, buffer: &mut Buffer) -> LeftOrder {
 }
 
 /// Copies a right block into panels of [`PANEL`] columns, each step by step, zeros beyond the
-/// last column.
-pub(super) fn right(b: Mat<'_>, out: &mut [f32]) {
+/// last column; `wide` holds a panel's columns when they are stored narrower than f32.
+pub(super) fn right<T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f32>) {
     for (index, out) in out.chunks_mut(b.rows * PANEL).enumerate() {
         let first = index * PANEL;
         if first >= b.cols {
@@ -93,14 +93,23 @@ pub(super) fn right(b: Mat<'_>, out: &mut [f32]) {
         let source = &b.data[first * b.col_stride..];
         if b.col_stride == 1 {
             for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
-                out[..cols].copy_from_slice(&source[step * b.row_stride..][..cols]);
+                T::widen(&source[step * b.row_stride..][..cols], &mut out[..cols]);
             }
         } else if b.row_stride == 1 {
-            transposed(source, b.col_stride, b.rows, cols, out);
+            if let Some(source) = T::as_f32(source) {
+                transposed(source, b.col_stride, b.rows, cols, out);
+            } else {
+                wide.resize(cols * b.rows, 0.0);
+                for (col, wide) in wide.chunks_mut(b.rows).enumerate() {
+                    T::widen(&source[col * b.col_stride..][..b.rows], wide);
+                }
+                transposed(wide, b.rows, b.rows, cols, out);
+            }
         } else {
             for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
                 for (col, out) in out[..cols].iter_mut().enumerate() {
-                    *out = source[step * b.row_stride + col * b.col_stride];
+                    let at = step * b.row_stride + col * b.col_stride;
+                    T::widen(&source[at..=at], std::slice::from_mut(out));
                 }
             }
         }
@@ -138,9 +147,9 @@ fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mu
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::{
-        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
+        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
         _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
 
@@ -153,9 +162,20 @@ mod x86 {
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn transpose_8x8(from: *const f32, stride: usize, to: *mut f32) {
         // SAFETY: the caller vouches for all 8 rows.
-        let row = |i: usize| unsafe { _mm256_loadu_ps(from.add(i * stride)) };
-        let pairs = [(0, 1), (2, 3), (4, 5), (6, 7)]
-            .map(|(i, j)| (_mm256_unpacklo_ps(row(i), row(j)), _mm256_unpackhi_ps(row(i), row(j))));
+        let rows = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
+        for (i, column) in transposed_8x8(rows).into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_ps(to.add(i * PANEL), column) };
+        }
+    }
+
+    /// The columns of 8 rows of 8 values.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    pub(in super::super) fn transposed_8x8(rows: [__m256; 8]) -> [__m256; 8] {
+        let pairs = [(0, 1), (2, 3), (4, 5), (6, 7)].map(|(i, j)| {
+            (_mm256_unpacklo_ps(rows[i], rows[j]), _mm256_unpackhi_ps(rows[i], rows[j]))
+        });
         let quads = [(0, 1), (2, 3)].map(|(i, j)| {
             let ((low_i, high_i), (low_j, high_j)) = (pairs[i], pairs[j]);
             [
@@ -165,13 +185,8 @@ mod x86 {
                 _mm256_shuffle_ps::<0xEE>(high_i, high_j),
             ]
         });
-        for (i, (low, high)) in quads[0].into_iter().zip(quads[1]).enumerate() {
-            // SAFETY: as above.
-            unsafe {
-                _mm256_storeu_ps(to.add(i * PANEL), _mm256_permute2f128_ps::<0x20>(low, high));
-                let lower = to.add((i + 4) * PANEL);
-                _mm256_storeu_ps(lower, _mm256_permute2f128_ps::<0x31>(low, high));
-            }
-        }
+        let lower = |i: usize| _mm256_permute2f128_ps::<0x20>(quads[0][i], quads[1][i]);
+        let upper = |i: usize| _mm256_permute2f128_ps::<0x31>(quads[0][i], quads[1][i]);
+        [lower(0), lower(1), lower(2), lower(3), upper(0), upper(1), upper(2), upper(3)]
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::linear::linear;
+use longdraft_kernels::linear::{linear, linear_onto};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 use longdraft_kernels::swiglu::swiglu;
@@ -30,6 +30,11 @@ pub(super) struct Projection {
 impl Projection {
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
         Ok(linear(x, &self.weight, self.bias.as_ref())?)
+    }
+
+    /// `residual` plus the projection.
+    fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(linear_onto(residual, x, &self.weight, self.bias.as_ref())?)
     }
 }
 
@@ -110,10 +115,10 @@ impl DecoderLayer {
             }
         };
         let attended = attended.reshape((tokens, count * head_dim))?;
-        let hidden = (hidden + self.o_proj.apply(&attended)?)?;
+        let hidden = self.o_proj.apply_onto(hidden, &attended)?;
         let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
         let gated = swiglu(&self.gate_proj.apply(&normed)?, &self.up_proj.apply(&normed)?)?;
-        Ok((hidden + self.down_proj.apply(&gated)?)?)
+        self.down_proj.apply_onto(&hidden, &gated)
     }
 
     /// Tensors by published name, without the layer's prefix.

@@ -163,8 +163,8 @@ impl Target {
         self.run(&sequence.ids, &sequence.position_ids, context, taps)
     }
 
-    /// Appends tokens to a cached context and returns what `taps` ask for. Up to
-    /// [`longdraft_kernels::FEW_ROWS`] tokens a row's bits do not depend on the rows beside it.
+    /// Appends tokens to a cached context and returns what `taps` ask for. A row's bits do not
+    /// depend on the rows beside it.
     ///
     /// # Errors
     /// - as [`Self::forward`]; the cache keeps its old length
