@@ -26,10 +26,14 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft quickstart --target smollm2
     Quickstart(QuickstartArguments),
-    /// Train a draft; goes on by itself when the output directory holds a checkpoint.
+    /// Train a draft: one stage, or the stages of a curriculum one after the other; goes on by
+    /// itself when the output directory holds a checkpoint.
     ///
     /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
     Train(TrainArguments),
+    /// Show, check or describe configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Write a checkpoint's draft weights, configuration and tokenizer.
     ///
     /// Example: longdraft extract runs/smollm2
@@ -68,7 +72,46 @@ pub(crate) struct TrainArguments {
     /// Configuration file (YAML).
     #[arg(value_name = "CONFIG")]
     pub(crate) config: PathBuf,
-    /// Replace values: dotted.key=value, value as in YAML.
+    /// Change values: dotted.key=value (as in YAML), +new.key=value, ~key.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Go on from a checkpoint although objective, data, target or batch changed.
+    #[arg(long)]
+    pub(crate) force_resume: bool,
+}
+
+/// What to do with configurations.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print the composed configuration, every value with the line it comes from.
+    ///
+    /// Example: longdraft config show conf/glide/smollm2.yaml train.seed=1
+    Show(ConfigArguments),
+    /// Compose files and name everything that is wrong with them.
+    ///
+    /// Example: longdraft config check conf/glide/*.yaml
+    Check {
+        /// Configuration files.
+        #[arg(required = true, value_name = "CONFIG")]
+        configs: Vec<PathBuf>,
+    },
+    /// Print the JSON Schema of configuration files, for editors.
+    ///
+    /// Example: longdraft config schema > longdraft.schema.json
+    Schema {
+        /// Tables of every key instead, as in docs/configuration.md.
+        #[arg(long)]
+        markdown: bool,
+    },
+}
+
+/// A configuration file with changes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArguments {
+    /// Configuration file (YAML).
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Change values: dotted.key=value, +new.key=value, ~key.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
 }

@@ -34,6 +34,10 @@ impl Failure {
         self
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn code(&self) -> u8 {
         self.code
     }
@@ -82,9 +86,11 @@ impl From<TrainError> for Failure {
             TrainError::NothingLearned { .. } => {
                 Some("check the data's template and loss mask, or train longer rows")
             }
-            TrainError::OtherRun { .. } => {
-                Some("give another `output`, or restore the old values to go on")
-            }
+            TrainError::OtherRun { .. } => Some(
+                "give another `output`, restore the old values, or go on regardless with \
+                 --force-resume",
+            ),
+            TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
             _ => None,
         };
         let failure = Self::work(error);

@@ -1,6 +1,7 @@
 //! One packed row with everything that is drawn for it.
 
 use longdraft_kernels::random::CounterRng;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
@@ -9,7 +10,7 @@ use crate::packing::PackedRow;
 /// Anchor-offset positions ("sinkpi-slicing", LongSpec): the first `a` tokens of a short document
 /// keep their positions, the rest move up by a random offset, so that short rows exercise large
 /// rotary positions. `a ~ U{0..4}`, `o ~ U{0 ..= max(max_position − length, 0)}`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnchorOffset {
     /// Off: positions are 0, 1, 2, ...

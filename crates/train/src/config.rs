@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_data::template::{Learn, Template};
 use longdraft_models::draft::glide::{Compat, FinalNorm, Init};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::objective::GlideObjectiveConfig;
@@ -12,7 +13,7 @@ use crate::optim::AdamWConfig;
 use crate::schedule;
 
 /// One stage: a draft for a target, data, an objective, a budget.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
@@ -39,7 +40,7 @@ pub struct TrainConfig {
 }
 
 /// The draft layer.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DraftConfig {
     /// `longspec` reproduces the published training; none is the default mode.
@@ -57,7 +58,7 @@ pub struct DraftConfig {
 }
 
 /// Training and held-out text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
     /// What is trained on.
@@ -77,7 +78,7 @@ pub struct DataConfig {
 }
 
 /// One file of text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SourceConfig {
     /// JSONL file.
@@ -94,7 +95,7 @@ pub struct SourceConfig {
 }
 
 /// Learning rate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleConfig {
     /// Curve.
@@ -119,7 +120,7 @@ impl Default for ScheduleConfig {
 }
 
 /// Where features come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureMode {
     /// The target runs for every batch.
@@ -130,15 +131,21 @@ pub enum FeatureMode {
 }
 
 /// Budget, seeds and saving.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
     /// Passes over the data; ignored when `steps` is given.
     pub epochs: f64,
     /// Optimizer steps.
     pub steps: Option<u64>,
+    /// Budget in tokens, learned or not, instead of steps or epochs.
+    pub tokens: Option<u64>,
+    /// Ends the run after so many minutes of training, wherever the schedule stands.
+    pub max_minutes: Option<f64>,
     /// Packed rows of one optimizer step.
     pub rows_per_step: usize,
+    /// Size of an optimizer step in tokens instead of rows: as many rows as hold them.
+    pub tokens_per_step: Option<usize>,
     /// Run key: every random draw follows from it.
     pub seed: u64,
     /// Where features come from.
@@ -147,6 +154,10 @@ pub struct RunConfig {
     pub save_every: u64,
     /// Measure the held-out rows after every so many steps (and always at the end; 0: only then).
     pub evaluate_every: u64,
+    /// End the run after so many evaluations without a better held-out simulated length.
+    pub patience: Option<u64>,
+    /// Keep the checkpoint with the best held-out simulated length as `best`.
+    pub keep_best: bool,
     /// Compute the target's own loss after every so many steps (0: never).
     pub target_loss_every: u64,
     /// Write metrics after every so many steps.
@@ -158,11 +169,16 @@ impl Default for RunConfig {
         Self {
             epochs: 1.0,
             steps: None,
+            tokens: None,
+            max_minutes: None,
             rows_per_step: 4,
+            tokens_per_step: None,
             seed: 0,
             features: FeatureMode::Online,
             save_every: 200,
             evaluate_every: 0,
+            patience: None,
+            keep_best: true,
             target_loss_every: 0,
             log_every: 1,
         }
@@ -176,6 +192,14 @@ mod defaults {
 
     pub(super) fn row_tokens() -> usize {
         1024
+    }
+}
+
+impl RunConfig {
+    /// Packed rows of one optimizer step over rows of `row_tokens` tokens.
+    pub fn rows_of_a_step(&self, row_tokens: usize) -> usize {
+        let of_tokens = |tokens: usize| tokens.div_ceil(row_tokens.max(1)).max(1);
+        self.tokens_per_step.map_or(self.rows_per_step, of_tokens)
     }
 }
 
@@ -196,10 +220,23 @@ impl TrainConfig {
         require(self.train.rows_per_step > 0, "`train.rows_per_step` must be at least 1");
         require(self.train.log_every > 0, "`train.log_every` must be at least 1");
         require(self.train.save_every > 0, "`train.save_every` must be at least 1");
+        let run = &self.train;
+        require(run.steps != Some(0), "`train.steps` must be above 0");
+        require(run.tokens != Some(0), "`train.tokens` must be above 0");
+        require(run.epochs > 0.0 && run.epochs.is_finite(), "`train.epochs` must be above 0");
         require(
-            self.train.steps.is_some_and(|steps| steps > 0)
-                || (self.train.steps.is_none() && self.train.epochs > 0.0),
-            "`train.steps` or `train.epochs` must be above 0",
+            run.steps.is_none() || run.tokens.is_none(),
+            "`train.tokens` and `train.steps` are two budgets: give one of them",
+        );
+        require(run.tokens_per_step != Some(0), "`train.tokens_per_step` must be above 0");
+        require(
+            run.max_minutes.is_none_or(|minutes| minutes > 0.0),
+            "`train.max_minutes` must be above 0",
+        );
+        require(run.patience != Some(0), "`train.patience` must be above 0");
+        require(
+            run.patience.is_none() || run.evaluate_every > 0,
+            "`train.patience` counts evaluations: set `train.evaluate_every`",
         );
         let rate = self.schedule.learning_rate;
         require(rate > 0.0 && rate.is_finite(), "`schedule.learning_rate` must be positive");

@@ -47,6 +47,12 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
+    /// Another process works in the run directory.
+    #[error("{}: another process trains in this run directory", path.display())]
+    Locked {
+        /// The run directory.
+        path: PathBuf,
+    },
     /// A run directory belongs to another run.
     #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
     OtherRun {

@@ -9,6 +9,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod curriculum;
 pub mod error;
 pub mod features;
 pub mod loss;

@@ -1,5 +1,7 @@
 //! One file per command.
 
+mod config;
+mod curriculum;
 mod eval;
 mod extract;
 mod fetch;
@@ -26,6 +28,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
     match arguments.command {
         Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
         Command::Train(train) => train::run(&train, arguments.json),
+        Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::Ending;
+use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::json;
 
 use crate::cli::QuickstartArguments;
 use crate::commands::{eval, extract, fetch, train};
-use crate::configuration::parse_train_config;
+use crate::configuration::parse_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let config = configuration(&spec, &arguments.output, &data, &arguments.overrides)?;
     eprintln!("2/4 training a GLIDE draft against it (Ctrl-C saves; the same command goes on)");
     let mut progress = TrainingProgress::new(stop_on_interrupt());
-    let (ending, _) = train::train(config, &target, &mut progress)?;
+    let (ending, _) = train::train(config, &target, ResumePolicy::Strict, &mut progress)?;
     if ending == Ending::Stopped {
         println!("stopped: the same command goes on from here");
         return Ok(());
@@ -106,7 +106,7 @@ fn configuration(
     data: &Path,
     overrides: &[String],
 ) -> Result<TrainConfig> {
-    let mut config = parse_train_config(CONFIG, "conf/quickstart/smollm2.yaml", overrides)?;
+    let mut config = parse_stage(CONFIG, "conf/quickstart/smollm2.yaml", overrides)?;
     target.clone_into(&mut config.target);
     config.output = output.to_path_buf();
     for source in config.data.train.iter_mut().chain(&mut config.data.held_out) {

@@ -1,23 +1,31 @@
-//! `longdraft train`: one stage from a configuration file.
+//! `longdraft train`: one stage from a configuration file, or all stages of a curriculum.
 
 use std::sync::Arc;
 
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Ending, Stage};
+use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use serde_json::json;
 
 use crate::cli::TrainArguments;
-use crate::configuration::read_train_config;
+use crate::commands::curriculum;
+use crate::configuration::{Composed, read};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
-    let config = read_train_config(&arguments.config, &arguments.overrides)?;
+    let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    let config = match read(&arguments.config, &arguments.overrides)? {
+        Composed::Stage(located) => located.config,
+        Composed::Curriculum { output, stages } => {
+            return curriculum::run(&output, stages, policy, json);
+        }
+    };
     let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
     let mut progress = TrainingProgress::new(stop_on_interrupt());
-    let (ending, steps) = train(config.clone(), &target, &mut progress)?;
+    let (ending, stage) = train(config.clone(), &target, policy, &mut progress)?;
+    let steps = stage.steps().0;
     let output = config.output.display();
     if json {
         println!(
@@ -36,16 +44,17 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prepares and runs the stage; returns how it ended and the steps done.
+/// Prepares and runs the stage; returns how it ended and the stage.
 pub(crate) fn train(
     config: TrainConfig,
     target: &Arc<Target>,
+    policy: ResumePolicy,
     progress: &mut TrainingProgress,
-) -> Result<(Ending, u64)> {
+) -> Result<(Ending, Stage)> {
     let tokenizer = Target::open_tokenizer(&config.target)?;
     save_config(&config)?;
     let started = std::time::Instant::now();
-    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, progress)?;
+    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, policy, progress)?;
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
     let parameters: usize = stage
@@ -63,7 +72,7 @@ pub(crate) fn train(
     );
     let ending = stage.run(progress)?;
     eprintln!("trained for {}", clock(started.elapsed().as_secs_f64()));
-    Ok((ending, stage.steps().0))
+    Ok((ending, stage))
 }
 
 /// Keeps the composed configuration and the version beside the run.

@@ -28,6 +28,15 @@ impl RunIdentity {
     }
 }
 
+/// A held-out evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Optimizer steps done before it.
+    pub step: u64,
+    /// Simulated acceptance length, greedy.
+    pub length: f64,
+}
+
 /// The small part of a checkpoint; tensors lie beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointState {
@@ -39,6 +48,18 @@ pub struct CheckpointState {
     pub learned_rows: u64,
     /// Tokens so far, learned or not.
     pub tokens: u64,
+    /// Seconds of training so far, over all its sessions.
+    #[serde(default)]
+    pub seconds: f64,
+    /// The best held-out evaluation so far.
+    #[serde(default)]
+    pub best: Option<Best>,
+    /// Evaluations since then.
+    #[serde(default)]
+    pub evaluations_since_best: u64,
+    /// Whether the run ended before its budget, by patience or time.
+    #[serde(default)]
+    pub ended: bool,
     /// Length of `metrics.jsonl` in bytes when this was saved.
     pub metrics_bytes: u64,
     /// What must not change.

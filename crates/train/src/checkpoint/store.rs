@@ -21,9 +21,19 @@ pub const LAST: &str = "last";
 /// The one before it.
 pub const PREVIOUS: &str = "last_2";
 
+/// The one with the best held-out evaluation.
+pub const BEST: &str = "best";
+
 const STATE: &str = "state.json";
 const DRAFT: &str = "draft.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// Folders that are being written, or are about to go.
+const SAVING: &str = ".saving-";
+const OUTGOING: &str = ".outgoing-";
+
+/// A newest checkpoint that did not match its manifest.
+const DAMAGED: &str = "last.damaged";
 
 /// Saves into and resumes from one folder.
 #[derive(Debug, Clone)]
@@ -63,36 +73,79 @@ impl Checkpointer {
         optimizer: &AdamWState,
         tokenizer: &TextTokenizer,
     ) -> Result<PathBuf> {
-        let temporary = self.folder.join(format!(".saving-{}", std::process::id()));
+        let write = |folder: &Path| write_files(folder, state, parameters, optimizer, tokenizer);
+        self.put(LAST, Some(PREVIOUS), write)
+    }
+
+    /// Writes the checkpoint that replaces `best`.
+    ///
+    /// # Errors
+    /// - as [`Self::save`]
+    pub fn save_best(
+        &self,
+        state: &CheckpointState,
+        parameters: &[Parameter],
+        optimizer: &AdamWState,
+        tokenizer: &TextTokenizer,
+    ) -> Result<PathBuf> {
+        let write = |folder: &Path| write_files(folder, state, parameters, optimizer, tokenizer);
+        self.put(BEST, None, write)
+    }
+
+    /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.
+    fn put(
+        &self,
+        name: &str,
+        previous: Option<&str>,
+        write: impl Fn(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let temporary = self.folder.join(format!("{SAVING}{}", std::process::id()));
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
         let _ = std::fs::remove_dir_all(&temporary);
         std::fs::create_dir_all(&temporary).map_err(fail)?;
-        let written = write_files(&temporary, state, parameters, optimizer, tokenizer)
-            .and_then(|()| self.rotate(&temporary));
+        let written = write(&temporary).and_then(|()| self.rotate(&temporary, name, previous));
         if written.is_err() {
             let _ = std::fs::remove_dir_all(&temporary);
         }
         written
     }
 
-    fn rotate(&self, temporary: &Path) -> Result<PathBuf> {
+    fn rotate(&self, temporary: &Path, name: &str, previous: Option<&str>) -> Result<PathBuf> {
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
-        let (last, previous) = (self.folder.join(LAST), self.folder.join(PREVIOUS));
-        let outgoing = self.folder.join(format!(".outgoing-{}", std::process::id()));
-        if last.exists() {
-            if previous.exists() {
-                let _ = std::fs::remove_dir_all(&outgoing);
-                std::fs::rename(&previous, &outgoing).map_err(fail)?;
+        let place = self.folder.join(name);
+        let outgoing = self.folder.join(format!("{OUTGOING}{}", std::process::id()));
+        let leave = |from: &Path| {
+            let _ = std::fs::remove_dir_all(&outgoing);
+            if from.exists() { std::fs::rename(from, &outgoing).map_err(fail) } else { Ok(()) }
+        };
+        match previous.map(|name| self.folder.join(name)) {
+            Some(previous) if place.exists() => {
+                leave(&previous)?;
+                std::fs::rename(&place, &previous).map_err(fail)?;
             }
-            std::fs::rename(&last, &previous).map_err(fail)?;
+            Some(_) => {}
+            None => leave(&place)?,
         }
-        std::fs::rename(temporary, &last).map_err(fail)?;
+        std::fs::rename(temporary, &place).map_err(fail)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
         let _ = std::fs::remove_dir_all(&outgoing);
-        Ok(last)
+        Ok(place)
     }
 
-    /// The newest undamaged checkpoint, if there is any.
+    /// Takes away what a killed process left half written. Only for who holds the run directory.
+    pub fn clean(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(SAVING) || name.starts_with(OUTGOING) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// The newest undamaged checkpoint, if there is any. A damaged newer one is set aside, so that
+    /// the next save does not push the good one out.
     ///
     /// # Errors
     /// - checkpoints exist but none is usable; every damage is named
@@ -105,6 +158,11 @@ impl Checkpointer {
             }
             match load(&path) {
                 Ok(mut loaded) => {
+                    if !damages.is_empty() {
+                        let aside = self.folder.join(DAMAGED);
+                        let _ = std::fs::remove_dir_all(&aside);
+                        let _ = std::fs::rename(self.folder.join(LAST), aside);
+                    }
                     loaded.warning = (!damages.is_empty()).then(|| damages.join("; "));
                     return Ok(Some(loaded));
                 }
@@ -172,6 +230,16 @@ fn load(path: &Path) -> Result<Loaded> {
     };
     let optimizer = AdamWState { first: moments("first")?, second: moments("second")?, step };
     Ok(Loaded { path: path.to_path_buf(), state, draft, optimizer, warning: None })
+}
+
+/// The draft's weights in what a user may point to: a weight file, a folder that holds one (an
+/// extracted draft, an export), a checkpoint, or a run directory (its newest checkpoint).
+pub fn draft_file(path: &Path) -> PathBuf {
+    let checkpoints = [path.to_path_buf()]
+        .into_iter()
+        .chain([LAST, PREVIOUS].map(|name| path.join("checkpoints").join(name)));
+    let mut files = checkpoints.map(|folder| folder.join(DRAFT));
+    files.find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
 }
 
 /// A checkpoint's small state.

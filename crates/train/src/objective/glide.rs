@@ -14,6 +14,7 @@ use longdraft_kernels::linear_cross_entropy::{
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::target::{Tap, Target};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Objective;
@@ -23,7 +24,7 @@ use crate::loss::Loss;
 use crate::metrics::DraftMetrics;
 
 /// Form of the teacher's part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SoftTargetKind {
     /// The teacher's whole softmax (online features only).
@@ -34,7 +35,7 @@ pub enum SoftTargetKind {
 }
 
 /// What becomes of the teacher's mass outside the top k.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TailKind {
     /// One bucket for the rest.
@@ -45,7 +46,7 @@ pub enum TailKind {
 }
 
 /// Switches of the objective; defaults are the default mode's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GlideObjectiveConfig {
     /// Weight λ of the teacher's part, 0 to 1; 0 turns it off.

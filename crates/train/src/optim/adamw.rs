@@ -6,6 +6,7 @@
 use candle_core::Tensor;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_models::draft::Parameter;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
@@ -15,7 +16,7 @@ use crate::error::{Result, TrainError};
 const CLIP_EPS: f64 = 1e-6;
 
 /// What happens to tensors that no gradient ever reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeadParameters {
     /// They keep their values, as in plain PyTorch.
@@ -26,7 +27,7 @@ pub enum DeadParameters {
 }
 
 /// Constants of the optimizer; defaults are those of the published runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
     /// Decay of the first and second moment.

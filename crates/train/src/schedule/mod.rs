@@ -3,6 +3,7 @@
 mod deepspeed;
 mod warmup_cosine;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Ratio of the last rate to the base rate.
@@ -12,7 +13,7 @@ pub const FLOOR_RATIO: f64 = 1e-4;
 pub const WARMUP_RATIO: f64 = 0.1;
 
 /// Which curve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Linear warm-up from `base/W` at step 1, cosine down to the floor at step T.

@@ -1,13 +1,20 @@
 //! Held-out rows, each at every delay.
 
+use std::sync::Arc;
+
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
+use longdraft_kernels::random::CounterRng;
+use longdraft_models::target::Target;
 
-use super::Stage;
+use super::{DataSet, Stage};
 use crate::error::Result;
 use crate::features::{FeatureNeeds, TeacherKind, run_target};
-use crate::metrics::DraftMetrics;
-use crate::objective::Objective;
+use crate::metrics::{DraftMetrics, Rate};
+use crate::objective::{GlideObjective, Objective};
+
+/// Draws with replacement for an interval.
+const RESAMPLES: usize = 1000;
 
 impl Stage {
     /// Loss, agreement and acceptance of the held-out rows at ordinary positions. The teacher is
@@ -16,20 +23,102 @@ impl Stage {
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
-        let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
-        let gamma = self.objective.glide().config().gamma;
-        let needs = FeatureNeeds { teacher: TeacherKind::Full, ..self.objective.needs() };
-        let epochs = DrawEpochs { positions: 0, delays: 0 };
         let mut metrics = DraftMetrics::default();
-        for (index, row) in self.held_out.rows.iter().enumerate() {
-            let draws = Draws { anchor, ..self.draws.clone() };
-            let mut batch = Batch::from_row(index, row, &self.held_out.documents, &draws, epochs);
-            let features = run_target(&self.target, &batch, &needs)?;
-            for delay in 1..=gamma as u32 {
-                batch.delays.fill(delay);
-                metrics.merge(&self.objective.loss(&batch, &features, false)?.metrics);
-            }
+        for row in measure(&self.target, &self.objective, &self.held_out, &self.draws)? {
+            metrics.merge(&row);
         }
         Ok(metrics)
     }
+
+    /// Lets go of everything but the draft and the held-out rows.
+    pub fn into_evaluator(self) -> Evaluator {
+        Evaluator {
+            target: self.target,
+            objective: self.objective,
+            held_out: self.held_out,
+            draws: self.draws,
+        }
+    }
+}
+
+/// A trained draft with its stage's held-out rows.
+pub struct Evaluator {
+    target: Arc<Target>,
+    objective: GlideObjective,
+    held_out: DataSet,
+    draws: Draws,
+}
+
+impl Evaluator {
+    /// Measures this draft on another stage's held-out rows, one figure a row.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn on_rows_of(&self, other: &Self) -> Result<RowMetrics> {
+        let rows = measure(&self.target, &self.objective, &other.held_out, &other.draws)?;
+        Ok(RowMetrics { rows, gamma: self.objective.glide().config().gamma })
+    }
+}
+
+/// Held-out metrics, row by row.
+#[derive(Debug, Clone)]
+pub struct RowMetrics {
+    rows: Vec<DraftMetrics>,
+    gamma: usize,
+}
+
+impl RowMetrics {
+    /// Greedy simulated acceptance length over all rows.
+    pub fn simulated_length(&self) -> f64 {
+        self.length_of(0..self.rows.len())
+    }
+
+    /// 95 % bootstrap interval of it over rows (percentile method, fixed seed).
+    pub fn interval(&self) -> (f64, f64) {
+        if self.rows.is_empty() {
+            return (0.0, 0.0);
+        }
+        let mut random = CounterRng::new(0, "bootstrap", &[self.rows.len() as u64]);
+        let mut lengths: Vec<f64> = (0..RESAMPLES)
+            .map(|_| {
+                let draws: Vec<usize> = (0..self.rows.len())
+                    .map(|_| random.below(self.rows.len() as u64) as usize)
+                    .collect();
+                self.length_of(draws)
+            })
+            .collect();
+        lengths.sort_by(f64::total_cmp);
+        (lengths[RESAMPLES / 40], lengths[RESAMPLES - 1 - RESAMPLES / 40])
+    }
+
+    fn length_of(&self, rows: impl IntoIterator<Item = usize>) -> f64 {
+        let mut sum = DraftMetrics::default();
+        rows.into_iter().for_each(|row| sum.merge(&self.rows[row]));
+        sum.simulated_acceptance_length(Rate::Top1, self.gamma)
+    }
+}
+
+/// Counters of every held-out row.
+fn measure(
+    target: &Target,
+    objective: &GlideObjective,
+    held_out: &DataSet,
+    draws: &Draws,
+) -> Result<Vec<DraftMetrics>> {
+    let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
+    let draws = Draws { anchor, ..draws.clone() };
+    let gamma = objective.glide().config().gamma;
+    let needs = FeatureNeeds { teacher: TeacherKind::Full, ..objective.needs() };
+    let epochs = DrawEpochs { positions: 0, delays: 0 };
+    let one = |(index, row)| {
+        let mut batch = Batch::from_row(index, row, &held_out.documents, &draws, epochs);
+        let features = run_target(target, &batch, &needs)?;
+        let mut metrics = DraftMetrics::default();
+        for delay in 1..=gamma as u32 {
+            batch.delays.fill(delay);
+            metrics.merge(&objective.loss(&batch, &features, false)?.metrics);
+        }
+        Ok(metrics)
+    };
+    held_out.rows.iter().enumerate().map(one).collect()
 }

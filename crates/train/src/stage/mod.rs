@@ -18,17 +18,19 @@ use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::json;
 
-use crate::checkpoint::{CheckpointState, Checkpointer, RunIdentity};
+use crate::checkpoint::{Best, CheckpointState, Checkpointer, RunIdentity, RunLock};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::FeatureSource;
-use crate::metrics::DraftMetrics;
+use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::{GlideObjective, Objective};
 use crate::optim::AdamW;
 use crate::schedule::Schedule;
 
 pub use encoder::Encoder;
+pub use evaluate::{Evaluator, RowMetrics};
 pub use observer::{Ending, Event, Observer, StepReport};
+pub use prepare::ResumePolicy;
 
 use metrics_log::MetricsLog;
 
@@ -55,6 +57,9 @@ pub struct Stage {
     checkpointer: Checkpointer,
     log: MetricsLog,
     progress: Progress,
+    /// When this session of the run began.
+    started: Instant,
+    _lock: RunLock,
 }
 
 /// How far the run is.
@@ -63,6 +68,12 @@ struct Progress {
     step: u64,
     tokens: u64,
     learned_rows: u64,
+    /// Of earlier sessions.
+    seconds: f64,
+    best: Option<Best>,
+    evaluations_since_best: u64,
+    /// Whether patience or time ended the run.
+    ended: bool,
 }
 
 impl Stage {
@@ -73,7 +84,7 @@ impl Stage {
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
         self.capture(observer)?;
-        while self.progress.step < self.schedule.steps {
+        while !self.is_finished() {
             if observer.should_stop() {
                 self.save(observer)?;
                 return Ok(Ending::Stopped);
@@ -84,19 +95,59 @@ impl Stage {
             let report = self.report(&batches, outcome, started.elapsed().as_secs_f64());
             self.log_step(&report)?;
             observer.on_event(Event::Step(&report));
-            let last = self.progress.step == self.schedule.steps;
+            let minutes = self.config.train.max_minutes;
+            self.progress.ended = minutes.is_some_and(|minutes| self.seconds() >= 60.0 * minutes);
             let every = self.config.train.evaluate_every;
-            let due = last || (every > 0 && self.progress.step.is_multiple_of(every));
+            let due = self.is_finished() || (every > 0 && self.progress.step.is_multiple_of(every));
             if due && !self.held_out.rows.is_empty() {
-                let metrics = self.evaluate()?;
-                self.log_held_out(&metrics)?;
-                observer.on_event(Event::Evaluated(self.progress.step, &metrics));
+                self.judge(observer)?;
             }
-            if last || self.progress.step.is_multiple_of(self.config.train.save_every) {
+            if self.is_finished() || self.progress.step.is_multiple_of(self.config.train.save_every)
+            {
                 self.save(observer)?;
             }
         }
         Ok(Ending::Finished)
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_finished(&self) -> bool {
+        self.progress.step >= self.schedule.steps || self.progress.ended
+    }
+
+    /// Evaluates the held-out rows; keeps the best draft and runs out of patience.
+    fn judge(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let metrics = self.evaluate()?;
+        self.log_held_out(&metrics)?;
+        let step = self.progress.step;
+        observer.on_event(Event::Evaluated(step, &metrics));
+        let gamma = self.objective.glide().config().gamma;
+        let length = metrics.simulated_acceptance_length(Rate::Top1, gamma);
+        if self.progress.best.is_none_or(|best| length > best.length) {
+            self.progress.best = Some(Best { step, length });
+            self.progress.evaluations_since_best = 0;
+            if self.config.train.keep_best {
+                let state = self.state()?;
+                let path = self.checkpointer.save_best(
+                    &state,
+                    self.objective.draft().parameters(),
+                    self.optimizer.state(),
+                    &self.tokenizer,
+                )?;
+                observer.on_event(Event::Saved(&path));
+            }
+        } else {
+            self.progress.evaluations_since_best += 1;
+            let patience = self.config.train.patience;
+            self.progress.ended |=
+                patience.is_some_and(|most| self.progress.evaluations_since_best >= most);
+        }
+        Ok(())
+    }
+
+    /// Seconds of training, over all sessions.
+    fn seconds(&self) -> f64 {
+        self.progress.seconds + self.started.elapsed().as_secs_f64()
     }
 
     /// The draft as it stands.
@@ -125,17 +176,25 @@ impl Stage {
         (self.train.rows.len(), tokens, self.held_out.rows.len())
     }
 
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let state = CheckpointState {
+    fn state(&mut self) -> Result<CheckpointState> {
+        Ok(CheckpointState {
             step: self.progress.step,
             cursor: self.sampler.cursor(),
             learned_rows: self.progress.learned_rows,
             tokens: self.progress.tokens,
+            seconds: self.seconds(),
+            best: self.progress.best,
+            evaluations_since_best: self.progress.evaluations_since_best,
+            ended: self.progress.ended,
             metrics_bytes: self.log.position()?,
             identity: self.identity.clone(),
             draft: self.objective.glide().config().clone(),
             target_fingerprint: self.target.fingerprint().to_owned(),
-        };
+        })
+    }
+
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let state = self.state()?;
         let parameters = self.objective.draft().parameters();
         let path =
             self.checkpointer.save(&state, parameters, self.optimizer.state(), &self.tokenizer)?;
@@ -144,7 +203,7 @@ impl Stage {
     }
 
     fn next_batches(&mut self) -> Vec<Batch> {
-        (0..self.config.train.rows_per_step)
+        (0..self.config.train.rows_of_a_step(self.config.data.row_tokens))
             .map(|_| {
                 let (row, epoch) = self.sampler.next_row();
                 self.batch(row, epoch)

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use candle_core::Tensor;
 use longdraft_data::Document;
@@ -16,8 +17,8 @@ use longdraft_models::tokenizer::TextTokenizer;
 
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Encoder, Event, Observer, Progress, Stage};
-use crate::checkpoint::{Checkpointer, RunIdentity};
-use crate::config::{FeatureMode, SourceConfig, TrainConfig};
+use crate::checkpoint::{Checkpointer, RunIdentity, RunLock, draft_file};
+use crate::config::{DraftConfig, FeatureMode, SourceConfig, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, FeatureStore};
 use crate::objective::GlideObjective;
@@ -29,17 +30,20 @@ impl Stage {
     /// Loads data and draft, and goes on from the run directory's checkpoint if there is one.
     ///
     /// # Errors
-    /// - unusable data or draft, a run directory of another run, damaged checkpoints
+    /// - unusable data or draft, a run directory of another run (unless `resume` is forced) or held
+    ///   by another process, damaged checkpoints
     pub fn prepare(
         config: TrainConfig,
         target: Arc<Target>,
         tokenizer: TextTokenizer,
+        resume_policy: ResumePolicy,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
+        let lock = RunLock::acquire(&config.output)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer)?;
         let glide = glide_config(&config, target.config());
         let draft = match &config.draft.from {
-            Some(path) => GlideDraft::load(path, &glide, &target)?,
+            Some(path) => GlideDraft::load(&draft_file(path), &glide, &target)?,
             None => GlideDraft::initialise(&glide, &target, config.draft.init, config.train.seed)?,
         };
         let weights = config.draft.delay_weights.clone();
@@ -59,14 +63,21 @@ impl Stage {
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
-            steps: total_steps(&config, train.rows.len()),
+            steps: total_steps(&config, &train),
             warmup_ratio: config.schedule.warmup_ratio,
             floor_ratio: config.schedule.floor_ratio,
         };
-        let identity = identity(&config, &target, &train)?;
+        let identity = identity(&config, &target, &train, &draft)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
+        checkpointer.clean();
         let objective = GlideObjective::new(Arc::clone(&target), draft, config.objective.clone());
-        let resumed = resume(&config.output, &checkpointer, &objective, &identity, observer)?;
+        let resumed = resume(
+            &config.output,
+            &checkpointer,
+            &objective,
+            (&identity, resume_policy),
+            observer,
+        )?;
         let (optimizer, cursor, progress, metrics_bytes) = match resumed {
             Some(resumed) => (
                 AdamW::with_state(
@@ -109,6 +120,8 @@ impl Stage {
             checkpointer,
             log,
             progress,
+            started: Instant::now(),
+            _lock: lock,
         })
     }
 }
@@ -121,15 +134,23 @@ fn glide_config(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
     glide
 }
 
-/// Steps of the whole run: as given, or the epochs' rows by the rows of a step.
-fn total_steps(config: &TrainConfig, rows: usize) -> u64 {
-    let per_epoch = rows as f64 / config.train.rows_per_step as f64;
-    let steps = if config.draft.compat.is_some() {
-        per_epoch.floor() * config.train.epochs
+/// Steps of the whole run: as given, the token budget by the tokens of a step, or the epochs' rows
+/// by the rows of a step.
+fn total_steps(config: &TrainConfig, train: &DataSet) -> u64 {
+    let run = &config.train;
+    let rows_of_a_step = run.rows_of_a_step(config.data.row_tokens) as f64;
+    let rows = train.rows.len() as f64;
+    let per_epoch = rows / rows_of_a_step;
+    let steps = if let Some(tokens) = run.tokens {
+        let all: usize = train.rows.iter().map(PackedRow::tokens).sum();
+        let of_a_step = all as f64 / rows * rows_of_a_step;
+        (tokens as f64 / of_a_step).ceil()
+    } else if config.draft.compat.is_some() {
+        per_epoch.floor() * run.epochs
     } else {
-        (per_epoch * config.train.epochs).round()
+        (per_epoch * run.epochs).round()
     };
-    config.train.steps.unwrap_or((steps as u64).max(1))
+    run.steps.unwrap_or((steps as u64).max(1))
 }
 
 fn data_sets(
@@ -196,7 +217,12 @@ fn one_row_each(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
 }
 
 /// What a resumed run must share with the saved one.
-fn identity(config: &TrainConfig, target: &Target, train: &DataSet) -> Result<RunIdentity> {
+fn identity(
+    config: &TrainConfig,
+    target: &Target,
+    train: &DataSet,
+    start: &GlideDraft,
+) -> Result<RunIdentity> {
     let mut hasher = blake3::Hasher::new();
     for document in &train.documents {
         document.ids.iter().for_each(|id| {
@@ -213,22 +239,52 @@ fn identity(config: &TrainConfig, target: &Target, train: &DataSet) -> Result<Ru
             .map_err(|error| TrainError::checkpoint(&config.output, error))
     };
     let run = &config.train;
+    // A draft to start from counts by its values: its file may move.
+    let draft = DraftConfig { from: None, ..config.draft.clone() };
+    let started_from = match &config.draft.from {
+        Some(_) => fingerprint(start)?,
+        None => "initial values".to_owned(),
+    };
     Ok(RunIdentity {
         values: vec![
             ("target".into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
             ("data.row_tokens".into(), config.data.row_tokens.to_string()),
             ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
-            ("draft".into(), json(serde_json::to_value(&config.draft))?),
+            ("draft".into(), json(serde_json::to_value(&draft))?),
+            ("draft.from".into(), started_from),
             ("objective".into(), json(serde_json::to_value(&config.objective))?),
             ("optimizer".into(), json(serde_json::to_value(&config.optimizer))?),
             ("schedule".into(), json(serde_json::to_value(&config.schedule))?),
-            ("train.steps".into(), total_steps(config, train.rows.len()).to_string()),
-            ("train.rows_per_step".into(), run.rows_per_step.to_string()),
+            ("train.steps".into(), total_steps(config, train).to_string()),
+            ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
             ("train.seed".into(), run.seed.to_string()),
             ("train.features".into(), json(serde_json::to_value(run.features))?),
         ],
     })
+}
+
+/// A draft's values as a short hash.
+fn fingerprint(draft: &GlideDraft) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for (name, tensor) in draft.named_tensors() {
+        hasher.update(name.as_bytes());
+        let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// What happens when a run directory holds a checkpoint of other settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ResumePolicy {
+    /// The run is refused, old and new values are named.
+    #[default]
+    Strict,
+    /// The run goes on under the new settings, with a warning that names both.
+    Force,
 }
 
 struct Resumed {
@@ -243,14 +299,17 @@ fn resume(
     output: &Path,
     checkpointer: &Checkpointer,
     objective: &GlideObjective,
-    identity: &RunIdentity,
+    (identity, policy): (&RunIdentity, ResumePolicy),
     observer: &mut dyn Observer,
 ) -> Result<Option<Resumed>> {
     let Some(loaded) = checkpointer.load_latest()? else {
         return Ok(None);
     };
     let differences = loaded.state.identity.differences(identity);
-    if !differences.is_empty() {
+    if !differences.is_empty() && policy == ResumePolicy::Force {
+        let warning = format!("resumed although {}", differences.join("; "));
+        observer.on_event(Event::Warning(&warning));
+    } else if !differences.is_empty() {
         return Err(TrainError::OtherRun { path: output.to_path_buf(), differences });
     }
     if let Some(warning) = &loaded.warning {
@@ -284,6 +343,10 @@ fn resume(
             step: loaded.state.step,
             tokens: loaded.state.tokens,
             learned_rows: loaded.state.learned_rows,
+            seconds: loaded.state.seconds,
+            best: loaded.state.best,
+            evaluations_since_best: loaded.state.evaluations_since_best,
+            ended: loaded.state.ended,
         },
         metrics_bytes: loaded.state.metrics_bytes,
     }))

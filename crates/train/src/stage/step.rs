@@ -32,7 +32,7 @@ impl Stage {
 
     /// Runs the target over every training row once, if features are to be stored.
     pub(super) fn capture(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if !self.features.pins_positions() || self.progress.step >= self.schedule.steps {
+        if !self.features.pins_positions() || self.is_finished() {
             return Ok(());
         }
         let mut store = FeatureStore::default();

@@ -1,12 +1,13 @@
 //! Sizes and modes of a GLIDE layer, as written in the draft's `config.json`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::TargetConfig;
 use crate::error::Problems;
 
 /// Which published behaviour to reproduce number for number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Compat {
     /// The released LongSpec training: 20 tensors of which 4 are dead, one delay per forward.
@@ -14,7 +15,7 @@ pub enum Compat {
 }
 
 /// What stands between the layer and the target's head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FinalNorm {
     /// Nothing, as published.
@@ -27,7 +28,7 @@ pub enum FinalNorm {
 }
 
 /// Initial values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
     /// Matrices N(0, `initializer_range`), biases 0, norms 1.

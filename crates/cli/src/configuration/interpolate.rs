@@ -1,0 +1,213 @@
+//! `${other.key}`, `${.sibling}` and `${oc.env:VAR,default}` references, as OmegaConf writes them.
+
+use serde_json::Value;
+
+use super::Problem;
+use super::tree::{Node, Tree};
+
+/// Replaces every reference; all that cannot be replaced is reported.
+pub(crate) fn resolve(root: &Node) -> Result<Node, Vec<Problem>> {
+    let mut resolver = Resolver { root, active: Vec::new(), problems: Vec::new() };
+    let resolved = resolver.node(root, "");
+    if resolver.problems.is_empty() { Ok(resolved) } else { Err(resolver.problems) }
+}
+
+struct Resolver<'a> {
+    root: &'a Node,
+    /// Keys that are being resolved, to find circles.
+    active: Vec<String>,
+    problems: Vec<Problem>,
+}
+
+impl Resolver<'_> {
+    fn node(&mut self, node: &Node, key: &str) -> Node {
+        let inner = |name: &str| {
+            if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
+        };
+        let value = match &node.value {
+            Tree::Scalar(Value::String(text)) if text.contains("${") => {
+                match self.text(text, key) {
+                    Ok(value) => value,
+                    Err(problem) => {
+                        self.problems
+                            .push(Problem::at(&node.origin, format!("`{key}`: {problem}")));
+                        Tree::Scalar(Value::Null)
+                    }
+                }
+            }
+            Tree::Scalar(value) => Tree::Scalar(value.clone()),
+            Tree::List(items) => Tree::List(
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(i, item)| self.node(item, &inner(&i.to_string())))
+                    .collect(),
+            ),
+            Tree::Map(entries) => Tree::Map(
+                entries
+                    .iter()
+                    .map(|(name, item)| (name.clone(), self.node(item, &inner(name))))
+                    .collect(),
+            ),
+        };
+        Node::new(value, node.origin.clone())
+    }
+
+    /// A text that is one reference keeps the value's type; others are joined as text.
+    fn text(&mut self, text: &str, key: &str) -> Result<Tree, String> {
+        if let Some(reference) = whole_reference(text) {
+            return self.reference(reference, key);
+        }
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some(start) = rest.find("${") {
+            if rest[..start].ends_with('\\') {
+                out.push_str(&rest[..start - 1]);
+                out.push_str("${");
+                rest = &rest[start + 2..];
+                continue;
+            }
+            out.push_str(&rest[..start]);
+            let end = closing(&rest[start + 2..]).ok_or("a `${` is not closed")?;
+            let reference = &rest[start + 2..start + 2 + end];
+            match self.reference(reference, key)? {
+                Tree::Scalar(Value::String(value)) => out.push_str(&value),
+                Tree::Scalar(Value::Null) => out.push_str("null"),
+                Tree::Scalar(value) => out.push_str(&value.to_string()),
+                _ => return Err(format!("`${{{reference}}}` is no single value")),
+            }
+            rest = &rest[start + 3 + end..];
+        }
+        out.push_str(rest);
+        Ok(Tree::Scalar(Value::String(out)))
+    }
+
+    fn reference(&mut self, reference: &str, key: &str) -> Result<Tree, String> {
+        if let Some(name) = reference.strip_prefix("oc.env:") {
+            return environment(name);
+        }
+        if reference.contains(':') {
+            return Err(format!("`${{{reference}}}`: only keys and `oc.env:` can be referred to"));
+        }
+        let wanted = absolute(reference.trim(), key)?;
+        if self.active.contains(&wanted) {
+            return Err(format!("`{wanted}` refers to itself"));
+        }
+        let Some(node) = self.root.at(&wanted) else {
+            return Err(format!("there is no key `{wanted}`"));
+        };
+        self.active.push(wanted.clone());
+        let resolved = self.node(node, &wanted);
+        self.active.pop();
+        Ok(resolved.value)
+    }
+}
+
+/// The inside of a text that is one reference and nothing else.
+fn whole_reference(text: &str) -> Option<&str> {
+    let inner = text.strip_prefix("${")?;
+    let end = closing(inner)?;
+    (end + 1 == inner.len()).then(|| &inner[..end])
+}
+
+/// Where the brace closes that was opened before `text`.
+fn closing(text: &str) -> Option<usize> {
+    let mut depth = 1;
+    for (index, character) in text.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(index);
+        }
+    }
+    None
+}
+
+/// Leading dots climb from the key that holds the reference: one is its own map.
+fn absolute(reference: &str, key: &str) -> Result<String, String> {
+    let dots = reference.len() - reference.trim_start_matches('.').len();
+    if dots == 0 {
+        return Ok(reference.to_owned());
+    }
+    let mut parts: Vec<&str> = key.split('.').collect();
+    if dots > parts.len() {
+        return Err(format!("`${{{reference}}}` climbs out of the file"));
+    }
+    parts.truncate(parts.len() - dots);
+    parts.push(&reference[dots..]);
+    Ok(parts.join("."))
+}
+
+/// An environment variable, read as a YAML scalar.
+fn environment(name: &str) -> Result<Tree, String> {
+    let (name, default) = match name.split_once(',') {
+        Some((name, default)) => (name.trim(), Some(default.trim())),
+        None => (name.trim(), None),
+    };
+    let text = match (std::env::var(name), default) {
+        (Ok(value), _) => value,
+        (Err(_), Some(default)) => default.to_owned(),
+        (Err(_), None) => {
+            return Err(format!(
+                "the environment variable `{name}` is not set (a default is written ${{oc.env:{name},VALUE}})"
+            ));
+        }
+    };
+    match serde_saphyr::from_str::<Value>(&text) {
+        Ok(value) if !value.is_object() && !value.is_array() => Ok(Tree::Scalar(value)),
+        _ => Ok(Tree::Scalar(Value::String(text))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn resolved(text: &str) -> Result<Value, Vec<String>> {
+        let node = Node::parse(text, Path::new("a.yaml")).expect("YAML");
+        let text = |problem: Problem| problem.to_string();
+        resolve(&node).map(|n| n.to_json()).map_err(|p| p.into_iter().map(text).collect())
+    }
+
+    #[test]
+    fn references_keep_types_and_join_texts() {
+        let value = resolved(
+            "n: 4\nname: x\na: ${n}\nb: run-${name}-${n}\nc:\n  d: ${..n}\n  e: ${.d}\n  f: '\\${n}'\ng: ${c}\n",
+        );
+        let value = value.expect("resolved");
+        assert_eq!((&value["a"], &value["b"]), (&4.into(), &"run-x-4".into()));
+        assert_eq!(value["c"], serde_json::json!({"d": 4, "e": 4, "f": "${n}"}));
+        assert_eq!(value["g"], value["c"]);
+    }
+
+    #[test]
+    fn the_environment_has_defaults() {
+        let value = resolved("a: ${oc.env:LONGDRAFT_SURELY_UNSET,7}\nb: ${oc.env:PATH}\n");
+        let value = value.expect("resolved");
+        assert_eq!(value["a"], 7);
+        assert_eq!(value["b"].as_str(), std::env::var("PATH").ok().as_deref());
+    }
+
+    #[test]
+    fn everything_that_cannot_be_resolved_is_named_with_its_line() {
+        let problems = resolved(
+            "a: ${b}\nb: ${a}\nc: ${nowhere}\nd: ${oc.env:LONGDRAFT_SURELY_UNSET}\ne: x${\nf: ${g:1}\n",
+        )
+        .expect_err("problems");
+        let all = problems.join("\n");
+        for part in [
+            "refers to itself",
+            "a.yaml:3: `c`: there is no key `nowhere`",
+            "is not set",
+            "not closed",
+            "only keys",
+        ] {
+            assert!(all.contains(part), "{part} not in {all}");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Configuration values that remember where they were written.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+
+use super::Problem;
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A line of a file, from 1.
+    File { path: PathBuf, line: u64 },
+    /// An argument, as it was given.
+    CommandLine(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::CommandLine(argument) => write!(f, "command line `{argument}`"),
+        }
+    }
+}
+
+/// A value with its origin.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Node {
+    pub(crate) value: Tree,
+    pub(crate) origin: Origin,
+}
+
+/// A YAML value; maps keep their order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Tree {
+    Scalar(Value),
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// Reads YAML text that goes by `path`.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, Problem> {
+        // Only `true` and `false` are booleans: a stage may be named `y`, a field `on`.
+        let options = serde_saphyr::options! { strict_booleans: true };
+        let parsed: Spanned<Raw> = serde_saphyr::from_str_with_options(text, options)
+            .map_err(|error| Problem::new(format!("{}: {error}", path.display())))?;
+        Ok(parsed.value.located(parsed.referenced.line(), path))
+    }
+
+    pub(crate) fn new(value: Tree, origin: Origin) -> Self {
+        Self { value, origin }
+    }
+
+    /// The value without origins.
+    pub(crate) fn to_json(&self) -> Value {
+        match &self.value {
+            Tree::Scalar(value) => value.clone(),
+            Tree::List(items) => Value::Array(items.iter().map(Self::to_json).collect()),
+            Tree::Map(entries) => {
+                let entries = entries.iter().map(|(key, node)| (key.clone(), node.to_json()));
+                Value::Object(entries.collect::<Map<_, _>>())
+            }
+        }
+    }
+
+    /// One child: a key of a map, or an index or a `name:` of a list's items.
+    pub(crate) fn child(&self, key: &str) -> Option<&Self> {
+        match &self.value {
+            Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, node)| node),
+            Tree::List(items) => items.get(index_of(items, key)?),
+            Tree::Scalar(_) => None,
+        }
+    }
+
+    /// As [`Self::child`], to change it.
+    pub(crate) fn child_mut(&mut self, key: &str) -> Option<&mut Self> {
+        match &mut self.value {
+            Tree::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, node)| node),
+            Tree::List(items) => {
+                let index = index_of(items, key)?;
+                items.get_mut(index)
+            }
+            Tree::Scalar(_) => None,
+        }
+    }
+
+    /// A dotted key.
+    pub(crate) fn at(&self, key: &str) -> Option<&Self> {
+        key.split('.').try_fold(self, |node, part| node.child(part))
+    }
+
+    /// The origin of a dotted key, or of the nearest thing around it.
+    pub(crate) fn origin_of(&self, key: &str) -> &Origin {
+        let mut node = self;
+        for part in key.split('.') {
+            match node.child(part) {
+                Some(child) => node = child,
+                None => break,
+            }
+        }
+        &node.origin
+    }
+
+    /// Takes an entry out of a map.
+    pub(crate) fn remove(&mut self, key: &str) -> Option<Self> {
+        match &mut self.value {
+            Tree::Map(entries) => {
+                let index = entries.iter().position(|(k, _)| k == key)?;
+                Some(entries.remove(index).1)
+            }
+            Tree::List(items) => {
+                let index = index_of(items, key)?;
+                Some(items.remove(index))
+            }
+            Tree::Scalar(_) => None,
+        }
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self.value, Tree::Scalar(Value::Null))
+    }
+
+    /// Lays `over` on top: maps are joined key by key, everything else is replaced.
+    pub(crate) fn merge(&mut self, over: Self) {
+        match (&mut self.value, over.value) {
+            (Tree::Map(entries), Tree::Map(new)) => {
+                for (key, node) in new {
+                    match entries.iter_mut().find(|(k, _)| *k == key) {
+                        Some((_, old)) => old.merge(node),
+                        None => entries.push((key, node)),
+                    }
+                }
+            }
+            (_, value) => {
+                self.value = value;
+                self.origin = over.origin;
+            }
+        }
+    }
+}
+
+/// Items of a list go by their place, or by their `name`.
+fn index_of(items: &[Node], key: &str) -> Option<usize> {
+    key.parse().ok().filter(|index| *index < items.len()).or_else(|| {
+        items.iter().position(|item| {
+            let name = item.child("name").map(|name| &name.value);
+            matches!(name, Some(Tree::Scalar(Value::String(name))) if name == key)
+        })
+    })
+}
+
+/// What the YAML reader gives, with lines but without a file.
+enum Raw {
+    Scalar(Value),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+}
+
+impl Raw {
+    fn located(self, line: u64, path: &Path) -> Node {
+        let value = match self {
+            Self::Scalar(value) => Tree::Scalar(value),
+            Self::List(items) => Tree::List(
+                items
+                    .into_iter()
+                    .map(|item| item.value.located(item.referenced.line(), path))
+                    .collect(),
+            ),
+            // A value is found where its key stands.
+            Self::Map(entries) => Tree::Map(
+                entries
+                    .into_iter()
+                    .map(|(key, item)| {
+                        let line = key.referenced.line();
+                        (key.value, item.value.located(line, path))
+                    })
+                    .collect(),
+            ),
+        };
+        Node::new(value, Origin::File { path: path.to_path_buf(), line })
+    }
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+        Ok(Raw::Scalar(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
+        Ok(Raw::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
+        Ok(Raw::Scalar(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
+        Ok(Raw::Scalar(value.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
+        Ok(Raw::Scalar(value.into()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Raw, E> {
+        Ok(Raw::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Raw, E> {
+        Ok(Raw::Scalar(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Raw, D::Error> {
+        Raw::deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = access.next_element()? {
+            items.push(item);
+        }
+        Ok(Raw::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = access.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Raw::Map(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Node {
+        Node::parse(text, Path::new("a.yaml")).expect("YAML")
+    }
+
+    #[test]
+    fn every_value_knows_its_line() {
+        let node = parse("a: 1\nb:\n  c: [x, 2.5]\n  d:\n    e: ~\n");
+        assert_eq!(node.origin_of("a").to_string(), "a.yaml:1");
+        assert_eq!(node.origin_of("b.c").to_string(), "a.yaml:3");
+        assert_eq!(node.origin_of("b.d.e").to_string(), "a.yaml:5");
+        // What does not exist is looked for where it should stand.
+        assert_eq!(node.origin_of("b.d.f.g").to_string(), "a.yaml:4");
+        assert_eq!(
+            node.to_json(),
+            serde_json::json!({"a": 1, "b": {"c": ["x", 2.5], "d": {"e": null}}})
+        );
+    }
+
+    #[test]
+    fn maps_are_joined_and_lists_replaced() {
+        let mut base = parse("a: {b: 1, c: [1, 2]}\nd: 4\n");
+        base.merge(parse("a: {c: [3], e: 5}\nd: {f: 6}\n"));
+        assert_eq!(
+            base.to_json(),
+            serde_json::json!({"a": {"b": 1, "c": [3], "e": 5}, "d": {"f": 6}})
+        );
+    }
+
+    #[test]
+    fn list_items_go_by_place_or_name() {
+        let node = parse("stages: [{name: base, x: 1}, {name: long, x: 2}]");
+        let value = |key: &str| node.at(key).map(Node::to_json);
+        assert_eq!(value("stages.1.x"), value("stages.long.x"));
+        assert_eq!(value("stages.2.x"), None);
+    }
+}

@@ -1,0 +1,52 @@
+//! One process at a time in a run directory.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::Path;
+
+use crate::error::{Result, TrainError};
+
+/// Held as long as the process works in a run directory; the system lets go of it when the process
+/// dies, however it dies.
+#[derive(Debug)]
+pub struct RunLock {
+    _file: File,
+}
+
+impl RunLock {
+    /// Takes the directory, which is made when needed.
+    ///
+    /// # Errors
+    /// - another process holds it, or it cannot be written
+    pub fn acquire(directory: &Path) -> Result<Self> {
+        let path = directory.join(".lock");
+        let fail = |error: std::io::Error| TrainError::checkpoint(&path, error);
+        std::fs::create_dir_all(directory).map_err(fail)?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fail)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                Err(TrainError::Locked { path: directory.to_path_buf() })
+            }
+            // A file system without locks is no reason not to train.
+            Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+                Ok(Self { _file: file })
+            }
+            Err(TryLockError::Error(error)) => Err(fail(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_held_once_until_it_is_let_go() {
+        let folder = tempfile::tempdir().expect("folder");
+        let run = folder.path().join("run");
+        let held = RunLock::acquire(&run).expect("free");
+        assert!(matches!(RunLock::acquire(&run), Err(TrainError::Locked { .. })));
+        drop(held);
+        RunLock::acquire(&run).expect("free again");
+    }
+}

@@ -1,0 +1,351 @@
+//! Several stages through the binary: handing on, resuming, killing, refusing, and full disks.
+
+mod support;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use longdraft_kernels::random::CounterRng;
+use serde_json::Value;
+use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
+
+const STAGES: [&str; 3] = ["base", "long", "answers"];
+
+/// Three stages over the workshop's text.
+fn curriculum(shop: &Workshop) -> String {
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    let stages = "stages:\n- name: base\n- name: long\n  data: {row_tokens: 256}\n  \
+                  train: {rows_per_step: 1}\n- name: answers\n  start_from: best\n  \
+                  train: {evaluate_every: 5, keep_best: true}\n";
+    let path = shop.path("curriculum.yaml");
+    let text = text.replace("epochs: 3", "epochs: 2\n  evaluate_every: 6");
+    std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
+    path
+}
+
+/// Every file that must be equal after a kill: drafts, optimizers, metrics without clocks.
+fn fingerprint(output: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for stage in STAGES {
+        for file in
+            ["last/draft.safetensors", "last/optimizer.safetensors", "best/draft.safetensors"]
+        {
+            let path = format!("{output}/{stage}/checkpoints/{file}");
+            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+            all.push((format!("{stage}/{file}"), blake3_of(&bytes)));
+        }
+        let text = std::fs::read_to_string(format!("{output}/{stage}/metrics.jsonl"));
+        for line in text.expect("metrics").lines() {
+            let mut record: Value = serde_json::from_str(line).expect("whole lines");
+            for clock in ["tokens_per_second", "memory_mib"] {
+                record.as_object_mut().map(|record| record.remove(clock));
+            }
+            all.push((stage.to_owned(), record.to_string()));
+        }
+    }
+    all
+}
+
+fn blake3_of(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+#[test]
+fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let out = last_json(&succeed(&["train", &config, "--json"]));
+    assert_eq!(out["finished"], true);
+    let cells = out["held_out"]["by_draft"].as_array().expect("table");
+    assert_eq!((cells.len(), cells[0].as_array().map(Vec::len)), (3, Some(3)));
+    for cell in cells.iter().flat_map(|row| row.as_array().expect("row")) {
+        let (low, high) = (&cell["interval"][0], &cell["interval"][1]);
+        let length = cell["simulated_length"].as_f64().expect("length");
+        assert!(low.as_f64() <= Some(length) && Some(length) <= high.as_f64(), "{cell}");
+    }
+    let file = std::fs::read_to_string(shop.path("run/curriculum.json")).expect("file");
+    let file: Value = serde_json::from_str(&file).expect("JSON");
+    assert_eq!(file["stages"][1], serde_json::json!({"name": "long", "output": "long"}));
+    // The second stage began where the first one ended: its loss is far below the first's start.
+    let first_loss = |stage: &str| {
+        let text = std::fs::read_to_string(shop.path(&format!("run/{stage}/metrics.jsonl")));
+        let text = text.expect("metrics");
+        let line = text.lines().next().expect("a line").to_owned();
+        serde_json::from_str::<Value>(&line).expect("JSON")["hard_loss"].as_f64().expect("loss")
+    };
+    assert!(first_loss("long") < first_loss("base"));
+    // A second call finds everything done and changes nothing.
+    let before = fingerprint(&shop.path("run"));
+    let again = run(&["train", &config]);
+    assert!(again.status.success() && !stderr(&again).contains("step 1/"), "{}", stderr(&again));
+    assert_eq!(before, fingerprint(&shop.path("run")));
+}
+
+#[test]
+fn fifty_kills_at_random_moments_lose_nothing() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let more = ["train.epochs=4", "train.save_every=2"];
+    let whole = shop.path("whole");
+    succeed(&[&["train", &config, &format!("output={whole}")], &more[..]].concat());
+    let killed = shop.path("killed");
+    let output = format!("output={killed}");
+    let mut random = CounterRng::new(1, "kills", &[0]);
+    let mut kills = 0;
+    loop {
+        // Until fifty kills have fallen soon enough to interrupt, late ones let the run end.
+        let patience =
+            Duration::from_millis(if kills < 50 { 15 + random.below(90) } else { 60_000 });
+        let mut child = longdraft(&[&["train", &config, &output], &more[..]].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let started = Instant::now();
+        let status = loop {
+            match child.try_wait().expect("wait") {
+                Some(status) => break Some(status),
+                None if started.elapsed() >= patience => break None,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let Some(status) = status else {
+            child.kill().expect("kill");
+            child.wait().expect("reap");
+            kills += 1;
+            continue;
+        };
+        assert!(status.success(), "a resumed run failed after {kills} kills");
+        if kills >= 50 {
+            break;
+        }
+        // It ended before fifty kills: go on from nothing.
+        std::fs::remove_dir_all(&killed).expect("remove");
+    }
+    assert_eq!(fingerprint(&whole), fingerprint(&killed));
+    let leftovers = std::fs::read_dir(format!("{killed}/base/checkpoints")).expect("folder");
+    let names: Vec<String> =
+        leftovers.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert!(names.iter().all(|name| !name.starts_with('.')), "{names:?}");
+}
+
+#[test]
+fn a_flipped_byte_in_any_file_of_the_last_checkpoint_falls_back() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    succeed(&["train", &config, "train.steps=12"]);
+    let checkpoints = shop.path("run/checkpoints");
+    let files: Vec<_> =
+        std::fs::read_dir(format!("{checkpoints}/last")).expect("folder").flatten().collect();
+    assert!(files.len() >= 5, "draft, optimizer, state, tokenizer, manifest");
+    for file in files {
+        let bytes = std::fs::read(file.path()).expect("read");
+        let mut flipped = bytes.clone();
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 1;
+        std::fs::write(file.path(), flipped).expect("write");
+        // Read only: what is resumed from is asked of a run that has nothing left to do but fail.
+        let output = run(&["train", &config, "train.steps=12"]);
+        let text = stderr(&output);
+        assert!(output.status.success(), "{:?}: {text}", file.path());
+        assert!(text.contains("warning: ") && text.contains("resumed after step"), "{text}");
+        let name = file.file_name().to_string_lossy().into_owned();
+        assert!(text.contains(&name) || name == "manifest.json", "{name} not in {text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
+fn two_processes_do_not_share_a_run_directory() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let mut first = longdraft(&["train", &config, "train.epochs=2000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let metrics = shop.path("run/metrics.jsonl");
+    let started = Instant::now();
+    while !Path::new(&metrics).is_file() {
+        assert!(started.elapsed() < Duration::from_mins(1), "the first process never begins");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let text = fail(&["train", &config, "train.epochs=2000"], 1);
+    first.kill().expect("kill");
+    first.wait().expect("reap");
+    assert!(text.contains("another process trains in this run directory"), "{text}");
+}
+
+#[test]
+fn changed_settings_are_refused_and_can_be_forced() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    succeed(&["train", &config, "train.steps=4"]);
+    let text = fail(&["train", &config, "train.steps=8", "objective.soft_weight=0.5"], 1);
+    assert!(text.contains("train.steps was 4, now 8") && text.contains("soft_weight"), "{text}");
+    let forced = run(&["train", &config, "train.steps=8", "--force-resume"]);
+    let text = stderr(&forced);
+    assert!(forced.status.success(), "{text}");
+    assert!(text.contains("resumed although train.steps was 4, now 8"), "{text}");
+    let lines = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
+    assert_eq!(lines.lines().filter(|line| line.contains("\"loss\"")).count(), 8);
+}
+
+#[test]
+fn patience_ends_a_run_and_the_best_draft_is_kept() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    // A rate of next to nothing: no evaluation is better than the first.
+    let arguments = [
+        "train",
+        &config,
+        "train.epochs=50",
+        "train.evaluate_every=2",
+        "train.patience=3",
+        "schedule.learning_rate=1e-12",
+        "--json",
+    ];
+    let out = last_json(&succeed(&arguments));
+    assert_eq!((&out["finished"], &out["steps"]), (&true.into(), &8.into()));
+    let state = std::fs::read_to_string(shop.path("run/checkpoints/best/state.json"));
+    let state: Value = serde_json::from_str(&state.expect("best")).expect("JSON");
+    assert_eq!(state["step"], 2);
+    // It stays ended.
+    let again = last_json(&succeed(&arguments));
+    assert_eq!(again["steps"], 8);
+}
+
+#[test]
+fn budgets_in_tokens_and_minutes() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let steps = |arguments: &[&str], output: &str| {
+        let output = format!("output={}", shop.path(output));
+        let all = [&["train", &config, &output, "--json"], arguments].concat();
+        last_json(&succeed(&all))["steps"].as_u64().expect("steps")
+    };
+    assert_eq!(steps(&["train.tokens=2000", "train.tokens_per_step=500"], "tokens"), 5);
+    assert_eq!(steps(&["train.steps=100000", "train.max_minutes=1e-6"], "minutes"), 1);
+    let text = fail(&["train", &config, "train.tokens=5", "train.steps=5"], 2);
+    assert!(text.contains("two budgets"), "{text}");
+}
+
+#[test]
+fn a_disk_that_fills_up_stops_the_run_and_spoils_nothing() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    succeed(&["train", &config, "train.steps=4"]);
+    let saved = std::fs::read(shop.path("run/checkpoints/last/draft.safetensors")).expect("saved");
+    // Files may not grow beyond 8 KiB: writing the next checkpoint fails in the middle.
+    let binary = env!("CARGO_BIN_EXE_longdraft");
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 8; exec {binary} train {config} train.steps=8 --force-resume --threads 1"
+    );
+    let output = std::process::Command::new("bash").args(["-c", &script]).output().expect("bash");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: ") && !text.contains("panicked"), "{text}");
+    let after = std::fs::read(shop.path("run/checkpoints/last/draft.safetensors")).expect("kept");
+    assert_eq!(saved, after);
+    let left: Vec<_> =
+        std::fs::read_dir(shop.path("run/checkpoints")).expect("folder").flatten().collect();
+    assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().starts_with('.')));
+    // With room again it goes on.
+    succeed(&["train", &config, "train.steps=8", "--force-resume"]);
+}
+
+#[test]
+fn a_stage_starts_from_any_kind_of_draft() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    succeed(&["train", &config, "train.steps=6"]);
+    succeed(&["extract", &shop.path("run")]);
+    let mut drafts = Vec::new();
+    for (index, from) in [
+        "run",
+        "run/checkpoints/last",
+        "run/draft",
+        "run/draft/draft_model_weights.pth",
+        "run/draft/draft_model_weights.safetensors",
+        "run/checkpoints/last/draft.safetensors",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let output = shop.path(&format!("next{index}"));
+        succeed(&[
+            "train",
+            &config,
+            &format!("output={output}"),
+            "train.steps=2",
+            &format!("draft_model_name_or_path={}", shop.path(from)),
+        ]);
+        drafts.push(
+            std::fs::read(format!("{output}/checkpoints/last/draft.safetensors")).expect("draft"),
+        );
+    }
+    assert!(drafts.iter().all(|draft| *draft == drafts[0]));
+}
+
+#[test]
+fn configurations_are_shown_checked_and_described() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let shown = succeed(&["config", "show", &config, "train.seed=7"]);
+    assert!(shown.contains("# stage answers, starts from best"), "{shown}");
+    assert!(
+        shown.contains("command line `train.seed=7`") && shown.contains("# default"),
+        "{shown}"
+    );
+    assert!(shown.contains("curriculum.yaml:"), "{shown}");
+    succeed(&["config", "check", &config, &shop.config()]);
+    std::fs::write(shop.path("bad.yaml"), "targte: x\noutput: y\ntrain: {steps: -1}\n")
+        .expect("file");
+    let text = fail(&["config", "check", &shop.path("bad.yaml"), &config], 2);
+    for part in [
+        "bad.yaml:1: unknown key `targte` (did you mean `target`?)",
+        "bad.yaml:3",
+        "`data` is missing",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let schema: Value = serde_json::from_str(&succeed(&["config", "schema"])).expect("JSON");
+    assert!(schema["properties"]["stages"]["items"]["properties"]["start_from"].is_object());
+}
+
+/// The page of keys is generated; so that it stays true, it is compared.
+#[test]
+fn the_documented_keys_are_those_of_the_types() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let page = std::fs::read_to_string(page).expect("docs/configuration.md");
+    let tables = succeed(&["config", "schema", "--markdown"]);
+    assert!(page.contains(tables.trim()), "run: longdraft config schema --markdown");
+}
+
+/// Fragments in these folders do not stand alone.
+const FRAGMENTS: [&str; 6] = ["strategy", "stage", "model", "data", "optim", "schedule"];
+
+#[test]
+fn every_shipped_configuration_composes() {
+    fn collect(folder: &Path, files: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).expect("folder").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.path().is_dir() {
+                if !FRAGMENTS.contains(&name.as_str()) && !name.starts_with('_') {
+                    collect(&entry.path(), files);
+                }
+            } else if entry.path().extension().is_some_and(|extension| extension == "yaml")
+                && !name.starts_with('_')
+            {
+                files.push(entry.path().display().to_string());
+            }
+        }
+    }
+    let mut files = Vec::new();
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conf"), &mut files);
+    assert!(files.len() >= 3, "{files:?}");
+    let arguments: Vec<&str> =
+        ["config", "check"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    succeed(&arguments);
+}
