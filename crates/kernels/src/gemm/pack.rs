@@ -48,16 +48,27 @@ pub(super) enum LeftOrder {
     Steps,
 }
 
-/// Copies a left block in tiles of `tile` rows, in whichever order its memory already has.
-pub(super) fn left(a: Mat<'_>, tile: usize, buffer: &mut Buffer) -> LeftOrder {
+/// The order of a packed left operand: whichever its memory already has.
+pub(super) fn left_order(a: Mat<'_>) -> LeftOrder {
+    if a.col_stride == 1 { LeftOrder::Rows } else { LeftOrder::Steps }
+}
+
+/// Values of a packed left block of at most `rows` x `steps`.
+pub(super) fn left_len(order: LeftOrder, rows: usize, steps: usize, tile: usize) -> usize {
+    match order {
+        LeftOrder::Rows => rows * ROW_STRIDE,
+        LeftOrder::Steps => rows.div_ceil(tile) * steps * STEP_STRIDE,
+    }
+}
+
+/// Copies a left block in tiles of `tile` rows.
+pub(super) fn left(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftOrder {
     if a.col_stride == 1 {
-        let out = buffer.get(a.rows * ROW_STRIDE);
         for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
             out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
         }
         return LeftOrder::Rows;
     }
-    let out = buffer.get(a.rows.div_ceil(tile) * a.cols * STEP_STRIDE);
     for (index, out) in out.chunks_mut(a.cols * STEP_STRIDE).enumerate() {
         let first = index * tile;
         if first >= a.rows {

@@ -33,7 +33,7 @@ fn element(mat: Mat<'_>, row: usize, col: usize) -> f32 {
     mat.data[row * mat.row_stride + col * mat.col_stride]
 }
 
-const SIZES: [(usize, usize, usize); 9] = [
+const SIZES: [(usize, usize, usize); 10] = [
     (1, 1, 1),
     (3, 5, 2),
     (14, 32, 8),
@@ -43,6 +43,7 @@ const SIZES: [(usize, usize, usize); 9] = [
     (200, 70, 40),
     (17, 300, 600),
     (90, 64, 1),
+    (2700, 130, 2),
 ];
 
 #[test]

@@ -3,12 +3,15 @@
 //! Its columns are stored one after the other (`[O, I]` weights), so squares of some steps of some
 //! columns are turned around in registers; what is added in which order is as in the packed kernels.
 
+use super::Mat;
+use super::blocks::Output;
 use super::element::{Element, Storage};
 use super::micro::{Destination, Isa};
-use super::{Mat, Output};
 
 /// Most rows of the left operand for which turning columns in registers beats packing them.
 pub(super) const MOST_ROWS: usize = 16;
+/// Columns of a task, so that it is long enough for memory to be read ahead.
+pub(super) const TASK_COLUMNS: usize = 256;
 /// Columns that are worked on together.
 const GROUP: usize = 16;
 /// Most rows of one pass over a group.
@@ -29,6 +32,8 @@ struct Operands<T> {
     b: *const T,
     /// From one column of the right operand to the next.
     b_stride: usize,
+    /// From a column to the one that is fetched ahead, of the next group.
+    ahead: usize,
 }
 
 /// One task's product, on the calling thread, `depth` steps between two visits of the destination.
@@ -46,6 +51,7 @@ pub(super) unsafe fn block<T: Element>(
 ) {
     for first_col in (0..b.cols).step_by(GROUP) {
         let cols = GROUP.min(b.cols - first_col);
+        let ahead = if first_col + 2 * GROUP <= b.cols { GROUP * b.col_stride } else { 0 };
         for first_step in (0..b.rows).step_by(depth) {
             let steps = first_step..(first_step + depth).min(b.rows);
             let a = a.columns(steps.clone());
@@ -62,10 +68,11 @@ pub(super) unsafe fn block<T: Element>(
                     let dst = Destination { at, stride, rows, cols, accumulate };
                     if isa.reads::<T>() {
                         let (b, b_stride) = (b.data.as_ptr(), b.col_stride);
-                        tile(isa, Operands { depth, a, a_strides, b, b_stride }, dst);
+                        tile(isa, Operands { depth, a, a_strides, b, b_stride, ahead }, dst);
                     } else {
                         let (b, b_stride) = (widened(b, wide).as_ptr(), b.rows);
-                        tile(isa, Operands { depth, a, a_strides, b, b_stride }, dst);
+                        let operands = Operands { depth, a, a_strides, b, b_stride, ahead: 0 };
+                        tile(isa, operands, dst);
                     }
                 }
             }
@@ -127,7 +134,7 @@ unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
 /// # Safety
 /// As [`tile`].
 unsafe fn portable<T: Element>(operands: Operands<T>, dst: Destination) {
-    let Operands { depth, a, a_strides, b, b_stride } = operands;
+    let Operands { depth, a, a_strides, b, b_stride, .. } = operands;
     let b = b.cast::<f32>();
     for row in 0..dst.rows {
         let mut sums = [0.0_f32; GROUP];
@@ -208,7 +215,7 @@ mod x86 {
                 let mut lines = [_mm512_setzero_ps(); 16];
                 for (line, start) in lines.iter_mut().zip(&starts) {
                     let at = start.add(k);
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(GROUP * operands.b_stride).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(operands.ahead).cast());
                     *line = load(at);
                 }
                 let turned = transposed_16x16(&lines);
@@ -321,8 +328,8 @@ mod x86 {
         operands: Operands<T>,
         dst: Destination,
     ) {
-        let Operands { depth, a, a_strides, b, b_stride } = operands;
-        let operands = Operands { depth, a, a_strides, b: b.cast::<f32>(), b_stride };
+        let Operands { depth, a, a_strides, b, b_stride, ahead } = operands;
+        let operands = Operands { depth, a, a_strides, b: b.cast::<f32>(), b_stride, ahead };
         if dst.cols > 8 && ROWS <= 3 {
             // SAFETY: passed on to the caller.
             unsafe { octets::<ROWS, 2>(operands, dst, 0) };

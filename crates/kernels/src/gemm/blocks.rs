@@ -1,0 +1,277 @@
+//! Blocks of a product that fit the caches: who packs what, and in which order.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::micro::{Destination, Isa};
+use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, PANEL, ROW_STRIDE, STEP_STRIDE};
+use super::{Element, Mat, unpacked};
+
+/// Rows of a left block.
+pub(super) const BLOCK_ROWS: usize = 168;
+/// Rows of the left operand that are packed at a time for all tasks.
+const SHARED_ROWS: usize = 16 * BLOCK_ROWS;
+/// Values of a right block: half of a usual second-level cache.
+const RIGHT_BLOCK: usize = 1 << 17;
+
+/// The destination of a block, shared between tasks that write disjoint parts of it.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) at: *mut f32,
+    pub(super) stride: usize,
+    pub(super) accumulate: bool,
+}
+
+impl Output {
+    /// The pointer, through a method so that closures capture the whole (shareable) value.
+    pub(super) fn pointer(&self) -> *mut f32 {
+        self.at
+    }
+
+    /// The part from an element on, for the sum from `first_step` on.
+    ///
+    /// # Safety
+    /// The element lies within the destination.
+    pub(super) unsafe fn part(self, row: usize, col: usize, first_step: usize) -> Self {
+        // SAFETY: passed on to the caller.
+        let at = unsafe { self.at.add(row * self.stride + col) };
+        Self { at, accumulate: self.accumulate || first_step > 0, ..self }
+    }
+}
+
+// SAFETY: tasks write disjoint elements only, see `product`.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// Packed blocks of both operands, and a panel's values while they are widened.
+#[derive(Default)]
+struct Scratch {
+    left: Buffer,
+    right: Buffer,
+    wide: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// The left operand of a product that this thread began.
+    static SHARED: RefCell<Buffer> = RefCell::default();
+}
+
+/// One task's product, on the calling thread.
+///
+/// # Safety
+/// `dst` is writable for `a.rows` x `b.cols` elements, and nobody else touches them.
+pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
+    if a.cols == 0 {
+        for row in (0..a.rows).filter(|_| !dst.accumulate) {
+            // SAFETY: the caller vouches for the row.
+            unsafe { dst.at.add(row * dst.stride).write_bytes(0, b.cols) };
+        }
+        return;
+    }
+    let depth = depth_of(a.cols);
+    SCRATCH.with_borrow_mut(|scratch| {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if unpacked::fits(a, b) {
+                unpacked::block(isa, dst, a, b, depth, &mut scratch.wide);
+            } else if a.rows <= BLOCK_ROWS {
+                few_rows(isa, dst, a, b, depth, scratch);
+            } else {
+                many_rows(isa, dst, a, b, depth, scratch);
+            }
+        }
+    });
+}
+
+/// One left block: every panel is used as soon as it is packed.
+///
+/// # Safety
+/// As [`block`].
+unsafe fn few_rows<T: Element>(
+    isa: Isa,
+    dst: Output,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    depth: usize,
+    Scratch { left, right, wide }: &mut Scratch,
+) {
+    for first_step in (0..a.cols).step_by(depth) {
+        let steps = first_step..(first_step + depth).min(a.cols);
+        let order = pack_left(isa, a.columns(steps.clone()), left);
+        for first_col in (0..b.cols).step_by(PANEL) {
+            let cols = first_col..(first_col + PANEL).min(b.cols);
+            let b = b.columns(cols).t().columns(steps.clone()).t();
+            let right = right.get(PANEL * b.rows);
+            pack::right(b, right, wide);
+            let sizes = (a.rows, b.cols, b.rows);
+            // SAFETY: the column lies within the destination; both blocks were just packed for
+            // these sizes.
+            unsafe {
+                let dst = dst.part(0, first_col, first_step);
+                tiles(isa, dst, order, sizes, left.all(), right);
+            }
+        }
+    }
+}
+
+/// Right blocks in the second-level cache, each for all left blocks.
+///
+/// # Safety
+/// As [`block`].
+unsafe fn many_rows<T: Element>(
+    isa: Isa,
+    dst: Output,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    depth: usize,
+    Scratch { left, right, wide }: &mut Scratch,
+) {
+    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
+    for first_col in (0..b.cols).step_by(width) {
+        let cols = first_col..(first_col + width).min(b.cols);
+        for first_step in (0..a.cols).step_by(depth) {
+            let steps = first_step..(first_step + depth).min(a.cols);
+            let b = b.columns(cols.clone()).t().columns(steps.clone()).t();
+            let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
+            pack::right(b, right, wide);
+            for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
+                let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
+                let a = a.columns(steps.clone()).t().columns(rows).t();
+                let order = pack_left(isa, a, left);
+                let sizes = (a.rows, b.cols, b.rows);
+                // SAFETY: row and column lie within the destination; both blocks were just packed
+                // for these sizes.
+                unsafe {
+                    let dst = dst.part(first_row, first_col, first_step);
+                    tiles(isa, dst, order, sizes, left.all(), right);
+                }
+            }
+        }
+    }
+}
+
+fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
+    let (order, tile) = (pack::left_order(a), isa.tile_rows());
+    pack::left(a, tile, left.get(pack::left_len(order, a.rows, a.cols, tile)))
+}
+
+/// A product of many rows: all tasks pack the left operand together, then each takes some columns.
+///
+/// # Safety
+/// The CPU has the instruction set; `dst` is writable for `a.rows` x `b.cols` elements, and nobody
+/// else touches them.
+pub(super) unsafe fn shared_rows<T: Element>(
+    isa: Isa,
+    dst: Output,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    tasks: usize,
+) {
+    let (order, depth, tile) = (pack::left_order(a), depth_of(a.cols), isa.tile_rows());
+    let slot = pack::left_len(order, BLOCK_ROWS, depth, tile);
+    let step_blocks = a.cols.div_ceil(depth);
+    // Taken, not borrowed: while this thread waits it may work on other products.
+    let mut buffer = SHARED.take();
+    for first_row in (0..a.rows).step_by(SHARED_ROWS) {
+        let a = a.t().columns(first_row..(first_row + SHARED_ROWS).min(a.rows)).t();
+        let row_blocks = a.rows.div_ceil(BLOCK_ROWS);
+        let part = |rows: usize, steps: usize| {
+            let steps = steps * depth..((steps + 1) * depth).min(a.cols);
+            let rows = rows * BLOCK_ROWS..((rows + 1) * BLOCK_ROWS).min(a.rows);
+            a.columns(steps).t().columns(rows).t()
+        };
+        let packed = buffer.get(row_blocks * step_blocks * slot);
+        packed.par_chunks_mut(slot).take(row_blocks * step_blocks).enumerate().for_each(
+            |(index, out)| {
+                pack::left(part(index % row_blocks, index / row_blocks), tile, out);
+            },
+        );
+        let packed = &*packed;
+        let panels = b.cols.div_ceil(PANEL);
+        (0..tasks).into_par_iter().for_each(|task| {
+            let bound = |task: usize| (task * panels / tasks * PANEL).min(b.cols);
+            for_right_blocks(b, bound(task)..bound(task + 1), depth, |cols, steps, b, right| {
+                for rows in 0..row_blocks {
+                    let left = &packed[(steps * row_blocks + rows) * slot..];
+                    let sizes = (part(rows, steps).rows, b.cols, b.rows);
+                    // SAFETY: the element lies within the destination, and the tasks' columns are
+                    // disjoint; both blocks were packed for these sizes.
+                    unsafe {
+                        let row = first_row + rows * BLOCK_ROWS;
+                        let dst = dst.part(row, cols, steps * depth);
+                        tiles(isa, dst, order, sizes, left, right);
+                    }
+                }
+            });
+        });
+    }
+    SHARED.set(buffer);
+}
+
+/// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
+/// first column and the index of their steps.
+fn for_right_blocks<T: Element>(
+    b: Mat<'_, T>,
+    cols: Range<usize>,
+    depth: usize,
+    mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
+) {
+    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
+    SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
+        for first_col in cols.clone().step_by(width) {
+            let cols = first_col..(first_col + width).min(cols.end);
+            for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
+                let steps = first_step..(first_step + depth).min(b.rows);
+                let b = b.columns(cols.clone()).t().columns(steps).t();
+                let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
+                pack::right(b, right, wide);
+                use_block(first_col, index, b, right);
+            }
+        }
+    });
+}
+
+/// Steps of the inner sum between two visits of the destination; depends on its length only.
+fn depth_of(length: usize) -> usize {
+    length.div_ceil(length.div_ceil(MAX_DEPTH))
+}
+
+/// All tiles of a packed left block times a packed right block.
+///
+/// # Safety
+/// `left` and `right` hold packed blocks of `rows` x `depth` and `depth` x `cols`; `dst` is writable
+/// for `rows` x `cols`.
+unsafe fn tiles(
+    isa: Isa,
+    dst: Output,
+    order: LeftOrder,
+    (rows, cols, depth): (usize, usize, usize),
+    left: &[f32],
+    right: &[f32],
+) {
+    let tile = isa.tile_rows();
+    for row in (0..rows).step_by(tile) {
+        let start = match order {
+            LeftOrder::Rows => row * ROW_STRIDE,
+            LeftOrder::Steps => row / tile * depth * STEP_STRIDE,
+        };
+        for col in (0..cols).step_by(PANEL) {
+            // SAFETY: `row < rows` and `col < cols`, and both blocks reach that far.
+            unsafe {
+                let part = Destination {
+                    at: dst.at.add(row * dst.stride + col),
+                    stride: dst.stride,
+                    rows: tile.min(rows - row),
+                    cols: PANEL.min(cols - col),
+                    accumulate: dst.accumulate,
+                };
+                let (a, b) = (left.as_ptr().add(start), right.as_ptr().add(col * depth));
+                isa.tile(order, depth, a, b, part);
+            }
+        }
+    }
+}
