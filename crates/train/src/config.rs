@@ -37,6 +37,18 @@ pub struct TrainConfig {
     /// Length of the run and what it does on the way.
     #[serde(default)]
     pub train: RunConfig,
+    /// How several processes share the work.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
+}
+
+/// How several processes share the work; one process alone has nothing to share.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelConfig {
+    /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
+    /// target.
+    pub zero: u8,
 }
 
 /// The draft layer.
@@ -249,6 +261,10 @@ impl TrainConfig {
         require(
             unit.contains(&beta1) && unit.contains(&beta2),
             "`optimizer.betas` must lie in [0, 1)",
+        );
+        require(
+            matches!(self.parallel.zero, 0 | 1 | 3),
+            "`parallel.zero` is 0, 1 or 3",
         );
         require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
         if let Some(weights) = &self.draft.delay_weights {
