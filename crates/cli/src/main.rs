@@ -10,6 +10,7 @@ mod configuration;
 mod failure;
 mod parity;
 mod progress;
+mod report;
 mod sha256;
 
 use std::process::ExitCode;

@@ -6,10 +6,13 @@ mod fetch;
 mod generate;
 mod parity;
 mod quickstart;
+mod report;
 mod train;
 
 use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
+
+pub(crate) use train::median;
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
@@ -31,5 +34,6 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
+        Command::Report(report) => report::run(&report, arguments.json),
     }
 }
