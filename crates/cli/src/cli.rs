@@ -53,6 +53,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft report runs/a runs/b --output comparison.html
     Report(ReportArguments),
+    /// Check this machine and say what to do.
+    ///
+    /// Example: longdraft doctor
+    Doctor,
 }
 
 /// Arguments of `report`.

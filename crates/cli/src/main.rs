@@ -7,6 +7,7 @@
 mod cli;
 mod commands;
 mod configuration;
+mod doctor;
 mod failure;
 mod parity;
 mod progress;

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod doctor;
 mod eval;
 mod extract;
 mod fetch;
@@ -12,6 +13,7 @@ mod train;
 use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
 
+pub(crate) use fetch::cache_folder;
 pub(crate) use train::median;
 
 /// Runs what the arguments ask for.
@@ -35,5 +37,6 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),
+        Command::Doctor => doctor::run(arguments.json),
     }
 }
