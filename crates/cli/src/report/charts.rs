@@ -1,7 +1,8 @@
 //! Which charts a report shows, and from which records.
 
+use super::ink::Ink;
 use super::metrics_log::{Agreement, StepRecord};
-use super::plot::{Chart, Curve, Ink, Mark, Scale, Style};
+use super::plot::{Chart, Curve, Mark, Scale, Style};
 use super::run::{Run, Stage};
 use super::series::{Point, smooth};
 

@@ -7,6 +7,7 @@
 
 mod charts;
 mod differences;
+mod ink;
 mod metrics_log;
 mod page;
 mod plot;

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::charts::{Section, sections};
 use super::differences;
-use super::plot::{Ink, SERIES, draw, schemes};
+use super::ink::{Ink, SERIES, schemes};
+use super::plot::draw;
 use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
