@@ -53,6 +53,25 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft parity cases/qwen2_short --json
     Parity(ParityArguments),
+    /// Plots of training runs, side by side, as one HTML page that needs no network.
+    ///
+    /// Example: longdraft report runs/a runs/b --output comparison.html
+    Report(ReportArguments),
+    /// Check this machine and say what to do.
+    ///
+    /// Example: longdraft doctor
+    Doctor,
+}
+
+/// Arguments of `report`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReportArguments {
+    /// Run directories of `train`, or directories with a `curriculum.json`.
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Where to write (default: `report.html` in the first run's directory).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// Arguments of `parity`.

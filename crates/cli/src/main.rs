@@ -7,9 +7,11 @@
 mod cli;
 mod commands;
 mod configuration;
+mod doctor;
 mod failure;
 mod parity;
 mod progress;
+mod report;
 mod sha256;
 
 use std::process::ExitCode;

@@ -262,10 +262,7 @@ impl TrainConfig {
             unit.contains(&beta1) && unit.contains(&beta2),
             "`optimizer.betas` must lie in [0, 1)",
         );
-        require(
-            matches!(self.parallel.zero, 0 | 1 | 3),
-            "`parallel.zero` is 0, 1 or 3",
-        );
+        require(matches!(self.parallel.zero, 0 | 1 | 3), "`parallel.zero` is 0, 1 or 3");
         require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
         if let Some(weights) = &self.draft.delay_weights {
             require(

@@ -2,16 +2,21 @@
 
 mod config;
 mod curriculum;
+mod doctor;
 mod eval;
 mod extract;
 mod fetch;
 mod generate;
 mod parity;
 mod quickstart;
+mod report;
 mod train;
 
 use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
+
+pub(crate) use fetch::cache_folder;
+pub(crate) use train::median;
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
@@ -34,5 +39,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
+        Command::Report(report) => report::run(&report, arguments.json),
+        Command::Doctor => doctor::run(arguments.json),
     }
 }

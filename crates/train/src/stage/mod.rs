@@ -2,6 +2,7 @@
 
 mod encoder;
 mod evaluate;
+mod memory;
 mod metrics_log;
 mod observer;
 mod prepare;
@@ -240,6 +241,7 @@ impl Stage {
             tokens,
             total_tokens: self.progress.tokens,
             seconds,
+            memory_mib: memory::peak_resident_mib(),
             metrics: outcome.metrics,
         }
     }

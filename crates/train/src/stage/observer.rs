@@ -38,6 +38,8 @@ pub struct StepReport {
     pub total_tokens: u64,
     /// Of this step.
     pub seconds: f64,
+    /// Largest resident set of this process so far, where the system tells.
+    pub memory_mib: Option<f64>,
     /// Counters of this step.
     pub metrics: DraftMetrics,
 }
@@ -64,6 +66,9 @@ impl StepReport {
         }
         // The only figures that a resumed run does not repeat exactly.
         record["tokens_per_second"] = json!(self.tokens_per_second());
+        if let Some(memory_mib) = self.memory_mib {
+            record["memory_mib"] = json!(memory_mib);
+        }
         record
     }
 }

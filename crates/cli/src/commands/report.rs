@@ -1,0 +1,62 @@
+//! `longdraft report`: training runs as one HTML page.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::cli::ReportArguments;
+use crate::failure::{Failure, Result};
+use crate::report::{REPORT_FILE, Run, StageSummary, render};
+
+/// Skipped lines that are told on the terminal.
+const TOLD_PROBLEMS: usize = 20;
+
+/// Writes the page.
+pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
+    let runs = Run::open_all(&arguments.runs)?;
+    let output = match &arguments.output {
+        Some(output) => output.clone(),
+        None => runs[0].folder.join(REPORT_FILE),
+    };
+    tell_problems(&runs);
+    let page = render(&runs)?;
+    write(&output, &page)?;
+    if json {
+        let rows: Vec<StageSummary> = runs.iter().flat_map(StageSummary::of_run).collect();
+        let problems: usize = runs.iter().map(|run| run.problems.len()).sum();
+        println!("{}", json!({"output": output, "stages": rows, "skipped": problems}));
+    } else {
+        println!("wrote {}", output.display());
+    }
+    Ok(())
+}
+
+fn tell_problems(runs: &[Run]) {
+    let problems: Vec<&String> = runs.iter().flat_map(|run| &run.problems).collect();
+    for problem in problems.iter().take(TOLD_PROBLEMS) {
+        eprintln!("warning: skipped {problem}");
+    }
+    if problems.len() > TOLD_PROBLEMS {
+        eprintln!("warning: skipped {} more", problems.len() - TOLD_PROBLEMS);
+    }
+}
+
+/// Beside the destination, then renamed: whoever reads the old page never sees half a new one.
+fn write(output: &Path, page: &str) -> Result<()> {
+    let fail = |error: &dyn std::fmt::Display| {
+        Failure::work(format!("{}: {error}", output.display()))
+            .hint("name another file with --output FILE")
+    };
+    let name = output.file_name().ok_or_else(|| fail(&"no file name"))?;
+    if output.is_dir() {
+        return Err(fail(&"is a directory"));
+    }
+    let mut temporary = name.to_os_string();
+    temporary.push(format!(".{}.part", std::process::id()));
+    let temporary: PathBuf = output.with_file_name(temporary);
+    std::fs::write(&temporary, page).map_err(|error| fail(&error))?;
+    std::fs::rename(&temporary, output).map_err(|error| {
+        let _ = std::fs::remove_file(&temporary);
+        fail(&error)
+    })
+}

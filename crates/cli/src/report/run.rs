@@ -1,0 +1,256 @@
+//! What a report reads of a run: one directory of `longdraft train`, or a curriculum's directory
+//! whose stages are such directories.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::metrics_log::MetricsLog;
+use crate::failure::{Failure, Result};
+
+const METRICS_FILE: &str = "metrics.jsonl";
+const CONFIG_FILE: &str = "config.yaml";
+const CURRICULUM_FILE: &str = "curriculum.json";
+
+/// One or more stages, trained one after another.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    /// Name of the directory.
+    pub(crate) name: String,
+    /// As given.
+    pub(crate) folder: PathBuf,
+    /// At least one, each with at least one step.
+    pub(crate) stages: Vec<Stage>,
+    /// What was skipped, as `file:line: cause` or `file: cause`.
+    pub(crate) problems: Vec<String>,
+}
+
+/// One training stage.
+#[derive(Debug, Clone)]
+pub(crate) struct Stage {
+    /// Name in the curriculum; none when the run is no curriculum.
+    pub(crate) name: Option<String>,
+    /// What it logged.
+    pub(crate) log: MetricsLog,
+    /// Its configuration, when there is one.
+    pub(crate) config: Option<Config>,
+}
+
+/// A composed configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// As written.
+    pub(crate) text: String,
+    /// As read; none when the text is no YAML.
+    pub(crate) value: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct CurriculumFile {
+    stages: Vec<CurriculumEntry>,
+}
+
+#[derive(Deserialize)]
+struct CurriculumEntry {
+    name: String,
+    output: PathBuf,
+}
+
+impl Run {
+    /// Reads run directories; runs of the same name are called by their whole path.
+    ///
+    /// # Errors
+    /// - every directory that holds no metrics, with what was looked for
+    pub(crate) fn open_all(folders: &[PathBuf]) -> Result<Vec<Self>> {
+        let mut runs: Vec<Self> = Vec::new();
+        let mut failures = Vec::new();
+        for folder in folders {
+            match Self::open(folder) {
+                Ok(run) => runs.push(run),
+                Err(cause) => failures.push(cause),
+            }
+        }
+        if !failures.is_empty() {
+            return Err(Failure::usage(failures.join("\n  ")).hint(
+                "give the `output` directory of `longdraft train`, or of a curriculum; metrics \
+                 are there after the first logged step",
+            ));
+        }
+        let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+        for run in &mut runs {
+            if names.iter().filter(|name| **name == run.name).count() > 1 {
+                run.name = run.folder.display().to_string();
+            }
+        }
+        Ok(runs)
+    }
+
+    fn open(folder: &Path) -> std::result::Result<Self, String> {
+        let mut run = Self {
+            name: name_of(folder),
+            folder: folder.to_path_buf(),
+            stages: Vec::new(),
+            problems: Vec::new(),
+        };
+        let curriculum = folder.join(CURRICULUM_FILE);
+        if curriculum.is_file() {
+            let entries = read_curriculum(&curriculum)?;
+            for entry in &entries {
+                run.read_stage(&folder.join(&entry.output), Some(&entry.name));
+            }
+        } else if folder.join(METRICS_FILE).is_file() {
+            run.read_stage(folder, None);
+        } else {
+            let what = if folder.is_dir() { "no metrics are there" } else { "no such directory" };
+            return Err(format!(
+                "{}: {what}; looked for {METRICS_FILE} and {CURRICULUM_FILE}",
+                folder.display()
+            ));
+        }
+        if run.stages.is_empty() {
+            let mut lines = vec![format!("{}: no steps are logged", folder.display())];
+            lines.extend(run.problems.into_iter().take(8));
+            return Err(lines.join("\n    "));
+        }
+        Ok(run)
+    }
+
+    /// A stage that has not begun is a problem, not an error: the others are worth a report.
+    fn read_stage(&mut self, folder: &Path, name: Option<&str>) {
+        let path = folder.join(METRICS_FILE);
+        let mut log = match MetricsLog::read(&path) {
+            Ok(log) => log,
+            Err(error) => {
+                self.problems.push(format!("{}: {error}", path.display()));
+                return;
+            }
+        };
+        self.problems.append(&mut log.problems);
+        if log.steps.is_empty() {
+            self.problems.push(format!("{}: no steps are logged", path.display()));
+            return;
+        }
+        let config = self.read_config(&folder.join(CONFIG_FILE));
+        self.stages.push(Stage { name: name.map(str::to_owned), log, config });
+    }
+
+    fn read_config(&mut self, path: &Path) -> Option<Config> {
+        let text = match std::fs::read(path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => {
+                self.problems.push(format!("{}: {error}", path.display()));
+                return None;
+            }
+        };
+        let value = match serde_saphyr::from_str::<Value>(&text) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let text = error.to_string();
+                let cause = text.lines().next().unwrap_or_default();
+                self.problems.push(format!("{}: {cause}", path.display()));
+                None
+            }
+        };
+        Some(Config { text, value })
+    }
+
+    /// Name of a stage among all runs.
+    pub(crate) fn stage_name(&self, stage: &Stage) -> String {
+        match &stage.name {
+            Some(name) => format!("{} / {name}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// Every stage with the tokens that the stages before it trained on.
+    pub(crate) fn stages_on_axis(&self) -> impl Iterator<Item = (f64, &Stage)> {
+        self.stages.iter().scan(0, |offset, stage| {
+            let start = *offset;
+            *offset += stage.tokens();
+            Some((start as f64, stage))
+        })
+    }
+}
+
+impl Stage {
+    /// Tokens of the whole stage so far.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.log.steps.last().map_or(0, |record| record.tokens)
+    }
+
+    /// Weight of the soft loss, as the configuration states it.
+    pub(crate) fn soft_weight(&self) -> Option<f64> {
+        self.config.as_ref()?.value.as_ref()?.get("objective")?.get("soft_weight")?.as_f64()
+    }
+}
+
+fn read_curriculum(path: &Path) -> std::result::Result<Vec<CurriculumEntry>, String> {
+    let fail = |cause: &dyn std::fmt::Display| format!("{}: {cause}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+    let file: CurriculumFile = serde_json::from_str(&text).map_err(|error| fail(&error))?;
+    Ok(file.stages)
+}
+
+/// The directory's own name, also of `.` and `..`.
+fn name_of(folder: &Path) -> String {
+    let absolute = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf());
+    let name = folder.file_name().or(absolute.file_name());
+    name.map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
+        std::fs::write(path, text).expect("write");
+    }
+
+    const STEP: &str = "{\"step\":1,\"tokens\":10}\n";
+
+    #[test]
+    fn stages_of_a_curriculum_lie_one_after_another() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let stages = "{\"stages\": [{\"name\": \"base\", \"output\": \"a\"}, \
+                      {\"name\": \"long\", \"output\": \"b\"}, {\"name\": \"cot\", \"output\": \"c\"}]}";
+        write(&dir.path().join("curriculum.json"), stages);
+        write(&dir.path().join("a/metrics.jsonl"), STEP);
+        write(&dir.path().join("a/config.yaml"), "objective: {soft_weight: 0.25}\n");
+        write(&dir.path().join("b/metrics.jsonl"), STEP);
+        let run = Run::open(dir.path()).expect("two stages have metrics");
+        let on_axis: Vec<_> = run
+            .stages_on_axis()
+            .map(|(start, stage)| (start, stage.name.as_deref(), stage.soft_weight()))
+            .collect();
+        assert_eq!(on_axis, [(0.0, Some("base"), Some(0.25)), (10.0, Some("long"), None)]);
+        assert_eq!(run.problems.len(), 2, "{:?}", run.problems);
+    }
+
+    #[test]
+    fn runs_without_metrics_are_named_together() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        write(&dir.path().join("empty/metrics.jsonl"), "");
+        write(&dir.path().join("bad/curriculum.json"), "{\"stages\": 3}");
+        std::fs::create_dir(dir.path().join("bare")).expect("folder");
+        let folders = ["empty", "bad", "bare", "absent"].map(|name| dir.path().join(name));
+        let failure = Run::open_all(&folders).expect_err("nothing is there");
+        let text = format!("{failure:?}");
+        for part in
+            ["no steps are logged", "curriculum.json: invalid type", "looked for", "no such dir"]
+        {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+
+    #[test]
+    fn runs_of_the_same_name_are_told_apart() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let folders = ["a/run", "b/run", "c"].map(|name| dir.path().join(name));
+        folders.iter().for_each(|folder| write(&folder.join("metrics.jsonl"), STEP));
+        let runs = Run::open_all(&folders).expect("runs");
+        assert!(runs[0].name.ends_with("run") && runs[0].name != runs[1].name);
+        assert_eq!(runs[2].name, "c");
+    }
+}
