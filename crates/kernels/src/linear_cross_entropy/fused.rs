@@ -3,7 +3,7 @@
 use candle_core::{Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 
-use super::weighted::{self, Acceptance};
+use super::weighted::Acceptance;
 use super::{Inputs, RowStatistics, SoftTargets, TAIL_FLOOR, Tail};
 use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt};
