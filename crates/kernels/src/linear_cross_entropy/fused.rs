@@ -174,23 +174,26 @@ fn row(
     let agrees = q.argmax as usize == label;
     let mut out = Row { loss: 0.0, hard, soft: 0.0, agrees, acceptance: (-hard).exp() };
     let tail = entries.as_ref().map(|entries| entries.finish(&q, z, &mut out));
-    if let Some((p, softmax)) = &p {
-        teacher_statistics(&q, z, softmax, p, &mut out);
-        if whole {
-            // −Σ p log q = lse(z) − Σ p z
-            out.soft = q.log_sum_exp() - expected_logit;
-        }
-    }
+    // −Σ p log q = lse(z) − Σ p z
+    let cross_entropy = q.log_sum_exp() - expected_logit;
     let weight = inputs.soft_weight;
     if let (SoftTargets::Weighted(factors), Some((p, softmax))) = (inputs.soft, &p) {
         let law = Acceptance::new(&factors, index, z, &q, p, softmax);
+        out.soft = cross_entropy;
         out.acceptance = law.alpha;
-        out.loss = (1.0 - weight) * hard + weight * law.loss(out.soft);
+        out.agrees = q.argmax == softmax.argmax;
+        out.loss = (1.0 - weight) * hard + weight * law.loss(cross_entropy);
         if want_grad {
             law.gradient(weight, z, p);
             z[label] -= (1.0 - weight) as f32;
         }
         return out;
+    }
+    if let Some((p, softmax)) = &p {
+        teacher_statistics(&q, z, softmax, p, &mut out);
+        if whole {
+            out.soft = cross_entropy;
+        }
     }
     out.loss = (1.0 - weight) * hard + weight * out.soft;
     if want_grad {

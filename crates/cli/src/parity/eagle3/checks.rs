@@ -93,7 +93,7 @@ pub(super) fn check_metrics(
         [("acceptance_sum", |step| step.acceptance_sum), ("step_loss_sum", |step| step.loss_sum)];
     for (key, of) in sums {
         check_list(case, label, want, key, got, report, &mut |step, want| {
-            ((of(step) - want).abs(), tolerance.rate.max(1e-6 * want.abs()) * rows(step))
+            ((of(step) - want).abs(), tolerance.rate * rows(step))
         })?;
     }
     check_list(case, label, want, "acc_count", got, report, &mut |step, want| {
