@@ -2,7 +2,8 @@
 //! `z = h Wᵀ`.
 //!
 //! Two numbers a row are what a loss over part of a vocabulary needs of the whole of it. Rows go
-//! through in chunks: memory is `O(chunk · V)`. No gradient.
+//! through in chunks: memory is `O(chunk · V)`. No gradient. Logits are rounded to a 16-bit head's
+//! type, as a target of that type has them.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use rayon::prelude::*;
@@ -42,7 +43,7 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
         let chunk = hidden.narrow(0, first, CHUNK_ROWS.min(rows - first))?;
-        let logits = linear(&chunk, head, None)?;
+        let logits = as_of_type(&linear(&chunk, head, None)?, head.dtype())?;
         let results: Vec<(f64, u32)> =
             with_f32(&logits, |z| Ok(z.par_chunks(vocabulary).map(summary_of_row).collect()))?;
         for (log_sum_exp, argmax) in results {
@@ -59,12 +60,21 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
 /// - as [`linear_log_sum_exp`]
 pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
     let logits = hidden.matmul(&head.to_dtype(hidden.dtype())?.t()?)?;
+    let logits = as_of_type(&logits, head.dtype())?;
     let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = logits.to_dtype(wide)?;
     Ok(HeadSummary {
         log_sum_exp: logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1()?,
         argmax: logits.argmax(D::Minus1)?.to_vec1()?,
     })
+}
+
+/// Values rounded to a 16-bit type and widened again; as they are for other types.
+pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::BF16 | DType::F16 => values.to_dtype(dtype)?.to_dtype(values.dtype()),
+        _ => Ok(values.clone()),
+    }
 }
 
 fn summary_of_row(z: &[f32]) -> (f64, u32) {
@@ -97,6 +107,18 @@ mod tests {
                 assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
             }
             assert_eq!(fused.log_sum_exp.len(), rows);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn logits_are_rounded_to_the_head_s_type() -> Result<()> {
+        // 1.001 rounds to 1 in bf16: a tie.
+        let hidden = Tensor::new(&[[1.0_f32, 0.001]], &Device::Cpu)?;
+        let head = Tensor::new(&[[1.0_f32, 0.0], [1.0, 1.0]], &Device::Cpu)?;
+        for summary in [linear_log_sum_exp, reference] {
+            assert_eq!(summary(&hidden, &head)?.argmax, [1]);
+            assert_eq!(summary(&hidden, &head.to_dtype(DType::BF16)?)?.argmax, [0]);
         }
         Ok(())
     }

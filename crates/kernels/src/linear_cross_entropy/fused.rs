@@ -1,6 +1,7 @@
 //! Chunked CPU implementation: logits of some rows, their loss and gradient in place, next rows.
 
 use candle_core::{Result, Storage, Tensor, bail};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::weighted::Acceptance;
@@ -89,8 +90,23 @@ fn teacher_logits(
     };
     let width = teacher.hidden.dim(1)?;
     with_f32(&teacher.hidden.narrow(0, first, rows)?, |hidden| {
-        with_weight(teacher.head, |head| Ok(Some(product_nt(hidden, head, width, vocabulary))))
+        with_weight(teacher.head, |head| {
+            let mut logits = product_nt(hidden, head, width, vocabulary);
+            if matches!(inputs.soft, SoftTargets::Weighted(_)) {
+                round_like(&mut logits, head);
+            }
+            Ok(Some(logits))
+        })
     })
+}
+
+/// Rounds logits to a 16-bit head's type.
+fn round_like(logits: &mut [f32], head: Weight<'_>) {
+    match head {
+        Weight::F32(_) => {}
+        Weight::Bf16(_) => logits.iter_mut().for_each(|z| *z = bf16::from_f32(*z).to_f32()),
+        Weight::F16(_) => logits.iter_mut().for_each(|z| *z = f16::from_f32(*z).to_f32()),
+    }
 }
 
 struct Row {
@@ -181,7 +197,6 @@ fn row(
         let law = Acceptance::new(&factors, index, z, &q, p, softmax);
         out.soft = cross_entropy;
         out.acceptance = law.alpha;
-        out.agrees = q.argmax == softmax.argmax;
         out.loss = (1.0 - weight) * hard + weight * law.loss(cross_entropy);
         if want_grad {
             law.gradient(weight, z, p);

@@ -11,7 +11,8 @@
 //! - top-k renormalised: `p` rescaled to 1 over the k ids, no tail term;
 //! - weighted: `a (−Σ_v p_v log q_v) + b (1 − α)`, or `− b log α` for the second term, with factors
 //!   `a`, `b` a row and `α = Σ_v min(p̄_v, q_v)`, the chance that speculative sampling accepts.
-//!   `p̄` is `p` with the normaliser of a larger vocabulary, of which the head holds some rows.
+//!   `p̄` is `p` with the normaliser of a larger vocabulary, of which the head holds some rows; the
+//!   teacher's logits are rounded to its head's type.
 //!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881).
 //!
 //! Rows go through in chunks, so memory is `O(chunk · V)`; the gradients are computed in the forward
@@ -116,7 +117,8 @@ pub struct RowStatistics {
     pub hard: Vec<f64>,
     /// `ℓ_soft` in nats; 0 without soft targets; `−Σ p log q` without its factor when weighted.
     pub soft: Vec<f64>,
-    /// Whether draft and teacher have the same most likely token (the label without a teacher).
+    /// Whether draft and teacher have the same most likely token (the label without a teacher, and
+    /// when weighted).
     pub agrees: Vec<bool>,
     /// `Σ_v min(p_v, q_v)` (`p̄` when weighted): over the whole vocabulary with a teacher, over the k ids with top-k
     /// targets alone (a lower bound), `q_y` with labels alone.

@@ -2,6 +2,8 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::log_sum_exp::as_of_type;
+
 use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted, check,
 };
@@ -21,7 +23,10 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let teacher = match inputs.teacher {
         Some(teacher) => {
             let head = teacher.head.to_dtype(teacher.hidden.dtype())?;
-            Some(teacher.hidden.matmul(&head.t()?)?.to_dtype(wide)?.detach())
+            let logits = teacher.hidden.matmul(&head.t()?)?;
+            let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
+            let logits = if weighted { as_of_type(&logits, teacher.head.dtype())? } else { logits };
+            Some(logits.to_dtype(wide)?.detach())
         }
         None => None,
     };
@@ -80,7 +85,8 @@ fn weighted(
         ((&soft * column(factors.cross_entropy)?)? + (rejection * column(factors.rejection)?)?)?;
     let weight = inputs.soft_weight;
     let loss_sum = ((hard * (1.0 - weight))? + (weighted * weight)?)?.sum_all()?;
-    let (agrees, _) = statistics(inputs, log_q, Some(log_p))?;
+    let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
+    let agrees = draft.iter().zip(inputs.labels).map(|(d, label)| d == label).collect();
     let rows = RowStatistics {
         hard: to_f64(hard)?,
         soft: to_f64(&soft)?,

@@ -229,6 +229,28 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
 }
 
 #[test]
+fn a_16_bit_teacher_s_logits_are_rounded() -> Result<()> {
+    let case = Case::random(16, 5, 4, 40, 3);
+    let head = case.teacher_head.to_dtype(DType::BF16)?;
+    // Few enough bits that products add up exactly in any order.
+    let hidden = ((&case.teacher_hidden * 16.0)?.round()? / 16.0)?;
+    let teacher = Teacher { hidden: &hidden, head: &head };
+    let inputs = case.inputs(case.hidden.as_tensor(), "linear", true);
+    let rounded = linear_cross_entropy(&Inputs { teacher: Some(teacher), ..inputs })?;
+    let plain = reference(&Inputs { teacher: Some(teacher), ..inputs })?;
+    let widened = head.to_dtype(DType::F32)?;
+    let widened = Teacher { head: &widened, ..teacher };
+    let exact = linear_cross_entropy(&Inputs { teacher: Some(widened), ..inputs })?;
+    let differences = |other: &super::Output| -> f64 {
+        let pairs = rounded.rows.soft.iter().zip(&other.rows.soft);
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    // The last bit of bf16 is worth about 1e-2 of a logit here, that of f32 nothing.
+    assert!(differences(&plain) < 1e-4 && differences(&exact) > 1e-4);
+    Ok(())
+}
+
+#[test]
 fn factors_of_another_length_are_an_error() {
     let mut case = Case::random(15, 4, 4, 9, 3);
     case.factors.1.pop();

@@ -140,8 +140,14 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// The target's head, in the type that the case computes its logits in.
     pub(super) fn target_head(&self) -> Result<Tensor> {
-        Ok(self.weights.load(&format!("{OF_TARGET}lm_head.weight"), DType::F32)?)
+        let dtype = match self.meta["dtype"].as_str() {
+            Some("bfloat16") => DType::BF16,
+            Some("float16") => DType::F16,
+            _ => DType::F32,
+        };
+        Ok(self.weights.load(&format!("{OF_TARGET}lm_head.weight"), dtype)?)
     }
 
     /// The draft and the loss of the case's steps, or of one of its default modes.

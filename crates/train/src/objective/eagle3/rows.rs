@@ -4,7 +4,7 @@
 //! and mask move left by one each step; the row stays.
 
 use longdraft_data::Batch;
-use longdraft_models::TargetTokenId;
+use longdraft_models::{DraftTokenId, TargetTokenId};
 
 use super::config::{Eagle3Compat, Eagle3ObjectiveConfig, MaskRule, OovRows};
 use super::teacher::TeacherSummary;
@@ -16,8 +16,8 @@ pub(super) struct Row {
     pub(super) t: u32,
     /// Whether its loss counts.
     pub(super) learned: bool,
-    /// Whether the draft can propose the teacher's most likely token.
-    pub(super) in_vocabulary: bool,
+    /// The teacher's most likely token, if the draft can propose it.
+    pub(super) label: Option<DraftTokenId>,
 }
 
 /// Rows of one step.
@@ -54,8 +54,8 @@ impl RowPlan {
         let keep = !compat && config.oov_rows == OovRows::Keep;
         let of_step = |(i, supervised): (usize, Vec<u32>)| {
             let row = |&t: &u32| {
-                let in_vocabulary = teacher.in_vocabulary[t as usize + 1 + i];
-                Row { t, learned: in_vocabulary || keep, in_vocabulary }
+                let label = teacher.label[t as usize + 1 + i];
+                Row { t, learned: label.is_some() || keep, label }
             };
             let rows = supervised.iter().map(row);
             // Compat measures acceptance on learned rows only, and the others cannot agree.

@@ -124,7 +124,7 @@ impl Eagle3Objective {
         denominators: &[f64],
         train: bool,
     ) -> Result<(Tensor, RowStatistics)> {
-        let (mut cross_entropy, mut rejection) = (Vec::new(), Vec::new());
+        let (mut cross_entropy, mut rejection, mut labels) = (Vec::new(), Vec::new(), Vec::new());
         let weights = self.config.weights();
         for (i, (step, factors)) in plan.steps.iter().zip(factors).enumerate() {
             let share = weights[i] / denominators[i];
@@ -132,6 +132,8 @@ impl Eagle3Objective {
                 let share = if row.learned { share } else { 0.0 };
                 cross_entropy.push((share * factors.cross_entropy) as f32);
                 rejection.push((share * factors.rejection) as f32);
+                // Where there is no label, whether the draft agrees with it is not asked.
+                labels.push(row.label.map_or(0, |label| label.0));
             }
         }
         let form = match self.config.loss {
@@ -144,7 +146,7 @@ impl Eagle3Objective {
         let output = linear_cross_entropy(&Inputs {
             hidden,
             head,
-            labels: &vec![0; cross_entropy.len()],
+            labels: &labels,
             soft: SoftTargets::Weighted(Weighted {
                 cross_entropy: &cross_entropy,
                 rejection: &rejection,
@@ -205,7 +207,7 @@ impl Eagle3Objective {
             };
             if let Some(statistics) = statistics {
                 for (index, row) in (first..).zip(&step.rows) {
-                    let agrees = row.in_vocabulary && statistics.agrees[index];
+                    let agrees = row.label.is_some() && statistics.agrees[index];
                     counts.top1_count += usize::from(agrees);
                     counts.acceptance_sum += statistics.acceptance[index];
                     if row.learned {

@@ -3,8 +3,8 @@
 
 use candle_core::Tensor;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
-use longdraft_models::TargetTokenId;
 use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::{DraftTokenId, TargetTokenId};
 
 use crate::error::Result;
 
@@ -15,8 +15,8 @@ pub(super) struct TeacherSummary {
     pub(super) log_sum_exp: Vec<f64>,
     /// The most likely token, `[T]`.
     pub(super) best: Vec<TargetTokenId>,
-    /// Whether the draft can propose it, `[T]`.
-    pub(super) in_vocabulary: Vec<bool>,
+    /// The same as a draft token, if the draft can propose it, `[T]`.
+    pub(super) label: Vec<Option<DraftTokenId>>,
 }
 
 impl TeacherSummary {
@@ -38,7 +38,7 @@ impl TeacherSummary {
         let mut summary = Self {
             log_sum_exp: vec![f64::INFINITY; tokens],
             best: vec![TargetTokenId(0); tokens],
-            in_vocabulary: vec![false; tokens],
+            label: vec![None; tokens],
         };
         if rows.is_empty() {
             return Ok(summary);
@@ -49,7 +49,7 @@ impl TeacherSummary {
             let best = TargetTokenId(of_rows.argmax[index]);
             summary.log_sum_exp[t as usize] = of_rows.log_sum_exp[index];
             summary.best[t as usize] = best;
-            summary.in_vocabulary[t as usize] = vocabulary.to_draft(best).is_some();
+            summary.label[t as usize] = vocabulary.to_draft(best);
         }
         Ok(summary)
     }
