@@ -37,15 +37,21 @@ fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.len(), 3);
-    let case: Value = serde_json::from_str(lines[1]).expect("JSON");
-    assert_eq!((&case["case"], &case["kind"]), (&"qwen2_short".into(), &"glide".into()));
-    assert_eq!(case["pass"], true);
-    for key in ["loss_error", "grad_error", "weight_error"] {
-        assert!(case[key].as_f64().is_some_and(|error| error > 0.0 && error < 1e-4), "{key}");
+    assert_eq!(lines.len(), 5);
+    for (line, name, kind) in [
+        (0, "eagle31_norms", "eagle3"),
+        (1, "eagle3_lk_lambda", "eagle3"),
+        (3, "qwen2_short", "glide"),
+    ] {
+        let case: Value = serde_json::from_str(lines[line]).expect("JSON");
+        assert_eq!((&case["case"], &case["kind"]), (&name.into(), &kind.into()));
+        assert_eq!(case["pass"], true);
+        for key in ["loss_error", "grad_error", "weight_error"] {
+            assert!(case[key].as_f64().is_some_and(|error| error > 0.0 && error < 1e-4), "{key}");
+        }
+        assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
     }
-    assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 2, "passed": 2, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 4, "passed": 4, "pass": true}));
 }
 
 #[test]
@@ -61,6 +67,48 @@ fn a_wrong_expectation_fails_the_case() {
         let output = run(&["parity", &case.path().display().to_string(), "--json"]);
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(last_json(&stdout(&output))["pass"], false);
+    }
+}
+
+#[test]
+fn a_wrong_expectation_fails_an_eagle3_case() {
+    for edit in [
+        (|meta: &mut Value| meta["steps"][1]["loss"] = 9.0.into()) as fn(&mut Value),
+        |meta| meta["optimizer"]["eps"] = 1e-2.into(),
+        |meta| meta["objective"]["step_decay"] = 0.7.into(),
+        |meta| meta["objective"]["lk_kl_decay"] = 1.0.into(),
+        |meta| meta["default_mode"][0]["mask_rule"] = "input".into(),
+        |meta| meta["default_mode"][0]["rows_R_and_M"][0][0] = 1.into(),
+        |meta| meta["draft_config"]["rope_theta"] = 5e5.into(),
+    ] {
+        let case = copy_case("eagle3_lk_lambda");
+        edit_meta(case.path(), edit);
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(last_json(&stdout(&output))["pass"], false);
+    }
+}
+
+#[test]
+fn malformed_eagle3_cases_are_exit_2_without_a_panic() {
+    for (edit, part) in [
+        (
+            (|meta: &mut Value| meta["record_lengths"] = serde_json::json!([19, 0]))
+                as fn(&mut Value),
+            "record_lengths",
+        ),
+        (|meta| meta["record_lengths"][0] = 18.into(), "values"),
+        (|meta| meta["objective"]["lk_type"] = "beta".into(), "`lk_type` is unknown"),
+        (|meta| meta["default_mode"][0]["mask_rule"] = "all".into(), "`mask_rule` is unknown"),
+        (|meta| meta["default_mode"][0]["grads_file"] = "../x".into(), "no file name"),
+        (|meta| meta["draft_config"]["num_key_value_heads"] = 2.into(), "does not divide"),
+        (|meta| meta["steps"][0]["acc"] = serde_json::json!([0.0]), "`acc` has 1 values"),
+        (|meta| meta["steps"][0]["lr"] = Value::Null, "no `lr`"),
+    ] {
+        let case = copy_case("eagle3_lk_lambda");
+        edit_meta(case.path(), edit);
+        let text = fail(&["parity", &case.path().display().to_string()], 2);
+        assert!(text.contains(part), "{part} not in {text}");
     }
 }
 
@@ -98,6 +146,10 @@ fn every_development_case_passes_where_they_are_at_hand() {
     if let Some(cases) = shared("golden/glide") {
         let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
         assert!(last_json(&out)["cases"].as_u64() >= Some(4));
+    }
+    if let Some(cases) = shared("golden/eagle3") {
+        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
+        assert!(last_json(&out)["cases"].as_u64() >= Some(3));
     }
     if let (Some(case), Some(target)) = (shared("golden/stories260K"), shared("models/stories260K"))
     {

@@ -37,6 +37,7 @@ fn batch(tokens: usize, step: usize) -> Batch {
         document_ids: vec![0; tokens],
         delays: vec![DELAY; tokens],
         learned: (0..tokens as u32 - 1).collect(),
+        loss_mask: Vec::new(),
         origins: Vec::new(),
         row: 0,
     }
@@ -91,6 +92,6 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         };
         linear_cross_entropy(&inputs).expect("the target's own loss");
     }
-    let last_kv = features.last_kv().expect("tapped").clone();
-    BatchFeatures { last_kv, teacher: TeacherFeatures::None }
+    let last_kv = Some(features.last_kv().expect("tapped").clone());
+    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None }
 }

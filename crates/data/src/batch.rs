@@ -60,6 +60,8 @@ pub struct Batch {
     pub delays: Vec<u32>,
     /// Rows `t` that are learned, ascending; the label of `t` is `ids[t + 1]`.
     pub learned: Vec<u32>,
+    /// Whether each token is supervised, `[T]`; the bit belongs to its own token.
+    pub loss_mask: Vec<bool>,
     /// `file:line` of every piece.
     pub origins: Vec<String>,
     /// Which packed row this is; keys stored features.
@@ -119,6 +121,7 @@ impl Batch {
             let labels = &document.loss_mask[piece.tokens.clone()];
             let learned = (1..length).filter(|&t| labels[t]).map(|t| (start + t - 1) as u32);
             batch.learned.extend(learned);
+            batch.loss_mask.extend(labels);
             let mut rng = CounterRng::new(draws.seed, "delay", &key(epochs.delays));
             let delay = |rng: &mut CounterRng| rng.categorical(&draws.delay_weights) as u32 + 1;
             batch.delays.extend((0..length).map(|_| delay(&mut rng)));
@@ -176,6 +179,9 @@ mod tests {
                 assert_ne!(batch.ids[t + 1], 2, "token 2 of every document is masked");
             }
             assert_eq!(batch.labels().len(), batch.learned.len());
+            let masked = batch.ids.iter().zip(&batch.loss_mask);
+            assert!(masked.clone().all(|(id, learned)| *learned == (*id != 2)));
+            assert_eq!(masked.len(), batch.ids.len());
         }
         let learned: usize = batches(&draws(), 0).iter().map(|b| b.learned.len()).sum();
         assert_eq!(learned, (3 - 2) + (5 - 2) + (9 - 2));

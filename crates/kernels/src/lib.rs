@@ -15,6 +15,7 @@ pub mod adamw;
 pub mod attention;
 pub mod linear;
 pub mod linear_cross_entropy;
+pub mod log_sum_exp;
 pub mod random;
 pub mod rms_norm;
 pub mod rope;

@@ -193,6 +193,16 @@ impl RopeTable {
     pub fn sin(&self) -> &Tensor {
         &self.sin
     }
+
+    /// Tables of successive tokens, laid end to end.
+    ///
+    /// # Errors
+    /// - there is none, or head dims differ
+    pub fn concatenated(tables: &[Self]) -> Result<Self> {
+        let part =
+            |of: fn(&Self) -> &Tensor| Tensor::cat(&tables.iter().map(of).collect::<Vec<_>>(), 0);
+        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)? })
+    }
 }
 
 /// Rotates every head of `x` by its token's angles.

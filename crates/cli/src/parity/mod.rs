@@ -1,6 +1,7 @@
 //! Recomputing reference cases: `meta.json` names the kind, the files hold inputs and the values
 //! that a correct implementation must get.
 
+mod eagle3;
 mod forward;
 mod glide;
 
@@ -97,10 +98,11 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>) -> Result<CaseRepor
     let name = name.as_deref().unwrap_or(folder).file_name().unwrap_or_default();
     let name = meta["case"].as_str().map_or_else(|| name.to_string_lossy().into(), str::to_owned);
     match meta["kind"].as_str() {
+        Some("eagle3") => eagle3::run(folder, &meta, &name),
         Some("glide") => glide::run(folder, &meta, &name),
         Some("forward") => forward::run(folder, &meta, &name, target),
         Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
-            .hint("this build knows the kinds glide and forward")),
+            .hint("this build knows the kinds eagle3, glide and forward")),
         None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),
     }
 }
@@ -134,6 +136,11 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
         largest = largest.max(y.abs());
     }
     Ok((worst, largest))
+}
+
+/// The larger error; NaN stays.
+fn worst(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 /// `|a − b| / |b|`.

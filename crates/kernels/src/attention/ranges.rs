@@ -87,7 +87,24 @@ impl KeyRanges {
         self.with_singles((0..queries).map(column))
     }
 
-    fn with_singles(mut self, of_queries: impl IntoIterator<Item = Vec<u32>>) -> Self {
+    /// The same keys for some of the queries, in the order given.
+    ///
+    /// # Panics
+    /// - a query is out of range
+    #[must_use]
+    pub fn select(&self, queries: &[u32]) -> Self {
+        let of = |values: &[u32]| queries.iter().map(|&t| values[t as usize]).collect();
+        let (singles, singles_end) = (Vec::new(), Vec::new());
+        let chosen = Self { start: of(&self.start), end: of(&self.end), singles, singles_end };
+        if self.singles.is_empty() {
+            return chosen;
+        }
+        chosen.with_singles(queries.iter().map(|&t| self.singles_of(t as usize).to_vec()))
+    }
+
+    /// Replaces the single keys: one list a query, none of them in the query's range.
+    #[must_use]
+    pub fn with_singles(mut self, of_queries: impl IntoIterator<Item = Vec<u32>>) -> Self {
         self.singles.clear();
         self.singles_end.clear();
         for keys in of_queries {
@@ -192,6 +209,15 @@ mod tests {
         assert_eq!(ranges.of(3), 0..3);
         assert_eq!(ranges.singles_of(3), [3, 5, 6]);
         assert_eq!((ranges.singles_of(0), ranges.max_end()), (&[3][..], 7));
+    }
+
+    #[test]
+    fn selected_queries_keep_their_keys() {
+        let ranges = KeyRanges::packed(&[0, 0, 0], None, Delays::Same(0)).with_own_columns(1);
+        let chosen = ranges.select(&[2, 0]);
+        assert_eq!((chosen.of(0), chosen.of(1), chosen.queries()), (0..3, 0..1, 2));
+        assert_eq!((chosen.singles_of(0), chosen.singles_of(1)), (&[5][..], &[3][..]));
+        assert_eq!(KeyRanges::appended(2, 3).select(&[1]).of(0), 0..4);
     }
 
     #[test]

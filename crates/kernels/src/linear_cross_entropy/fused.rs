@@ -1,8 +1,10 @@
 //! Chunked CPU implementation: logits of some rows, their loss and gradient in place, next rows.
 
 use candle_core::{Result, Storage, Tensor, bail};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::weighted::Acceptance;
 use super::{Inputs, RowStatistics, SoftTargets, TAIL_FLOOR, Tail};
 use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt};
@@ -20,8 +22,8 @@ pub(super) struct Gradients {
     pub(super) head: Option<Vec<f32>>,
 }
 
-/// Statistics of every row, and the gradients of `Σ ℓ`.
-pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Gradients)> {
+/// `Σ ℓ`, statistics of every row, and the gradients of `Σ ℓ`.
+pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradients)> {
     let (vocabulary, width) = inputs.head.dims2()?;
     let mut gradients = Gradients {
         hidden: inputs.hidden.track_op().then(Vec::new),
@@ -29,6 +31,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Gradients)>
     };
     let want_grad = gradients.hidden.is_some() || gradients.head.is_some();
     let mut statistics = RowStatistics::default();
+    let mut loss = 0.0;
     with_f32(inputs.hidden, |hidden| {
         with_weight(inputs.head, |head| {
             for (index, hidden) in hidden.chunks(CHUNK_ROWS * width).enumerate() {
@@ -46,6 +49,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Gradients)>
                     })
                     .collect();
                 for row in results {
+                    loss += row.loss;
                     statistics.hard.push(row.hard);
                     statistics.soft.push(row.soft);
                     statistics.agrees.push(row.agrees);
@@ -63,7 +67,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(RowStatistics, Gradients)>
             Ok(())
         })
     })?;
-    Ok((statistics, gradients))
+    Ok((loss, statistics, gradients))
 }
 
 fn with_weight<R>(tensor: &Tensor, f: impl FnOnce(Weight<'_>) -> Result<R>) -> Result<R> {
@@ -86,11 +90,27 @@ fn teacher_logits(
     };
     let width = teacher.hidden.dim(1)?;
     with_f32(&teacher.hidden.narrow(0, first, rows)?, |hidden| {
-        with_weight(teacher.head, |head| Ok(Some(product_nt(hidden, head, width, vocabulary))))
+        with_weight(teacher.head, |head| {
+            let mut logits = product_nt(hidden, head, width, vocabulary);
+            if matches!(inputs.soft, SoftTargets::Weighted(_)) {
+                round_like(&mut logits, head);
+            }
+            Ok(Some(logits))
+        })
     })
 }
 
+/// Rounds logits to a 16-bit head's type.
+fn round_like(logits: &mut [f32], head: Weight<'_>) {
+    match head {
+        Weight::F32(_) => {}
+        Weight::Bf16(_) => logits.iter_mut().for_each(|z| *z = bf16::from_f32(*z).to_f32()),
+        Weight::F16(_) => logits.iter_mut().for_each(|z| *z = f16::from_f32(*z).to_f32()),
+    }
+}
+
 struct Row {
+    loss: f64,
     hard: f64,
     soft: f64,
     agrees: bool,
@@ -98,10 +118,10 @@ struct Row {
 }
 
 /// A row of logits turned into unnormalised probabilities `e^(z − max)`.
-struct Softmax {
-    max: f32,
+pub(super) struct Softmax {
+    pub(super) max: f32,
     argmax: u32,
-    total: f64,
+    pub(super) total: f64,
 }
 
 impl Softmax {
@@ -160,22 +180,37 @@ fn row(
         let softmax = Softmax::of(&mut p);
         (p, softmax)
     });
-    let expected_logit = match (inputs.soft, &p) {
-        (SoftTargets::Full, Some((p, softmax))) => expectation(p, z) / softmax.total,
+    let whole = matches!(inputs.soft, SoftTargets::Full | SoftTargets::Weighted(_));
+    let expected_logit = match &p {
+        Some((p, softmax)) if whole => expectation(p, z) / softmax.total,
         _ => 0.0,
     };
     let q = Softmax::of(z);
     let hard = q.log_sum_exp() - label_logit;
     let agrees = q.argmax as usize == label;
-    let mut out = Row { hard, soft: 0.0, agrees, acceptance: (-hard).exp() };
+    let mut out = Row { loss: 0.0, hard, soft: 0.0, agrees, acceptance: (-hard).exp() };
     let tail = entries.as_ref().map(|entries| entries.finish(&q, z, &mut out));
+    // −Σ p log q = lse(z) − Σ p z
+    let cross_entropy = q.log_sum_exp() - expected_logit;
+    let weight = inputs.soft_weight;
+    if let (SoftTargets::Weighted(factors), Some((p, softmax))) = (inputs.soft, &p) {
+        let law = Acceptance::new(&factors, index, z, &q, p, softmax);
+        out.soft = cross_entropy;
+        out.acceptance = law.alpha;
+        out.loss = (1.0 - weight) * hard + weight * law.loss(cross_entropy);
+        if want_grad {
+            law.gradient(weight, z, p);
+            z[label] -= (1.0 - weight) as f32;
+        }
+        return out;
+    }
     if let Some((p, softmax)) = &p {
         teacher_statistics(&q, z, softmax, p, &mut out);
-        if matches!(inputs.soft, SoftTargets::Full) {
-            // −Σ p log q = lse(z) − Σ p z
-            out.soft = q.log_sum_exp() - expected_logit;
+        if whole {
+            out.soft = cross_entropy;
         }
     }
+    out.loss = (1.0 - weight) * hard + weight * out.soft;
     if want_grad {
         gradient(inputs, label, &q, entries.as_ref().zip(tail.as_ref()), p.as_ref(), z);
     }
@@ -197,7 +232,7 @@ vectorised! {
     }
 
     /// `Σ min(q · q_scale, p · p_scale)`
-    fn overlap(q: &[f32], q_scale: f32, p: &[f32], p_scale: f32) -> f32 {
+    pub(super) fn overlap(q: &[f32], q_scale: f32, p: &[f32], p_scale: f32) -> f32 {
         let mut lanes = [0.0_f32; 16];
         let ((q_chunks, q_tail), (p_chunks, p_tail)) =
             (q.as_chunks::<16>(), p.as_chunks::<16>());

@@ -8,7 +8,12 @@
 //! - top-k with a tail bucket: `−Σ_i p_i log q_{v_i} − r log max(q_tail, 1e-6)`, `r = 1 − Σ p_i`,
 //!   `q_tail = 1 − Σ q_{v_i}`, gradient `q_v − p_v` on the k ids and `q_v (1 − r/q_tail)`
 //!   elsewhere; when the floor is active the tail term is a constant;
-//! - top-k renormalised: `p` rescaled to 1 over the k ids, no tail term.
+//! - top-k renormalised: `p` rescaled to 1 over the k ids, no tail term;
+//! - weighted: `a (−Σ_v p_v log q_v) + b (1 − α)`, or `− b log α` for the second term, with factors
+//!   `a`, `b` a row and `α = Σ_v min(p̄_v, q_v)`, the chance that speculative sampling accepts.
+//!   `p̄` is `p` with the normaliser of a larger vocabulary, of which the head holds some rows; the
+//!   teacher's logits are rounded to its head's type.
+//!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881).
 //!
 //! Rows go through in chunks, so memory is `O(chunk · V)`; the gradients are computed in the forward
 //! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
@@ -16,6 +21,7 @@
 
 mod fused;
 mod reference;
+mod weighted;
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 
@@ -51,6 +57,31 @@ pub enum SoftTargets<'a> {
         /// What becomes of the rest.
         tail: Tail,
     },
+    /// The whole softmax of [`Inputs::teacher`] with factors of every row.
+    Weighted(Weighted<'a>),
+}
+
+/// How the chance of acceptance `α` enters a loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejection {
+    /// `1 − α`
+    Linear,
+    /// `−log α`; 0 where `α` is 0.
+    Log,
+}
+
+/// A loss with factors of every row: `a (−Σ p log q) + b (1 − α)` or `… − b log α`.
+#[derive(Debug, Clone, Copy)]
+pub struct Weighted<'a> {
+    /// `a`, `[R]`
+    pub cross_entropy: &'a [f32],
+    /// `b`, `[R]`
+    pub rejection: &'a [f32],
+    /// Form of the second term.
+    pub form: Rejection,
+    /// `log Σ e^z` over the teacher's whole vocabulary, `[R]`, when its head holds only some of
+    /// the rows; without it `p̄` is `p`.
+    pub log_sum_exp: Option<&'a [f64]>,
 }
 
 /// The teacher's final hidden states (after its norm) `[R, Ht]` and head `[V, Ht]`.
@@ -75,7 +106,7 @@ pub struct Inputs<'a> {
     pub soft: SoftTargets<'a>,
     /// Weight λ of the soft part, 0 to 1.
     pub soft_weight: f64,
-    /// Needed for [`SoftTargets::Full`]; beside other targets it makes the statistics exact.
+    /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it makes the statistics exact.
     pub teacher: Option<Teacher<'a>>,
 }
 
@@ -84,11 +115,12 @@ pub struct Inputs<'a> {
 pub struct RowStatistics {
     /// `ℓ_hard` in nats.
     pub hard: Vec<f64>,
-    /// `ℓ_soft` in nats; 0 without soft targets.
+    /// `ℓ_soft` in nats; 0 without soft targets; `−Σ p log q` without its factor when weighted.
     pub soft: Vec<f64>,
-    /// Whether draft and teacher have the same most likely token (the label without a teacher).
+    /// Whether draft and teacher have the same most likely token (the label without a teacher, and
+    /// when weighted).
     pub agrees: Vec<bool>,
-    /// `Σ_v min(p_v, q_v)`: over the whole vocabulary with a teacher, over the k ids with top-k
+    /// `Σ_v min(p_v, q_v)` (`p̄` when weighted): over the whole vocabulary with a teacher, over the k ids with top-k
     /// targets alone (a lower bound), `q_y` with labels alone.
     pub acceptance: Vec<f64>,
 }
@@ -106,17 +138,14 @@ pub struct Output {
 ///
 /// # Errors
 /// - shapes do not fit, a label or id lies outside the vocabulary
-/// - [`SoftTargets::Full`] without a teacher
+/// - [`SoftTargets::Full`] or [`SoftTargets::Weighted`] without a teacher, or not a factor a row
 pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let on_cpu = matches!(inputs.hidden.device(), Device::Cpu);
     if !on_cpu || inputs.hidden.dtype() != DType::F32 {
         return reference(inputs);
     }
-    let (rows, gradients) = fused::forward(inputs)?;
-    let weight = inputs.soft_weight;
-    let sums = rows.hard.iter().zip(&rows.soft);
-    let loss: f64 = sums.map(|(hard, soft)| (1.0 - weight) * hard + weight * soft).sum();
+    let (loss, rows, gradients) = fused::forward(inputs)?;
     let loss_sum = if gradients.hidden.is_none() && gradients.head.is_none() {
         Tensor::new(loss as f32, inputs.hidden.device())?
     } else {
@@ -151,8 +180,18 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         bail!("linear_cross_entropy: label {label} outside the vocabulary of {vocabulary}");
     }
     match (inputs.soft, inputs.teacher) {
-        (SoftTargets::Full, None) => {
+        (SoftTargets::Full | SoftTargets::Weighted(_), None) => {
             bail!("linear_cross_entropy: full soft targets need a teacher")
+        }
+        (SoftTargets::Weighted(weighted), _) => {
+            let lengths = [
+                weighted.cross_entropy.len(),
+                weighted.rejection.len(),
+                weighted.log_sum_exp.map_or(rows, <[f64]>::len),
+            ];
+            if lengths.iter().any(|&length| length != rows) {
+                bail!("linear_cross_entropy: {lengths:?} factors and normalisers for {rows} rows");
+            }
         }
         (SoftTargets::TopK { ids, log_probs, k, .. }, _) => {
             if ids.len() != rows * k || log_probs.len() != rows * k {

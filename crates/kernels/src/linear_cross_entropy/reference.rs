@@ -2,7 +2,11 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Inputs, Output, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, check};
+use crate::log_sum_exp::as_of_type;
+
+use super::{
+    Inputs, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted, check,
+};
 
 /// As [`super::linear_cross_entropy`], for any device and float type.
 ///
@@ -16,14 +20,22 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let device = logits.device();
     let labels = Tensor::from_slice(inputs.labels, (inputs.labels.len(), 1), device)?;
     let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
-    let log_p = match inputs.teacher {
+    let teacher = match inputs.teacher {
         Some(teacher) => {
             let head = teacher.head.to_dtype(teacher.hidden.dtype())?;
             let logits = teacher.hidden.matmul(&head.t()?)?;
-            Some(log_softmax(&logits.to_dtype(wide)?)?.detach())
+            let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
+            let logits = if weighted { as_of_type(&logits, teacher.head.dtype())? } else { logits };
+            Some(logits.to_dtype(wide)?.detach())
         }
         None => None,
     };
+    let log_p = teacher.as_ref().map(log_softmax).transpose()?;
+    if let (SoftTargets::Weighted(factors), Some(log_p), Some(logits)) =
+        (inputs.soft, &log_p, &teacher)
+    {
+        return weighted(inputs, &factors, &hard, &log_q, log_p, logits);
+    }
     let soft = match (inputs.soft, &log_p) {
         (SoftTargets::Full, Some(log_p)) => (log_p.exp()? * &log_q)?.sum(D::Minus1)?.neg()?,
         (SoftTargets::TopK { ids, log_probs, k, tail }, _) => {
@@ -38,6 +50,49 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let loss_sum = ((&hard * (1.0 - weight))? + (&soft * weight)?)?.sum_all()?;
     let (agrees, acceptance) = statistics(inputs, &log_q, log_p.as_ref())?;
     let rows = RowStatistics { hard: to_f64(&hard)?, soft: to_f64(&soft)?, agrees, acceptance };
+    Ok(Output { loss_sum, rows })
+}
+
+fn weighted(
+    inputs: &Inputs<'_>,
+    factors: &Weighted<'_>,
+    hard: &Tensor,
+    log_q: &Tensor,
+    log_p: &Tensor,
+    teacher_logits: &Tensor,
+) -> Result<Output> {
+    let column = |values: &[f32]| {
+        Tensor::from_slice(values, values.len(), log_q.device())?.to_dtype(log_q.dtype())
+    };
+    let true_log_p = match factors.log_sum_exp {
+        Some(normaliser) => {
+            let normaliser = Tensor::from_slice(normaliser, (normaliser.len(), 1), log_q.device())?;
+            teacher_logits.broadcast_sub(&normaliser.to_dtype(log_q.dtype())?)?
+        }
+        None => log_p.clone(),
+    };
+    let soft = (log_p.exp()? * log_q)?.sum(D::Minus1)?.neg()?;
+    let alpha = true_log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
+    let rejection = match factors.form {
+        Rejection::Linear => (1.0 - &alpha)?,
+        Rejection::Log => {
+            // log 1 = 0 where nothing is accepted, without a gradient.
+            let none = alpha.eq(0.0)?.to_dtype(alpha.dtype())?;
+            (&alpha + none)?.log()?.neg()?
+        }
+    };
+    let weighted =
+        ((&soft * column(factors.cross_entropy)?)? + (rejection * column(factors.rejection)?)?)?;
+    let weight = inputs.soft_weight;
+    let loss_sum = ((hard * (1.0 - weight))? + (weighted * weight)?)?.sum_all()?;
+    let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
+    let agrees = draft.iter().zip(inputs.labels).map(|(d, label)| d == label).collect();
+    let rows = RowStatistics {
+        hard: to_f64(hard)?,
+        soft: to_f64(&soft)?,
+        agrees,
+        acceptance: to_f64(&alpha)?,
+    };
     Ok(Output { loss_sum, rows })
 }
 

@@ -1,6 +1,8 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::{Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy, reference};
+use super::{
+    Inputs, Rejection, SoftTargets, Tail, Teacher, Weighted, linear_cross_entropy, reference,
+};
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 struct Case {
@@ -12,6 +14,9 @@ struct Case {
     ids: Vec<u32>,
     log_probs: Vec<f32>,
     k: usize,
+    factors: (Vec<f32>, Vec<f32>),
+    /// As if the teacher's vocabulary went on behind that of its head.
+    log_sum_exp: Vec<f64>,
 }
 
 impl Case {
@@ -20,9 +25,10 @@ impl Case {
         let teacher_hidden = noise.tensor(&[rows, width + 1]);
         let teacher_head = (noise.tensor(&[vocabulary, width + 1]) * 2.0).expect("scale");
         let logits = teacher_hidden.matmul(&teacher_head.t().expect("t")).expect("logits");
-        let (mut ids, mut log_probs) = (Vec::new(), Vec::new());
+        let (mut ids, mut log_probs, mut log_sum_exp) = (Vec::new(), Vec::new(), Vec::new());
         for z in logits.to_vec2::<f32>().expect("rows") {
             let lse = z.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
+            log_sum_exp.push(lse + noise.next().abs());
             let mut order: Vec<usize> = (0..vocabulary).collect();
             order.sort_by(|&a, &b| z[b].total_cmp(&z[a]));
             for &id in &order[..k] {
@@ -30,7 +36,12 @@ impl Case {
                 log_probs.push((f64::from(z[id]) - lse) as f32);
             }
         }
+        let factors: Vec<f32> = (0..2 * rows)
+            .map(|i| if i % 5 == 2 { 0.0 } else { noise.next().abs() as f32 })
+            .collect();
         Self {
+            factors: (factors[..rows].to_vec(), factors[rows..].to_vec()),
+            log_sum_exp,
             hidden: noise.var(&[rows, width]),
             head: noise.var(&[vocabulary, width]),
             labels: (0..rows).map(|_| noise.below(vocabulary) as u32).collect(),
@@ -49,6 +60,14 @@ impl Case {
             k: self.k,
             tail,
         };
+        let weighted = |form, whole| {
+            SoftTargets::Weighted(Weighted {
+                cross_entropy: &self.factors.0,
+                rejection: &self.factors.1,
+                form,
+                log_sum_exp: if whole { None } else { Some(&self.log_sum_exp) },
+            })
+        };
         Inputs {
             hidden,
             head: &self.head,
@@ -57,6 +76,9 @@ impl Case {
                 "none" => SoftTargets::None,
                 "full" => SoftTargets::Full,
                 "bucket" => top_k(Tail::Bucket),
+                "linear" => weighted(Rejection::Linear, false),
+                "log" => weighted(Rejection::Log, false),
+                "log of the whole" => weighted(Rejection::Log, true),
                 _ => top_k(Tail::Renormalise),
             },
             soft_weight: if soft == "none" { 0.0 } else { 0.7 },
@@ -66,14 +88,17 @@ impl Case {
     }
 }
 
+const KINDS: [&str; 7] =
+    ["none", "full", "bucket", "renormalise", "linear", "log", "log of the whole"];
+
 #[test]
 fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
     let sizes = [(1, 4, 5, 2), (3, 8, 17, 4), (130, 12, 40, 6), (20, 6, 300, 32)];
     for (seed, (rows, width, vocabulary, k)) in (1..).zip(sizes) {
         let case = Case::random(seed, rows, width, vocabulary, k);
-        for soft in ["none", "full", "bucket", "renormalise"] {
+        for soft in KINDS {
             for teacher in [true, false] {
-                if soft == "full" && !teacher {
+                if !teacher && !["none", "bucket", "renormalise"].contains(&soft) {
                     continue;
                 }
                 let inputs = case.inputs(case.hidden.as_tensor(), soft, teacher);
@@ -104,7 +129,7 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
 #[test]
 fn reference_gradient_matches_differences() {
     let case = Case::random(9, 3, 4, 7, 3);
-    for soft in ["none", "full", "bucket", "renormalise"] {
+    for soft in KINDS {
         let (hidden, head) = (case.hidden.as_tensor().clone(), case.head.as_tensor().clone());
         gradcheck(&[hidden, head], |t| {
             let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
@@ -157,4 +182,79 @@ fn frozen_arguments_compute_no_gradient() -> Result<()> {
     let grads = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
     assert!(grads.get(&case.hidden).is_some() && grads.get(&case.head).is_none());
     Ok(())
+}
+
+#[test]
+fn rows_with_zero_factors_are_measured_and_move_nothing() -> Result<()> {
+    let mut case = Case::random(14, 6, 4, 9, 3);
+    let whole = linear_cross_entropy(&case.inputs(case.hidden.as_tensor(), "log", true))?;
+    case.factors = (vec![0.0; 6], vec![0.0; 6]);
+    let inputs = Inputs { soft_weight: 1.0, ..case.inputs(case.hidden.as_tensor(), "log", true) };
+    let none = linear_cross_entropy(&inputs)?;
+    assert_eq!(
+        (&none.rows.soft, &none.rows.acceptance),
+        (&whole.rows.soft, &whole.rows.acceptance)
+    );
+    let grads = none.loss_sum.backward()?;
+    let moved = grads.get(&case.hidden).expect("dh").abs()?.max_all()?.to_scalar::<f32>()?;
+    assert!(moved == 0.0, "{moved}");
+    Ok(())
+}
+
+#[test]
+fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
+    let hidden = Var::from_tensor(&Tensor::new(&[[1.0_f32]], &Device::Cpu)?)?;
+    let head = Tensor::new(&[[1.0_f32], [-1.0]], &Device::Cpu)?;
+    let teacher = Tensor::new(&[[1.0_f32]], &Device::Cpu)?;
+    let inputs = Inputs {
+        hidden: &hidden,
+        head: &head,
+        labels: &[0],
+        soft: SoftTargets::Weighted(Weighted {
+            cross_entropy: &[0.0],
+            rejection: &[1.0],
+            form: Rejection::Log,
+            log_sum_exp: Some(&[f64::INFINITY]),
+        }),
+        soft_weight: 1.0,
+        teacher: Some(Teacher { hidden: &teacher, head: &head }),
+    };
+    for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
+        assert_eq!(output.loss_sum.to_scalar::<f32>()?.to_bits(), 0.0_f32.to_bits());
+        let grads = output.loss_sum.backward()?;
+        let moved = grads.get(&hidden).expect("dh").flatten_all()?.to_vec1::<f32>()?;
+        assert!(moved[0] == 0.0, "{moved:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_16_bit_teacher_s_logits_are_rounded() -> Result<()> {
+    let case = Case::random(16, 5, 4, 40, 3);
+    let head = case.teacher_head.to_dtype(DType::BF16)?;
+    // Few enough bits that products add up exactly in any order.
+    let hidden = ((&case.teacher_hidden * 16.0)?.round()? / 16.0)?;
+    let teacher = Teacher { hidden: &hidden, head: &head };
+    let inputs = case.inputs(case.hidden.as_tensor(), "linear", true);
+    let rounded = linear_cross_entropy(&Inputs { teacher: Some(teacher), ..inputs })?;
+    let plain = reference(&Inputs { teacher: Some(teacher), ..inputs })?;
+    let widened = head.to_dtype(DType::F32)?;
+    let widened = Teacher { head: &widened, ..teacher };
+    let exact = linear_cross_entropy(&Inputs { teacher: Some(widened), ..inputs })?;
+    let differences = |other: &super::Output| -> f64 {
+        let pairs = rounded.rows.soft.iter().zip(&other.rows.soft);
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    // The last bit of bf16 is worth about 1e-2 of a logit here, that of f32 nothing.
+    assert!(differences(&plain) < 1e-4 && differences(&exact) > 1e-4);
+    Ok(())
+}
+
+#[test]
+fn factors_of_another_length_are_an_error() {
+    let mut case = Case::random(15, 4, 4, 9, 3);
+    case.factors.1.pop();
+    let hidden = case.hidden.as_tensor().clone();
+    assert!(linear_cross_entropy(&case.inputs(&hidden, "linear", true)).is_err());
+    assert!(linear_cross_entropy(&case.inputs(&hidden, "linear", false)).is_err());
 }

@@ -2,7 +2,7 @@
 
 mod gguf;
 mod hugging_face;
-mod rope;
+pub(crate) mod rope;
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use candle_core::Result as TensorResult;
 use longdraft_kernels::rope::{Rope, RopeScaling};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::Problems;
 
@@ -36,7 +36,7 @@ impl RopeParameters {
     }
 
     /// From `rope_theta`, `rope_scaling` or the newer `rope_parameters`.
-    pub(super) fn from_json(
+    pub(crate) fn from_json(
         config: &Value,
         max_position_embeddings: usize,
         problems: &mut Problems,
@@ -56,6 +56,44 @@ impl RopeParameters {
             scaling_from_json(nested, max_position_embeddings, problems)
         });
         Self { theta, scaling, divisors: None }
+    }
+
+    /// Rule and base under the published names; divisors have none.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut value = match self.scaling {
+            RopeScaling::None => json!({"rope_type": "default"}),
+            RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor,
+                    "original_max_position_embeddings": whole(original_context)
+                })
+            }
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_context,
+                attention_factor,
+                truncate,
+            } => json!({
+                "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast,
+                "beta_slow": beta_slow, "attention_factor": attention_factor,
+                "original_max_position_embeddings": whole(original_context), "truncate": truncate
+            }),
+        };
+        value["rope_theta"] = self.theta.into();
+        value
+    }
+}
+
+/// A length in tokens as files spell it: without a fraction, if it has none.
+fn whole(length: f64) -> Value {
+    if length.fract() == 0.0 && (0.0..1e15).contains(&length) {
+        (length as u64).into()
+    } else {
+        length.into()
     }
 }
 

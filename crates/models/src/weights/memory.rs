@@ -62,4 +62,16 @@ impl WeightSource for MemorySource {
             .ok_or_else(|| ModelError::invalid(self.path(), format!("no tensor `{name}`")))?;
         Ok(tensor.to_dtype(dtype)?)
     }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        let invalid = |problem: String| ModelError::invalid(self.path(), problem);
+        let tensor =
+            self.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        match tensor.dtype() {
+            DType::I64 | DType::U32 | DType::U8 => {
+                Ok(tensor.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?)
+            }
+            other => Err(invalid(format!("tensor `{name}` is {other:?}, integers expected"))),
+        }
+    }
 }

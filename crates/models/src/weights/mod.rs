@@ -47,6 +47,15 @@ pub trait WeightSource {
     /// # Errors
     /// - the tensor does not exist, is of a type that is no weight, or the dtype is another
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// Reads one tensor of integers or flags (0 and 1), row-major.
+    ///
+    /// # Errors
+    /// - the tensor does not exist or holds neither
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        let problem = format!("tensor `{name}`: no integers are read from this format");
+        Err(ModelError::invalid(self.path(), problem))
+    }
 }
 
 /// Every spec that `source` misses or holds in another shape.

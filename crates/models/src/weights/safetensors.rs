@@ -137,7 +137,7 @@ impl SafetensorsSource {
         &self.metadata
     }
 
-    /// Reads an integer tensor (i64 or i32), row-major.
+    /// Reads a tensor of integers (i64 or i32) or flags, row-major.
     ///
     /// # Errors
     /// - it does not exist or holds no integers
@@ -153,6 +153,7 @@ impl SafetensorsSource {
                 .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
                 .map(i64::from)
                 .collect()),
+            Dtype::BOOL | Dtype::U8 => Ok(data.iter().map(|&b| i64::from(b)).collect()),
             other => Err(ModelError::invalid(
                 &self.path,
                 format!("tensor `{name}` is {other:?}, integers expected"),
@@ -202,6 +203,10 @@ impl WeightSource for SafetensorsSource {
         self.files[entry.file].release(entry.bytes.clone());
         collector.into_tensor(&entry.shape)
     }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        self.load_i64(name)
+    }
 }
 
 /// Values of a float type as f32; bf16 and f16 widen exactly, f64 rounds.
@@ -225,7 +230,8 @@ fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Option<Box<dyn Iterator<Item 
     }
 }
 
-/// Writes tensors (f32, bf16 or f16, on the CPU) with string metadata, complete or not at all.
+/// Writes tensors (f32, bf16, f16, i64, or u8 as flags) with string metadata, complete or not at
+/// all.
 ///
 /// # Errors
 /// - a tensor is of another type, or the file cannot be written
@@ -264,6 +270,11 @@ pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
         DType::F16 => {
             (Dtype::F16, flat.to_vec1::<f16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
         }
+        DType::I64 => {
+            (Dtype::I64, flat.to_vec1::<i64>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        // The tensor library knows no flags.
+        DType::U8 => (Dtype::BOOL, flat.to_vec1::<u8>()?),
         other => {
             let message = format!("cannot write {other:?} tensors as weights");
             return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
@@ -317,6 +328,20 @@ mod tests {
             assert_eq!(b.dtype(), dtype);
             assert_eq!(b.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn integers_and_flags_are_read_back() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("map.safetensors");
+        let offsets = Tensor::new(&[0_i64, 7, -2], &Device::Cpu)?;
+        let flags = Tensor::new(&[1_u8, 0], &Device::Cpu)?;
+        save(&path, &[("d2t".into(), offsets), ("t2d".into(), flags)], HashMap::new())?;
+        let source = SafetensorsSource::open_file(&path)?;
+        assert_eq!(source.load_integers("d2t")?, [0, 7, -2]);
+        assert_eq!(source.load_integers("t2d")?, [1, 0]);
+        assert!(source.load("d2t", DType::F32).is_err());
         Ok(())
     }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_models::ModelError;
 use longdraft_models::target::{LastKv, PackedSequence, Tap, Taps, Target};
 
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 
 pub use store::FeatureStore;
 
@@ -22,6 +23,8 @@ pub enum TeacherKind {
     Full,
     /// The k most likely tokens.
     TopK(usize),
+    /// Final hidden states of every token, whatever is learned.
+    EveryToken,
 }
 
 /// What an objective asks for.
@@ -52,15 +55,45 @@ pub enum TeacherFeatures {
         /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
         hidden: Option<Tensor>,
     },
+    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens.
+    EveryToken {
+        /// After the target's final norm.
+        hidden: Tensor,
+    },
 }
 
 /// Features of one batch.
 #[derive(Debug, Clone)]
 pub struct BatchFeatures {
-    /// Last-layer keys and values of every token.
-    pub last_kv: LastKv,
+    /// Last-layer keys and values of every token, if the draft taps them.
+    pub last_kv: Option<LastKv>,
+    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any.
+    pub aux_hidden: Option<Tensor>,
     /// Teacher at the learned rows.
     pub teacher: TeacherFeatures,
+}
+
+impl BatchFeatures {
+    /// The last layer's keys and values.
+    ///
+    /// # Errors
+    /// - the draft did not ask for them
+    pub fn last_kv(&self) -> Result<&LastKv> {
+        self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
+    }
+
+    /// The tapped layers' states side by side, `[T, L·H]`.
+    ///
+    /// # Errors
+    /// - the draft did not ask for them
+    pub fn aux_hidden(&self) -> Result<&Tensor> {
+        self.aux_hidden.as_ref().ok_or_else(|| untapped("hidden states of tapped layers"))
+    }
+}
+
+pub(crate) fn untapped(what: &str) -> TrainError {
+    let message = format!("the features lack {what}");
+    ModelError::Tensor(candle_core::Error::Msg(message)).into()
 }
 
 /// Where features come from.
@@ -116,6 +149,9 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
+        TeacherKind::EveryToken => {
+            TeacherFeatures::EveryToken { hidden: features.final_hidden()?.clone() }
+        }
         _ if batch.learned.is_empty() => TeacherFeatures::None,
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
@@ -124,5 +160,11 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
             TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };
-    Ok(BatchFeatures { last_kv: features.last_kv()?.clone(), teacher })
+    let layers = needs.taps.iter().filter_map(|tap| match tap {
+        Tap::Hidden(layer) => features.hidden.get(layer),
+        _ => None,
+    });
+    let layers: Vec<&Tensor> = layers.collect();
+    let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
+    Ok(BatchFeatures { last_kv: features.last_kv.clone(), aux_hidden, teacher })
 }

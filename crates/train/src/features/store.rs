@@ -38,12 +38,16 @@ impl FeatureStore {
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         let one = |features: &BatchFeatures| {
-            let kv = 2 * features.last_kv.k.elem_count() * 4;
-            kv + match &features.teacher {
-                TeacherFeatures::None => 0,
-                TeacherFeatures::Full { hidden } => hidden.elem_count() * 4,
-                TeacherFeatures::TopK { entries, .. } => entries.ids.len() * 8,
-            }
+            let kv = features.last_kv.as_ref().map_or(0, |kv| 2 * kv.k.elem_count() * 4);
+            let aux = features.aux_hidden.as_ref().map_or(0, |aux| aux.elem_count() * 4);
+            kv + aux
+                + match &features.teacher {
+                    TeacherFeatures::None => 0,
+                    TeacherFeatures::Full { hidden } | TeacherFeatures::EveryToken { hidden } => {
+                        hidden.elem_count() * 4
+                    }
+                    TeacherFeatures::TopK { entries, .. } => entries.ids.len() * 8,
+                }
         };
         self.rows.values().map(|(_, features)| one(features)).sum()
     }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Objective;
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Loss;
 use crate::metrics::DraftMetrics;
 
@@ -105,7 +105,7 @@ impl GlideObjective {
         let embeddings = self.target.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
         let table = self.target.rope().table(&batch.position_ids, self.target.device())?;
-        let cross = CrossContext { last_kv: &features.last_kv, ranges: Arc::new(target_keys) };
+        let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
     }
 }
@@ -141,6 +141,9 @@ impl Objective for GlideObjective {
             TeacherFeatures::Full { hidden } => {
                 let teacher = Teacher { hidden, head: self.target.head() };
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
+            }
+            TeacherFeatures::EveryToken { .. } => {
+                return Err(untapped("the teacher at the learned rows"));
             }
             TeacherFeatures::TopK { entries, k, hidden } => {
                 let tail = match self.config.tail {

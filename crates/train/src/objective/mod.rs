@@ -1,5 +1,6 @@
 //! What a draft method minimises.
 
+mod eagle3;
 mod glide;
 
 use longdraft_data::Batch;
@@ -9,6 +10,10 @@ use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds};
 use crate::loss::Loss;
 
+pub use eagle3::{
+    Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
+    MaskRule, OovRows, RowPlan, StepCounts,
+};
 pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
 
 /// A draft with its loss. It cannot tell where features come from.

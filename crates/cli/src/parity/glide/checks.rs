@@ -14,15 +14,10 @@ use serde_json::Value;
 
 use super::case::Case;
 use crate::failure::Result;
-use crate::parity::{CaseReport, relative, relative_error};
+use crate::parity::{CaseReport, relative, relative_error, worst};
 
 /// Absolute tolerance of rates and simulated lengths.
 const RATE_TOLERANCE: f64 = 1e-5;
-
-/// The larger error; NaN stays.
-pub(super) fn worst(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
-}
 
 /// Compares what the activations file holds of the first step.
 pub(super) fn check_activations(
@@ -42,8 +37,8 @@ pub(super) fn check_activations(
     objective.hidden(batch, features, &mut trace)?;
     let mut values: Vec<(String, Tensor)> =
         trace.into_iter().map(|(name, tensor)| (format!("draft.{name}"), tensor)).collect();
-    values.push(("target.last_k".into(), features.last_kv.k.clone()));
-    values.push(("target.last_v".into(), features.last_kv.v.clone()));
+    values.push(("target.last_k".into(), features.last_kv()?.k.clone()));
+    values.push(("target.last_v".into(), features.last_kv()?.v.clone()));
     let real: Vec<u32> =
         (0..).zip(&batch.document_ids).filter(|(_, id)| **id >= 0).map(|(t, _)| t).collect();
     let real = Tensor::from_slice(&real, real.len(), &candle_core::Device::Cpu)?;

@@ -16,12 +16,12 @@ use longdraft_train::objective::{GlideObjective, Objective};
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
-use super::{CaseReport, malformed, relative};
+use super::{CaseReport, malformed, relative, worst};
 use crate::failure::Result;
 
 use batches::batches;
 use case::{Case, glide_config, objective_config};
-use checks::{check_gradients, check_metrics, check_weights, worst};
+use checks::{check_gradients, check_metrics, check_weights};
 use step::run_step;
 
 /// Recomputes every step of the case.

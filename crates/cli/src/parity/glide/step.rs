@@ -94,7 +94,8 @@ fn features(
         }
         _ => TeacherFeatures::None,
     };
-    let features = BatchFeatures { last_kv: features.last_kv()?.clone(), teacher };
+    let last_kv = Some(features.last_kv()?.clone());
+    let features = BatchFeatures { last_kv, aux_hidden: None, teacher };
     Ok((features, own.rows.hard.iter().sum()))
 }
 

@@ -14,4 +14,5 @@ mod weights;
 
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
 pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
+pub(in crate::draft) use weights::open_weights;
 pub use weights::{DRAFT_FILE, PTH_FILE, save_tensors, trained_for};

@@ -267,7 +267,7 @@ fn name_in_last_layer(name: &str) -> &str {
 }
 
 /// Opens a draft's weight file, or the one that a folder holds.
-pub(super) fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
+pub(in crate::draft) fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
     let file: PathBuf = if path.is_dir() {
         [DRAFT_FILE, PTH_FILE, "model.safetensors"]
             .iter()

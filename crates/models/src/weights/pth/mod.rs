@@ -11,12 +11,15 @@ mod write;
 pub use read::PthSource;
 pub use write::save;
 
-/// Element types that weights come in, with PyTorch's storage class.
-const STORAGES: [(&str, candle_core::DType, usize); 4] = [
+/// Element types that weights and vocabulary maps come in, with PyTorch's storage class; u8 stands
+/// for flags.
+const STORAGES: [(&str, candle_core::DType, usize); 6] = [
     ("FloatStorage", candle_core::DType::F32, 4),
     ("HalfStorage", candle_core::DType::F16, 2),
     ("BFloat16Storage", candle_core::DType::BF16, 2),
     ("DoubleStorage", candle_core::DType::F64, 8),
+    ("LongStorage", candle_core::DType::I64, 8),
+    ("BoolStorage", candle_core::DType::U8, 1),
 ];
 
 #[cfg(test)]

@@ -72,6 +72,15 @@ impl PthSource {
         problems.into_result(path)?;
         Ok(Self { path: path.to_path_buf(), entries })
     }
+
+    /// A tensor's place and the bytes of its storage.
+    fn read(&self, name: &str) -> Result<(&Entry, Vec<u8>)> {
+        let invalid = |problem: String| ModelError::invalid(&self.path, problem);
+        let entry = self.entries.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        let mut archive = open_archive(&self.path)?;
+        let bytes = read_entry(&mut archive, &entry.storage, u64::MAX - 1).map_err(&invalid)?;
+        Ok((entry, bytes))
+    }
 }
 
 fn open_archive(path: &Path) -> Result<ZipArchive<File>> {
@@ -169,15 +178,37 @@ impl WeightSource for PthSource {
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let invalid = |problem: String| ModelError::invalid(&self.path, problem);
-        let entry = self.entries.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
-        let mut archive = open_archive(&self.path)?;
-        let bytes = read_entry(&mut archive, &entry.storage, u64::MAX - 1).map_err(&invalid)?;
+        let (entry, bytes) = self.read(name)?;
+        if matches!(entry.dtype, DType::I64 | DType::U8) {
+            return Err(invalid(format!("tensor `{name}` is {:?}, not a weight", entry.dtype)));
+        }
         let count = entry.shape.iter().product();
         let mut collector = Collector::zeros(dtype, count)
             .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
         let element = |index: usize| read_element(&bytes, entry.dtype, index);
         collector.set(0, (0..count).map(|i| element(position(entry, i))));
         collector.into_tensor(&entry.shape)
+    }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        let (entry, bytes) = self.read(name)?;
+        let size = match entry.dtype {
+            DType::I64 => 8,
+            DType::U8 => 1,
+            other => {
+                let problem = format!("tensor `{name}` is {other:?}, integers expected");
+                return Err(ModelError::invalid(&self.path, problem));
+            }
+        };
+        let element = |i: usize| {
+            let index = position(entry, i);
+            let short = || ModelError::invalid(&self.path, format!("tensor `{name}` is cut short"));
+            let bytes = bytes.get(index * size..(index + 1) * size).ok_or_else(short)?;
+            let mut wide = [0; 8];
+            wide[..size].copy_from_slice(bytes);
+            Ok(i64::from_le_bytes(wide))
+        };
+        (0..entry.shape.iter().product()).map(element).collect()
     }
 }
 

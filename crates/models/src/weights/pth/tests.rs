@@ -26,6 +26,20 @@ fn what_is_written_is_read_back() -> Result<()> {
 }
 
 #[test]
+fn integers_and_flags_are_read_back_and_are_no_weights() -> Result<()> {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("map.pth");
+    let offsets = Tensor::new(&[0_i64, 7, -2], &Device::Cpu)?;
+    let flags = Tensor::new(&[1_u8, 0], &Device::Cpu)?;
+    save(&path, &[("d2t".into(), offsets), ("t2d".into(), flags)])?;
+    let source = PthSource::open(&path)?;
+    assert_eq!(source.load_integers("d2t")?, [0, 7, -2]);
+    assert_eq!(source.load_integers("t2d")?, [1, 0]);
+    assert!(source.load("t2d", DType::F32).is_err());
+    Ok(())
+}
+
+#[test]
 fn truncated_files_are_errors() -> Result<()> {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("draft.pth");

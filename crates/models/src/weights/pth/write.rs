@@ -11,7 +11,7 @@ use super::STORAGES;
 use crate::error::{ModelError, Result};
 use crate::weights::safetensors::{little_endian_bytes, write_atomically};
 
-/// Writes tensors (f32, bf16 or f16) as a state dict, complete or not at all.
+/// Writes tensors (f32, bf16, f16, i64, or u8 as flags) as a state dict, complete or not at all.
 ///
 /// # Errors
 /// - a tensor is of another type, or the file cannot be written

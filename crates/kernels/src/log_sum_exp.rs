@@ -1,0 +1,132 @@
+//! Normaliser and most likely token of every row's law: `log Σ_v e^{z_v}` and `argmax_v z_v` of
+//! `z = h Wᵀ`.
+//!
+//! Two numbers a row are what a loss over part of a vocabulary needs of the whole of it. Rows go
+//! through in chunks: memory is `O(chunk · V)`. No gradient. Logits are rounded to a 16-bit head's
+//! type, as a target of that type has them.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use rayon::prelude::*;
+
+use crate::linear::linear;
+use crate::simd::{exp_in_place, max_of};
+use crate::storage::with_f32;
+
+/// Rows whose logits exist at the same time.
+const CHUNK_ROWS: usize = 128;
+
+/// Values whose exponentials exist at the same time.
+const BLOCK: usize = 4096;
+
+/// Two numbers of every row, `[R]` each.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HeadSummary {
+    /// `log Σ_v e^{z_v}`
+    pub log_sum_exp: Vec<f64>,
+    /// The most likely token; ties go to the lower id.
+    pub argmax: Vec<u32>,
+}
+
+/// Normaliser and most likely token of `hidden · headᵀ`.
+///
+/// # Shapes
+/// - `hidden`: `[R, H]`, `head`: `[V, H]` → `[R]`
+///
+/// # Errors
+/// - shapes do not fit
+pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+    let rows = hidden.dim(0)?;
+    let vocabulary = head.dim(0)?;
+    if !matches!(hidden.device(), Device::Cpu) || hidden.dtype() != DType::F32 || vocabulary == 0 {
+        return reference(hidden, head);
+    }
+    let mut summary = HeadSummary::default();
+    for first in (0..rows).step_by(CHUNK_ROWS) {
+        let chunk = hidden.narrow(0, first, CHUNK_ROWS.min(rows - first))?;
+        let logits = as_of_type(&linear(&chunk, head, None)?, head.dtype())?;
+        let results: Vec<(f64, u32)> =
+            with_f32(&logits, |z| Ok(z.par_chunks(vocabulary).map(summary_of_row).collect()))?;
+        for (log_sum_exp, argmax) in results {
+            summary.log_sum_exp.push(log_sum_exp);
+            summary.argmax.push(argmax);
+        }
+    }
+    Ok(summary)
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`linear_log_sum_exp`]
+pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+    let logits = hidden.matmul(&head.to_dtype(hidden.dtype())?.t()?)?;
+    let logits = as_of_type(&logits, head.dtype())?;
+    let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let logits = logits.to_dtype(wide)?;
+    Ok(HeadSummary {
+        log_sum_exp: logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1()?,
+        argmax: logits.argmax(D::Minus1)?.to_vec1()?,
+    })
+}
+
+/// Values rounded to a 16-bit type and widened again; as they are for other types.
+pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::BF16 | DType::F16 => values.to_dtype(dtype)?.to_dtype(values.dtype()),
+        _ => Ok(values.clone()),
+    }
+}
+
+fn summary_of_row(z: &[f32]) -> (f64, u32) {
+    let max = max_of(z);
+    let argmax = z.iter().position(|&x| x >= max).unwrap_or(0);
+    let mut buffer = [0.0_f32; BLOCK];
+    let mut total = 0.0_f64;
+    for block in z.chunks(BLOCK) {
+        let copy = &mut buffer[..block.len()];
+        copy.copy_from_slice(block);
+        total += f64::from(exp_in_place(copy, max));
+    }
+    (f64::from(max) + total.ln(), argmax as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::Noise;
+
+    #[test]
+    fn fused_matches_reference_at_odd_sizes() -> Result<()> {
+        let mut noise = Noise::new(4);
+        for (rows, width, vocabulary) in [(1, 3, 1), (5, 8, 17), (131, 6, 33), (2, 4, 5000)] {
+            let (hidden, head) = (noise.tensor(&[rows, width]), noise.tensor(&[vocabulary, width]));
+            let head = (head * 4.0)?;
+            let (fused, plain) = (linear_log_sum_exp(&hidden, &head)?, reference(&hidden, &head)?);
+            assert_eq!(fused.argmax, plain.argmax);
+            for (a, b) in fused.log_sum_exp.iter().zip(&plain.log_sum_exp) {
+                assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
+            }
+            assert_eq!(fused.log_sum_exp.len(), rows);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn logits_are_rounded_to_the_head_s_type() -> Result<()> {
+        // 1.001 rounds to 1 in bf16: a tie.
+        let hidden = Tensor::new(&[[1.0_f32, 0.001]], &Device::Cpu)?;
+        let head = Tensor::new(&[[1.0_f32, 0.0], [1.0, 1.0]], &Device::Cpu)?;
+        for summary in [linear_log_sum_exp, reference] {
+            assert_eq!(summary(&hidden, &head)?.argmax, [1]);
+            assert_eq!(summary(&hidden, &head.to_dtype(DType::BF16)?)?.argmax, [0]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn ties_go_to_the_lower_id() {
+        let (log_sum_exp, argmax) = summary_of_row(&[1.0, 3.0, 3.0]);
+        assert_eq!(argmax, 1);
+        assert!((log_sum_exp - (1.0_f64.exp() + 2.0 * 3.0_f64.exp()).ln()).abs() < 1e-6);
+    }
+}

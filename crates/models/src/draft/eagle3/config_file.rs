@@ -1,0 +1,339 @@
+//! `config.json` of an EAGLE-3 draft, under the keys that engines read.
+//!
+//! Tapped layers stand in `eagle_config` as ids of the layers whose output is read; a list at the
+//! top level counts the same tensors one higher, as states that enter the next layer.
+
+use longdraft_kernels::rope::RopeScaling;
+use serde_json::{Value, json};
+
+use super::config::{Eagle3Config, TAPPED_LAYERS};
+use crate::config::RopeParameters;
+use crate::error::Problems;
+use crate::ids::LayerId;
+
+const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
+
+/// Architectures under which engines know the draft.
+pub(super) const ARCHITECTURES: [&str; 2] = ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"];
+
+/// Switches of published variants that compute something else, with the value they must have.
+const UNSUPPORTED: [(&str, bool); 5] = [
+    ("attention_bias", false),
+    ("mlp_bias", false),
+    ("norm_before_residual", false),
+    ("norm_before_fc", false),
+    ("tie_word_embeddings", false),
+];
+
+impl Eagle3Config {
+    /// Reads a draft's `config.json`. Without layer ids in it, those published for a target of
+    /// `target_layers` layers are taken.
+    ///
+    /// # Errors
+    /// - a list of every missing, unusable or unsupported key
+    pub fn from_json(
+        value: &Value,
+        target_layers: Option<usize>,
+    ) -> std::result::Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let mut keys = Keys { value, problems: &mut problems };
+        for (key, wanted) in UNSUPPORTED {
+            if keys.flag(key, wanted) != wanted {
+                keys.problems.push(format!("`{key}` = {} is not supported", !wanted));
+            }
+        }
+        if let Some(act) = keys.present("hidden_act").and_then(Value::as_str)
+            && act != "silu"
+        {
+            keys.problems.push(format!("`hidden_act` = \"{act}\" is not supported (silu is)"));
+        }
+        if keys.size("num_hidden_layers", Some(1)) != 1 {
+            keys.problems.push("drafts of more than one layer are not supported");
+        }
+        let hidden_size = keys.size("hidden_size", None);
+        let num_attention_heads = keys.size("num_attention_heads", None);
+        let vocab_size = keys.size("vocab_size", None);
+        let max_position_embeddings = keys.size("max_position_embeddings", Some(2048));
+        let default_head_dim = hidden_size / num_attention_heads.max(1);
+        let mut config = Self {
+            hidden_size,
+            target_hidden_size: keys.size("target_hidden_size", Some(hidden_size)),
+            intermediate_size: keys.size("intermediate_size", None),
+            num_attention_heads,
+            num_key_value_heads: keys.size("num_key_value_heads", Some(num_attention_heads)),
+            head_dim: keys.size("head_dim", Some(default_head_dim)),
+            vocab_size,
+            draft_vocab_size: keys.size("draft_vocab_size", Some(vocab_size)),
+            rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
+            rope: RopeParameters::plain(10_000.0),
+            dynamic_ntk: None,
+            max_position_embeddings,
+            target_layers: [LayerId(0); TAPPED_LAYERS],
+            fc_norm: keys.flag("fc_norm", false),
+            norm_output: keys.flag("norm_output", false),
+            embed_proj: keys.flag("embed_proj", false),
+            attention_window: None,
+            initializer_range: keys.number("initializer_range", 0.02),
+        };
+        if keys.present("attention_window").is_some() {
+            config.attention_window = Some(keys.size("attention_window", None));
+        }
+        match layer_ids(value, target_layers) {
+            Ok(layers) => config.target_layers = layers,
+            Err(problem) => problems.0.extend(problem.0),
+        }
+        config.read_rope(value, &mut problems);
+        if problems.0.is_empty() {
+            problems = config.problems();
+        }
+        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+    }
+
+    fn read_rope(&mut self, value: &Value, problems: &mut Problems) {
+        let mut value = value.clone();
+        for key in ["rope_parameters", "rope_scaling"] {
+            let kind = ["rope_type", "type"].iter().find_map(|name| value[key][*name].as_str());
+            if kind != Some("dynamic") {
+                continue;
+            }
+            let factor = value[key]["factor"].as_f64().filter(|f| f.is_finite() && *f > 0.0);
+            if factor.is_none() {
+                problems.push("rope scaling `dynamic` needs a positive `factor`");
+            }
+            self.dynamic_ntk = factor;
+            value[key]["rope_type"] = "default".into();
+        }
+        self.rope = RopeParameters::from_json(&value, self.max_position_embeddings, problems);
+        if let Some(divisors) = value["rope_divisors"].as_array() {
+            let divisors: Vec<f32> =
+                divisors.iter().filter_map(Value::as_f64).map(|d| d as f32).collect();
+            self.rope.divisors = Some(divisors);
+        }
+        if let Err(error) = self.rope.build(self.head_dim)
+            && self.head_dim.is_multiple_of(2)
+        {
+            problems.push(error);
+        }
+    }
+
+    /// The keys of a `config.json`; rotary parameters stand in the old and the new spelling.
+    pub fn to_json(&self) -> Value {
+        let mut rope = self.rope.to_json();
+        if let Some(factor) = self.dynamic_ntk {
+            rope["rope_type"] = "dynamic".into();
+            rope["factor"] = factor.into();
+        }
+        let scaled = self.rope.scaling != RopeScaling::None || self.dynamic_ntk.is_some();
+        let mut value = json!({
+            "architectures": [ARCHITECTURES[0]],
+            "model_type": "llama",
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.target_hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": self.draft_vocab_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rope_theta": self.rope.theta,
+            "rope_parameters": rope,
+            "attention_bias": false,
+            "mlp_bias": false,
+            "tie_word_embeddings": false,
+            "norm_before_residual": false,
+            "norm_before_fc": false,
+            "fc_norm": self.fc_norm,
+            "norm_output": self.norm_output,
+            "embed_proj": self.embed_proj,
+            "initializer_range": self.initializer_range,
+            "num_aux_hidden_states": TAPPED_LAYERS,
+            "eagle_config": {
+                "use_aux_hidden_state": true,
+                LAYER_IDS: self.target_layers.map(|layer| layer.0),
+            }
+        });
+        // Readers take an absent key for none; some refuse null.
+        if scaled {
+            value["rope_scaling"] = rope;
+        }
+        if let Some(divisors) = &self.rope.divisors {
+            value["rope_divisors"] = json!(divisors);
+        }
+        if let Some(window) = self.attention_window {
+            value["attention_window"] = window.into();
+        }
+        value
+    }
+}
+
+/// Reads keys, collecting what is wrong.
+struct Keys<'a> {
+    value: &'a Value,
+    problems: &'a mut Problems,
+}
+
+impl Keys<'_> {
+    fn present(&self, key: &str) -> Option<&Value> {
+        self.value.get(key).filter(|value| !value.is_null())
+    }
+
+    fn size(&mut self, key: &str, default: Option<usize>) -> usize {
+        let problem = match (self.present(key), default) {
+            (None, Some(default)) => return default,
+            (None, None) => format!("`{key}` is missing"),
+            (Some(value), _) => match value.as_u64() {
+                Some(size) => return size as usize,
+                None => format!("`{key}` = {value} is not a whole number"),
+            },
+        };
+        self.problems.push(problem);
+        1
+    }
+
+    fn number(&mut self, key: &str, default: f64) -> f64 {
+        let Some(value) = self.present(key) else { return default };
+        let number = value.as_f64();
+        if number.is_none() {
+            let problem = format!("`{key}` = {value} is not a number");
+            self.problems.push(problem);
+        }
+        number.unwrap_or(default)
+    }
+
+    fn flag(&mut self, key: &str, default: bool) -> bool {
+        let Some(value) = self.present(key) else { return default };
+        let flag = value.as_bool();
+        if flag.is_none() {
+            let problem = format!("`{key}` = {value} is neither true nor false");
+            self.problems.push(problem);
+        }
+        flag.unwrap_or(default)
+    }
+}
+
+/// The layers whose output the draft reads.
+fn layer_ids(
+    value: &Value,
+    target_layers: Option<usize>,
+) -> std::result::Result<[LayerId; TAPPED_LAYERS], Problems> {
+    let one = |problem: String| Problems(vec![problem]);
+    let read = |list: &Value, shift: u64| match list {
+        Value::Null => Ok(None),
+        list => {
+            let ids: Option<Vec<LayerId>> = list.as_array().and_then(|ids| {
+                let id = |id: &Value| Some(LayerId(id.as_u64()?.checked_sub(shift)? as usize));
+                ids.iter().map(id).collect()
+            });
+            let ids = ids.and_then(|ids| <[LayerId; TAPPED_LAYERS]>::try_from(ids).ok());
+            ids.map(Some).ok_or_else(|| one(format!("`{LAYER_IDS}` = {list} are not three layers")))
+        }
+    };
+    let nested = read(&value["eagle_config"][LAYER_IDS], 0)?;
+    let top = read(&value[LAYER_IDS], 1)?;
+    match (nested, top) {
+        (Some(nested), Some(top)) if nested != top => Err(one(format!(
+            "`{LAYER_IDS}` contradict each other: {:?} in `eagle_config` (outputs of layers), {:?} \
+             at the top level, one less",
+            nested.map(|id| id.0),
+            top.map(|id| id.0)
+        ))),
+        (Some(layers), _) | (None, Some(layers)) => Ok(layers),
+        (None, None) => match target_layers {
+            Some(layers) => Eagle3Config::published_layers(layers),
+            None => Err(one(format!("`eagle_config.{LAYER_IDS}` is missing"))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn minimal() -> Value {
+        json!({
+            "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 200, "draft_vocab_size": 80,
+            "max_position_embeddings": 128
+        })
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut config = Eagle3Config::from_json(&minimal(), Some(32)).expect("valid");
+        assert_eq!(config.target_layers.map(|id| id.0), [1, 15, 28]);
+        assert_eq!(config.rope, RopeParameters::plain(10_000.0));
+        let scalings = [
+            RopeScaling::None,
+            RopeScaling::Linear { factor: 2.0 },
+            RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: 64.0,
+            },
+            RopeScaling::Yarn {
+                factor: 4.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                original_context: 64.0,
+                attention_factor: 1.25,
+                truncate: false,
+            },
+        ];
+        for scaling in scalings {
+            config.rope = RopeParameters { theta: 5e5, scaling, divisors: None };
+            config.fc_norm = !config.fc_norm;
+            config.attention_window = Some(7);
+            assert_eq!(Eagle3Config::from_json(&config.to_json(), None), Ok(config.clone()));
+        }
+        config.rope = RopeParameters { divisors: Some(vec![2.0; 8]), ..RopeParameters::plain(1e4) };
+        config.dynamic_ntk = Some(4.0);
+        assert_eq!(Eagle3Config::from_json(&config.to_json(), None), Ok(config));
+    }
+
+    #[test]
+    fn layers_are_read_in_both_conventions_and_contradictions_are_refused() {
+        let mut value = minimal();
+        value[LAYER_IDS] = json!([2, 16, 29]);
+        let ids = |value: &Value| {
+            Eagle3Config::from_json(value, None).map(|config| config.target_layers.map(|id| id.0))
+        };
+        assert_eq!(ids(&value), Ok([1, 15, 28]));
+        value["eagle_config"] = json!({LAYER_IDS: [1, 15, 28]});
+        assert_eq!(ids(&value), Ok([1, 15, 28]));
+        value["eagle_config"] = json!({LAYER_IDS: [2, 16, 29]});
+        assert!(ids(&value).expect_err("refused").to_string().contains("contradict"));
+        value[LAYER_IDS] = json!([2, 0, 29]);
+        assert!(ids(&value).expect_err("refused").to_string().contains("not three layers"));
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let mut value = minimal();
+        value["hidden_size"] = json!("wide");
+        value["norm_before_residual"] = json!(true);
+        value["num_hidden_layers"] = json!(2);
+        value["fc_norm"] = json!("yes");
+        value["rope_scaling"] = json!({"rope_type": "dynamic"});
+        let text = Eagle3Config::from_json(&value, None).expect_err("refused").to_string();
+        for part in [
+            "`hidden_size` = \"wide\"",
+            "`norm_before_residual` = true",
+            "more than one layer",
+            "`fc_norm` = \"yes\"",
+            "`dynamic` needs",
+            "is missing",
+        ] {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+        let mut value = minimal();
+        value["draft_vocab_size"] = json!(300);
+        value["num_key_value_heads"] = json!(2);
+        let text = Eagle3Config::from_json(&value, Some(8)).expect_err("refused").to_string();
+        assert!(text.contains("exceeds") && text.contains("does not divide"), "{text}");
+    }
+}

@@ -1,0 +1,231 @@
+//! The layer's parts, on any rows.
+
+use candle_core::{DType, Tensor};
+use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::linear::linear_onto;
+use longdraft_kernels::rms_norm::rms_norm;
+use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
+use longdraft_kernels::swiglu::swiglu;
+use std::sync::Arc;
+
+use super::config::Eagle3Config;
+use super::vocabulary::VocabularyMap;
+use crate::draft::{Draft, Parameter};
+use crate::error::{ModelError, Result};
+use crate::target::Tap;
+
+/// Rotated keys and values of some rows, `[T, K, D]` each.
+#[derive(Debug, Clone)]
+pub struct KeyValues {
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+/// The trainable draft.
+pub struct Eagle3Draft {
+    pub(super) config: Eagle3Config,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) vocabulary: VocabularyMap,
+    /// Frozen: the target's `[V, Ht]`, or the draft's own `[V, H]`.
+    pub(super) embedding: Tensor,
+    /// Whether `embedding` is the draft's own, so that it has to be saved with it.
+    pub(super) own_embedding: bool,
+    pub(super) rope: Rope,
+}
+
+impl Draft for Eagle3Draft {
+    fn taps(&self) -> Vec<Tap> {
+        self.config.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
+    }
+
+    fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+}
+
+impl Eagle3Draft {
+    /// Sizes and switches.
+    pub fn config(&self) -> &Eagle3Config {
+        &self.config
+    }
+
+    /// What draft tokens stand for.
+    pub fn vocabulary(&self) -> &VocabularyMap {
+        &self.vocabulary
+    }
+
+    /// Output head over the draft's vocabulary, `[Vd, H]`.
+    ///
+    /// # Errors
+    /// - never for a draft that was built
+    pub fn head(&self) -> Result<&Tensor> {
+        self.tensor("lm_head.weight")
+    }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor> {
+        let found = self.parameters.iter().find(|parameter| parameter.name == name);
+        found.map(|parameter| parameter.var.as_tensor()).ok_or_else(|| {
+            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
+        })
+    }
+
+    fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        Ok(linear(x, self.tensor(&format!("{module}.weight"))?, None)?)
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        Ok(rms_norm(x, self.tensor(&format!("{name}.weight"))?, self.config.rms_norm_eps)?)
+    }
+
+    fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
+        let rows = x.dim(0)?;
+        let module = format!("midlayer.self_attn.{module}");
+        Ok(self.project(x, &module)?.reshape((rows, count, self.config.head_dim))?)
+    }
+
+    /// Embeddings of target tokens at the draft's width, in f32.
+    ///
+    /// # Shapes
+    /// - `ids`: `[T]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - an id lies outside the target's vocabulary
+    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        let vocabulary = self.config.vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+            let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
+            return Err(ModelError::Tokenizer(message));
+        }
+        let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
+        let embedded = self.embedding.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        if self.config.embed_proj { self.project(&embedded, "embed_proj") } else { Ok(embedded) }
+    }
+
+    /// The state that the first step reads, from the tapped layers side by side.
+    ///
+    /// # Shapes
+    /// - `aux`: `[T, 3·Ht]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - the width differs
+    pub fn fuse(&self, aux: &Tensor) -> Result<Tensor> {
+        if !self.config.fc_norm {
+            return self.project(aux, "fc");
+        }
+        let width = self.config.target_hidden_size;
+        let layers = (0..self.config.target_layers.len())
+            .map(|i| self.norm(&aux.narrow(1, i * width, width)?, &format!("fc_norm.{i}")))
+            .collect::<Result<Vec<_>>>()?;
+        self.project(&Tensor::cat(&layers, 1)?, "fc")
+    }
+
+    /// What attention projects: embeddings and states, each through its norm, side by side.
+    ///
+    /// # Shapes
+    /// - `embeddings`, `state`: `[T, H]` → `[T, 2·H]`
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn attention_input(&self, embeddings: &Tensor, state: &Tensor) -> Result<Tensor> {
+        let embeddings = self.norm(embeddings, "midlayer.input_layernorm")?;
+        let state = self.norm(state, "midlayer.hidden_norm")?;
+        Ok(Tensor::cat(&[embeddings, state], 1)?)
+    }
+
+    /// Rotated keys, and values.
+    ///
+    /// # Shapes
+    /// - `input`: `[T, 2·H]`, `table` over the same rows → `[T, K, D]` each
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn key_values(&self, input: &Tensor, table: &RopeTable) -> Result<KeyValues> {
+        let kv_heads = self.config.num_key_value_heads;
+        let k = rope(&self.heads(input, "k_proj", kv_heads)?, table)?;
+        Ok(KeyValues { k, v: self.heads(input, "v_proj", kv_heads)? })
+    }
+
+    /// Attention and MLP on top of the states that the input was made of.
+    ///
+    /// # Shapes
+    /// - `state`: `[T, H]`, `input`: `[T, 2·H]`, keys and values `[S, K, D]`, ranges over `T` queries
+    ///   and `S` keys → `[T, H]`
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn layer(
+        &self,
+        state: &Tensor,
+        input: &Tensor,
+        table: &RopeTable,
+        keys: &KeyValues,
+        ranges: &Arc<KeyRanges>,
+    ) -> Result<Tensor> {
+        let q = rope(&self.heads(input, "q_proj", self.config.num_attention_heads)?, table)?;
+        let attended = attention(&q, &keys.k, &keys.v, ranges)?;
+        let attended = attended.reshape((state.dim(0)?, self.config.query_size()))?;
+        let output = self.tensor("midlayer.self_attn.o_proj.weight")?;
+        let residual = linear_onto(state, &attended, output, None)?;
+        let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
+        let gate = self.project(&normed, "midlayer.mlp.gate_proj")?;
+        let gated = swiglu(&gate, &self.project(&normed, "midlayer.mlp.up_proj")?)?;
+        let down = self.tensor("midlayer.mlp.down_proj.weight")?;
+        Ok(linear_onto(&residual, &gated, down, None)?)
+    }
+
+    /// What the head reads: `RMS_norm(h)`.
+    ///
+    /// # Shapes
+    /// - `[T, H]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - the width differs
+    pub fn head_input(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.norm(hidden, "norm")
+    }
+
+    /// What the next step reads: `h`, or `RMS_norm(h)` with `norm_output`.
+    ///
+    /// # Shapes
+    /// - `[T, H]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - the width differs
+    pub fn fed_back(&self, hidden: &Tensor) -> Result<Tensor> {
+        if self.config.norm_output { self.head_input(hidden) } else { Ok(hidden.clone()) }
+    }
+
+    /// Cos and sin for tokens at `positions` of documents of `lengths` tokens.
+    ///
+    /// # Errors
+    /// - the tables cannot be made
+    pub fn rope_table(&self, positions: &[u32], lengths: &[u32]) -> Result<RopeTable> {
+        let device = self.embedding.device();
+        let Some(factor) = self.config.dynamic_ntk else {
+            return Ok(self.rope.table(positions, device)?);
+        };
+        let mut tables = Vec::new();
+        let mut start = 0;
+        for run in lengths.chunk_by(|a, b| a == b) {
+            let positions = &positions[start..start + run.len()];
+            start += run.len();
+            tables.push(self.dynamic_rope(factor, run[0])?.table(positions, device)?);
+        }
+        Ok(RopeTable::concatenated(&tables)?)
+    }
+
+    /// `θ' = θ (s·n/m − (s − 1))^{D/(D−2)}` for documents of `n > m` tokens, `m` the context.
+    fn dynamic_rope(&self, factor: f64, length: u32) -> Result<Rope> {
+        let ratio = f64::from(length) / self.config.max_position_embeddings as f64;
+        if ratio <= 1.0 {
+            return Ok(self.rope.clone());
+        }
+        let dim = self.config.head_dim as f64;
+        let growth = (factor * ratio - (factor - 1.0)).powf(dim / (dim - 2.0));
+        let theta = self.config.rope.theta * growth;
+        Ok(Rope::new(self.config.head_dim, theta, RopeScaling::None)?)
+    }
+}

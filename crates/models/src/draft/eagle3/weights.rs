@@ -1,0 +1,350 @@
+//! Tensors of an EAGLE-3 draft: names, initial values, reading and writing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor, Var};
+use longdraft_kernels::random::CounterRng;
+use serde_json::Value;
+
+use super::config::Eagle3Config;
+use super::config_file::ARCHITECTURES;
+use super::model::Eagle3Draft;
+use super::vocabulary::VocabularyMap;
+use crate::draft::Parameter;
+use crate::draft::glide::{DRAFT_FILE, PTH_FILE, open_weights};
+use crate::error::{ModelError, Problems, Result};
+use crate::target::Target;
+use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
+
+/// Prefixes under which published files hold the tensors.
+const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "model.", ""];
+
+/// The layer's name in published files: as here, and as engines count it.
+const LAYER: [&str; 2] = ["midlayer.", "layers.0."];
+
+const EMBEDDING: &str = "embed_tokens.weight";
+
+/// Every trained tensor, in the order of the published table.
+fn layout(config: &Eagle3Config) -> Vec<TensorSpec> {
+    let (hidden, target, width) =
+        (config.hidden_size, config.target_hidden_size, config.intermediate_size);
+    let (query, kv) = (config.query_size(), config.kv_size());
+    let layers = config.target_layers.len();
+    let mut all = vec![TensorSpec::new("fc.weight", &[hidden, layers * target])];
+    if config.fc_norm {
+        let norm = |i| TensorSpec::new(format!("fc_norm.{i}.weight"), &[target]);
+        all.extend((0..layers).map(norm));
+    }
+    if config.embed_proj {
+        all.push(TensorSpec::new("embed_proj.weight", &[hidden, target]));
+    }
+    let mut add = |name: &str, shape: &[usize]| {
+        all.push(TensorSpec::new(format!("midlayer.{name}.weight"), shape));
+    };
+    add("input_layernorm", &[hidden]);
+    add("hidden_norm", &[hidden]);
+    add("self_attn.q_proj", &[query, 2 * hidden]);
+    add("self_attn.k_proj", &[kv, 2 * hidden]);
+    add("self_attn.v_proj", &[kv, 2 * hidden]);
+    add("self_attn.o_proj", &[hidden, query]);
+    add("post_attention_layernorm", &[hidden]);
+    add("mlp.gate_proj", &[width, hidden]);
+    add("mlp.up_proj", &[width, hidden]);
+    add("mlp.down_proj", &[hidden, width]);
+    all.push(TensorSpec::new("norm.weight", &[hidden]));
+    all.push(TensorSpec::new("lm_head.weight", &[config.draft_vocab_size, hidden]));
+    all
+}
+
+impl Eagle3Draft {
+    /// Builds the draft with `value(spec)` for every trained tensor.
+    fn build(
+        config: &Eagle3Config,
+        vocabulary: VocabularyMap,
+        (embedding, own_embedding): (Tensor, bool),
+        mut value: impl FnMut(&TensorSpec) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let parameters = layout(config)
+            .into_iter()
+            .map(|spec| {
+                let var = Var::from_tensor(&value(&spec)?)?;
+                let decay = spec.shape.len() > 1;
+                Ok(Parameter { name: spec.name, var, decay, dead: false })
+            })
+            .collect::<Result<_>>()?;
+        let rope = config.rope.build(config.head_dim)?;
+        let config = config.clone();
+        Ok(Self { config, parameters, vocabulary, embedding, own_embedding, rope })
+    }
+
+    /// Fresh weights, N(0, `initializer_range`) and norms of 1, beside the target's frozen
+    /// embeddings `[V, Ht]`, on their device.
+    ///
+    /// # Errors
+    /// - sizes do not fit; the draft is not as wide as the target and has no `embed_proj`
+    pub fn initialise(
+        config: &Eagle3Config,
+        vocabulary: VocabularyMap,
+        embedding: &Tensor,
+        seed: u64,
+    ) -> Result<Self> {
+        let mut problems = config.problems();
+        check_vocabulary(config, &vocabulary, &mut problems);
+        check_embedding(config, embedding, &mut problems);
+        problems.into_result(Path::new("draft configuration"))?;
+        let device = embedding.device().clone();
+        Self::build(config, vocabulary, (embedding.clone(), false), |spec| {
+            fresh(spec, config.initializer_range, seed, &device)
+        })
+    }
+
+    /// Reads the draft from an open source with any published prefix. The source's own embeddings
+    /// are taken only where the target's `[V, Ht]` do not fit the draft's width.
+    ///
+    /// # Errors
+    /// - a list of every missing, unexpected and misshapen tensor, or an unusable vocabulary map
+    pub fn from_source(
+        source: &dyn WeightSource,
+        config: &Eagle3Config,
+        embedding: &Tensor,
+    ) -> Result<Self> {
+        config.problems().into_result(Path::new("draft configuration"))?;
+        let names = published_names(source);
+        let own = [config.vocab_size, config.hidden_size];
+        let reads_own = !config.embed_proj && config.hidden_size != config.target_hidden_size;
+        check_names(source, &names, config, reads_own.then_some(own))?;
+        let device = embedding.device();
+        let embedding = if reads_own {
+            (source.load(&names[EMBEDDING], DType::F32)?.to_device(device)?, true)
+        } else {
+            let mut problems = Problems::default();
+            check_embedding(config, embedding, &mut problems);
+            problems.into_result(source.path())?;
+            (embedding.clone(), false)
+        };
+        let vocabulary = read_vocabulary(source, &names, config)?;
+        Self::build(config, vocabulary, embedding, |spec| {
+            Ok(source.load(&names[&spec.name], DType::F32)?.to_device(device)?)
+        })
+    }
+
+    /// Opens a draft folder, or a weight file with its `config.json` beside it.
+    ///
+    /// # Errors
+    /// - as [`Self::from_source`]; the configuration is missing, unusable, another model's, or does
+    ///   not fit the target
+    pub fn open(path: &Path, target: &Target) -> Result<Self> {
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let file = folder.join("config.json");
+        let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
+        let value: Value =
+            serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
+        let is_eagle3 = |name: &Value| name.as_str().is_some_and(|n| ARCHITECTURES.contains(&n));
+        if !value["architectures"].as_array().is_some_and(|names| names.iter().any(is_eagle3)) {
+            let problem = format!("`architectures` names no EAGLE-3 draft ({})", ARCHITECTURES[0]);
+            return Err(ModelError::invalid(&file, problem));
+        }
+        let config = Eagle3Config::from_json(&value, Some(target.config().num_hidden_layers))
+            .map_err(|problems| ModelError::Invalid { path: file.clone(), problems })?;
+        config.problems_with(target.config()).into_result(&file)?;
+        Self::from_source(open_weights(path)?.as_ref(), &config, target.embedding())
+    }
+
+    /// Trained tensors by name, in the order of the published table.
+    pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
+        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
+        self.parameters.iter().map(named).collect()
+    }
+
+    /// What a draft's files hold: trained tensors, the vocabulary map unless every token is kept,
+    /// embeddings if they are the draft's own.
+    ///
+    /// # Errors
+    /// - a tensor cannot be made
+    pub fn stored_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut all = self.named_tensors();
+        if !self.vocabulary.is_identity() {
+            let flags = self.vocabulary.membership().into_iter().map(u8::from);
+            let (offsets, flags) = (self.vocabulary.offsets(), flags.collect::<Vec<_>>());
+            let (draft, target) = (offsets.len(), flags.len());
+            all.push(("d2t".into(), Tensor::from_vec(offsets, draft, &Device::Cpu)?));
+            all.push(("t2d".into(), Tensor::from_vec(flags, target, &Device::Cpu)?));
+        }
+        if self.own_embedding {
+            all.push((EMBEDDING.into(), self.embedding.clone()));
+        }
+        Ok(all)
+    }
+
+    /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
+    ///
+    /// # Errors
+    /// - the folder cannot be written
+    pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
+        let tensors = self.stored_tensors()?;
+        let layers = self.config.target_layers.map(|layer| layer.0);
+        let metadata = HashMap::from([
+            ("format".to_owned(), "pt".to_owned()),
+            ("draft".to_owned(), "eagle3".to_owned()),
+            ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
+            ("target_layers".to_owned(), format!("{layers:?}")),
+            ("fc_norm".to_owned(), self.config.fc_norm.to_string()),
+            ("norm_output".to_owned(), self.config.norm_output.to_string()),
+        ]);
+        safetensors::save(&folder.join(DRAFT_FILE), &tensors, metadata)?;
+        pth::save(&folder.join(PTH_FILE), &tensors)?;
+        let mut value = self.config.to_json();
+        value["target_fingerprint"] = target_fingerprint.into();
+        let text = format!("{value:#}\n");
+        safetensors::write_atomically(&folder.join("config.json"), text.as_bytes())
+    }
+
+    /// The same draft over another vocabulary: head rows of tokens that both keep move along, the
+    /// others are drawn afresh.
+    ///
+    /// # Errors
+    /// - the map is for another target's vocabulary
+    pub fn remapped(&self, vocabulary: VocabularyMap, seed: u64) -> Result<Self> {
+        let config =
+            Eagle3Config { draft_vocab_size: vocabulary.draft_size(), ..self.config.clone() };
+        let mut problems = Problems::default();
+        check_vocabulary(&config, &vocabulary, &mut problems);
+        problems.into_result(Path::new("vocabulary map"))?;
+        let kept = vocabulary.kept().to_vec();
+        let embedding = (self.embedding.clone(), self.own_embedding);
+        Self::build(&config, vocabulary, embedding, |spec| {
+            let old = self.parameters.iter().find(|parameter| parameter.name == spec.name);
+            match old.map(|parameter| parameter.var.as_tensor()) {
+                Some(old) if spec.name != "lm_head.weight" => Ok(old.copy()?),
+                Some(old) => {
+                    let range = config.initializer_range;
+                    let drawn = fresh(spec, range, seed, old.device())?;
+                    // Rows of the old head, then of the new one.
+                    let both = Tensor::cat(&[old, &drawn], 0)?;
+                    let behind = old.dim(0)? as u32;
+                    let rows: Vec<u32> = kept
+                        .iter()
+                        .zip(behind..)
+                        .map(|(id, own)| self.vocabulary.to_draft(*id).map_or(own, |old| old.0))
+                        .collect();
+                    let rows = Tensor::from_slice(&rows, rows.len(), old.device())?;
+                    Ok(both.index_select(&rows, 0)?.detach())
+                }
+                None => fresh(spec, config.initializer_range, seed, self.embedding.device()),
+            }
+        })
+    }
+}
+
+fn fresh(spec: &TensorSpec, deviation: f64, seed: u64, device: &Device) -> Result<Tensor> {
+    let count = spec.shape.iter().product();
+    let values: Vec<f32> = if spec.shape.len() == 1 {
+        vec![1.0; count]
+    } else {
+        let mut rng = CounterRng::new(seed, &spec.name, &[]);
+        (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
+    };
+    Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?)
+}
+
+fn check_vocabulary(config: &Eagle3Config, map: &VocabularyMap, problems: &mut Problems) {
+    for (name, found, wanted) in [
+        ("draft_vocab_size", map.draft_size(), config.draft_vocab_size),
+        ("vocab_size", map.target_size(), config.vocab_size),
+    ] {
+        if found != wanted {
+            problems.push(format!("`{name}` = {wanted}, the vocabulary map has {found}"));
+        }
+    }
+}
+
+fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Problems) {
+    let wanted = [config.vocab_size, config.target_hidden_size];
+    if embedding.dims() != wanted {
+        problems.push(format!("embeddings {:?}, {wanted:?} expected", embedding.dims()));
+    }
+    if config.hidden_size != config.target_hidden_size && !config.embed_proj {
+        problems.push(format!(
+            "a draft of width {} cannot read embeddings of width {}: set `embed_proj`, or give \
+             embeddings of its own",
+            config.hidden_size, config.target_hidden_size
+        ));
+    }
+}
+
+/// Stored names by plain ones: without prefix, the layer as `midlayer.`.
+fn published_names(source: &dyn WeightSource) -> BTreeMap<String, String> {
+    let stored = source.names();
+    let prefix = PREFIXES
+        .iter()
+        .find(|prefix| stored.iter().any(|name| *name == format!("{prefix}fc.weight")))
+        .copied()
+        .unwrap_or("");
+    let plain = |name: &String| {
+        let plain = name.strip_prefix(prefix).unwrap_or(name);
+        let plain = match plain.strip_prefix(LAYER[1]) {
+            Some(rest) => format!("{}{rest}", LAYER[0]),
+            None => plain.to_owned(),
+        };
+        (plain, name.clone())
+    };
+    stored.iter().map(plain).collect()
+}
+
+/// Lists what is missing, misshapen or left over.
+fn check_names(
+    source: &dyn WeightSource,
+    names: &BTreeMap<String, String>,
+    config: &Eagle3Config,
+    own_embedding: Option<[usize; 2]>,
+) -> Result<()> {
+    let mut expected = layout(config);
+    if let Some(shape) = own_embedding {
+        expected.push(TensorSpec::new(EMBEDDING, &shape));
+    }
+    if config.draft_vocab_size < config.vocab_size {
+        expected.push(TensorSpec::new("d2t", &[config.draft_vocab_size]));
+    }
+    let mut problems = Problems::default();
+    for TensorSpec { name, shape } in &expected {
+        match names.get(name).and_then(|stored| source.shape(stored)) {
+            None => problems.push(format!("tensor `{name}` {shape:?} is missing")),
+            Some(found) if found != *shape => {
+                problems.push(format!("tensor `{name}` has shape {found:?}, {shape:?} expected"));
+            }
+            Some(_) => {}
+        }
+    }
+    for (name, stored) in names {
+        let known = expected.iter().any(|spec| spec.name == *name);
+        if !known && !["d2t", "t2d", EMBEDDING].contains(&name.as_str()) {
+            problems.push(format!("tensor `{stored}` is unexpected"));
+        }
+    }
+    problems.into_result(source.path())
+}
+
+fn read_vocabulary(
+    source: &dyn WeightSource,
+    names: &BTreeMap<String, String>,
+    config: &Eagle3Config,
+) -> Result<VocabularyMap> {
+    let read = |name: &str| names.get(name).map(|stored| source.load_integers(stored)).transpose();
+    let Some(offsets) = read("d2t")? else {
+        return Ok(VocabularyMap::identity(config.vocab_size));
+    };
+    let in_file = |error: ModelError| match error {
+        ModelError::Invalid { problems, .. } => {
+            ModelError::Invalid { path: source.path().to_path_buf(), problems }
+        }
+        other => other,
+    };
+    let flags = read("t2d")?;
+    let map = VocabularyMap::from_offsets(&offsets, flags.as_deref(), config.vocab_size);
+    let map = map.map_err(in_file)?;
+    let mut problems = Problems::default();
+    check_vocabulary(config, &map, &mut problems);
+    problems.into_result(source.path())?;
+    Ok(map)
+}

@@ -1,0 +1,155 @@
+//! EAGLE-3's training-time test (arXiv 2503.01840): the draft reads its own states for `S` steps, and
+//! every step learns the target's law one token further on.
+//!
+//! ```text
+//! L = Σ_i w_i Σ_t ℓ⁽ⁱ⁾_t / D_i        ℓ = −Σ_v p_v log q_v, or an LK loss (arXiv 2602.23881)
+//! ```
+//!
+//! `D_i` is the number of rows that step `i` learns, over the whole optimizer step. Head and loss of
+//! all steps run as one pass over their learned rows, so nothing of size `T × V` or `T × T` exists:
+//! memory is `O(S · T)`.
+
+mod config;
+mod metrics;
+mod rows;
+mod steps;
+mod teacher;
+
+use std::path::Path;
+
+use candle_core::Tensor;
+use longdraft_data::Batch;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::Eagle3Draft;
+use longdraft_models::error::Problems;
+
+use super::Objective;
+use crate::error::Result;
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
+use crate::loss::Loss;
+use rows::supervised_rows;
+use teacher::TeacherSummary;
+
+pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
+pub use metrics::{Eagle3Metrics, StepCounts};
+pub use rows::RowPlan;
+
+/// The EAGLE-3 objective.
+pub struct Eagle3Objective {
+    draft: Eagle3Draft,
+    /// The target's, `[V, Ht]`.
+    head: Tensor,
+    /// Its rows of the draft's vocabulary, `[Vd, Ht]`.
+    kept_head: Tensor,
+    config: Eagle3ObjectiveConfig,
+}
+
+/// What a batch came to.
+#[derive(Debug)]
+pub struct Eagle3Outcome {
+    /// `Σ_i w_i Σ ℓ / D_i`, a scalar that carries the gradient; `None` if nothing is learned.
+    pub loss: Option<Tensor>,
+    /// Counters of the batch's rows.
+    pub metrics: Eagle3Metrics,
+}
+
+impl Eagle3Objective {
+    /// Trains `draft` against the target whose output head `[V, Ht]` is given.
+    ///
+    /// # Errors
+    /// - the head is not of the target that the draft is for, or the configuration is unusable
+    pub fn new(draft: Eagle3Draft, head: &Tensor, config: Eagle3ObjectiveConfig) -> Result<Self> {
+        let mut problems = config.problems();
+        let wanted = [draft.config().vocab_size, draft.config().target_hidden_size];
+        if head.dims() != wanted {
+            problems.push(format!("target head {:?}, {wanted:?} expected", head.dims()));
+        }
+        refuse(problems, "objective")?;
+        let vocabulary = draft.vocabulary();
+        let kept_head = if vocabulary.is_identity() {
+            head.clone()
+        } else {
+            let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
+            head.index_select(&Tensor::from_slice(&kept, kept.len(), head.device())?, 0)?
+        };
+        Ok(Self { draft, head: head.clone(), kept_head, config })
+    }
+
+    /// The draft.
+    pub fn eagle3(&self) -> &Eagle3Draft {
+        &self.draft
+    }
+
+    /// Switches.
+    pub fn config(&self) -> &Eagle3ObjectiveConfig {
+        &self.config
+    }
+
+    /// Finds the rows that every step measures and learns; the draft does not run.
+    ///
+    /// # Errors
+    /// - the features are not those that [`Objective::needs`] names, or lengths differ
+    pub fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<RowPlan> {
+        let hidden = teacher_hidden(features)?;
+        let tokens = batch.ids.len();
+        let mut problems = Problems::default();
+        for (name, length) in [
+            ("mask bits", batch.loss_mask.len()),
+            ("positions", batch.position_ids.len()),
+            ("document ids", batch.document_ids.len()),
+            ("teacher rows", hidden.dim(0)?),
+            ("rows of tapped layers", features.aux_hidden()?.dim(0)?),
+        ] {
+            if length != tokens {
+                problems.push(format!("{length} {name} for {tokens} tokens"));
+            }
+        }
+        refuse(problems, "batch")?;
+        let supervised = supervised_rows(&self.config, batch);
+        let vocabulary = self.draft.vocabulary();
+        let teacher = TeacherSummary::new(hidden, &self.head, vocabulary, &supervised)?;
+        Ok(RowPlan::new(&self.config, batch, supervised, teacher))
+    }
+
+    /// What every step's `Σ ℓ` is divided by, `[S]`, at least 1. Sum it over the batches and ranks of
+    /// an optimizer step and give the sums to [`Self::evaluate`]; compat divides every batch by its
+    /// own numbers times the number of batches.
+    pub fn denominators(&self, plan: &RowPlan) -> Vec<f64> {
+        let padded = self.config.compat.is_some() && self.config.loss == Eagle3Loss::Ce;
+        let of_step = |learned| if padded { plan.padded_tokens() } else { learned };
+        plan.counts().iter().map(|(_, learned)| of_step(*learned).max(1) as f64).collect()
+    }
+}
+
+/// The teacher's states of every token, `[T, Ht]`.
+fn teacher_hidden(features: &BatchFeatures) -> Result<&Tensor> {
+    match &features.teacher {
+        TeacherFeatures::EveryToken { hidden } => Ok(hidden),
+        _ => Err(untapped("the teacher at every token")),
+    }
+}
+
+fn refuse(problems: Problems, what: &str) -> Result<()> {
+    Ok(problems.into_result(Path::new(what))?)
+}
+
+impl Objective for Eagle3Objective {
+    fn draft(&self) -> &dyn Draft {
+        &self.draft
+    }
+
+    fn needs(&self) -> FeatureNeeds {
+        FeatureNeeds { taps: self.draft.taps(), teacher: TeacherKind::EveryToken }
+    }
+
+    /// The batch's own loss, weighed by its learned rows. Steps of several batches are exact
+    /// through [`Self::plan`] and [`Self::evaluate`].
+    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+        let plan = self.plan(batch, features)?;
+        let outcome = self.evaluate(batch, features, &plan, &self.denominators(&plan), train)?;
+        let rows = batch.learned.len().max(1);
+        let numerator = outcome.loss.map(|loss| loss * rows as f64).transpose()?;
+        let metrics = outcome.metrics.by_delay(&self.config.weights(), rows);
+        Ok(Loss { numerator, denominator: rows, metrics })
+    }
+}

@@ -1,0 +1,255 @@
+//! The test-time steps of a batch, and the loss of all of them in one pass over the head.
+
+use candle_core::Tensor;
+use longdraft_data::Batch;
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::linear_cross_entropy::{
+    Inputs, Rejection, RowStatistics, SoftTargets, Teacher, Weighted, linear_cross_entropy,
+};
+use longdraft_models::draft::eagle3::TestTimeSteps;
+
+use super::config::Eagle3Loss;
+use super::metrics::{Eagle3Metrics, StepCounts};
+use super::rows::{RowPlan, StepRows};
+use super::{Eagle3Objective, Eagle3Outcome, teacher_hidden};
+use crate::error::Result;
+use crate::features::{BatchFeatures, sequence_of};
+
+/// What the head reads, the steps' rows one after the other.
+struct HeadRows {
+    /// `RMS_norm(h)`, `[R, H]`
+    normed: Tensor,
+    /// Teacher states, `[R, Ht]`
+    teacher: Tensor,
+    /// Normaliser of the teacher's whole vocabulary, `[R]`
+    log_sum_exp: Vec<f64>,
+}
+
+/// Factors of a step's rows: `a · cross-entropy + b · rejection`.
+#[derive(Debug, Clone, Copy)]
+struct Factors {
+    cross_entropy: f64,
+    rejection: f64,
+}
+
+impl Eagle3Objective {
+    /// Runs the draft on the planned rows; `denominators` are those of the whole optimizer step.
+    ///
+    /// # Errors
+    /// - the features are not those that the plan was made of, or shapes do not fit
+    pub fn evaluate(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        plan: &RowPlan,
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<Eagle3Outcome> {
+        let Some(rows) = self.head_rows(batch, features, plan)? else {
+            return Ok(Eagle3Outcome { loss: None, metrics: self.metrics(plan, None, &[]) });
+        };
+        let factors = if self.config.loss == Eagle3Loss::LkLambda {
+            // The mix follows the batch's mean acceptance, which is a constant.
+            let no_mix = vec![Factors { cross_entropy: 0.0, rejection: 0.0 }; plan.steps.len()];
+            let (_, statistics) = self.pass(&rows, plan, &no_mix, denominators, false)?;
+            self.mixed_factors(plan, &statistics.acceptance)
+        } else {
+            self.plain_factors(plan)
+        };
+        let (loss, statistics) = self.pass(&rows, plan, &factors, denominators, train)?;
+        let metrics = self.metrics(plan, Some(&statistics), &factors);
+        let learned = plan.steps.iter().any(|step| step.learned() > 0);
+        Ok(Eagle3Outcome { loss: learned.then_some(loss), metrics })
+    }
+
+    /// Intermediate values of every token: `fc_out`, and `hidden.i` and `logits.i` of every step.
+    ///
+    /// # Shapes
+    /// - `[T, H]`, `[T, Vd]`
+    ///
+    /// # Errors
+    /// - the features are not those that the objective needs
+    pub fn trace(&self, batch: &Batch, features: &BatchFeatures) -> Result<Vec<(String, Tensor)>> {
+        let sequence = sequence_of(batch);
+        let mut steps = TestTimeSteps::new(&self.draft, &sequence, features.aux_hidden()?)?;
+        let mut trace = vec![("fc_out".to_owned(), steps.state().clone())];
+        let all: Vec<u32> = (0..batch.ids.len() as u32).collect();
+        for i in 0..self.config.ttt_steps {
+            let hidden = steps.step(&all)?;
+            let logits = linear(&self.draft.head_input(&hidden)?, self.draft.head()?, None)?;
+            trace.push((format!("hidden.{i}"), hidden));
+            trace.push((format!("logits.{i}"), logits));
+        }
+        Ok(trace)
+    }
+
+    /// Takes the steps; `None` if no step has a row.
+    fn head_rows(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        plan: &RowPlan,
+    ) -> Result<Option<HeadRows>> {
+        let sequence = sequence_of(batch);
+        let active = plan.active();
+        if active.first().is_none_or(Vec::is_empty) {
+            return Ok(None);
+        }
+        let mut steps = TestTimeSteps::new(&self.draft, &sequence, features.aux_hidden()?)?;
+        let (mut hidden, mut teacher_rows) = (Vec::new(), Vec::new());
+        for (i, (step, active)) in plan.steps.iter().zip(&active).enumerate() {
+            if active.is_empty() {
+                break;
+            }
+            let all = steps.step(active)?;
+            if !step.rows.is_empty() {
+                hidden.push(rows_of(&all, active, step)?);
+            }
+            teacher_rows.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
+        }
+        let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
+        let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
+        let log_sum_exp = teacher_rows.iter().map(of).collect();
+        let chosen = Tensor::from_slice(&teacher_rows, teacher_rows.len(), normed.device())?;
+        let teacher = teacher_hidden(features)?.index_select(&chosen, 0)?;
+        Ok(Some(HeadRows { normed, teacher, log_sum_exp }))
+    }
+
+    /// Head, teacher and loss of all steps' rows.
+    fn pass(
+        &self,
+        rows: &HeadRows,
+        plan: &RowPlan,
+        factors: &[Factors],
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<(Tensor, RowStatistics)> {
+        let (mut cross_entropy, mut rejection, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+        let weights = self.config.weights();
+        for (i, (step, factors)) in plan.steps.iter().zip(factors).enumerate() {
+            let share = weights[i] / denominators[i];
+            for row in &step.rows {
+                let share = if row.learned { share } else { 0.0 };
+                cross_entropy.push((share * factors.cross_entropy) as f32);
+                rejection.push((share * factors.rejection) as f32);
+                // Where there is no label, whether the draft agrees with it is not asked.
+                labels.push(row.label.map_or(0, |label| label.0));
+            }
+        }
+        let form = match self.config.loss {
+            Eagle3Loss::LkAlpha => Rejection::Log,
+            Eagle3Loss::Ce | Eagle3Loss::LkLambda => Rejection::Linear,
+        };
+        let (hidden, head) = (&rows.normed, self.draft.head()?);
+        let detached = (hidden.detach(), head.detach());
+        let (hidden, head) = if train { (hidden, head) } else { (&detached.0, &detached.1) };
+        let output = linear_cross_entropy(&Inputs {
+            hidden,
+            head,
+            labels: &labels,
+            soft: SoftTargets::Weighted(Weighted {
+                cross_entropy: &cross_entropy,
+                rejection: &rejection,
+                form,
+                log_sum_exp: Some(&rows.log_sum_exp),
+            }),
+            soft_weight: 1.0,
+            teacher: Some(Teacher { hidden: &rows.teacher, head: &self.kept_head }),
+        })?;
+        Ok((output.loss_sum, output.rows))
+    }
+
+    fn plain_factors(&self, plan: &RowPlan) -> Vec<Factors> {
+        let factors = match self.config.loss {
+            Eagle3Loss::LkAlpha => Factors { cross_entropy: 0.0, rejection: 1.0 },
+            Eagle3Loss::Ce | Eagle3Loss::LkLambda => Factors { cross_entropy: 1.0, rejection: 0.0 },
+        };
+        vec![factors; plan.steps.len()]
+    }
+
+    /// `w` and `1 − w` of every step; compat's cross-entropy is a mean over padded tokens beside a
+    /// mean over learned rows.
+    fn mixed_factors(&self, plan: &RowPlan, acceptance: &[f64]) -> Vec<Factors> {
+        let mut rest = acceptance;
+        let mut of_step = |step: &StepRows| {
+            let (own, behind) = rest.split_at(step.rows.len());
+            rest = behind;
+            let learned = step.learned();
+            let sum: f64 =
+                step.rows.iter().zip(own).filter(|(row, _)| row.learned).map(|(_, a)| a).sum();
+            let mean = if learned == 0 { 0.0 } else { sum / learned as f64 };
+            let mix = self.config.kl_scale * (-self.config.kl_decay * mean).exp();
+            let of_padded = match self.config.compat {
+                Some(_) => learned as f64 / plan.padded_tokens().max(1) as f64,
+                None => 1.0,
+            };
+            Factors { cross_entropy: mix * of_padded, rejection: 1.0 - mix }
+        };
+        plan.steps.iter().map(&mut of_step).collect()
+    }
+
+    /// Counters of every step; without statistics no step has a row.
+    fn metrics(
+        &self,
+        plan: &RowPlan,
+        statistics: Option<&RowStatistics>,
+        factors: &[Factors],
+    ) -> Eagle3Metrics {
+        let own = self.denominators(plan);
+        let mut first = 0;
+        let mut of_step = |(i, step): (usize, &StepRows)| {
+            let mut counts = StepCounts {
+                supervised: step.supervised,
+                learned: step.learned(),
+                acceptance_rows: step.rows.len(),
+                loss_denominator: own[i],
+                ..StepCounts::default()
+            };
+            if let Some(statistics) = statistics {
+                for (index, row) in (first..).zip(&step.rows) {
+                    let agrees = row.label.is_some() && statistics.agrees[index];
+                    counts.top1_count += usize::from(agrees);
+                    counts.acceptance_sum += statistics.acceptance[index];
+                    if row.learned {
+                        let (ce, alpha) = (statistics.soft[index], statistics.acceptance[index]);
+                        counts.loss_sum += self.row_loss(factors[i], ce, alpha);
+                    }
+                }
+            }
+            first += step.rows.len();
+            if counts.learned == 0 {
+                counts.loss_sum = self.loss_of_an_empty_step();
+            }
+            counts
+        };
+        Eagle3Metrics { steps: plan.steps.iter().enumerate().map(&mut of_step).collect() }
+    }
+
+    fn row_loss(&self, factors: Factors, cross_entropy: f64, alpha: f64) -> f64 {
+        let rejection = match self.config.loss {
+            Eagle3Loss::LkAlpha if alpha > 0.0 => -alpha.ln(),
+            Eagle3Loss::LkAlpha => 0.0,
+            Eagle3Loss::Ce | Eagle3Loss::LkLambda => 1.0 - alpha,
+        };
+        factors.cross_entropy * cross_entropy + factors.rejection * rejection
+    }
+
+    /// The public trainer's `lambda` takes the mean acceptance of no rows for 0 and keeps
+    /// `(1 − w)(1 − 0)`, a constant; everywhere else nothing is lost where nothing is learned.
+    fn loss_of_an_empty_step(&self) -> f64 {
+        let constant = self.config.compat.is_some() && self.config.loss == Eagle3Loss::LkLambda;
+        if constant { 1.0 - self.config.kl_scale } else { 0.0 }
+    }
+}
+
+/// The rows of `step` among those that took it.
+fn rows_of(hidden: &Tensor, active: &[u32], step: &StepRows) -> Result<Tensor> {
+    if step.rows.len() == active.len() {
+        return Ok(hidden.clone());
+    }
+    let mut places = active.iter().zip(0_u32..);
+    let place = |t: u32| places.find(|(row, _)| **row == t).map(|(_, at)| at);
+    // Every row of a step is active in it, in the same order.
+    let at: Vec<u32> = step.rows.iter().map(|row| row.t).filter_map(place).collect();
+    Ok(hidden.index_select(&Tensor::from_slice(&at, at.len(), hidden.device())?, 0)?)
+}
