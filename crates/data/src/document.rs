@@ -127,7 +127,7 @@ pub(crate) mod tests {
             let mut text = String::new();
             for (index, message) in conversation.messages.iter().enumerate() {
                 let content = message["content"].as_str().ok_or("no text")?;
-                text += &format!("<{}>{content}|", conversation.role(index));
+                text += ["<", conversation.role(index), ">", content, "|"].concat().as_str();
             }
             if prompt {
                 text.push_str("<assistant>");

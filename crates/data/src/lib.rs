@@ -16,6 +16,7 @@ pub mod packing;
 pub mod quarantine;
 pub mod reader;
 pub mod sampler;
+pub mod shards;
 pub mod source;
 pub mod template;
 

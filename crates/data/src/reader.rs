@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::document::{Document, TextEncoder};
 use crate::error::{DataError, Result};
 use crate::quarantine::{BadRow, Quarantine};
+use crate::shards;
 use crate::source::{RawRow, Row, SourceConfig, read_rows};
 use crate::template::chat::ChatLayout;
 use crate::template::{Example, Learn, Rendered, Template, render_conversation, render_plain};
@@ -59,19 +60,36 @@ pub struct SourceReport {
 impl SourceReport {
     /// Counts one row.
     pub fn add(&mut self, outcome: &Outcome) {
+        let count = match outcome {
+            Outcome::Document(document) => return self.add_document(document),
+            Outcome::TooShort => &mut self.too_short,
+            Outcome::PromptTooLong => &mut self.prompt_too_long,
+            Outcome::Bad(_) => &mut self.bad,
+        };
+        *count += 1;
         self.rows += 1;
-        match outcome {
-            Outcome::Document(document) => {
-                let learned = document.learned();
-                self.documents += 1;
-                self.tokens += document.ids.len();
-                self.learned += learned;
-                self.unlearned += usize::from(learned == 0);
-            }
-            Outcome::TooShort => self.too_short += 1,
-            Outcome::PromptTooLong => self.prompt_too_long += 1,
-            Outcome::Bad(_) => self.bad += 1,
-        }
+    }
+
+    /// Counts a row that is a document.
+    pub fn add_document(&mut self, document: &Document) {
+        let learned = document.learned();
+        self.rows += 1;
+        self.documents += 1;
+        self.tokens += document.ids.len();
+        self.learned += learned;
+        self.unlearned += usize::from(learned == 0);
+    }
+
+    /// Adds the counts of another part of the same source.
+    pub fn merge(&mut self, part: &Self) {
+        self.rows += part.rows;
+        self.bad += part.bad;
+        self.prompt_too_long += part.prompt_too_long;
+        self.too_short += part.too_short;
+        self.documents += part.documents;
+        self.tokens += part.tokens;
+        self.learned += part.learned;
+        self.unlearned += part.unlearned;
     }
 
     /// What is worth saying beside the counts; none if every row became a document.
@@ -272,7 +290,24 @@ pub(crate) fn in_chunks(
     Ok(())
 }
 
-/// Reads a source into memory, up to its `limit_tokens`.
+/// Reads a source whose text stands at `paths` into memory, up to its `limit_tokens`; a folder of
+/// prepared shards is read as it is, its template and mask long chosen.
+///
+/// # Errors
+/// - as [`SourceReader::open`], [`read_documents`] and [`shards::read`]
+pub fn read_source(
+    config: &SourceConfig,
+    paths: Vec<PathBuf>,
+    encoder: &dyn TextEncoder,
+    quarantine: &mut Quarantine,
+) -> Result<(Vec<Document>, SourceReport)> {
+    match paths.as_slice() {
+        [folder] if shards::is_shards(folder) => shards::read(folder, encoder, config.limit_tokens),
+        _ => read_documents(&SourceReader::open(config, paths, encoder)?, quarantine),
+    }
+}
+
+/// Reads rows into memory, up to the source's `limit_tokens`.
 ///
 /// # Errors
 /// - a file is unreadable, too many rows are malformed, or no token is left to learn
@@ -337,7 +372,7 @@ mod tests {
         for (id, learned) in document.ids.iter().zip(&document.loss_mask) {
             let c = char::from_u32(*id).filter(|_| *id < 256).unwrap_or('$');
             if *learned {
-                text += &format!("[{c}]");
+                text.extend(['[', c, ']']);
             } else {
                 text.push(c);
             }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod data;
 mod eval;
 mod extract;
 mod fetch;
@@ -29,6 +30,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
+        Command::Data(command) => data::run(&command, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
     }
