@@ -30,7 +30,7 @@ fn answer(mut stream: TcpStream, files: &Files) -> std::io::Result<()> {
     }
     let path = request.split_whitespace().nth(1).unwrap_or("/").to_owned();
     let name = path.rsplit('/').next().unwrap_or_default();
-    let (status, body) = if path.starts_with("/api/models/") {
+    let (status, body) = if path.starts_with("/api/") {
         let siblings: Vec<_> =
             files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
         let info = serde_json::json!({ "siblings": siblings, "sha": "0123abc" });
@@ -98,4 +98,35 @@ fn a_hub_model_is_fetched_and_decodes_like_its_folder() {
     assert_eq!(unreachable.status.code(), Some(1));
     let text = stderr(&unreachable);
     assert!(text.contains("hub model `some-org/other`") && text.contains("hint: "), "{text}");
+}
+
+#[test]
+fn a_hub_data_set_reads_like_its_files_and_a_missing_file_names_what_there_is() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (target, data) = (dir.path().join("model"), dir.path().join("data"));
+    support::write_target(&target, &support::tiny_config("llama"));
+    std::fs::create_dir(&data).expect("folder");
+    std::fs::write(data.join("README.md"), "no data").expect("write");
+    std::fs::write(data.join("test.jsonl"), "{\"text\": \"held back\"}\n").expect("write");
+    std::fs::write(data.join("train.jsonl"), "{\"text\": \"abc\"}\n").expect("write");
+    let endpoint = serve(&data);
+    let inspect = |address: &str| {
+        longdraft(&["data", "inspect", address, "--target", &target.display().to_string()])
+            .arg("--json")
+            .env("HF_ENDPOINT", &endpoint)
+            .env("HF_HOME", dir.path().join("hub"))
+            .output()
+            .expect("the binary starts")
+    };
+    let output = inspect("hf://some-org/text");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = &support::last_json(&stdout(&output))["rows"];
+    assert_eq!(rows.as_array().map(Vec::len), Some(1), "the training file alone: {rows}");
+    assert_eq!((&rows[0]["origin"], &rows[0]["tokens"]), (&"train.jsonl:1".into(), &4.into()));
+    let output = inspect("hf://some-org/text/test.jsonl@v1");
+    assert!(stdout(&output).contains("test.jsonl:1"), "{}", stderr(&output));
+    let output = inspect("hf://some-org/text/none.jsonl");
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("no data file at none.jsonl") && text.contains("train.jsonl"), "{text}");
 }

@@ -257,8 +257,12 @@ fn wrong_use_is_exit_2_with_a_remedy() {
     assert!(text.contains("objective.soft_weight: 0"), "{text}");
     let rows = shop.path("bad.jsonl");
     std::fs::write(&rows, "{\"text\": \"fine\"}\n{\"text\": 3}\n").expect("rows");
-    let text = fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}}}]")], 1);
+    let sources = format!("data.train=[{{path: {rows}}}]");
+    let text = fail(&["train", &shop.config(), &sources, "data.max_bad_rows=0"], 1);
     assert!(text.contains("bad.jsonl:2: field `text` is no string"), "{text}");
+    assert!(text.contains("1 of 2 rows") && text.contains("hint: "), "{text}");
+    let aside = std::fs::read_to_string(shop.path("run/quarantine.jsonl")).expect("quarantine");
+    assert!(aside.contains("\"origin\":\"bad.jsonl:2\""), "{aside}");
 }
 
 #[test]

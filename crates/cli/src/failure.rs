@@ -66,7 +66,21 @@ impl From<ModelError> for Failure {
 
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
-        Self::work(error)
+        let hint = match &error {
+            DataError::TooManyBadRows { .. } => Some(
+                "correct the rows, give the source another `template` or `aligners`, or raise \
+                 data.max_bad_rows (`longdraft data inspect` shows what a template makes of them)",
+            ),
+            DataError::Empty { .. } => {
+                Some("look at the rows with `longdraft data inspect`; `learn` may mask everything")
+            }
+            _ => None,
+        };
+        let failure = Self::work(error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 
@@ -78,6 +92,11 @@ impl From<candle_core::Error> for Failure {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
+        let error = match error {
+            TrainError::Data(error) => return error.into(),
+            TrainError::Model(error) => return error.into(),
+            other => other,
+        };
         let hint = match &error {
             TrainError::NotFinite { .. } => Some(
                 "look at these rows for odd text, lower optimizer.learning_rate, or lengthen the \

@@ -119,6 +119,7 @@ impl Observer for TrainingProgress {
     fn on_event(&mut self, event: Event<'_>) {
         match event {
             Event::Resumed(step) => self.say(&format!("resumed after step {step}")),
+            Event::Note(text) => self.say(text),
             Event::Warning(text) => self.say(&format!("warning: {text}")),
             Event::Captured(done, all) => {
                 let shown = self.bar(all as u64, done as u64, "rows through the target".into());

@@ -1,32 +1,40 @@
 //! Tokens of one row with their loss mask.
 
 use std::ops::Range;
-use std::path::Path;
 
-use crate::error::{DataError, Result};
-use crate::source::{Row, read_jsonl};
-use crate::template::{Learn, Template};
+use crate::source::PromptOverflow;
+use crate::template::Rendered;
+use crate::template::conversation::Conversation;
 
 /// What this crate needs of a tokenizer.
-pub trait TextEncoder {
-    /// Ids of a text and the byte range that each covers.
+pub trait TextEncoder: Sync {
+    /// Ids of a text and the byte range that each covers, in the order of the text.
     ///
     /// # Errors
     /// - the text cannot be encoded; the message says why
     fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String>;
 
-    /// Text of `(role, content)` turns through the model's chat template.
+    /// Text of a conversation through the model's chat template.
     ///
     /// # Errors
-    /// - there is no template or it refuses the turns
+    /// - there is no template or it refuses the messages
     fn render_chat(
         &self,
-        turns: &[(&str, &str)],
+        conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> std::result::Result<String, String>;
 
+    /// Whether the model has a chat template.
+    fn has_chat_template(&self) -> bool;
+
     /// The end-of-text token.
     fn end_of_text(&self) -> Option<u32>;
+
+    /// Number of token ids.
+    fn vocabulary(&self) -> usize;
+
+    /// Tells tokenizers apart: equal for equal ids of every text.
+    fn fingerprint(&self) -> String;
 }
 
 /// One training text. Its index in the data set keys its random draws.
@@ -41,70 +49,69 @@ pub struct Document {
 }
 
 impl Document {
-    /// Encodes a row in one pass; a token is learned if it touches a learned byte.
+    /// Encodes a rendered row in one pass; a token is learned if it touches a learned byte.
     ///
     /// # Errors
-    /// - the row cannot be rendered or encoded
-    pub fn from_row(
-        row: &Row,
-        template: &Template,
-        learn: Learn,
+    /// - the text cannot be encoded; the message says why
+    pub fn from_rendered(
+        rendered: &Rendered,
+        origin: String,
         encoder: &dyn TextEncoder,
-    ) -> Result<Self> {
-        let rendered = template.render(row, learn, encoder)?;
-        let (mut ids, offsets) =
-            encoder.encode(&rendered.text).map_err(|problem| row.problem(problem))?;
-        let learned = &rendered.learned;
-        let mut loss_mask: Vec<bool> = offsets
-            .iter()
-            .map(|token| token.start < learned.end && token.end > learned.start)
-            .collect();
+    ) -> std::result::Result<Self, String> {
+        let (mut ids, offsets) = encoder.encode(&rendered.text)?;
+        let mut loss_mask = mask(&offsets, &rendered.learned);
         if rendered.append_end
             && let Some(end) = encoder.end_of_text()
         {
             ids.push(end);
             loss_mask.push(true);
         }
-        Ok(Self { ids, loss_mask, origin: row.origin() })
+        Ok(Self { ids, loss_mask, origin })
+    }
+
+    /// Labels that can be learned: a first token has nothing before it to be predicted from.
+    pub fn learned(&self) -> usize {
+        self.loss_mask.iter().skip(1).filter(|learned| **learned).count()
+    }
+
+    /// Tokens before the first learned one.
+    pub fn prompt_tokens(&self) -> usize {
+        self.loss_mask.iter().position(|learned| *learned).unwrap_or(self.ids.len())
+    }
+
+    /// Whether the prompt has at most `max` tokens, after `overflow` was applied.
+    pub fn cap_prompt(&mut self, max: usize, overflow: PromptOverflow) -> bool {
+        let prompt = self.prompt_tokens();
+        if prompt > max && overflow == PromptOverflow::TruncateLeft {
+            self.ids.drain(..prompt - max);
+            self.loss_mask.drain(..prompt - max);
+        }
+        prompt <= max || overflow == PromptOverflow::TruncateLeft
     }
 }
 
-/// Reads a whole JSONL file into documents, at most `limit_tokens` tokens of it.
-///
-/// # Errors
-/// - the file is unreadable, a row malformed, or no token is left to learn
-pub fn read_documents(
-    path: &Path,
-    template: &Template,
-    learn: Learn,
-    encoder: &dyn TextEncoder,
-    limit_tokens: Option<usize>,
-) -> Result<Vec<Document>> {
-    let mut documents = Vec::new();
-    let (mut tokens, mut rows) = (0, 0);
-    for row in read_jsonl(path)? {
-        let document = Document::from_row(&row?, template, learn, encoder)?;
-        rows += 1;
-        tokens += document.ids.len();
-        // A single token has no label after it.
-        if document.ids.len() >= 2 {
-            documents.push(document);
-        }
-        if limit_tokens.is_some_and(|limit| tokens >= limit) {
-            break;
-        }
-    }
-    if !documents.iter().any(|d| d.loss_mask[1..].contains(&true)) {
-        return Err(DataError::Empty { path: path.to_path_buf(), rows });
-    }
-    Ok(documents)
+/// Whether each token touches a learned byte; both lists ascend, so one pass does.
+fn mask(offsets: &[Range<usize>], learned: &[Range<usize>]) -> Vec<bool> {
+    let mut next = 0;
+    offsets
+        .iter()
+        .map(|token| {
+            while learned.get(next).is_some_and(|range| range.end <= token.start) {
+                next += 1;
+            }
+            learned
+                .get(next)
+                .is_some_and(|range| token.start < range.end && token.end > range.start)
+        })
+        .collect()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    /// Bytes as tokens, `<role>content` as chat template, 256 as end of text.
+    /// Bytes as tokens, `<role>content|` as chat template, 256 as end of text.
     pub(crate) struct Bytes;
 
     impl TextEncoder for Bytes {
@@ -114,60 +121,71 @@ pub(crate) mod tests {
 
         fn render_chat(
             &self,
-            turns: &[(&str, &str)],
+            conversation: &Conversation,
             prompt: bool,
         ) -> std::result::Result<String, String> {
-            let mut text: String =
-                turns.iter().map(|(role, content)| format!("<{role}>{content}|")).collect();
+            let mut text = String::new();
+            for (index, message) in conversation.messages.iter().enumerate() {
+                let content = message["content"].as_str().ok_or("no text")?;
+                text += ["<", conversation.role(index), ">", content, "|"].concat().as_str();
+            }
             if prompt {
                 text.push_str("<assistant>");
             }
             Ok(text)
         }
 
+        fn has_chat_template(&self) -> bool {
+            true
+        }
+
         fn end_of_text(&self) -> Option<u32> {
             Some(256)
         }
+
+        fn vocabulary(&self) -> usize {
+            257
+        }
+
+        fn fingerprint(&self) -> String {
+            "bytes".to_owned()
+        }
     }
 
-    fn row(json: &str) -> Row {
-        let fields = serde_json::from_str(json).expect("object");
-        Row { path: "rows.jsonl".into(), line: 9, fields }
+    fn document(mask: &[u8]) -> Document {
+        Document {
+            ids: (0..mask.len() as u32).collect(),
+            loss_mask: mask.iter().map(|m| *m == 1).collect(),
+            origin: String::new(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_mask_in_one_pass_equals_the_definition(
+            cuts in proptest::collection::btree_set(0_usize..60, 0..20),
+            borders in proptest::collection::btree_set(0_usize..60, 0..12),
+        ) {
+            let pairs = |points: &std::collections::BTreeSet<usize>, step: usize| {
+                let points: Vec<usize> = points.iter().copied().collect();
+                points.windows(2).step_by(step).map(|w| w[0]..w[1]).collect::<Vec<_>>()
+            };
+            let (tokens, learned) = (pairs(&cuts, 1), pairs(&borders, 2));
+            let touches = |token: &Range<usize>| {
+                learned.iter().any(|range| token.clone().any(|byte| range.contains(&byte)))
+            };
+            prop_assert_eq!(mask(&tokens, &learned), tokens.iter().map(touches).collect::<Vec<_>>());
+        }
     }
 
     #[test]
-    fn raw_text_learns_every_token_and_its_end() -> Result<()> {
-        let template =
-            Template::Raw { fields: vec!["a".into(), "b".into()], separator: "-".into() };
-        let row = row(r#"{"a": "x", "b": "yz"}"#);
-        let document = Document::from_row(&row, &template, Learn::All, &Bytes)?;
-        assert_eq!(document.ids, [120, 45, 121, 122, 256]);
-        assert!(document.loss_mask.iter().all(|m| *m));
-        Ok(())
-    }
-
-    #[test]
-    fn answers_are_learned_with_their_end_of_turn() -> Result<()> {
-        let template = Template::Chat { user: "q".into(), assistant: "a".into(), system: None };
-        let row = row(r#"{"q": "1+1", "a": "2"}"#);
-        let document = Document::from_row(&row, &template, Learn::Answer, &Bytes)?;
-        let learned: Vec<u8> = document
-            .ids
-            .iter()
-            .zip(&document.loss_mask)
-            .filter(|(_, learned)| **learned)
-            .map(|(id, _)| *id as u8)
-            .collect();
-        assert_eq!(learned, b"2|");
-        Ok(())
-    }
-
-    #[test]
-    fn a_file_without_labels_is_an_error() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("rows.jsonl");
-        std::fs::write(&path, "").expect("write");
-        let error = read_documents(&path, &Template::default(), Learn::All, &Bytes, None);
-        assert!(matches!(error, Err(DataError::Empty { rows: 0, .. })));
+    fn a_long_prompt_is_dropped_or_loses_its_first_tokens() {
+        let mut kept = document(&[0, 0, 0, 1, 0, 1]);
+        assert_eq!((kept.prompt_tokens(), kept.learned()), (3, 2));
+        assert!(kept.cap_prompt(3, PromptOverflow::Drop));
+        assert!(!kept.cap_prompt(2, PromptOverflow::Drop));
+        assert!(kept.cap_prompt(1, PromptOverflow::TruncateLeft));
+        assert_eq!(kept.ids, [2, 3, 4, 5]);
+        assert_eq!(kept.loss_mask, [false, true, false, true]);
     }
 }

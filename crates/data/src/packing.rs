@@ -5,7 +5,35 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::document::Document;
+
+/// How documents share rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// Several documents a row, best fit.
+    #[default]
+    BestFit,
+    /// One document (or piece of one) a row. Rows are never padded, so they need no buckets of
+    /// equal length.
+    None,
+}
+
+/// What becomes of documents longer than a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlong {
+    /// Pieces of a row's length, each with a context of its own.
+    #[default]
+    Split,
+    /// The first piece alone.
+    Truncate,
+    /// Nothing of them.
+    Drop,
+}
 
 /// Rows that are still being filled.
 const OPEN_ROWS: usize = 64;
@@ -33,39 +61,73 @@ impl PackedRow {
     }
 }
 
-/// Packs every document into rows of at most `row_tokens`.
+/// Packs every document into rows of at most `row_tokens`, longer ones split.
 ///
 /// # Panics
 /// - `row_tokens` is 0
 pub fn pack(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
+    arrange(documents, row_tokens, Packing::BestFit, Overlong::Split)
+}
+
+/// Lays documents out in rows of at most `row_tokens`.
+///
+/// # Panics
+/// - `row_tokens` is 0
+pub fn arrange(
+    documents: &[Document],
+    row_tokens: usize,
+    packing: Packing,
+    overlong: Overlong,
+) -> Vec<PackedRow> {
     assert!(row_tokens > 0, "rows hold at least one token");
+    let pieces = documents.iter().enumerate().flat_map(|(document, content)| {
+        let length = content.ids.len();
+        let end = match overlong {
+            Overlong::Truncate => length.min(row_tokens),
+            Overlong::Drop if length > row_tokens => 0,
+            Overlong::Split | Overlong::Drop => length,
+        };
+        (0..end)
+            .step_by(row_tokens)
+            .map(move |start| Piece { document, tokens: start..(start + row_tokens).min(end) })
+    });
+    match packing {
+        Packing::BestFit => best_fit(pieces, row_tokens),
+        Packing::None => pieces.map(|piece| PackedRow { pieces: vec![piece] }).collect(),
+    }
+}
+
+/// Share of the rows' places that hold a token.
+pub fn fill(rows: &[PackedRow], row_tokens: usize) -> f64 {
+    let tokens: usize = rows.iter().map(PackedRow::tokens).sum();
+    tokens as f64 / (rows.len() * row_tokens).max(1) as f64
+}
+
+/// Places each piece in the open row where it leaves the least room.
+fn best_fit(pieces: impl Iterator<Item = Piece>, row_tokens: usize) -> Vec<PackedRow> {
     let mut open: Vec<(usize, PackedRow)> = Vec::new();
     let mut full = Vec::new();
-    for (document, content) in documents.iter().enumerate() {
-        let length = content.ids.len();
-        for start in (0..length).step_by(row_tokens) {
-            let tokens = start..(start + row_tokens).min(length);
-            let needed = tokens.len();
-            let best = open
-                .iter()
-                .enumerate()
-                .filter(|(_, (room, _))| *room >= needed)
-                .min_by_key(|(_, (room, _))| *room)
-                .map(|(index, _)| index);
-            let index = best.unwrap_or_else(|| {
-                if open.len() == OPEN_ROWS {
-                    // The fullest row makes place.
-                    let fullest = (0..open.len()).min_by_key(|i| open[*i].0).unwrap_or(0);
-                    full.push(open.remove(fullest).1);
-                }
-                open.push((row_tokens, PackedRow::default()));
-                open.len() - 1
-            });
-            open[index].0 -= needed;
-            open[index].1.pieces.push(Piece { document, tokens });
-            if open[index].0 == 0 {
-                full.push(open.remove(index).1);
+    for piece in pieces {
+        let needed = piece.tokens.len();
+        let best = open
+            .iter()
+            .enumerate()
+            .filter(|(_, (room, _))| *room >= needed)
+            .min_by_key(|(_, (room, _))| *room)
+            .map(|(index, _)| index);
+        let index = best.unwrap_or_else(|| {
+            if open.len() == OPEN_ROWS {
+                // The fullest row makes place.
+                let fullest = (0..open.len()).min_by_key(|i| open[*i].0).unwrap_or(0);
+                full.push(open.remove(fullest).1);
             }
+            open.push((row_tokens, PackedRow::default()));
+            open.len() - 1
+        });
+        open[index].0 -= needed;
+        open[index].1.pieces.push(piece);
+        if open[index].0 == 0 {
+            full.push(open.remove(index).1);
         }
     }
     full.extend(open.into_iter().map(|(_, row)| row));
@@ -105,8 +167,19 @@ mod tests {
     fn many_short_documents_fill_rows_almost_completely() {
         let lengths: Vec<usize> = (0..2000).map(|i| 20 + (i * 37) % 400).collect();
         let rows = pack(&documents(&lengths), 1024);
-        let tokens: usize = lengths.iter().sum();
-        let fill = tokens as f64 / (rows.len() * 1024) as f64;
+        let fill = fill(&rows, 1024);
         assert!(fill > 0.97, "fill {fill}");
+    }
+
+    #[test]
+    fn long_documents_are_split_truncated_or_dropped() {
+        let documents = documents(&[5, 12, 10]);
+        let lengths = |packing, overlong| -> Vec<usize> {
+            arrange(&documents, 10, packing, overlong).iter().map(PackedRow::tokens).collect()
+        };
+        assert_eq!(lengths(Packing::None, Overlong::Split), [5, 10, 2, 10]);
+        assert_eq!(lengths(Packing::None, Overlong::Truncate), [5, 10, 10]);
+        assert_eq!(lengths(Packing::None, Overlong::Drop), [5, 10]);
+        assert_eq!(lengths(Packing::BestFit, Overlong::Split), [10, 10, 7]);
     }
 }

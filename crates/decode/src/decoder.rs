@@ -123,6 +123,13 @@ impl<'a> SpeculativeDecoder<'a> {
         Self { target, drafter, verifier: Box::new(GreedyVerifier), taps }
     }
 
+    /// Accepts by `verifier` instead of greedily.
+    #[must_use]
+    pub fn with_verifier(mut self, verifier: Box<dyn Verifier>) -> Self {
+        self.verifier = verifier;
+        self
+    }
+
     /// Generates after `prompt`; `on_token` hears of every token as it is committed.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 pub mod config;
 pub mod draft;
 pub mod error;
+pub mod hub;
 pub mod ids;
 pub mod target;
 pub mod tokenizer;

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use longdraft_data::batch::AnchorOffset;
-use longdraft_data::template::{Learn, Template};
+use longdraft_data::packing::{Overlong, Packing};
+use longdraft_data::quarantine::MAX_BAD_ROWS;
+pub use longdraft_data::source::SourceConfig;
 use longdraft_models::draft::glide::{Compat, FinalNorm, Init};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -84,26 +86,18 @@ pub struct DataConfig {
     /// Tokens of a packed row.
     #[serde(default = "defaults::row_tokens")]
     pub row_tokens: usize,
+    /// How documents share rows.
+    #[serde(default)]
+    pub packing: Packing,
+    /// What becomes of documents longer than a row.
+    #[serde(default)]
+    pub overlong: Overlong,
+    /// Tolerated share of malformed rows of a source (a few always pass unless it is 0).
+    #[serde(default = "defaults::max_bad_rows")]
+    pub max_bad_rows: f64,
     /// Anchor-offset positions.
     #[serde(default)]
     pub anchor: AnchorOffset,
-}
-
-/// One file of text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SourceConfig {
-    /// JSONL file.
-    pub path: PathBuf,
-    /// How a row becomes text.
-    #[serde(default)]
-    pub template: Template,
-    /// Which tokens are learned.
-    #[serde(default)]
-    pub learn: Learn,
-    /// Stop reading after this many tokens.
-    #[serde(default)]
-    pub limit_tokens: Option<usize>,
 }
 
 /// Learning rate.
@@ -202,6 +196,10 @@ mod defaults {
         4
     }
 
+    pub(super) fn max_bad_rows() -> f64 {
+        super::MAX_BAD_ROWS
+    }
+
     pub(super) fn row_tokens() -> usize {
         1024
     }
@@ -229,6 +227,10 @@ impl TrainConfig {
         require(self.objective.top_k > 0, "`objective.top_k` must be at least 1");
         require(!self.data.train.is_empty(), "`data.train` must name at least one source");
         require(self.data.row_tokens >= 2, "`data.row_tokens` must be at least 2");
+        require(
+            (0.0..=1.0).contains(&self.data.max_bad_rows),
+            "`data.max_bad_rows` must be between 0 and 1",
+        );
         require(self.train.rows_per_step > 0, "`train.rows_per_step` must be at least 1");
         require(self.train.log_every > 0, "`train.log_every` must be at least 1");
         require(self.train.save_every > 0, "`train.save_every` must be at least 1");
@@ -296,6 +298,8 @@ impl TrainConfig {
                 || self.objective.soft_targets == crate::objective::SoftTargetKind::TopK,
             "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
         );
+        let sources = self.data.train.iter().chain(&self.data.held_out);
+        problems.extend(sources.flat_map(SourceConfig::problems));
         problems
     }
 }

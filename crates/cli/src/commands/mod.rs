@@ -2,6 +2,7 @@
 
 mod config;
 mod curriculum;
+mod data;
 mod doctor;
 mod eval;
 mod extract;
@@ -37,6 +38,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
+        Command::Data(command) => data::run(&command, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),

@@ -92,6 +92,29 @@ pub(crate) fn read(path: &Path, arguments: &[String]) -> Result<Composed> {
     composed(root, arguments).map_err(|problems| failure(&problems))
 }
 
+/// As [`read`] for one stage; of a curriculum `stage=NAME` among the arguments picks it.
+pub(crate) fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfig> {
+    let picked = arguments.iter().find_map(|argument| argument.strip_prefix("stage="));
+    let others: Vec<String> =
+        arguments.iter().filter(|argument| !argument.starts_with("stage=")).cloned().collect();
+    match (read(path, &others)?, picked) {
+        (Composed::Stage(located), None) => Ok(located.config),
+        (Composed::Stage(_), Some(name)) => {
+            let problem = format!("{}: there are no stages, so no `{name}`", path.display());
+            Err(Failure::usage(problem))
+        }
+        (Composed::Curriculum { stages, .. }, picked) => {
+            let names: Vec<String> = stages.iter().map(|stage| stage.name.clone()).collect();
+            let found = stages.into_iter().find(|stage| Some(stage.name.as_str()) == picked);
+            found.map(|stage| stage.located.config).ok_or_else(|| {
+                let (path, names) = (path.display(), names.join("`, `"));
+                Failure::usage(format!("{path}: which stage? there are `{names}`"))
+                    .hint("add stage=NAME")
+            })
+        }
+    }
+}
+
 /// One stage from a text that goes by `name` and needs no other file.
 pub(crate) fn parse_stage(text: &str, name: &str, arguments: &[String]) -> Result<TrainConfig> {
     let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;

@@ -1,4 +1,12 @@
 //! How a row becomes text, and which part of the text is learned.
+//!
+//! A [`Template`] says which fields make an [`Example`]: plain text, a conversation, or tokens. A
+//! conversation is rendered by the model's chat template; [`chat`] finds its turns in the result.
+
+pub mod chat;
+pub mod conversation;
+mod detect;
+mod formats;
 
 use std::ops::Range;
 
@@ -6,30 +14,56 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::document::TextEncoder;
-use crate::error::Result;
-use crate::source::Row;
+use chat::ChatLayout;
+use conversation::Conversation;
+
+pub use formats::Example;
 
 /// Which tokens are learned as labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Learn {
     /// Every token.
     #[default]
     All,
-    /// The assistant's answer with its end-of-turn (chat only).
+    /// All but the system turn.
+    #[serde(alias = "nomask")]
+    NoSystem,
+    /// Every assistant turn with its end-of-turn token, without its header.
+    Assistant,
+    /// The last assistant turn.
+    Last,
+    /// What follows the prompt: the last assistant turn of a chat, or the answer of a text that
+    /// has one. Thinking that the chat template shows belongs to it.
     Answer,
 }
 
-/// A row's way to text.
+/// A row's way to text. Field names have the defaults of the published data sets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "snake_case")]
 pub enum Template {
     /// The fields' texts one after another, then the end-of-text token.
     Raw {
         /// Names of text fields.
+        #[serde(default = "field::texts")]
         fields: Vec<String>,
         /// Between two fields.
-        #[serde(default = "newline")]
+        #[serde(default = "field::newline")]
+        separator: String,
+    },
+    /// The target text and the end-of-text token; the source field before it if asked for.
+    SourceTarget {
+        /// Field of what comes before.
+        #[serde(default = "field::source")]
+        source: String,
+        /// Field of the text (the answer, when the source is used).
+        #[serde(default = "field::target")]
+        target: String,
+        /// Whether the source is a prompt; published data only names its origin there.
+        #[serde(default)]
+        with_source: bool,
+        /// Between source and target.
+        #[serde(default = "field::newline")]
         separator: String,
     },
     /// One question and its answer through the model's chat template.
@@ -42,15 +76,187 @@ pub enum Template {
         #[serde(default)]
         system: Option<String>,
     },
+    /// Instruction, optional input, output: one question and its answer.
+    Alpaca {
+        /// Field of the instruction.
+        #[serde(default = "field::instruction")]
+        instruction: String,
+        /// Field of the input, which may be empty or missing.
+        #[serde(default = "field::input")]
+        input: String,
+        /// Field of the answer.
+        #[serde(default = "field::output")]
+        output: String,
+        /// Text of a system turn, if one is wanted.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// A list of `{from, value}` turns.
+    Sharegpt {
+        /// Field of the list.
+        #[serde(default = "field::conversations")]
+        conversations: String,
+        /// Text of a system turn for conversations without one.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// A list of `{role, content}` messages, with `tool_calls` and `reasoning_content` if any.
+    Messages {
+        /// Field of the list.
+        #[serde(default = "field::messages")]
+        messages: String,
+        /// Field of the tool descriptions, which may be missing.
+        #[serde(default = "field::tools")]
+        tools: String,
+        /// Text of a system turn for conversations without one.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// A question and its worked answer.
+    Gsm8k {
+        /// Field of the question.
+        #[serde(default = "field::question")]
+        question: String,
+        /// Field of the answer.
+        #[serde(default = "field::answer")]
+        answer: String,
+        /// Text of a system turn, if one is wanted.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// Code and how it goes on: plain text, or a chat when there is a prompt.
+    Code {
+        /// Field of the given code.
+        #[serde(default = "field::prefix")]
+        prefix: String,
+        /// Field of the code that follows.
+        #[serde(default = "field::suffix")]
+        suffix: String,
+        /// The user's turn; `{prefix}` stands for the given code.
+        #[serde(default)]
+        prompt: Option<String>,
+    },
+    /// Texts and their summaries: strings, or lists of equal length for several turns.
+    Summarise {
+        /// Field of the text or texts.
+        #[serde(default = "field::article")]
+        article: String,
+        /// Field of the summary or summaries.
+        #[serde(rename = "abstract", default = "field::abstract_")]
+        summary: String,
+        /// The user's turn; `{article}` stands for the text.
+        #[serde(default = "field::summarise_prompt")]
+        prompt: String,
+        /// What every answer starts with.
+        #[serde(default)]
+        answer_prefix: String,
+        /// Text of a system turn, if one is wanted.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// A problem and its answer, usually a long chain of thought.
+    ProblemAnswer {
+        /// Field of the problem.
+        #[serde(default = "field::problem")]
+        problem: String,
+        /// Field of the answer.
+        #[serde(default = "field::answer")]
+        answer: String,
+        /// Text of a system turn, if one is wanted.
+        #[serde(default)]
+        system: Option<String>,
+    },
+    /// Token ids, made elsewhere with this tokenizer.
+    Tokens {
+        /// Field of the ids.
+        #[serde(default = "field::input_ids")]
+        ids: String,
+        /// Field of the mask (0/1 or booleans, one per id), which may be missing.
+        #[serde(default = "field::loss_mask")]
+        loss_mask: String,
+    },
+    /// One of the above by the fields of the first row.
+    Auto,
 }
 
-fn newline() -> String {
-    "\n".to_owned()
+/// Default field names.
+mod field {
+    macro_rules! names {
+        ($($function:ident = $text:expr),* $(,)?) => {
+            $(pub(super) fn $function() -> String { $text.to_owned() })*
+        };
+    }
+    names!(
+        newline = "\n",
+        source = "source",
+        target = "target",
+        instruction = "instruction",
+        input = "input",
+        output = "output",
+        conversations = "conversations",
+        messages = "messages",
+        tools = "tools",
+        question = "question",
+        answer = "answer",
+        prefix = "prefix",
+        suffix = "suffix",
+        article = "article",
+        abstract_ = "abstract",
+        problem = "problem",
+        input_ids = "input_ids",
+        loss_mask = "loss_mask",
+        summarise_prompt = "Please summarize the following article: {article}",
+    );
+
+    pub(super) fn texts() -> Vec<String> {
+        vec!["text".to_owned()]
+    }
 }
 
 impl Default for Template {
     fn default() -> Self {
-        Self::Raw { fields: vec!["text".to_owned()], separator: newline() }
+        Self::Raw { fields: field::texts(), separator: field::newline() }
+    }
+}
+
+impl Template {
+    /// Whether rows go through the model's chat template.
+    pub fn is_chat(&self) -> bool {
+        match self {
+            Self::Raw { .. } | Self::SourceTarget { .. } | Self::Tokens { .. } | Self::Auto => {
+                false
+            }
+            Self::Code { prompt, .. } => prompt.is_some(),
+            _ => true,
+        }
+    }
+
+    /// What makes no sense with `learn`.
+    pub(crate) fn problems(&self, learn: Learn) -> Vec<String> {
+        let mut problems = Vec::new();
+        if matches!(self, Self::Raw { fields, .. } if fields.is_empty()) {
+            problems.push("template `raw` needs at least one of `fields`".to_owned());
+        }
+        if matches!(self, Self::Code { prompt: Some(prompt), .. } if !prompt.contains("{prefix}")) {
+            problems.push("template `code`: `prompt` must contain `{prefix}`".to_owned());
+        }
+        if matches!(self, Self::Summarise { prompt, .. } if !prompt.contains("{article}")) {
+            problems.push("template `summarise`: `prompt` must contain `{article}`".to_owned());
+        }
+        let has_answer = self.is_chat()
+            || matches!(
+                self,
+                Self::SourceTarget { with_source: true, .. } | Self::Code { .. } | Self::Auto
+            );
+        // Tokens bring their own mask; it is used as it is.
+        if !has_answer && learn != Learn::All {
+            let learn = serde_json::to_value(learn).unwrap_or_default();
+            problems.push(format!(
+                "`learn: {}` needs a template with a prompt and an answer; this one learns `all`",
+                learn.as_str().unwrap_or_default()
+            ));
+        }
+        problems
     }
 }
 
@@ -59,44 +265,42 @@ impl Default for Template {
 pub struct Rendered {
     /// What the tokenizer reads.
     pub text: String,
-    /// Learned bytes.
-    pub learned: Range<usize>,
-    /// Whether the end-of-text token follows.
+    /// Learned bytes: ascending ranges that do not overlap.
+    pub learned: Vec<Range<usize>>,
+    /// Whether the end-of-text token follows, learned.
     pub append_end: bool,
 }
 
-impl Template {
-    /// Renders one row.
-    ///
-    /// # Errors
-    /// - a field is missing, the model has no chat template or refuses the row
-    pub fn render(&self, row: &Row, learn: Learn, encoder: &dyn TextEncoder) -> Result<Rendered> {
-        match self {
-            Self::Raw { fields, separator } => {
-                let texts: Vec<&str> =
-                    fields.iter().map(|field| row.text(field)).collect::<Result<_>>()?;
-                let text = texts.join(separator);
-                Ok(Rendered { learned: 0..text.len(), text, append_end: true })
-            }
-            Self::Chat { user, assistant, system } => {
-                let mut turns: Vec<(&str, &str)> = Vec::new();
-                turns.extend(system.iter().map(|text| ("system", text.as_str())));
-                turns.push(("user", row.text(user)?));
-                let fail = |problem: String| row.problem(problem);
-                let prompt = encoder.render_chat(&turns, true).map_err(fail)?;
-                turns.push(("assistant", row.text(assistant)?));
-                let text = encoder.render_chat(&turns, false).map_err(fail)?;
-                let start = match learn {
-                    Learn::All => 0,
-                    Learn::Answer if text.starts_with(&prompt) => prompt.len(),
-                    Learn::Answer => {
-                        return Err(fail(
-                            "the chat template does not keep the prompt as a prefix".into(),
-                        ));
-                    }
-                };
-                Ok(Rendered { learned: start..text.len(), text, append_end: false })
-            }
-        }
+/// Renders a plain text whose answer begins at byte `answer`.
+pub(crate) fn render_plain(text: String, answer: usize, learn: Learn) -> Rendered {
+    let start = if learn == Learn::All || learn == Learn::NoSystem { 0 } else { answer };
+    Rendered { learned: std::iter::once(start..text.len()).collect(), text, append_end: true }
+}
+
+/// Renders a conversation; `layout` is needed unless everything is learned.
+///
+/// # Errors
+/// - the model has no chat template, it refuses the messages, or its turns cannot be found
+pub(crate) fn render_conversation(
+    conversation: &Conversation,
+    learn: Learn,
+    layout: Option<&ChatLayout>,
+    encoder: &dyn TextEncoder,
+) -> std::result::Result<Rendered, String> {
+    let whole = |text: String| Rendered {
+        learned: std::iter::once(0..text.len()).collect(),
+        text,
+        append_end: false,
+    };
+    if learn == Learn::All {
+        return encoder.render_chat(conversation, false).map(whole);
     }
+    let layout = layout.ok_or("the chat template's turns are not known")?;
+    let turns = layout.locate(conversation, encoder)?;
+    let learned = match learn {
+        Learn::NoSystem => turns.without_system(),
+        Learn::Assistant => turns.assistant,
+        Learn::All | Learn::Last | Learn::Answer => turns.last_assistant.into_iter().collect(),
+    };
+    Ok(Rendered { text: turns.text, learned, append_end: false })
 }

@@ -1,6 +1,7 @@
 //! Who accepts tokens.
 
 mod greedy;
+mod sampling;
 
 use candle_core::Tensor;
 use longdraft_models::TargetTokenId;
@@ -8,6 +9,7 @@ use longdraft_models::TargetTokenId;
 use crate::error::Result;
 
 pub use greedy::{GreedyVerifier, argmax_rows};
+pub use sampling::SamplingVerifier;
 
 /// The outcome of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

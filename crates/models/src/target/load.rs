@@ -88,6 +88,17 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
     }
 }
 
+/// The configuration alone; a folder needs no weights for it.
+pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
+    if path.join("config.json").is_file() {
+        return TargetConfig::from_file(&path.join("config.json"));
+    }
+    Ok(match files(path)? {
+        Files::Folder(config, _) => *config,
+        Files::Gguf(source) => source.config().clone(),
+    })
+}
+
 pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
         Files::Folder(config, source) => build(*config, source.as_ref(), options),

@@ -94,6 +94,14 @@ impl Target {
         load::open_tokenizer(&locate(spec)?)
     }
 
+    /// Reads only the configuration of `spec`.
+    ///
+    /// # Errors
+    /// - the target is not found or its configuration is unusable
+    pub fn open_config(spec: &str) -> Result<TargetConfig> {
+        load::open_config(&locate(spec)?)
+    }
+
     /// Sizes and switches.
     pub fn config(&self) -> &TargetConfig {
         &self.config

@@ -1,7 +1,9 @@
 //! Jinja chat templates as models ship them.
 
+use std::io::Write;
 use std::sync::Arc;
 
+use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -43,6 +45,7 @@ impl ChatTemplate {
         environment.set_lstrip_blocks(true);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
         environment.add_function(
             "raise_exception",
             |message: String| -> std::result::Result<(), Error> {
@@ -85,12 +88,36 @@ impl ChatTemplate {
     /// # Errors
     /// - the template refuses the messages
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.render_values(&minijinja::Value::from_serialize(messages), None, add_generation_prompt)
+    }
+
+    /// As [`Self::render`] for messages with any fields (`tool_calls`, `reasoning_content`, ...)
+    /// and the tools that they may call.
+    ///
+    /// # Errors
+    /// - the template refuses the messages
+    pub fn render_messages(
+        &self,
+        messages: &[Map<String, Value>],
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        let messages = minijinja::Value::from_serialize(messages);
+        self.render_values(&messages, tools, add_generation_prompt)
+    }
+
+    fn render_values(
+        &self,
+        messages: &minijinja::Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
         let tokens = minijinja::Value::from_serialize(&self.special_tokens);
         let template = self.environment.get_template("chat").map_err(fail)?;
-        template
-            .render(context! { messages => messages, add_generation_prompt, ..tokens })
-            .map_err(fail)
+        // Templates test `if tools` as well as `tools is not none`.
+        let tools = minijinja::Value::from_serialize(tools);
+        template.render(context! { messages, tools, add_generation_prompt, ..tokens }).map_err(fail)
     }
 
     /// The keys of `tokenizer_config.json` that make this template.
@@ -100,6 +127,57 @@ impl ChatTemplate {
             config[key] = token.clone();
         }
         config
+    }
+}
+
+/// JSON as Python's `json.dumps` writes it: `", "` and `": "`, nothing escaped for HTML. Models were
+/// trained on tool descriptions in this form.
+#[expect(clippy::needless_pass_by_value, reason = "filters take their options so")]
+fn to_json(value: &minijinja::Value, options: Kwargs) -> std::result::Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
+        let _ = options.get::<Option<minijinja::Value>>(ignored);
+    }
+    options.assert_all_used()?;
+    let fail = |error: serde_json::Error| {
+        Error::new(ErrorKind::BadSerialization, "tojson").with_source(error)
+    };
+    let mut bytes = Vec::new();
+    match indent {
+        Some(width) => {
+            let spaces = vec![b' '; width];
+            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, pretty))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
+    }
+    .map_err(fail)?;
+    String::from_utf8(bytes)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error))
+}
+
+/// One line with a space behind commas and colons.
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
     }
 }
 
@@ -124,6 +202,20 @@ mod tests {
         let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
         let error = template.render(&[], false).expect_err("refused").to_string();
         assert!(error.contains("no tools here"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
+        let source = "{% for m in messages %}{{ m.tool_calls[0].arguments | tojson }}{% endfor %}\
+                      {% if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}";
+        let template = ChatTemplate::new(source, Map::new())?;
+        let message = json!({"tool_calls": [{"arguments": {"a": "<b & c>", "d": [1, 2.0]}}]});
+        let messages = [message.as_object().expect("object").clone()];
+        let text = template.render_messages(&messages, Some(&json!([{"n": "é"}])), false)?;
+        assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}{\n  \"n\": \"é\"\n}");
+        let text = template.render_messages(&messages, None, false)?;
+        assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}");
         Ok(())
     }
 

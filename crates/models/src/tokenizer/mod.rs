@@ -116,6 +116,23 @@ impl TextTokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Number of token ids, added tokens included.
+    pub fn vocabulary(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Tells tokenizers apart: equal for the same vocabulary, merges and normalisation.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot be written as JSON
+    pub fn fingerprint(&self) -> Result<String> {
+        let text = self
+            .inner
+            .to_string(false)
+            .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+        Ok(blake3::hash(text.as_bytes()).to_hex()[..16].to_owned())
+    }
+
     /// The chat template, if the model has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()

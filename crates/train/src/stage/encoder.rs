@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use longdraft_data::TextEncoder;
+use longdraft_data::template::conversation::Conversation;
 use longdraft_models::TargetConfig;
-use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::tokenizer::TextTokenizer;
 
 /// Names that an end-of-text token goes by.
 const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
@@ -13,13 +14,15 @@ const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
 pub struct Encoder<'a> {
     tokenizer: &'a TextTokenizer,
     end_of_text: Option<u32>,
+    vocabulary: usize,
 }
 
 impl<'a> Encoder<'a> {
     /// The end-of-text token is the one that goes by a known name, else the first end token.
     pub fn new(tokenizer: &'a TextTokenizer, config: &TargetConfig) -> Self {
         let named = END_OF_TEXT.iter().find_map(|name| tokenizer.id(name));
-        Self { tokenizer, end_of_text: named.or(config.eos_token_ids.first().copied()) }
+        let end_of_text = named.or(config.eos_token_ids.first().copied());
+        Self { tokenizer, end_of_text, vocabulary: config.vocab_size }
     }
 }
 
@@ -31,13 +34,30 @@ impl TextEncoder for Encoder<'_> {
 
     fn render_chat(
         &self,
-        turns: &[(&str, &str)],
+        conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, String> {
         let template = self.tokenizer.chat_template().ok_or("the target has no chat template")?;
-        let messages: Vec<Message> =
-            turns.iter().map(|(role, content)| Message::new(role, *content)).collect();
-        template.render(&messages, add_generation_prompt).map_err(|error| error.to_string())
+        template
+            .render_messages(
+                &conversation.messages,
+                conversation.tools.as_ref(),
+                add_generation_prompt,
+            )
+            .map_err(|error| error.to_string())
+    }
+
+    fn has_chat_template(&self) -> bool {
+        self.tokenizer.chat_template().is_some()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn fingerprint(&self) -> String {
+        // A tokenizer without JSON form is equal to no other.
+        self.tokenizer.fingerprint().unwrap_or_default()
     }
 
     fn end_of_text(&self) -> Option<u32> {

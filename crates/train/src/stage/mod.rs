@@ -1,5 +1,6 @@
 //! One training stage: fetch, features, forward, backward, clip, step, log, checkpoint.
 
+mod data_sets;
 mod encoder;
 mod evaluate;
 mod memory;
@@ -28,6 +29,7 @@ use crate::objective::{GlideObjective, Objective};
 use crate::optim::AdamW;
 use crate::schedule::Schedule;
 
+pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics};
 pub use observer::{Ending, Event, Observer, StepReport};

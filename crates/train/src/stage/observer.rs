@@ -78,6 +78,8 @@ impl StepReport {
 pub enum Event<'a> {
     /// The run goes on after this many steps.
     Resumed(u64),
+    /// Worth knowing.
+    Note(&'a str),
     /// Something is off but the run goes on.
     Warning(&'a str),
     /// Rows whose features are captured, of all.

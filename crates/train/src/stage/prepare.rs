@@ -5,20 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
-use longdraft_data::Document;
 use longdraft_data::batch::{AnchorOffset, Draws};
-use longdraft_data::document::read_documents;
-use longdraft_data::packing::{PackedRow, Piece, pack};
+use longdraft_data::packing::{Overlong, PackedRow, Packing};
 use longdraft_data::sampler::{Cursor, Sampler};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
+use super::data_sets::data_sets;
 use super::metrics_log::MetricsLog;
-use super::{DataSet, Encoder, Event, Observer, Progress, Stage};
+use super::{DataSet, Event, Observer, Progress, Stage};
 use crate::checkpoint::{Checkpointer, RunIdentity, RunLock, draft_file};
-use crate::config::{DraftConfig, FeatureMode, SourceConfig, TrainConfig};
+use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, FeatureStore};
 use crate::objective::GlideObjective;
@@ -40,7 +39,7 @@ impl Stage {
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         let lock = RunLock::acquire(&config.output)?;
-        let (train, held_out) = data_sets(&config, &target, &tokenizer)?;
+        let (train, held_out) = data_sets(&config, &target, &tokenizer, observer)?;
         let glide = glide_config(&config, target.config());
         let draft = match &config.draft.from {
             Some(path) => GlideDraft::load(&draft_file(path), &glide, &target)?,
@@ -153,69 +152,6 @@ fn total_steps(config: &TrainConfig, train: &DataSet) -> u64 {
     run.steps.unwrap_or((steps as u64).max(1))
 }
 
-fn data_sets(
-    config: &TrainConfig,
-    target: &Target,
-    tokenizer: &TextTokenizer,
-) -> Result<(DataSet, DataSet)> {
-    let encoder = Encoder::new(tokenizer, target.config());
-    let data = &config.data;
-    let read = |source: &SourceConfig| {
-        let SourceConfig { path, template, learn, limit_tokens } = source;
-        read_documents(path, template, *learn, &encoder, *limit_tokens)
-    };
-    let mut sources: Vec<Vec<Document>> =
-        data.train.iter().map(read).collect::<longdraft_data::Result<_>>()?;
-    let held_out: Vec<Vec<Document>> =
-        data.held_out.iter().map(read).collect::<longdraft_data::Result<_>>()?;
-    let mut held_out = held_out.concat();
-    if held_out.is_empty()
-        && let Some(first) = sources.first_mut()
-    {
-        held_out = split_last(first, data.held_out_rows * data.row_tokens);
-    }
-    let documents = sources.concat();
-    let pad = target.config().pad_token_id;
-    let pad = pad.or(target.config().eos_token_ids.first().copied());
-    let set = |mut documents: Vec<Document>| {
-        let rows = if config.draft.compat.is_some() {
-            mask_padding(&mut documents, pad);
-            one_row_each(&documents, data.row_tokens)
-        } else {
-            pack(&documents, data.row_tokens)
-        };
-        DataSet { documents, rows }
-    };
-    Ok((set(documents), set(held_out)))
-}
-
-/// Takes documents of at least `tokens` tokens from the end; one document always stays.
-fn split_last(documents: &mut Vec<Document>, tokens: usize) -> Vec<Document> {
-    let (mut first, mut taken) = (documents.len(), 0);
-    while first > 1 && taken < tokens {
-        first -= 1;
-        taken += documents[first].ids.len();
-    }
-    documents.split_off(first)
-}
-
-/// Published rule: a token with the pad's id is never learned.
-fn mask_padding(documents: &mut [Document], pad: Option<u32>) {
-    for document in documents {
-        for (mask, id) in document.loss_mask.iter_mut().zip(&document.ids) {
-            *mask = *mask && Some(*id) != pad;
-        }
-    }
-}
-
-/// Published rows: one document, truncated.
-fn one_row_each(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
-    let row = |(document, content): (usize, &Document)| PackedRow {
-        pieces: vec![Piece { document, tokens: 0..content.ids.len().min(row_tokens) }],
-    };
-    documents.iter().enumerate().map(row).collect()
-}
-
 /// What a resumed run must share with the saved one.
 fn identity(
     config: &TrainConfig,
@@ -249,7 +185,7 @@ fn identity(
         values: vec![
             ("target".into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
-            ("data.row_tokens".into(), config.data.row_tokens.to_string()),
+            ("data.row_tokens".into(), row_layout(config)),
             ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
             ("draft".into(), json(serde_json::to_value(&draft))?),
             ("draft.from".into(), started_from),
@@ -285,6 +221,15 @@ pub enum ResumePolicy {
     Strict,
     /// The run goes on under the new settings, with a warning that names both.
     Force,
+}
+
+/// Tokens of a row, and how documents become rows where that is not the default.
+fn row_layout(config: &TrainConfig) -> String {
+    let data = &config.data;
+    if data.packing == Packing::default() && data.overlong == Overlong::default() {
+        return data.row_tokens.to_string();
+    }
+    format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
 }
 
 struct Resumed {

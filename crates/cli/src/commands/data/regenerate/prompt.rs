@@ -1,0 +1,101 @@
+//! What of a row is asked: everything but the assistant's turns.
+
+use longdraft_data::source::Row;
+use longdraft_data::template::conversation::Conversation;
+use longdraft_data::template::{Example, Template};
+use serde_json::Value;
+
+/// Fields of evaluation and prompt sets that hold one prompt.
+const PROMPT_FIELDS: [&str; 3] = ["prompt", "question", "problem"];
+
+/// What a row asks.
+pub(super) enum Prompts {
+    /// Turns without those of the assistant.
+    Turns(Conversation),
+    /// Nothing that the target can answer turn by turn; why.
+    Unusable(String),
+}
+
+/// Prompts of a row: the named field, a conversation, a list `turns`, or a known field.
+pub(super) fn of_row(row: &Row, field: Option<&str>) -> Result<Prompts, String> {
+    let text = |field: &str| row.text(field).map_err(|error| error.to_string());
+    if let Some(field) = field {
+        return Ok(single(text(field)?));
+    }
+    if let Some(Value::Array(turns)) = row.fields.get("turns") {
+        let texts: Option<Vec<&str>> = turns.iter().map(Value::as_str).collect();
+        let texts = texts.filter(|texts| !texts.is_empty()).ok_or("`turns` is no list of texts")?;
+        let turns: Vec<(&str, &str)> = texts.into_iter().map(|text| ("user", text)).collect();
+        return Ok(Prompts::Turns(Conversation::of(&turns)));
+    }
+    let template = Template::detect(&row.fields);
+    if let Ok(template) = template
+        && template.is_chat()
+    {
+        let example = template.example(row).map_err(|error| error.to_string())?;
+        if let Example::Chat(conversation) = example {
+            return Ok(without_answers(conversation));
+        }
+    }
+    match PROMPT_FIELDS.iter().find(|field| row.fields.contains_key(**field)) {
+        Some(field) => Ok(single(text(field)?)),
+        None => Ok(Prompts::Unusable(
+            "no prompt: neither a conversation, `turns`, `prompt`, `question` nor `problem`".into(),
+        )),
+    }
+}
+
+fn single(text: &str) -> Prompts {
+    if text.trim().is_empty() {
+        return Prompts::Unusable("the prompt is empty".into());
+    }
+    Prompts::Turns(Conversation::of(&[("user", text)]))
+}
+
+/// Answers to tool results would need the tools.
+fn without_answers(mut conversation: Conversation) -> Prompts {
+    let tools = |message: &serde_json::Map<String, Value>| {
+        message.contains_key("tool_calls") || message["role"] == "tool"
+    };
+    if conversation.messages.iter().any(tools) {
+        return Prompts::Unusable("the conversation calls tools".into());
+    }
+    conversation.messages.retain(|message| message["role"] != "assistant");
+    if !conversation.messages.iter().any(|message| message["role"] == "user") {
+        return Prompts::Unusable("the conversation has no user turn".into());
+    }
+    Prompts::Turns(conversation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(json: &str, field: Option<&str>) -> Result<Vec<String>, String> {
+        let fields = serde_json::from_str(json).expect("object");
+        let row = Row { path: "p.jsonl".into(), line: 1, fields };
+        match of_row(&row, field)? {
+            Prompts::Turns(turns) => Ok(turns
+                .messages
+                .iter()
+                .map(|m| format!("{}:{}", m["role"], m["content"]).replace('"', ""))
+                .collect()),
+            Prompts::Unusable(problem) => Ok(vec![problem]),
+        }
+    }
+
+    #[test]
+    fn everything_but_the_answers_is_asked() {
+        let one = |json: &str| asked(json, None).expect("usable").join("|");
+        assert_eq!(one(r#"{"question": "q", "answer": "a"}"#), "user:q");
+        assert_eq!(one(r#"{"turns": ["a", "b"], "category": "x"}"#), "user:a|user:b");
+        assert_eq!(one(r#"{"prompt": "p", "task_id": 1}"#), "user:p");
+        let chat = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#;
+        assert_eq!(one(chat), "system:s|user:a|user:c");
+        assert!(one(r#"{"text": "t"}"#).contains("no prompt"));
+        assert!(one(r#"{"messages": [{"role": "tool", "content": "t"}]}"#).contains("tools"));
+        assert_eq!(asked(r#"{"text": "t"}"#, Some("text")).expect("usable"), ["user:t"]);
+        assert!(asked(r#"{"text": 3}"#, Some("text")).expect_err("number").contains("no string"));
+    }
+}

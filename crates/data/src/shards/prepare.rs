@@ -1,0 +1,354 @@
+//! Sources into shards, resumable at every shard.
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde_json::json;
+
+use super::write_json;
+use super::{FORMAT, INDEX, Index, RECIPE, Receipt, ShardEntry, file, read_json, write_atomically};
+use crate::document::{Document, TextEncoder};
+use crate::error::{DataError, Result};
+use crate::quarantine::Quarantine;
+use crate::reader::{Outcome, SourceReader, SourceReport, in_chunks};
+use crate::source::{RawRow, SourceConfig};
+
+/// A source and the files that its text stands in.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// As configured.
+    pub config: SourceConfig,
+    /// Local paths.
+    pub paths: Vec<PathBuf>,
+}
+
+/// How to prepare.
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// Where the shards go.
+    pub output: PathBuf,
+    /// Bytes of text that make a shard.
+    pub shard_bytes: usize,
+    /// Tolerated share of malformed rows of a source.
+    pub max_bad_rows: f64,
+}
+
+/// What is told after every shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Shards that are complete.
+    pub shards: usize,
+    /// Those of them that an earlier run left.
+    pub reused: usize,
+    /// Rows read of all sources.
+    pub rows: usize,
+    /// Tokens in the complete shards.
+    pub tokens: usize,
+}
+
+/// Writes shards of all sources, those that are complete already excepted.
+///
+/// # Errors
+/// - the folder was prepared from something else, a source is unreadable, has too many malformed
+///   rows or changed since the run that is resumed, or the disk is full; complete shards stay
+pub fn prepare(
+    sources: &[Source],
+    encoder: &dyn TextEncoder,
+    options: &PrepareOptions,
+    on_shard: &mut dyn FnMut(Progress),
+) -> Result<Index> {
+    let output = &options.output;
+    std::fs::create_dir_all(output).map_err(DataError::io(output))?;
+    check_recipe(sources, encoder, options)?;
+    let quarantine = Quarantine::new(Some(output.join("quarantine.jsonl")), options.max_bad_rows)?;
+    let progress = Progress { shards: 0, reused: 0, rows: 0, tokens: 0 };
+    let mut run = Run { options, quarantine, progress, entries: Vec::new(), on_shard };
+    let mut reports = Vec::new();
+    for source in sources {
+        let reader = SourceReader::open(&source.config, source.paths.clone(), encoder)?;
+        reports.push(run.source(&source.config, &reader)?);
+    }
+    let sum = |count: fn(&SourceReport) -> usize| reports.iter().map(count).sum();
+    let index = Index {
+        format: FORMAT.to_owned(),
+        tokenizer: encoder.fingerprint(),
+        documents: sum(|report| report.documents),
+        tokens: sum(|report| report.tokens),
+        learned: sum(|report| report.learned),
+        sources: reports.clone(),
+        shards: run.entries,
+    };
+    write_json(&output.join(INDEX), &index)?;
+    Ok(index)
+}
+
+/// Shards of another recipe must not be mixed with these.
+fn check_recipe(
+    sources: &[Source],
+    encoder: &dyn TextEncoder,
+    options: &PrepareOptions,
+) -> Result<()> {
+    let configs: Vec<&SourceConfig> = sources.iter().map(|source| &source.config).collect();
+    let recipe = json!({
+        "format": FORMAT, "tokenizer": encoder.fingerprint(), "end_of_text": encoder.end_of_text(),
+        "shard_bytes": options.shard_bytes, "sources": configs,
+    });
+    let path = options.output.join(RECIPE);
+    if !path.is_file() {
+        return write_json(&path, &recipe);
+    }
+    let old: serde_json::Value = read_json(&path)?;
+    if old == recipe {
+        return Ok(());
+    }
+    let keys = ["format", "tokenizer", "end_of_text", "shard_bytes", "sources"];
+    let differing: Vec<&str> =
+        keys.into_iter().filter(|key| old.get(key) != recipe.get(key)).collect();
+    Err(DataError::shards(
+        &options.output,
+        format!(
+            "holds shards of another recipe ({} differ): give another output, or remove it",
+            differing.join(", ")
+        ),
+    ))
+}
+
+struct Run<'a> {
+    options: &'a PrepareOptions,
+    quarantine: Quarantine,
+    progress: Progress,
+    entries: Vec<ShardEntry>,
+    on_shard: &'a mut dyn FnMut(Progress),
+}
+
+impl Run<'_> {
+    fn source(&mut self, config: &SourceConfig, reader: &SourceReader<'_>) -> Result<SourceReport> {
+        let limit = config.limit_tokens.unwrap_or(usize::MAX);
+        let mut total = reader.report();
+        self.quarantine.begin_source();
+        in_chunks(reader.rows()?, self.options.shard_bytes, &mut |rows| {
+            let left = limit - total.tokens;
+            let receipt = self.shard(config, reader, rows, left)?;
+            total.merge(&receipt.report);
+            for (n, row) in receipt.bad.iter().enumerate() {
+                let read = total.rows - receipt.bad.len() + n + 1;
+                self.quarantine.take(row, &config.path, read)?;
+            }
+            self.progress.shards += 1;
+            self.progress.rows += receipt.report.rows;
+            self.progress.tokens += receipt.report.tokens;
+            self.entries.push(receipt.entry);
+            (self.on_shard)(self.progress);
+            Ok(total.tokens < limit)
+        })?;
+        self.quarantine.end_source(&config.path, total.rows)?;
+        if total.learned == 0 {
+            return Err(DataError::Empty {
+                path: config.path.clone(),
+                rows: total.rows,
+                first_problem: self.quarantine.first_problem(),
+            });
+        }
+        Ok(total)
+    }
+
+    /// The next shard: as an earlier run left it, or made now.
+    fn shard(
+        &mut self,
+        config: &SourceConfig,
+        reader: &SourceReader<'_>,
+        rows: &[RawRow],
+        limit: usize,
+    ) -> Result<Receipt> {
+        let output = &self.options.output;
+        let number = self.entries.len();
+        let receipt_path = output.join(format!("shard-{number:05}.json"));
+        let rows_blake3 = hash(rows);
+        if let Some(receipt) = complete(output, &receipt_path)? {
+            if receipt.rows_blake3 == rows_blake3 {
+                self.progress.reused += 1;
+                return Ok(receipt);
+            }
+            return Err(DataError::shards(
+                &config.path,
+                format!(
+                    "changed since {} was prepared from it: remove {} to prepare anew",
+                    receipt.entry.file,
+                    output.display()
+                ),
+            ));
+        }
+        let outcomes: Vec<Outcome> = rows.par_iter().map(|row| reader.outcome(row)).collect();
+        let mut report = reader.report();
+        let (mut documents, mut bad) = (Vec::<Document>::new(), Vec::new());
+        for outcome in outcomes {
+            report.add(&outcome);
+            match outcome {
+                Outcome::Document(document) => documents.push(document),
+                Outcome::Bad(row) => bad.push(row),
+                Outcome::TooShort | Outcome::PromptTooLong => {}
+            }
+            if report.tokens >= limit {
+                break;
+            }
+        }
+        let file = format!("shard-{number:05}.bin");
+        let bytes = file::encode(&documents);
+        write_atomically(&output.join(&file), &bytes)?;
+        let blake3 = blake3::hash(&bytes).to_hex().to_string();
+        let entry = ShardEntry { file, blake3, documents: report.documents, tokens: report.tokens };
+        let receipt = Receipt { entry, rows_blake3, report, bad };
+        write_json(&receipt_path, &receipt)?;
+        Ok(receipt)
+    }
+}
+
+/// The receipt of a shard whose file is there and whole. A damaged one is made again.
+fn complete(output: &Path, receipt_path: &Path) -> Result<Option<Receipt>> {
+    if !receipt_path.is_file() {
+        return Ok(None);
+    }
+    let receipt: Receipt = read_json(receipt_path)?;
+    let path = output.join(&receipt.entry.file);
+    let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
+    let whole = blake3::hash(&bytes).to_hex().as_str() == receipt.entry.blake3;
+    Ok(whole.then_some(receipt))
+}
+
+fn hash(rows: &[RawRow]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for row in rows {
+        for part in [row.origin().as_bytes(), row.raw().as_bytes()] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read;
+    use super::*;
+    use crate::document::tests::Bytes;
+
+    struct Shop {
+        dir: tempfile::TempDir,
+        sources: Vec<Source>,
+    }
+
+    impl Shop {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let rows: String = (0..40)
+                .map(|i| match i {
+                    7 => "{broken\n".to_owned(),
+                    _ => format!("{{\"text\": \"row {i} {}\"}}\n", "x".repeat(i)),
+                })
+                .collect();
+            std::fs::write(dir.path().join("a.jsonl"), rows).expect("write");
+            std::fs::write(dir.path().join("b.txt"), "a text").expect("write");
+            let source = |name: &str| {
+                let path = dir.path().join(name);
+                let config = SourceConfig { path: path.clone(), ..SourceConfig::default() };
+                Source { config, paths: vec![path] }
+            };
+            let sources = vec![source("a.jsonl"), source("b.txt")];
+            Self { dir, sources }
+        }
+
+        fn prepare(&self, name: &str) -> Result<(Index, Progress)> {
+            let options = PrepareOptions {
+                output: self.dir.path().join(name),
+                shard_bytes: 300,
+                max_bad_rows: 0.1,
+            };
+            let mut last = None;
+            let index =
+                prepare(&self.sources, &Bytes, &options, &mut |progress| last = Some(progress))?;
+            Ok((index, last.expect("shards")))
+        }
+
+        fn files(&self, name: &str) -> Vec<(String, Vec<u8>)> {
+            let mut files: Vec<_> = std::fs::read_dir(self.dir.path().join(name))
+                .expect("folder")
+                .map(|entry| entry.expect("entry").path())
+                .map(|p| {
+                    (p.display().to_string().replace(name, ""), std::fs::read(p).expect("file"))
+                })
+                .collect();
+            files.sort();
+            files
+        }
+    }
+
+    #[test]
+    fn shards_hold_what_reading_the_sources_gives() -> Result<()> {
+        let shop = Shop::new();
+        let (index, progress) = shop.prepare("out")?;
+        assert!(progress.shards > 3 && progress.reused == 0);
+        assert_eq!((index.sources[0].rows, index.sources[0].bad), (40, 1));
+        let folder = shop.dir.path().join("out");
+        assert!(super::super::is_shards(&folder));
+        let (documents, report) = read(&folder, &Bytes, None)?;
+        assert_eq!((report.documents, report.tokens), (index.documents, index.tokens));
+        let mut expected = Vec::new();
+        for source in &shop.sources {
+            let reader = SourceReader::open(&source.config, source.paths.clone(), &Bytes)?;
+            let mut quarantine = Quarantine::new(None, 1.0)?;
+            expected.extend(crate::reader::read_documents(&reader, &mut quarantine)?.0);
+        }
+        assert_eq!(documents, expected);
+        assert_eq!(read(&folder, &Bytes, Some(1))?.0, expected[..1]);
+        let aside = std::fs::read_to_string(folder.join("quarantine.jsonl")).expect("quarantine");
+        assert!(aside.contains("a.jsonl:8"), "{aside}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_run_goes_on_behind_its_complete_shards_and_ends_with_the_same_bytes() -> Result<()> {
+        let shop = Shop::new();
+        shop.prepare("whole")?;
+        let (_, all) = shop.prepare("cut")?;
+        let folder = shop.dir.path().join("cut");
+        let remove = |name: &str| std::fs::remove_file(folder.join(name)).expect("remove");
+        // What a kill leaves: no index, a shard without receipt, half a file beside.
+        remove("index.json");
+        remove("shard-00002.json");
+        std::fs::write(folder.join("shard-00003.bin"), "torn").expect("write");
+        std::fs::write(folder.join("shard-00003.partial"), "half").expect("write");
+        let message = read(&folder, &Bytes, None).expect_err("no index").to_string();
+        assert!(message.contains("not finished"), "{message}");
+        let (_, resumed) = shop.prepare("cut")?;
+        assert_eq!((resumed.reused, resumed.shards), (all.shards - 2, all.shards));
+        assert_eq!(shop.files("whole"), shop.files("cut"));
+        Ok(())
+    }
+
+    #[test]
+    fn another_recipe_changed_rows_and_damage_are_refused() -> Result<()> {
+        let mut shop = Shop::new();
+        shop.prepare("out")?;
+        let folder = shop.dir.path().join("out");
+        let source = shop.sources[0].config.path.clone();
+        let text = std::fs::read_to_string(&source).expect("read");
+        std::fs::write(&source, text.replace("row 3", "row 9")).expect("write");
+        let message = shop.prepare("out").expect_err("changed").to_string();
+        assert!(message.contains("a.jsonl: changed since shard-00000.bin"), "{message}");
+        shop.sources.pop();
+        let message = shop.prepare("out").expect_err("recipe").to_string();
+        assert!(message.contains("another recipe (sources differ)"), "{message}");
+        let shard = folder.join("shard-00001.bin");
+        let mut bytes = std::fs::read(&shard).expect("read");
+        *bytes.last_mut().expect("bytes") ^= 1;
+        std::fs::write(&shard, bytes).expect("write");
+        let message = read(&folder, &Bytes, None).expect_err("damaged").to_string();
+        assert!(message.contains("shard-00001.bin: damaged"), "{message}");
+        let index = folder.join("index.json");
+        let text = std::fs::read_to_string(&index).expect("read");
+        std::fs::write(&index, text.replace("\"bytes\"", "\"other\"")).expect("write");
+        let message = read(&folder, &Bytes, None).expect_err("tokenizer").to_string();
+        assert!(message.contains("another tokenizer (other, the target's is bytes)"), "{message}");
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! Shards back into documents.
+
+use std::path::Path;
+
+use super::{FORMAT, INDEX, Index, RECIPE, file, read_json};
+use crate::document::{Document, TextEncoder};
+use crate::error::{DataError, Result};
+use crate::reader::SourceReport;
+
+/// Whether a path is a folder of prepared shards, complete or not.
+pub fn is_shards(path: &Path) -> bool {
+    path.join(INDEX).is_file() || path.join(RECIPE).is_file()
+}
+
+/// Reads shards in order, at most `limit_tokens` tokens and the rest of a document.
+///
+/// # Errors
+/// - preparing them was not finished, they were made with another tokenizer, or a file is damaged
+pub fn read(
+    folder: &Path,
+    encoder: &dyn TextEncoder,
+    limit_tokens: Option<usize>,
+) -> Result<(Vec<Document>, SourceReport)> {
+    let index = index(folder)?;
+    let fingerprint = encoder.fingerprint();
+    if index.tokenizer != fingerprint {
+        return Err(DataError::shards(
+            folder,
+            format!(
+                "prepared with another tokenizer ({}, the target's is {fingerprint}): prepare the \
+                 data again for this target",
+                index.tokenizer
+            ),
+        ));
+    }
+    let limit = limit_tokens.unwrap_or(usize::MAX);
+    let source = folder.display().to_string();
+    let mut report = SourceReport { source, ..SourceReport::default() };
+    let mut documents = Vec::new();
+    for shard in &index.shards {
+        if report.tokens >= limit {
+            break;
+        }
+        let path = folder.join(&shard.file);
+        let bytes = std::fs::read(&path).map_err(DataError::io(&path))?;
+        if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
+            return Err(DataError::shards(path, "damaged: its hash is not the one in the index"));
+        }
+        let decoded = file::decode(&bytes).map_err(|problem| DataError::shards(path, problem))?;
+        for document in decoded {
+            if report.tokens >= limit {
+                break;
+            }
+            report.add_document(&document);
+            documents.push(document);
+        }
+    }
+    if report.learned == 0 {
+        let path = folder.to_path_buf();
+        return Err(DataError::Empty { path, rows: report.rows, first_problem: None });
+    }
+    Ok((documents, report))
+}
+
+/// The index of a folder.
+pub(super) fn index(folder: &Path) -> Result<Index> {
+    let path = folder.join(INDEX);
+    if !path.is_file() {
+        return Err(DataError::shards(
+            folder,
+            "preparing these shards was not finished: run the same `data prepare` again",
+        ));
+    }
+    let index: Index = read_json(&path)?;
+    if index.format != FORMAT {
+        let problem = format!("format `{}` is not `{FORMAT}`", index.format);
+        return Err(DataError::shards(path, problem));
+    }
+    Ok(index)
+}

@@ -1,0 +1,70 @@
+//! One source as a configuration names it.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::align::Aligner;
+use crate::template::{Learn, Template};
+
+/// One source of text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// A file, a folder of files, a folder of prepared shards, or `hf://org/name[/path][@revision]`.
+    pub path: PathBuf,
+    /// Changes to a row's fields before the template sees them, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aligners: Vec<Aligner>,
+    /// How a row becomes text.
+    #[serde(default)]
+    pub template: Template,
+    /// Which tokens are learned.
+    #[serde(default)]
+    pub learn: Learn,
+    /// Stop reading after this many tokens.
+    #[serde(default)]
+    pub limit_tokens: Option<usize>,
+    /// Most tokens before the first learned one (long chains of thought).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_prompt_tokens: Option<usize>,
+    /// What becomes of a row with a longer prompt.
+    #[serde(default, skip_serializing_if = "PromptOverflow::is_default")]
+    pub prompt_overflow: PromptOverflow,
+}
+
+/// What becomes of a row whose prompt is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptOverflow {
+    /// The row is left out and counted.
+    #[default]
+    Drop,
+    /// The prompt loses its first tokens.
+    TruncateLeft,
+}
+
+impl PromptOverflow {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl SourceConfig {
+    /// What makes no sense together, each starting with the source's path.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = self.template.problems(self.learn);
+        problems.extend(self.aligners.iter().filter_map(Aligner::problem));
+        if self.max_prompt_tokens.is_some() && matches!(self.learn, Learn::All | Learn::NoSystem) {
+            problems.push(
+                "`max_prompt_tokens` needs `learn: answer`, `last` or `assistant`: with \
+                 everything learned there is no prompt"
+                    .to_owned(),
+            );
+        }
+        let path = self.path.display();
+        problems.iter().map(|problem| format!("source `{path}`: {problem}")).collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! Which files a path stands for, and the reader that fits each.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use super::{Rows, json, parquet, text};
+use crate::error::{DataError, Result};
+
+/// What a file's name says about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Lines,
+    Json,
+    Parquet,
+    Text,
+}
+
+/// Compression by the last part of the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+const KNOWN: &str = ".jsonl, .ndjson, .json, .txt, .md (each also .gz or .zst), .parquet";
+
+fn kind(path: &Path) -> Option<(Kind, Compression)> {
+    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let (name, compression) = match name.rsplit_once('.')? {
+        (rest, "gz") => (rest, Compression::Gzip),
+        (rest, "zst") => (rest, Compression::Zstd),
+        _ => (name.as_str(), Compression::None),
+    };
+    let kind = match name.rsplit_once('.')?.1 {
+        "jsonl" | "ndjson" => Kind::Lines,
+        "json" => Kind::Json,
+        "txt" | "md" => Kind::Text,
+        "parquet" if compression == Compression::None => Kind::Parquet,
+        _ => return None,
+    };
+    Some((kind, compression))
+}
+
+/// Whether a file's name is one that can be read as data.
+pub fn is_data_file(path: &Path) -> bool {
+    kind(path).is_some()
+}
+
+/// The file itself, or every data file below a folder in the order of their paths; hidden files
+/// and folders are passed over.
+///
+/// # Errors
+/// - the path cannot be read, is of no known kind, or a folder without data files
+pub fn data_files(path: &Path) -> Result<Vec<PathBuf>> {
+    let metadata = std::fs::metadata(path).map_err(DataError::io(path))?;
+    if !metadata.is_dir() {
+        return match kind(path) {
+            Some(_) => Ok(vec![path.to_path_buf()]),
+            None => Err(DataError::source(path, format!("unknown kind of file (known: {KNOWN})"))),
+        };
+    }
+    let mut files = Vec::new();
+    let mut folders = vec![path.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).map_err(DataError::io(&folder))? {
+            let entry = entry.map_err(DataError::io(&folder))?;
+            let path = entry.path();
+            // A link to a folder is not followed: it could lead back here.
+            let linked = entry.file_type().map_err(DataError::io(&path))?.is_symlink();
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            if path.is_dir() {
+                if !linked {
+                    folders.push(path);
+                }
+            } else if is_data_file(&path) {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(DataError::source(path, format!("no data file is there (known: {KNOWN})")));
+    }
+    Ok(files)
+}
+
+/// Rows of one file.
+pub(super) fn open(path: &Path) -> Result<Rows> {
+    let Some((kind, compression)) = kind(path) else {
+        return Err(DataError::source(path, format!("unknown kind of file (known: {KNOWN})")));
+    };
+    let file = File::open(path).map_err(DataError::io(path))?;
+    if kind == Kind::Parquet {
+        return parquet::read(path, file);
+    }
+    let reader: Box<dyn BufRead + Send> = match compression {
+        Compression::None => Box::new(BufReader::new(file)),
+        Compression::Gzip => Box::new(BufReader::new(flate2::read::MultiGzDecoder::new(file))),
+        Compression::Zstd => {
+            let decoder = zstd::Decoder::new(file).map_err(DataError::io(path))?;
+            Box::new(BufReader::new(decoder))
+        }
+    };
+    match kind {
+        Kind::Text => Ok(text::read(path, reader)),
+        Kind::Json => json::read_any(path, reader),
+        Kind::Lines | Kind::Parquet => Ok(json::read_lines(path, reader)),
+    }
+}

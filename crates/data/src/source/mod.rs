@@ -1,0 +1,243 @@
+//! Rows of files: JSONL and JSON (plain, gzip, zstd), Parquet, plain text; folders of them.
+//!
+//! Every reader streams: memory holds one row (Parquet: one row group's pages), never a file. A row
+//! that cannot be read is an item of its own, so that one bad line does not end a file.
+
+pub mod align;
+mod config;
+mod files;
+mod json;
+mod parquet;
+mod text;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::error::{DataError, Result};
+
+pub use config::{PromptOverflow, SourceConfig};
+pub use files::{data_files, is_data_file};
+
+/// Longest row that is read, in bytes.
+pub(crate) const MAX_ROW_BYTES: usize = 256 << 20;
+
+/// One object of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The file it came from.
+    pub path: PathBuf,
+    /// Its line, from 1 (Parquet: its row; text: 1).
+    pub line: usize,
+    /// Its fields.
+    pub fields: Map<String, Value>,
+}
+
+impl Row {
+    /// A text field.
+    ///
+    /// # Errors
+    /// - it is missing or no string; the message names the fields that exist
+    pub fn text(&self, field: &str) -> Result<&str> {
+        match self.value(field)? {
+            Value::String(text) => Ok(text),
+            other => {
+                Err(self.problem(format!("field `{field}` is no string but {}", short(other))))
+            }
+        }
+    }
+
+    /// A field of any type but null.
+    ///
+    /// # Errors
+    /// - it is missing or null; the message names the fields that exist
+    pub fn value(&self, field: &str) -> Result<&Value> {
+        match self.fields.get(field) {
+            Some(Value::Null) | None => {
+                let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
+                let names = names.join("`, `");
+                Err(self.problem(format!("field `{field}` is missing (there are `{names}`)")))
+            }
+            Some(value) => Ok(value),
+        }
+    }
+
+    /// `file:line`, the file by its name alone.
+    pub fn origin(&self) -> String {
+        origin(&self.path, self.line)
+    }
+
+    /// An error at this row.
+    pub fn problem(&self, problem: impl Into<String>) -> DataError {
+        DataError::Row { path: self.path.clone(), line: self.line, problem: problem.into() }
+    }
+}
+
+/// A value for a message, cut where it is long.
+pub(crate) fn short(value: &Value) -> String {
+    const SHOWN: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+fn origin(path: &Path, line: usize) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    format!("{}:{line}", name.to_string_lossy())
+}
+
+/// What a file holds at one place, before it is understood.
+#[derive(Debug, Clone)]
+pub(crate) enum Content {
+    /// JSON that is not parsed yet: parsing is done by the threads that tokenise.
+    Json(String),
+    /// Fields, from a format with types of its own.
+    Fields(Map<String, Value>),
+    /// Something that cannot become a row.
+    Broken {
+        /// What is wrong.
+        problem: String,
+        /// What was found, as far as it is text.
+        raw: String,
+    },
+}
+
+/// A row before it is parsed.
+#[derive(Debug, Clone)]
+pub struct RawRow {
+    path: Arc<Path>,
+    line: usize,
+    content: Content,
+}
+
+impl RawRow {
+    pub(crate) fn new(path: &Arc<Path>, line: usize, content: Content) -> Self {
+        Self { path: Arc::clone(path), line, content }
+    }
+
+    /// Parses the row.
+    ///
+    /// # Errors
+    /// - it is no JSON object, no UTF-8, or too long
+    pub fn parse(&self) -> Result<Row> {
+        let fields = match &self.content {
+            Content::Fields(fields) => fields.clone(),
+            Content::Broken { problem, .. } => return Err(self.problem(problem.clone())),
+            Content::Json(text) => match serde_json::from_str::<Value>(text) {
+                Ok(Value::Object(fields)) => fields,
+                Ok(_) => return Err(self.problem("a JSON object was expected".to_owned())),
+                Err(error) => return Err(self.problem(format!("not JSON: {error}"))),
+            },
+        };
+        Ok(Row { path: self.path.to_path_buf(), line: self.line, fields })
+    }
+
+    /// The row as text, for people and for hashes.
+    pub fn raw(&self) -> Cow<'_, str> {
+        match &self.content {
+            Content::Json(text) | Content::Broken { raw: text, .. } => Cow::Borrowed(text),
+            Content::Fields(fields) => Cow::Owned(Value::Object(fields.clone()).to_string()),
+        }
+    }
+
+    /// `file:line`, the file by its name alone.
+    pub fn origin(&self) -> String {
+        origin(&self.path, self.line)
+    }
+
+    fn problem(&self, problem: String) -> DataError {
+        DataError::Row { path: self.path.to_path_buf(), line: self.line, problem }
+    }
+}
+
+/// Rows of one file.
+pub(crate) type Rows = Box<dyn Iterator<Item = Result<RawRow>>>;
+
+/// Iterates over the rows of a file, or of every data file in a folder in the order of their names.
+///
+/// # Errors
+/// - the path does not exist or is of no known kind; a later item is an error where a file cannot
+///   be read on (damaged compression, failing disk), and then the last one of its file
+pub fn read_rows(path: &Path) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
+    let files = data_files(path)?;
+    // The first file is opened here, so that a wrong path is told before any work.
+    let mut first = files.first().map(|file| files::open(file));
+    if let Some(Err(_)) = &first
+        && let Some(Err(error)) = first.take()
+    {
+        return Err(error);
+    }
+    Ok(files.into_iter().flat_map(move |file| -> Rows {
+        match first.take().unwrap_or_else(|| files::open(&file)) {
+            Ok(rows) => rows,
+            Err(error) => Box::new(std::iter::once(Err(error))),
+        }
+    }))
+}
+
+/// Parsed rows of a file, the first malformed one an error.
+///
+/// # Errors
+/// - as [`read_rows`]; a later item is an error where a row is malformed
+pub fn read_jsonl(path: &Path) -> Result<impl Iterator<Item = Result<Row>> + use<>> {
+    Ok(read_rows(path)?.map(|row| row?.parse()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_carry_their_line_and_bad_lines_are_named() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.jsonl");
+        std::fs::write(&path, "{\"text\": \"a\"}\n\n{\"text\": 3}\n[1]\n{broken\n").expect("write");
+        let rows: Vec<_> = read_jsonl(&path).expect("open").collect();
+        assert_eq!(rows.len(), 4);
+        let first = rows[0].as_ref().expect("row");
+        assert_eq!((first.line, first.text("text").expect("text")), (1, "a"));
+        let message = first.text("body").expect_err("missing").to_string();
+        assert!(message.ends_with(":1: field `body` is missing (there are `text`)"), "{message}");
+        let number = rows[1].as_ref().expect("row").text("text").expect_err("no string");
+        assert!(number.to_string().contains(":3: field `text` is no string"));
+        assert!(rows[2].as_ref().expect_err("array").to_string().contains(":4: a JSON object"));
+        assert!(rows[3].as_ref().expect_err("broken").to_string().contains(":5: not JSON"));
+    }
+
+    #[test]
+    fn a_folder_is_read_file_by_file_in_the_order_of_names() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
+            std::fs::write(path, text).expect("write");
+        };
+        write("b.jsonl", "{\"text\": \"2\"}\n{\"text\": \"3\"}");
+        write("a/x.md", "1");
+        write("c.txt", "4");
+        write("ignored.bin", "?");
+        let texts: Vec<String> = read_jsonl(dir.path())
+            .expect("folder")
+            .map(|row| row.expect("row").text("text").expect("text").to_owned())
+            .collect();
+        assert_eq!(texts, ["1", "2", "3", "4"]);
+    }
+
+    #[test]
+    fn unknown_and_missing_files_are_named_with_the_known_kinds() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.xlsx");
+        std::fs::write(&path, "").expect("write");
+        let message = read_rows(&path).err().expect("unknown").to_string();
+        assert!(message.contains("rows.xlsx") && message.contains(".parquet"), "{message}");
+        let message = read_rows(&dir.path().join("no.jsonl")).err().expect("missing").to_string();
+        assert!(message.contains("no.jsonl"), "{message}");
+        let empty = dir.path().join("empty");
+        std::fs::create_dir(&empty).expect("folder");
+        assert!(read_rows(&empty).err().expect("empty").to_string().contains("no data file"));
+    }
+}

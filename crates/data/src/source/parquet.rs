@@ -1,0 +1,144 @@
+//! Parquet files, row by row.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use serde_json::Value;
+
+use super::{Content, RawRow, Rows};
+use crate::error::{DataError, Result};
+
+/// Rows of a file; nested lists and groups become JSON arrays and objects.
+pub(super) fn read(path: &Path, file: File) -> Result<Rows> {
+    let reader = guarded(|| SerializedFileReader::new(file))
+        .map_err(|problem| DataError::source(path, problem))?;
+    let reader: Box<dyn FileReader> = Box::new(reader);
+    let rows = RowIter::from_file_into(reader);
+    Ok(Box::new(ParquetRows { path: path.into(), rows, line: 0, done: false }))
+}
+
+/// Damaged pages make the reading library panic in places; that becomes an error here.
+fn guarded<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("damaged Parquet file".to_owned()),
+    }
+}
+
+struct ParquetRows {
+    path: Arc<Path>,
+    rows: RowIter<'static>,
+    line: usize,
+    done: bool,
+}
+
+impl Iterator for ParquetRows {
+    type Item = Result<RawRow>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let row = guarded(|| self.rows.next().map(|row| Ok(row?.to_json_value())).transpose());
+        match row {
+            Ok(Some(Value::Object(fields))) => {
+                self.line += 1;
+                Some(Ok(RawRow::new(&self.path, self.line, Content::Fields(fields))))
+            }
+            Ok(_) => {
+                self.done = true;
+                None
+            }
+            Err(problem) => {
+                // The iterator would give the same error for ever.
+                self.done = true;
+                let problem = format!("after row {}: {problem}", self.line);
+                Some(Err(DataError::source(self.path.to_path_buf(), problem)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read_jsonl;
+    use super::*;
+    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    const SCHEMA: &str = "message rows {
+        required binary text (UTF8);
+        required int64 number;
+        required group turns (LIST) { repeated group list { required binary element (UTF8); } }
+    }";
+
+    /// Two row groups of two rows each.
+    fn write(path: &Path) {
+        let schema = Arc::new(parse_message_type(SCHEMA).expect("schema"));
+        let compression = parquet::basic::Compression::ZSTD(parquet::basic::ZstdLevel::default());
+        let properties = WriterProperties::builder().set_compression(compression).build();
+        let file = File::create(path).expect("create");
+        let mut writer =
+            SerializedFileWriter::new(file, schema, Arc::new(properties)).expect("writer");
+        for group in 0..2_i64 {
+            let mut rows = writer.next_row_group().expect("row group");
+            let texts = [format!("a{group}"), format!("b{group}")];
+            let bytes: Vec<ByteArray> = texts.iter().map(|t| t.as_str().into()).collect();
+            let mut column = rows.next_column().expect("column").expect("text");
+            column.typed::<ByteArrayType>().write_batch(&bytes, None, None).expect("texts");
+            column.close().expect("close");
+            let mut column = rows.next_column().expect("column").expect("number");
+            let numbers = [2 * group, 2 * group + 1];
+            column.typed::<Int64Type>().write_batch(&numbers, None, None).expect("numbers");
+            column.close().expect("close");
+            let mut column = rows.next_column().expect("column").expect("turns");
+            let turns: Vec<ByteArray> = ["x", "y", "z"].iter().map(|t| (*t).into()).collect();
+            column
+                .typed::<ByteArrayType>()
+                .write_batch(&turns, Some(&[1, 1, 1]), Some(&[0, 1, 0]))
+                .expect("turns");
+            column.close().expect("close");
+            rows.close().expect("close");
+        }
+        writer.close().expect("close");
+    }
+
+    #[test]
+    fn columns_become_fields_and_lists_arrays() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.parquet");
+        write(&path);
+        let rows: Vec<_> = read_jsonl(&path).expect("open").map(|r| r.expect("row")).collect();
+        let texts: Vec<&str> = rows.iter().map(|row| row.text("text").expect("text")).collect();
+        assert_eq!(texts, ["a0", "b0", "a1", "b1"]);
+        assert_eq!(rows[3].fields["number"], 3);
+        assert_eq!(rows[2].fields["turns"], serde_json::json!(["x", "y"]));
+        assert_eq!(rows[3].origin(), "rows.parquet:4");
+    }
+
+    #[test]
+    fn damaged_files_are_errors_that_end_the_file() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.parquet");
+        write(&path);
+        let whole = std::fs::read(&path).expect("read");
+        std::fs::write(&path, &whole[..whole.len() / 2]).expect("cut");
+        assert!(read_jsonl(&path).err().expect("cut").to_string().contains("rows.parquet"));
+        // Any single damaged byte gives rows or one error, and always an end.
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x55;
+            std::fs::write(&path, bytes).expect("write");
+            if let Ok(rows) = read_jsonl(&path) {
+                assert!(rows.take(100).count() < 100, "byte {at}");
+            }
+        }
+    }
+}

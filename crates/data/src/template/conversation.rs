@@ -1,0 +1,252 @@
+//! Conversations in the form that chat templates read.
+
+use serde_json::{Map, Value};
+
+use crate::source::short;
+
+/// Messages with `role` and `content` and the tools that they may call.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Conversation {
+    /// Every message: `role`, `content` (text), and `reasoning_content`, `tool_calls`, ... if any.
+    pub messages: Vec<Map<String, Value>>,
+    /// JSON descriptions of tools.
+    pub tools: Option<Value>,
+}
+
+/// Roles that templates know.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+impl Conversation {
+    /// A conversation of `(role, content)` turns.
+    pub fn of(turns: &[(&str, &str)]) -> Self {
+        let mut conversation = Self::default();
+        turns.iter().for_each(|(role, content)| conversation.push(role, content));
+        conversation
+    }
+
+    /// Adds a turn.
+    pub fn push(&mut self, role: &str, content: &str) {
+        let mut message = Map::new();
+        message.insert("role".into(), role.into());
+        message.insert("content".into(), content.into());
+        self.messages.push(message);
+    }
+
+    /// Role of a message.
+    pub fn role(&self, message: usize) -> &str {
+        self.messages.get(message).and_then(|m| m.get("role")).and_then(Value::as_str).unwrap_or("")
+    }
+
+    /// Puts a system turn first unless there is one.
+    #[must_use]
+    pub fn with_system(mut self, system: Option<&str>) -> Self {
+        if let Some(text) = system
+            && self.role(0) != "system"
+        {
+            let first = Self::of(&[("system", text)]);
+            self.messages.splice(0..0, first.messages);
+        }
+        self
+    }
+
+    /// From a list of `{role, content}` messages as the chat APIs write them: parts of text are
+    /// joined, arguments of tool calls that are JSON text become objects, nulls are left out.
+    ///
+    /// # Errors
+    /// - the list is empty or a message has no known role or no text; the message says which
+    pub fn from_messages(list: &Value, tools: Option<&Value>) -> Result<Self, String> {
+        let messages = turns(list)?
+            .iter()
+            .enumerate()
+            .map(|(index, message)| {
+                message_of(message).map_err(|problem| format!("message {}: {problem}", index + 1))
+            })
+            .collect::<Result<_, _>>()?;
+        let tools = match tools {
+            // Tables have no nested types for tools: they hold them as JSON text.
+            Some(Value::String(text)) if text.trim().is_empty() => None,
+            Some(Value::String(text)) => {
+                Some(serde_json::from_str(text).map_err(|error| format!("tools: {error}"))?)
+            }
+            Some(Value::Array(list)) if list.is_empty() => None,
+            other => other.filter(|value| !value.is_null()).cloned(),
+        };
+        Ok(Self { messages, tools })
+    }
+
+    /// From a list of `{from, value}` turns.
+    ///
+    /// # Errors
+    /// - the list is empty, a speaker unknown, or a value no text
+    pub fn from_sharegpt(list: &Value) -> Result<Self, String> {
+        let mut conversation = Self::default();
+        for (index, turn) in turns(list)?.iter().enumerate() {
+            let text = |key: &str| match turn.get(key) {
+                Some(Value::String(text)) => Ok(text.as_str()),
+                Some(other) => Err(format!("turn {}: `{key}` is {}", index + 1, short(other))),
+                None => Err(format!("turn {}: `{key}` is missing", index + 1)),
+            };
+            let role = match text("from")? {
+                "human" | "user" => "user",
+                "gpt" | "assistant" | "chatgpt" | "bing" | "bard" | "model" | "function_call" => {
+                    "assistant"
+                }
+                "system" => "system",
+                "tool" | "function" | "observation" | "function_response" => "tool",
+                other => {
+                    return Err(format!(
+                        "turn {}: unknown speaker `{other}` (known: human, gpt, system, tool)",
+                        index + 1
+                    ));
+                }
+            };
+            conversation.push(role, text("value")?);
+        }
+        Ok(conversation)
+    }
+
+    /// Changes every text that belongs to a message: content, reasoning, names and texts of tool calls.
+    pub(crate) fn edit_texts(&mut self, edit: &mut dyn FnMut(usize, &mut String)) {
+        for (index, message) in self.messages.iter_mut().enumerate() {
+            for key in ["reasoning_content", "reasoning", "thinking", "content"] {
+                if let Some(Value::String(text)) = message.get_mut(key) {
+                    edit(index, text);
+                }
+            }
+            let Some(Value::Array(calls)) = message.get_mut("tool_calls") else { continue };
+            for call in calls {
+                let call = match call.get("function") {
+                    Some(_) => &mut call["function"],
+                    None => call,
+                };
+                for key in ["name", "arguments"] {
+                    if let Some(value) = call.get_mut(key) {
+                        edit_leaves(value, &mut |text| edit(index, text));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn edit_leaves(value: &mut Value, edit: &mut dyn FnMut(&mut String)) {
+    match value {
+        Value::String(text) => edit(text),
+        Value::Array(list) => list.iter_mut().for_each(|value| edit_leaves(value, edit)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| edit_leaves(value, edit)),
+        _ => {}
+    }
+}
+
+fn turns(list: &Value) -> Result<&Vec<Value>, String> {
+    match list {
+        Value::Array(turns) if turns.is_empty() => Err("the conversation is empty".to_owned()),
+        Value::Array(turns) => Ok(turns),
+        other => Err(format!("a list of turns was expected, not {}", short(other))),
+    }
+}
+
+fn message_of(value: &Value) -> Result<Map<String, Value>, String> {
+    let Value::Object(fields) = value else {
+        return Err(format!("an object was expected, not {}", short(value)));
+    };
+    let mut message: Map<String, Value> =
+        fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+    match message.get("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
+        Some(role) => {
+            return Err(format!("unknown role {} (known: {})", short(role), ROLES.join(", ")));
+        }
+        None => return Err("`role` is missing".to_owned()),
+    }
+    let calls = matches!(message.get("tool_calls"), Some(Value::Array(calls)) if !calls.is_empty());
+    if !calls {
+        message.shift_remove("tool_calls");
+    }
+    let content = match message.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            let texts: Option<Vec<&str>> =
+                parts.iter().map(|part| part.get("text").and_then(Value::as_str)).collect();
+            texts.ok_or("`content` has a part that is no text")?.concat()
+        }
+        Some(other) => return Err(format!("`content` is no text but {}", short(other))),
+        None if calls || message.contains_key("reasoning_content") => String::new(),
+        None => return Err("`content` is missing".to_owned()),
+    };
+    message.insert("content".into(), content.into());
+    if let Some(reasoning) = message.get("reasoning_content")
+        && !reasoning.is_string()
+    {
+        return Err(format!("`reasoning_content` is no text but {}", short(reasoning)));
+    }
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        for call in calls {
+            check_call(call)?;
+        }
+    }
+    Ok(message)
+}
+
+/// A call needs a name; arguments that are JSON text become an object, which templates expect.
+fn check_call(call: &mut Value) -> Result<(), String> {
+    let function = match call.get("function") {
+        Some(_) => &mut call["function"],
+        None => call,
+    };
+    if !function.get("name").is_some_and(Value::is_string) {
+        return Err("a tool call has no `name`".to_owned());
+    }
+    if let Some(Value::String(text)) = function.get("arguments")
+        && let Ok(arguments @ Value::Object(_)) = serde_json::from_str(text)
+    {
+        function["arguments"] = arguments;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn api_messages_are_brought_into_one_form() {
+        let list = json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"id": "1", "function": {"name": "f", "arguments": "{\"x\": [\"y\"]}"}}]},
+            {"role": "tool", "content": "z"},
+            {"role": "assistant", "content": "done", "reasoning_content": "so", "tool_calls": []}
+        ]);
+        let mut conversation = Conversation::from_messages(&list, Some(&json!([]))).expect("valid");
+        assert_eq!(conversation.messages[0]["content"], "ab");
+        assert!(!conversation.messages[0].contains_key("name"));
+        let call = &conversation.messages[1]["tool_calls"][0]["function"];
+        assert_eq!(call["arguments"], json!({"x": ["y"]}));
+        assert_eq!(conversation.tools, None);
+        assert!(!conversation.messages[3].contains_key("tool_calls"));
+        let mut seen = Vec::new();
+        conversation.edit_texts(&mut |index, text| seen.push(format!("{index}{text}")));
+        assert_eq!(seen, ["0ab", "1", "1f", "1y", "2z", "3so", "3done"]);
+    }
+
+    #[test]
+    fn malformed_turns_are_named() {
+        let fails = |list: Value, part: &str| {
+            let problem = Conversation::from_messages(&list, None).expect_err("malformed");
+            assert!(problem.contains(part), "{problem}");
+        };
+        fails(json!([]), "empty");
+        fails(json!("hi"), "list of turns");
+        fails(json!([{"role": "user", "content": "a"}, {"content": "b"}]), "message 2: `role`");
+        fails(json!([{"role": "oracle", "content": "b"}]), "unknown role \"oracle\"");
+        fails(json!([{"role": "user"}]), "`content` is missing");
+        fails(json!([{"role": "user", "content": [{"type": "image"}]}]), "no text");
+        fails(json!([{"role": "assistant", "tool_calls": [{}]}]), "no `name`");
+        let problem = Conversation::from_sharegpt(&json!([{"from": "moon", "value": "x"}]));
+        assert!(problem.expect_err("unknown").contains("unknown speaker `moon`"));
+        let problem = Conversation::from_sharegpt(&json!([{"from": "gpt", "value": 3}]));
+        assert!(problem.expect_err("number").contains("turn 1: `value` is 3"));
+    }
+}

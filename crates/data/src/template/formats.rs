@@ -1,0 +1,166 @@
+//! From the fields of a row to an example, format by format.
+
+use serde_json::Value;
+
+use super::Template;
+use super::conversation::Conversation;
+use crate::error::Result;
+use crate::source::{Row, short};
+
+/// What a row says, before any tokenizer sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Example {
+    /// Text whose answer begins at a byte.
+    Plain {
+        /// The text.
+        text: String,
+        /// Where the answer begins.
+        answer: usize,
+    },
+    /// Turns.
+    Chat(Conversation),
+    /// Tokens with their mask.
+    Tokens {
+        /// Ids, `[T]`.
+        ids: Vec<u32>,
+        /// Whether each may be learned, `[T]`.
+        loss_mask: Vec<bool>,
+    },
+}
+
+impl Template {
+    /// Reads a row's fields.
+    ///
+    /// # Errors
+    /// - a field is missing or of another type than the template wants
+    pub fn example(&self, row: &Row) -> Result<Example> {
+        let chat = |turns: &[(&str, &str)], system: &Option<String>| {
+            Example::Chat(Conversation::of(turns).with_system(system.as_deref()))
+        };
+        Ok(match self {
+            Self::Raw { fields, separator } => {
+                let texts: Vec<&str> =
+                    fields.iter().map(|field| row.text(field)).collect::<Result<_>>()?;
+                Example::Plain { text: texts.join(separator), answer: 0 }
+            }
+            Self::SourceTarget { source, target, with_source, separator } => {
+                let prompt = match with_source {
+                    true => format!("{}{separator}", row.text(source)?),
+                    false => String::new(),
+                };
+                let answer = prompt.len();
+                Example::Plain { text: prompt + row.text(target)?, answer }
+            }
+            Self::Chat { user, assistant, system } => {
+                chat(&[("user", row.text(user)?), ("assistant", row.text(assistant)?)], system)
+            }
+            Self::Gsm8k { question, answer, system }
+            | Self::ProblemAnswer { problem: question, answer, system } => {
+                chat(&[("user", row.text(question)?), ("assistant", row.text(answer)?)], system)
+            }
+            Self::Alpaca { instruction, input, output, system } => {
+                let mut prompt = row.text(instruction)?.to_owned();
+                if !matches!(row.fields.get(input), None | Some(Value::Null)) {
+                    let input = row.text(input)?;
+                    if !input.is_empty() {
+                        prompt = format!("{prompt}\n\n{input}");
+                    }
+                }
+                chat(&[("user", &prompt), ("assistant", row.text(output)?)], system)
+            }
+            Self::Sharegpt { conversations, system } => {
+                let list = row.value(conversations)?;
+                let found = Conversation::from_sharegpt(list).map_err(|problem| {
+                    row.problem(format!("field `{conversations}`: {problem}"))
+                })?;
+                Example::Chat(found.with_system(system.as_deref()))
+            }
+            Self::Messages { messages, tools, system } => {
+                let list = row.value(messages)?;
+                let found = Conversation::from_messages(list, row.fields.get(tools))
+                    .map_err(|problem| row.problem(format!("field `{messages}`: {problem}")))?;
+                Example::Chat(found.with_system(system.as_deref()))
+            }
+            Self::Code { prefix, suffix, prompt } => {
+                let (given, rest) = (row.text(prefix)?, row.text(suffix)?);
+                match prompt {
+                    Some(prompt) => {
+                        let prompt = prompt.replace("{prefix}", given);
+                        chat(&[("user", &prompt), ("assistant", rest)], &None)
+                    }
+                    None => Example::Plain { text: format!("{given}{rest}"), answer: given.len() },
+                }
+            }
+            Self::Summarise { article, summary, prompt, answer_prefix, system } => {
+                let mut conversation = Conversation::default();
+                for (text, summary) in pairs(row, article, summary)? {
+                    conversation.push("user", &prompt.replace("{article}", text));
+                    conversation.push("assistant", &format!("{answer_prefix}{summary}"));
+                }
+                Example::Chat(conversation.with_system(system.as_deref()))
+            }
+            Self::Tokens { ids, loss_mask } => tokens(row, ids, loss_mask)?,
+            Self::Auto => {
+                let found = Self::detect(&row.fields).map_err(|problem| row.problem(problem))?;
+                return found.example(row);
+            }
+        })
+    }
+}
+
+/// A text with its summary, or a list of texts with a list of summaries.
+fn pairs<'a>(row: &'a Row, texts: &str, summaries: &str) -> Result<Vec<(&'a str, &'a str)>> {
+    let list = |field: &str| -> Result<Vec<&'a str>> {
+        match row.value(field)? {
+            Value::String(text) => Ok(vec![text.as_str()]),
+            Value::Array(list) => list
+                .iter()
+                .map(|value| {
+                    value.as_str().ok_or_else(|| {
+                        row.problem(format!("field `{field}` holds {}, no text", short(value)))
+                    })
+                })
+                .collect(),
+            other => Err(row.problem(format!("field `{field}` is no text but {}", short(other)))),
+        }
+    };
+    let (left, right) = (list(texts)?, list(summaries)?);
+    if left.is_empty() || left.len() != right.len() {
+        return Err(row.problem(format!(
+            "field `{texts}` has {} texts, `{summaries}` {}",
+            left.len(),
+            right.len()
+        )));
+    }
+    Ok(left.into_iter().zip(right).collect())
+}
+
+fn tokens(row: &Row, ids: &str, loss_mask: &str) -> Result<Example> {
+    let list = |field: &str| match row.value(field)? {
+        Value::Array(list) => Ok(list),
+        other => Err(row.problem(format!("field `{field}` is no list but {}", short(other)))),
+    };
+    let ids = list(ids)?
+        .iter()
+        .map(|value| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| row.problem(format!("{} is no token id", short(value))))
+        })
+        .collect::<Result<Vec<u32>>>()?;
+    let loss_mask = match row.fields.get(loss_mask) {
+        None | Some(Value::Null) => vec![true; ids.len()],
+        Some(_) => list(loss_mask)?
+            .iter()
+            .map(|value| match (value.as_bool(), value.as_u64()) {
+                (Some(learned), _) => Ok(learned),
+                (_, Some(number @ 0..=1)) => Ok(number == 1),
+                _ => Err(row.problem(format!("{} is no mask value (0 or 1)", short(value)))),
+            })
+            .collect::<Result<_>>()?,
+    };
+    if ids.len() != loss_mask.len() {
+        let (ids, mask) = (ids.len(), loss_mask.len());
+        return Err(row.problem(format!("{ids} ids but {mask} mask values")));
+    }
+    Ok(Example::Tokens { ids, loss_mask })
+}

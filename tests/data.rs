@@ -1,0 +1,300 @@
+//! Looking at data, preparing it, training from shards, regenerating it: through the binary.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+
+/// ChatML for the byte tokenizer.
+const CHAT_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}\
+{% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// A workshop whose target has a chat template.
+fn chat_shop() -> Workshop {
+    let shop = Workshop::new();
+    let config = json!({ "chat_template": CHAT_TEMPLATE });
+    std::fs::write(shop.target.join("tokenizer_config.json"), config.to_string()).expect("write");
+    shop
+}
+
+fn write(shop: &Workshop, name: &str, rows: &[Value]) -> String {
+    let path = shop.path(name);
+    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    std::fs::write(&path, text).expect("write");
+    path
+}
+
+/// Every file of a folder with its bytes.
+fn files(folder: &str) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .expect("folder")
+        .map(|entry| entry.expect("entry").path())
+        .map(|path| {
+            let name = path.file_name().expect("name").to_string_lossy().into_owned();
+            (name, std::fs::read(path).expect("file"))
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
+    let shop = chat_shop();
+    let messages = |turns: &[(&str, &str)]| -> Value {
+        turns.iter().map(|(role, text)| json!({ "role": role, "content": text })).collect()
+    };
+    let rows = [
+        json!({ "messages": messages(&[("user", "hi"), ("assistant", "ho")]) }),
+        json!({ "messages": messages(&[("user", "alone")]) }),
+        json!({ "messages": [{ "role": "user" }] }),
+    ];
+    let path = write(&shop, "chat.jsonl", &rows);
+    let target = shop.target();
+    let common = ["data", "inspect", &path, "--target", &target, "--json"];
+    let text = succeed(&[&common[..], &["--learn", "assistant"]].concat());
+    assert!(text.contains("read as `messages`"), "{text}");
+    assert!(text.contains("<user>hi</s><assistant>[[ho</s>]]"), "{text}");
+    assert!(text.contains("! nothing is learned"), "{text}");
+    assert!(
+        text.contains("chat.jsonl:3: malformed: field `messages`: message 1: `content`"),
+        "{text}"
+    );
+    assert_eq!(last_json(&text)["rows"][0]["learned"], 3);
+    let text = succeed(&common);
+    assert!(text.contains("! everything is learned"), "{text}");
+    // A chat needs a chat template.
+    std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("remove");
+    assert!(fail(&common, 1).contains("no chat template"));
+}
+
+#[test]
+fn stats_tell_rows_lengths_fill_and_what_was_left_out() {
+    let shop = Workshop::new();
+    let out = succeed(&["data", "stats", &shop.config(), "--json"]);
+    let figures = last_json(&out);
+    assert_eq!(figures["sources"][0]["rows"], 60);
+    assert!(out.contains("packed into"), "{out}");
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let places = number(&figures["packed_rows"]) * number(&figures["row_tokens"]);
+    let fill = number(&figures["sources"][0]["tokens"]) / places;
+    assert!((number(&figures["fill"]) - fill).abs() < 1e-9 && fill > 0.8, "{fill}");
+    assert!(figures["lengths"]["p50"].as_u64() < figures["lengths"]["p100"].as_u64());
+    let rows = [json!({"text": "abc"}), json!({"text": 1}), json!({"text": "abcdef"})];
+    let path = write(&shop, "mixed.jsonl", &rows);
+    let figures =
+        last_json(&succeed(&["data", "stats", &path, "--target", &shop.target(), "--json"]));
+    let source = &figures["sources"][0];
+    assert_eq!(
+        (&source["bad"], &source["documents"], &source["tokens"]),
+        (&1.into(), &2.into(), &11.into())
+    );
+    assert_eq!(figures["lengths"]["p100"], 7);
+}
+
+#[test]
+fn malformed_rows_are_set_aside_while_training_goes_on() {
+    let shop = Workshop::new();
+    let rows = shop.path("rows.jsonl");
+    let text = std::fs::read_to_string(&rows).expect("rows");
+    std::fs::write(&rows, format!("{{broken\n{text}")).expect("write");
+    let output = run(&["train", &shop.config(), "train.steps=2"]);
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("1 of 61 rows are malformed") && said.contains("quarantine.jsonl"),
+        "{said}"
+    );
+    let aside = std::fs::read_to_string(shop.path("run/quarantine.jsonl")).expect("quarantine");
+    let row: Value = serde_json::from_str(aside.trim_end()).expect("one row");
+    assert_eq!((&row["origin"], &row["raw"]), (&"rows.jsonl:1".into(), &"{broken".into()));
+}
+
+#[test]
+fn training_from_shards_equals_training_from_rows() {
+    let shop = Workshop::new();
+    let shards = shop.path("shards");
+    let out =
+        succeed(&["data", "prepare", &shop.config(), "--output", &shards, "--shard-kib", "1"]);
+    assert!(out.contains("data.train"), "{out}");
+    let train = |name: &str, extra: &[&str]| {
+        let output = format!("output={}", shop.path(name));
+        let config = shop.config();
+        succeed(&[&["train", &config, &output, "train.epochs=1"], extra].concat());
+        let draft = shop.path(&format!("{name}/checkpoints/last/draft.safetensors"));
+        std::fs::read(draft).expect("checkpoint")
+    };
+    let sources = format!("data.train=[{{path: {shards}}}]");
+    assert_eq!(train("rows", &[]), train("shards_run", &[&sources]));
+    // Shards of another tokenizer are refused.
+    let mut tokenizer = support::byte_tokenizer();
+    tokenizer["normalizer"] = json!({"type": "NFC"});
+    std::fs::write(shop.target.join("tokenizer.json"), tokenizer.to_string()).expect("write");
+    let text = fail(&["train", &shop.config(), &sources, &format!("output={}", shop.path("x"))], 1);
+    assert!(text.contains("prepared with another tokenizer"), "{text}");
+    let text =
+        fail(&["data", "prepare", &shop.config(), "--output", &shards, "--shard-kib", "1"], 1);
+    assert!(text.contains("another recipe (tokenizer differ)"), "{text}");
+}
+
+#[test]
+fn preparing_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
+    let shop = Workshop::new();
+    let rows: Vec<Value> = (0..3000)
+        .map(|i| json!({ "text": format!("row {i} {}", "word ".repeat(i % 40)) }))
+        .collect();
+    let path = write(&shop, "many.jsonl", &rows);
+    let prepare = |output: &str| {
+        longdraft(&["data", "prepare", &path, "--target", &shop.target(), "--output", output])
+            .args(["--shard-kib", "4"])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("the binary starts")
+    };
+    let (whole, killed) = (shop.path("whole"), shop.path("killed"));
+    assert!(prepare(&whole).wait().expect("wait").success());
+    let mut kills = 0;
+    // By the number of shards, so that kills fall into the work on any machine.
+    loop {
+        let mut child = prepare(&killed);
+        let before = shards_in(&killed);
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("wait") {
+                break Some(status);
+            }
+            let enough = shards_in(&killed) >= before + 1 + kills % 5;
+            if enough || started.elapsed() > Duration::from_mins(1) {
+                break None;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        };
+        if let Some(status) = status {
+            assert!(status.success(), "a resumed run failed");
+            break;
+        }
+        child.kill().expect("kill");
+        child.wait().expect("reap");
+        kills += 1;
+        assert!(kills < 1000, "the run never ends");
+    }
+    assert!(kills > 0, "nothing was interrupted");
+    assert!(shards_in(&whole) > 10);
+    assert_eq!(files(&whole), files(&killed));
+}
+
+fn shards_in(folder: &str) -> usize {
+    let Ok(entries) = std::fs::read_dir(Path::new(folder)) else { return 0 };
+    entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "bin")).count()
+}
+
+#[test]
+fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for() {
+    let shop = chat_shop();
+    let rows = [
+        json!({"question": "a", "answer": "old"}),
+        json!({"turns": ["b", "c"]}),
+        json!({"text": "no prompt"}),
+        json!({"question": "x".repeat(600), "answer": "too long for the context"}),
+        json!({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "d"},
+            {"role": "assistant", "content": "old"}]}),
+        json!({"prompt": 3}),
+    ];
+    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let target = shop.target();
+    let answers = |name: &str| std::fs::read_to_string(shop.path(name)).expect("answers");
+    let regenerate = |name: &str, extra: &[&str]| {
+        let output = shop.path(name);
+        let common = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
+        last_json(&succeed(&[&common[..], &["--max-tokens", "12", "--json"], extra].concat()))
+    };
+    let counts = regenerate("whole.jsonl", &[]);
+    assert_eq!(
+        (&counts["success"], &counts["error"], &counts["skipped"]),
+        (&3.into(), &1.into(), &2.into())
+    );
+    let lines: Vec<Value> = answers("whole.jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let roles: Vec<&str> = lines[1]["messages"]
+        .as_array()
+        .expect("turns")
+        .iter()
+        .filter_map(|m| m["role"].as_str())
+        .collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    assert_eq!(lines[2]["messages"][0]["content"], "s");
+
+    // The same greedy answer as `generate` gives.
+    let generated = longdraft(&["generate", "--target", &target, "--no-draft", "--chat", "--json"])
+        .args(["--prompt", "a", "--max-tokens", "12"])
+        .output()
+        .expect("the binary starts");
+    let tokens = last_json(&stdout(&generated))["tokens"].as_array().expect("tokens").len();
+    assert_eq!(lines[0]["tokens"].as_u64(), Some(tokens as u64));
+
+    // Cut in the middle of a line: the rest is written again, the same.
+    let whole = answers("whole.jsonl");
+    let first = whole.find('\n').expect("a line") + 1;
+    std::fs::write(shop.path("cut.jsonl"), &whole[..first + 9]).expect("write");
+    let resumed = regenerate("cut.jsonl", &[]);
+    assert_eq!(resumed["from_before"], 1);
+    assert_eq!(answers("cut.jsonl"), whole);
+    assert_eq!(answers("cut.jsonl.failed.jsonl"), answers("whole.jsonl.failed.jsonl"));
+
+    // What is sampled follows from the seed; another recipe is not mixed in.
+    let sampled = |name: &str, seed: &str| {
+        regenerate(name, &["--temperature", "1", "--seed", seed]);
+        let text = answers(name);
+        let line: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+        line["messages"].clone()
+    };
+    assert_eq!(sampled("s1.jsonl", "1"), sampled("s2.jsonl", "1"));
+    assert_ne!(sampled("s1.jsonl", "1"), sampled("s3.jsonl", "2"));
+    let output = shop.path("s1.jsonl");
+    let text = fail(
+        &["data", "regenerate", &prompts, "--target", &target, "--output", &output, "--seed", "5"],
+        1,
+    );
+    assert!(text.contains("was written with") && text.contains("hint: "), "{text}");
+
+    // The answers are training data as they are.
+    let out = succeed(&[
+        "data",
+        "inspect",
+        &shop.path("whole.jsonl"),
+        "--target",
+        &target,
+        "--learn",
+        "last",
+    ]);
+    assert!(out.contains("read as `messages`") && out.contains("</s><assistant>[["), "{out}");
+}
+
+#[test]
+fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
+    let shop = Workshop::new();
+    let rows = shop.path("rows.jsonl");
+    assert!(fail(&["data", "inspect", &rows], 2).contains("--target"));
+    let target = shop.target();
+    let text = fail(&["data", "stats", "nowhere", "--target", &target], 2);
+    assert!(text.contains("ultrachat"), "{text}");
+    let out = shop.path("out");
+    let text = fail(&["data", "prepare", &shop.config(), &rows, "--output", &out], 2);
+    assert!(text.contains("stands alone"), "{text}");
+    let text =
+        fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}, learn: last}}]")], 2);
+    assert!(text.contains("`learn: last` needs a template with a prompt"), "{text}");
+    let text = fail(
+        &["train", &shop.config(), &format!("data.train=[{{path: {rows}, max_prompt_tokens: 4}}]")],
+        2,
+    );
+    assert!(text.contains("`max_prompt_tokens` needs"), "{text}");
+    let text = fail(&["data", "inspect", "hf://wrong", "--target", &target], 1);
+    assert!(text.contains("hf://org/name"), "{text}");
+}
