@@ -1,5 +1,6 @@
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::random::CounterRng;
+use longdraft_kernels::rope::{Rope, RopeScaling};
 
 use super::{Eagle3Config, Eagle3Draft, TestTimeSteps, VocabularyMap};
 use crate::config::{RopeParameters, TargetConfig};
@@ -214,6 +215,32 @@ fn unfit_files_are_refused_with_every_name() -> Result<()> {
     assert!(refused(tensors, &config()).contains("absolute ids"));
     let narrow = Eagle3Config { hidden_size: 8, ..config() };
     assert!(refused(draft.stored_tensors()?, &narrow).contains("`embed_tokens.weight` [30, 8]"));
+    Ok(())
+}
+
+#[test]
+fn the_layer_under_both_its_names_is_refused() -> Result<()> {
+    let draft = draft(&config());
+    let mut tensors = draft.stored_tensors()?;
+    tensors.push(("layers.0.hidden_norm.weight".into(), random("twice", &[12])));
+    let embedding = random("embedding", &[VOCABULARY, 12]);
+    let source = MemorySource::new(tensors);
+    let error = Eagle3Draft::from_source(&source, &config(), &embedding).err().expect("refused");
+    assert!(error.to_string().contains("are the same one"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn dynamic_scaling_grows_the_base_of_long_documents_only() -> Result<()> {
+    let long = Eagle3Config { dynamic_ntk: Some(2.0), max_position_embeddings: 4, ..config() };
+    let (plain, dynamic) = (draft(&config()), draft(&long));
+    // 4 tokens, then one of 8: 1000 · (2 · 8/4 − 1)^(4/2)
+    let table = dynamic.rope_table(&[3, 7], &[4, 8])?;
+    let grown = Rope::new(4, 9000.0, RopeScaling::None)?.table(&[7], &Device::Cpu)?;
+    let short = plain.rope_table(&[3], &[4])?;
+    assert_eq!(bits(&table.cos().narrow(0, 0, 1)?), bits(short.cos()));
+    assert_eq!(bits(&table.cos().narrow(0, 1, 1)?), bits(grown.cos()));
+    assert_eq!(bits(&table.sin().narrow(0, 1, 1)?), bits(grown.sin()));
     Ok(())
 }
 

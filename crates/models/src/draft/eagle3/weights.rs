@@ -110,7 +110,7 @@ impl Eagle3Draft {
         embedding: &Tensor,
     ) -> Result<Self> {
         config.problems().into_result(Path::new("draft configuration"))?;
-        let names = published_names(source);
+        let names = published_names(source)?;
         let own = [config.vocab_size, config.hidden_size];
         let reads_own = !config.embed_proj && config.hidden_size != config.target_hidden_size;
         check_names(source, &names, config, reads_own.then_some(own))?;
@@ -273,23 +273,29 @@ fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Pro
     }
 }
 
-/// Stored names by plain ones: without prefix, the layer as `midlayer.`.
-fn published_names(source: &dyn WeightSource) -> BTreeMap<String, String> {
+/// Stored names by plain ones: without prefix, the layer as `midlayer.`. Two that come to the same
+/// plain name are an error.
+fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<String, String>> {
     let stored = source.names();
     let prefix = PREFIXES
         .iter()
         .find(|prefix| stored.iter().any(|name| *name == format!("{prefix}fc.weight")))
         .copied()
         .unwrap_or("");
-    let plain = |name: &String| {
+    let mut names = BTreeMap::new();
+    let mut problems = Problems::default();
+    for name in &stored {
         let plain = name.strip_prefix(prefix).unwrap_or(name);
         let plain = match plain.strip_prefix(LAYER[1]) {
             Some(rest) => format!("{}{rest}", LAYER[0]),
             None => plain.to_owned(),
         };
-        (plain, name.clone())
-    };
-    stored.iter().map(plain).collect()
+        if let Some(other) = names.insert(plain, name.clone()) {
+            problems.push(format!("tensors `{other}` and `{name}` are the same one"));
+        }
+    }
+    problems.into_result(source.path())?;
+    Ok(names)
 }
 
 /// Lists what is missing, misshapen or left over.
