@@ -15,6 +15,7 @@ pub mod error;
 pub mod packing;
 pub mod quarantine;
 pub mod reader;
+mod report;
 pub mod sampler;
 pub mod shards;
 pub mod source;

@@ -1,7 +1,8 @@
 //! Whole documents into rows of `T` tokens.
 //!
 //! Documents longer than a row are split at its length; pieces are then placed best-fit among a
-//! bounded number of open rows, in the order given. No token is lost or doubled.
+//! bounded number of open rows, the longest of a window of them first: short pieces fill what long
+//! ones leave. No token is lost or doubled.
 
 use std::ops::Range;
 
@@ -36,7 +37,10 @@ pub enum Overlong {
 }
 
 /// Rows that are still being filled.
-const OPEN_ROWS: usize = 64;
+const OPEN_ROWS: usize = 256;
+
+/// Pieces that are sorted by length before they are placed.
+const WINDOW: usize = 256;
 
 /// A piece of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +109,10 @@ pub fn fill(rows: &[PackedRow], row_tokens: usize) -> f64 {
 
 /// Places each piece in the open row where it leaves the least room.
 fn best_fit(pieces: impl Iterator<Item = Piece>, row_tokens: usize) -> Vec<PackedRow> {
+    let mut pieces: Vec<Piece> = pieces.collect();
+    for window in pieces.chunks_mut(WINDOW) {
+        window.sort_by_key(|piece| std::cmp::Reverse(piece.tokens.len()));
+    }
     let mut open: Vec<(usize, PackedRow)> = Vec::new();
     let mut full = Vec::new();
     for piece in pieces {

@@ -7,6 +7,8 @@
 mod ledger;
 mod prompt;
 
+use std::time::{Duration, Instant};
+
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_data::template::conversation::Conversation;
 use longdraft_decode::decoder::EndReason;
@@ -23,6 +25,9 @@ use super::super::generate::{load_draft, stop_tokens};
 use crate::cli::DataRegenerateArguments;
 use crate::failure::{Failure, Result};
 use ledger::{Entry, Ledger, Outcome};
+
+/// Time between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Answers what is not answered yet, and checks that every row is accounted for.
 pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()> {
@@ -41,7 +46,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     if before > 0 {
         eprintln!("going on behind {before} rows that are done");
     }
-    let mut count = 0;
+    let (mut count, mut last_line) = (0, Instant::now());
     for (index, row) in rows.enumerate() {
         let row = row?;
         count = index + 1;
@@ -53,7 +58,10 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
             eprintln!("row {}: {}", entry.id, entry.body["problem"].as_str().unwrap_or_default());
         }
         ledger.write(&entry)?;
-        eprintln!("{}", ledger.summary());
+        if last_line.elapsed() >= LINE_EVERY {
+            last_line = Instant::now();
+            eprintln!("{}", ledger.summary());
+        }
     }
     ledger.check(count)?;
     println!("{} = {count} rows: {}", ledger.summary(), arguments.output.display());
