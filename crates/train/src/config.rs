@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::objective::GlideObjectiveConfig;
 use crate::optim::AdamWConfig;
 use crate::schedule;
+use crate::tracking::TrackingConfig;
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +37,9 @@ pub struct TrainConfig {
     /// Length of the run and what it does on the way.
     #[serde(default)]
     pub train: RunConfig,
+    /// Where metrics go.
+    #[serde(default)]
+    pub tracking: TrackingConfig,
 }
 
 /// The draft layer.
@@ -246,6 +250,7 @@ impl TrainConfig {
                 || self.objective.soft_targets == crate::objective::SoftTargetKind::TopK,
             "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
         );
+        problems.extend(self.tracking.problems());
         problems
     }
 }
