@@ -96,47 +96,38 @@ const TENSOR_CLASS: i32 = 2;
 /// `SessionLog.START`: points of this and later steps in older files do not count.
 const START: i32 = 1;
 
-/// Writes one event file.
+/// Writes one event file, from the first row on: a process that takes no step leaves none.
 pub struct TensorBoard {
     path: PathBuf,
-    file: File,
+    start: Vec<Event>,
+    file: Option<File>,
 }
 
 impl TensorBoard {
-    /// Starts a file in the run directory with the run's configuration as a text. Points of older
-    /// files after the resumed step no longer count.
-    ///
-    /// # Errors
-    /// - the file cannot be written
-    pub fn open(run: &Run) -> Result<Self> {
+    /// Prepares a file in the run directory that begins with the run's configuration as a text.
+    /// Points of older files after the resumed step will no longer count.
+    pub fn new(run: &Run) -> Self {
         // A board reads files by name: a new one must come after all older ones.
         let after = newest_second(&run.directory).map_or(0, |second| second + 1);
         let second = run.started.seconds.max(after);
         let name = format!("{PREFIX}{second:010}.{}.{}.0", run.host, run.pid);
-        let path = run.directory.join(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(TrackerError::file(&path))?;
-        let mut board = Self { path, file };
         let event = Event { wall_time: run.started.as_f64(), ..Event::default() };
+        let step = run.resumed_step as i64 + 1;
         let text = format!("```json\n{:#}\n```", run.config);
-        board.write(&[
+        let start = vec![
             Event {
                 file_version: Some("brain.Event:2".to_owned()),
                 source: Some(SourceMetadata { writer: "longdraft".to_owned() }),
                 ..event.clone()
             },
+            Event { step, session_log: Some(SessionLog { status: START }), ..event.clone() },
             Event {
-                step: run.resumed_step as i64 + 1,
-                session_log: Some(SessionLog { status: START }),
-                ..event.clone()
-            },
-            Event {
-                step: run.resumed_step as i64 + 1,
+                step,
                 summary: Some(Summary { values: vec![text_value("config", &text)] }),
                 ..event
             },
-        ])?;
-        Ok(board)
+        ];
+        Self { path: run.directory.join(name), start, file: None }
     }
 
     /// The event file.
@@ -144,11 +135,23 @@ impl TensorBoard {
         &self.path
     }
 
-    /// One write for all, so that a kill tears at most the last frames, which readers pass over.
-    fn write(&mut self, events: &[Event]) -> Result<()> {
+    /// Appends an event with one write, so that a kill tears at most the last frame, which readers
+    /// pass over.
+    fn write(&mut self, event: Event) -> Result<()> {
+        let fail = |source| TrackerError::File { path: self.path.clone(), source };
+        let mut events = Vec::new();
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                events.append(&mut self.start);
+                let file = OpenOptions::new().write(true).create_new(true).open(&self.path);
+                none.insert(file.map_err(fail)?)
+            }
+        };
+        events.push(event);
         let bytes: Vec<u8> =
             events.iter().flat_map(|event| frame(&event.encode_to_vec())).collect();
-        self.file.write_all(&bytes).map_err(TrackerError::file(&self.path))
+        file.write_all(&bytes).map_err(fail)
     }
 }
 
@@ -163,16 +166,17 @@ impl Tracker for TensorBoard {
             simple_value: Some(*value as f32),
             ..SummaryValue::default()
         };
-        self.write(&[Event {
+        self.write(Event {
             wall_time: row.time.as_f64(),
             step: row.step as i64,
             summary: Some(Summary { values: row.scalars.iter().map(value).collect() }),
             ..Event::default()
-        }])
+        })
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(TrackerError::file(&self.path))
+        let synced = self.file.as_ref().map_or(Ok(()), File::sync_data);
+        synced.map_err(TrackerError::file(&self.path))
     }
 
     fn finish(&mut self, _: Outcome, _: Moment) -> Result<Option<String>> {
@@ -248,22 +252,28 @@ mod tests {
     #[test]
     fn a_file_holds_version_start_configuration_and_scalars() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let mut board = TensorBoard::open(&run(dir.path(), 0)).expect("open");
+        let mut board = TensorBoard::new(&run(dir.path(), 0));
+        board.flush().expect("nothing to flush");
+        assert!(!board.path().exists(), "a file without a step");
         board.log(&row(1)).expect("log");
+        board.log(&row(2)).expect("log");
         let events = events(board.path());
         assert_eq!(events[0].file_version.as_deref(), Some("brain.Event:2"));
         assert_eq!(events[1].session_log, Some(SessionLog { status: START }));
         let values = &events[3].summary.as_ref().expect("summary").values;
         assert_eq!((events[3].step, events[3].wall_time), (1, 1_700_000_001.0));
         assert_eq!((values[0].tag.as_str(), values[0].simple_value), ("train/loss", Some(4.0)));
+        assert_eq!((events.len(), events[4].step), (5, 2));
     }
 
     #[test]
     fn a_resumed_run_starts_a_later_file_after_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let first = TensorBoard::open(&run(dir.path(), 0)).expect("open");
+        let mut first = TensorBoard::new(&run(dir.path(), 0));
+        first.log(&row(1)).expect("log");
         // The same second and process id: the name must still differ and sort behind.
-        let second = TensorBoard::open(&run(dir.path(), 5)).expect("open");
+        let mut second = TensorBoard::new(&run(dir.path(), 5));
+        second.log(&row(6)).expect("log");
         assert!(second.path() > first.path());
         assert_eq!(events(second.path())[1].step, 6);
     }

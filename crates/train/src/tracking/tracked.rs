@@ -13,7 +13,8 @@ type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Result<Box<dyn Tracker>>> + 'a>;
 
 /// An observer that hands every event to another one, and the metrics to the trackers.
 ///
-/// Trackers are opened at the first step, so that a run that cannot start leaves nothing behind.
+/// Trackers are opened at the first step, so that a run that cannot start leaves nothing behind;
+/// a resumed run without a step left opens them to end them.
 /// Scalars of a step and of the evaluation after it go out as one [`Row`]: when the next step is
 /// taken, and before a checkpoint counts on them.
 pub struct Tracked<'a> {
@@ -47,6 +48,10 @@ impl<'a> Tracked<'a> {
     /// Ends all trackers; returns what the user should know.
     pub fn finish(mut self, outcome: Outcome) -> Vec<String> {
         self.complete_row();
+        // The run was killed after its last step: its trackers have not heard of the end.
+        if self.resumed_step > 0 && outcome == Outcome::Finished {
+            self.open();
+        }
         let mut notes = Vec::new();
         let time = Moment::now();
         self.each(|tracker| {
@@ -72,9 +77,14 @@ impl<'a> Tracked<'a> {
         self.add(step, scalars("held_out", &record));
     }
 
-    /// Hands the row to the trackers; the first one opens them.
+    /// Hands the row to the trackers; the first row opens them.
     fn complete_row(&mut self) {
         let Some(row) = self.pending.take() else { return };
+        self.open();
+        self.each(|tracker| tracker.log(&row));
+    }
+
+    fn open(&mut self) {
         if let Some(open) = self.open.take() {
             for tracker in open(self.resumed_step) {
                 match tracker {
@@ -83,7 +93,6 @@ impl<'a> Tracked<'a> {
                 }
             }
         }
-        self.each(|tracker| tracker.log(&row));
     }
 
     /// Calls every tracker; one that fails is dropped with a warning.
@@ -129,8 +138,8 @@ impl Observer for Tracked<'_> {
 
 /// The trackers that a run reports to.
 fn open(run: &Run) -> Vec<Result<Box<dyn Tracker>>> {
-    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Option<Result<Box<dyn Tracker>>> {
-        Some(tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>))
+    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
+        tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
     }
     let mut sinks = run.tracking.report_to.clone();
     let mut known = Vec::new();
@@ -140,14 +149,16 @@ fn open(run: &Run) -> Vec<Result<Box<dyn Tracker>>> {
             true
         }
     });
-    let open = |sink: &Sink| match sink {
-        Sink::TensorBoard => boxed(TensorBoard::open(run)),
-        Sink::Wandb if run.environment.get("WANDB_MODE") == Some("disabled") => None,
-        Sink::Wandb => boxed(Wandb::open(run)),
-        Sink::SwanLab => boxed(SwanLab::open(run)),
-        Sink::Mlflow => boxed(Mlflow::open(run)),
-        // The stage writes it.
-        Sink::Jsonl => None,
+    let open = |sink: &Sink| {
+        Some(match sink {
+            Sink::TensorBoard => boxed(Ok(TensorBoard::new(run))),
+            Sink::Wandb if run.environment.get("WANDB_MODE") == Some("disabled") => return None,
+            Sink::Wandb => boxed(Wandb::open(run)),
+            Sink::SwanLab => boxed(SwanLab::open(run)),
+            Sink::Mlflow => boxed(Mlflow::open(run)),
+            // The stage writes it.
+            Sink::Jsonl => return None,
+        })
     };
     sinks.iter().filter_map(open).collect()
 }
@@ -254,6 +265,21 @@ mod tests {
         let expected = ["row 4 losses 2", "row 6 losses 4", "flush", "row 7 losses 2", "Stopped"];
         assert_eq!(*said.borrow(), expected);
         assert_eq!((inner.events, inner.warnings.len()), (8, 0));
+    }
+
+    #[test]
+    fn a_run_killed_after_its_last_step_is_still_ended() {
+        let ended = |resumed: Option<u64>, outcome| {
+            let (said, mut inner) = (Said::default(), Inner::default());
+            let kept = Rc::clone(&said);
+            let open = move |_| vec![Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>)];
+            let mut tracked = Tracked::with(Box::new(open), 1, &mut inner);
+            resumed.into_iter().for_each(|step| tracked.on_event(Event::Resumed(step)));
+            tracked.finish(outcome);
+            said.take()
+        };
+        assert_eq!(ended(Some(9), Outcome::Finished), ["Finished"]);
+        assert!(ended(None, Outcome::Failed).is_empty());
     }
 
     #[test]

@@ -143,14 +143,23 @@ fn a_resumed_run_goes_on_where_the_server_stands() {
     let mut first = Mlflow::open(&run_at(&server.uri, dir.path(), 0)).expect("open");
     first.finish(Outcome::Stopped, row(1).time).expect("finish");
     assert_eq!(server.bodies("runs/update")[0]["status"], "KILLED");
-    let mut again = Mlflow::open(&run_at(&server.uri, dir.path(), 1)).expect("open");
-    again.log(&row(2)).expect("log");
-    again.log(&row(3)).expect("log");
-    again.finish(Outcome::Finished, row(3).time).expect("finish");
+    // The server has the loss up to step 2; it missed that of step 3 and the evaluation.
+    let records = [
+        json!({ "step": 1, "loss": 4.0 }),
+        json!({ "step": 1, "held_out": { "acceptance_by_delay": [0.25] } }),
+        json!({ "step": 2, "loss": 2.0 }),
+        json!({ "step": 3, "loss": 1.5 }),
+        json!({ "step": 4, "loss": 1.0 }),
+    ];
+    let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
+    std::fs::write(dir.path().join("metrics.jsonl"), lines).expect("metrics");
+    let mut again = Mlflow::open(&run_at(&server.uri, dir.path(), 3)).expect("open");
+    again.log(&row(4)).expect("log");
+    again.finish(Outcome::Finished, row(4).time).expect("finish");
     assert_eq!(server.bodies("runs/create").len(), 1);
     assert_eq!(server.bodies("runs/update")[1]["status"], "RUNNING");
-    // The server has the loss up to step 2, and no acceptance.
-    let sent = [("held_out/acceptance_1", 2), ("train/loss", 3), ("held_out/acceptance_1", 3)];
+    let (loss, acceptance) = ("train/loss", "held_out/acceptance_1");
+    let sent = [(acceptance, 1), (loss, 3), (loss, 4), (acceptance, 4)];
     assert_eq!(metrics(&server), sent.map(|(key, step)| (key.to_owned(), step)));
 }
 

@@ -1,6 +1,7 @@
 //! The thread that speaks to the server: finds or creates the run, then sends rows in batches.
 
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
 
@@ -8,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use crate::tracking::error::{Result, TrackerError};
-use crate::tracking::{Moment, Outcome, Row, Run};
+use crate::tracking::{Moment, Outcome, Row, Run, scalars};
 
 /// Limits of one `log-batch` call.
 const METRICS: usize = 1000;
@@ -26,9 +27,10 @@ pub(super) enum Message {
 pub(super) fn work(client: &Client, run: &Run, messages: &Receiver<Message>) -> Result<String> {
     let experiment = experiment(client, run)?;
     let Session { run_id, seen } = session(client, run, &experiment)?;
+    let mut metrics = missed(run, &seen)?;
     while let Ok(first) = messages.recv() {
         // Whatever came in meanwhile goes into the same call.
-        let (mut metrics, mut end) = (Vec::new(), None);
+        let mut end = None;
         for message in std::iter::once(first).chain(messages.try_iter()) {
             match message {
                 Message::Row(row) => metrics.extend(metrics_of(&row, &seen)),
@@ -41,6 +43,7 @@ pub(super) fn work(client: &Client, run: &Run, messages: &Receiver<Message>) -> 
         for metrics in metrics.chunks(METRICS) {
             client.post("runs/log-batch", &json!({ "run_id": run_id, "metrics": metrics }))?;
         }
+        metrics.clear();
         if let Some((outcome, time)) = end {
             let status = match outcome {
                 Outcome::Finished => "FINISHED",
@@ -148,6 +151,32 @@ impl State {
         let state = json!({ "server": server, "run_id": run_id });
         std::fs::write(path, format!("{state}\n")).map_err(TrackerError::file(path))
     }
+}
+
+/// Metrics up to the resumed step that the server did not get: it was away, or behind when the
+/// process was killed. `metrics.jsonl` has them all.
+fn missed(run: &Run, seen: &HashMap<String, u64>) -> Result<Vec<Value>> {
+    let path = run.directory.join("metrics.jsonl");
+    if run.resumed_step == 0 {
+        return Ok(Vec::new());
+    }
+    let file = std::fs::File::open(&path).map_err(TrackerError::file(&path))?;
+    let mut metrics = Vec::new();
+    for line in BufReader::new(file).lines() {
+        let line = line.map_err(TrackerError::file(&path))?;
+        // The stage may be writing the last line.
+        let Ok(record) = serde_json::from_str::<Value>(&line) else { break };
+        let step = record["step"].as_u64().unwrap_or_default();
+        if step > run.resumed_step {
+            break;
+        }
+        let scalars = match record.get("held_out") {
+            Some(held_out) => scalars("held_out", held_out),
+            None => scalars("train", &record),
+        };
+        metrics.extend(metrics_of(&Row { step, time: run.started, scalars }, seen));
+    }
+    Ok(metrics)
 }
 
 /// Metrics of a row that the server does not have yet: a resumed run repeats steps exactly.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::tracking::run::shell;
 
 const PROGRAM: &str = "wandb";
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_mins(10);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs `wandb sync` and says what came of it.
