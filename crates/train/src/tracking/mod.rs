@@ -10,12 +10,14 @@
 //!
 //! A tracker that fails is switched off with one warning; training never stops or waits for one.
 //! After a resume no step shows twice: TensorBoard is told from which step on the new file counts,
-//! record logs are cut after the resumed step, an MLflow server is asked for its last step.
+//! record logs are cut after the resumed step, an MLflow server is asked for its last step. What
+//! they lack of the steps before is taken from `metrics.jsonl`.
 
 mod config;
 mod error;
 mod mlflow;
 mod record_log;
+mod replay;
 mod run;
 mod scalars;
 mod swanlab;

@@ -4,7 +4,7 @@ use super::error::Result;
 use super::{
     Mlflow, Moment, Outcome, Row, Run, Sink, SwanLab, TensorBoard, Tracker, Wandb, scalars,
 };
-use crate::config::TrainConfig;
+use crate::config::{RunConfig, TrainConfig};
 use crate::metrics::DraftMetrics;
 use crate::stage::{Event, Observer};
 
@@ -15,13 +15,13 @@ type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Result<Box<dyn Tracker>>> + 'a>;
 ///
 /// Trackers are opened at the first step, so that a run that cannot start leaves nothing behind;
 /// a resumed run without a step left opens them to end them.
-/// Scalars of a step and of the evaluation after it go out as one [`Row`]: when the next step is
-/// taken, and before a checkpoint counts on them.
+/// Scalars of a step and of the evaluation that is due after it go out as one [`Row`].
 pub struct Tracked<'a> {
     inner: &'a mut dyn Observer,
     open: Option<Open<'a>>,
     trackers: Vec<Box<dyn Tracker>>,
     log_every: u64,
+    evaluate_every: u64,
     resumed_step: u64,
     pending: Option<Row>,
 }
@@ -31,15 +31,16 @@ impl<'a> Tracked<'a> {
     pub fn new(config: &TrainConfig, inner: &'a mut dyn Observer) -> Self {
         let run_config = config.clone();
         let open = move |resumed_step| open(&Run::new(&run_config, resumed_step));
-        Self::with(Box::new(open), config.train.log_every, inner)
+        Self::with(Box::new(open), &config.train, inner)
     }
 
-    fn with(open: Open<'a>, log_every: u64, inner: &'a mut dyn Observer) -> Self {
+    fn with(open: Open<'a>, run: &RunConfig, inner: &'a mut dyn Observer) -> Self {
         Self {
             inner,
             open: Some(open),
             trackers: Vec::new(),
-            log_every: log_every.max(1),
+            log_every: run.log_every.max(1),
+            evaluate_every: run.evaluate_every,
             resumed_step: 0,
             pending: None,
         }
@@ -75,6 +76,7 @@ impl<'a> Tracked<'a> {
     fn evaluated(&mut self, step: u64, metrics: &DraftMetrics) {
         let record = metrics.to_json(metrics.by_delay.len()).into();
         self.add(step, scalars("held_out", &record));
+        self.complete_row();
     }
 
     /// Hands the row to the trackers; the first row opens them.
@@ -120,6 +122,11 @@ impl Observer for Tracked<'_> {
             Event::Step(report) if report.step.is_multiple_of(self.log_every) => {
                 let record = report.to_json(report.metrics.by_delay.len());
                 self.add(report.step, scalars("train", &record));
+                let every = self.evaluate_every;
+                let evaluation = every > 0 && report.step.is_multiple_of(every);
+                if !evaluation && report.step < report.steps {
+                    self.complete_row();
+                }
             }
             Event::Evaluated(step, metrics) => self.evaluated(*step, metrics),
             Event::Saved(_) => {
@@ -240,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_their_evaluation_go_out_as_one_row_before_a_checkpoint() {
+    fn a_step_goes_out_at_once_or_with_its_evaluation() {
         let (said, opened) = (Said::default(), Rc::new(RefCell::new(None)));
         let mut inner = Inner::default();
         let (kept, at) = (Rc::clone(&said), Rc::clone(&opened));
@@ -248,12 +255,14 @@ mod tests {
             *at.borrow_mut() = Some(resumed);
             vec![Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>)]
         };
-        let mut tracked = Tracked::with(Box::new(open), 2, &mut inner);
+        let config = RunConfig { log_every: 2, evaluate_every: 3, ..RunConfig::default() };
+        let mut tracked = Tracked::with(Box::new(open), &config, &mut inner);
         tracked.on_event(Event::Resumed(3));
         tracked.on_event(Event::Captured(1, 1));
         assert_eq!(*opened.borrow(), None, "opened before a step");
         for step in 4..=6 {
             tracked.on_event(Event::Step(&report(step)));
+            assert_eq!(said.borrow().len(), 1, "the row of step 4 goes out at once, 6 waits");
         }
         tracked.on_event(Event::Evaluated(6, &DraftMetrics::default()));
         tracked.on_event(Event::Saved(std::path::Path::new("x")));
@@ -273,7 +282,7 @@ mod tests {
             let (said, mut inner) = (Said::default(), Inner::default());
             let kept = Rc::clone(&said);
             let open = move |_| vec![Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>)];
-            let mut tracked = Tracked::with(Box::new(open), 1, &mut inner);
+            let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
             resumed.into_iter().for_each(|step| tracked.on_event(Event::Resumed(step)));
             tracked.finish(outcome);
             said.take()
@@ -293,7 +302,7 @@ mod tests {
                 Ok(Box::new(Kept(kept, None))),
             ]
         };
-        let mut tracked = Tracked::with(Box::new(open), 1, &mut inner);
+        let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
         for step in 1..=3 {
             tracked.on_event(Event::Step(&report(step)));
         }

@@ -1,7 +1,6 @@
 //! The thread that speaks to the server: finds or creates the run, then sends rows in batches.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
 
@@ -9,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use crate::tracking::error::{Result, TrackerError};
-use crate::tracking::{Moment, Outcome, Row, Run, scalars};
+use crate::tracking::replay::replay;
+use crate::tracking::{Moment, Outcome, Row, Run};
 
 /// Limits of one `log-batch` call.
 const METRICS: usize = 1000;
@@ -154,28 +154,13 @@ impl State {
 }
 
 /// Metrics up to the resumed step that the server did not get: it was away, or behind when the
-/// process was killed. `metrics.jsonl` has them all.
+/// process was killed.
 fn missed(run: &Run, seen: &HashMap<String, u64>) -> Result<Vec<Value>> {
-    let path = run.directory.join("metrics.jsonl");
-    if run.resumed_step == 0 {
-        return Ok(Vec::new());
-    }
-    let file = std::fs::File::open(&path).map_err(TrackerError::file(&path))?;
     let mut metrics = Vec::new();
-    for line in BufReader::new(file).lines() {
-        let line = line.map_err(TrackerError::file(&path))?;
-        // The stage may be writing the last line.
-        let Ok(record) = serde_json::from_str::<Value>(&line) else { break };
-        let step = record["step"].as_u64().unwrap_or_default();
-        if step > run.resumed_step {
-            break;
-        }
-        let scalars = match record.get("held_out") {
-            Some(held_out) => scalars("held_out", held_out),
-            None => scalars("train", &record),
-        };
-        metrics.extend(metrics_of(&Row { step, time: run.started, scalars }, seen));
-    }
+    replay(run, 0, |row| {
+        metrics.extend(metrics_of(row, seen));
+        Ok(())
+    })?;
     Ok(metrics)
 }
 

@@ -12,6 +12,7 @@ use prost::Message;
 
 use super::error::{Result, TrackerError};
 use super::record_log::{Header, RecordLog, Records};
+use super::replay::replay;
 use super::run::newest_run;
 use super::{Moment, Outcome, Row, Run, Tracker};
 use messages::{
@@ -37,7 +38,7 @@ impl SwanLab {
         let parent = run.directory.join("swanlog");
         if run.resumed_step > 0
             && let Some(path) = newest_run(&parent, "run-", "swanlab")
-            && let Some(resumed) = Self::resume(&path, run.resumed_step)?
+            && let Some(resumed) = Self::resume(&path, run)?
         {
             return Ok(resumed);
         }
@@ -61,30 +62,34 @@ impl SwanLab {
             Record { num: START, timestamp, start: Some(start(run)), ..Record::default() },
             Record { num: CONFIG, timestamp, save: Some(save), ..Record::default() },
         ])?;
+        replay(run, 0, |row| swanlab.log(row))?;
         Ok(swanlab)
     }
 
-    /// Cuts a file after the last record up to `step`; `None` if it is no run's file.
-    fn resume(path: &Path, step: u64) -> Result<Option<Self>> {
+    /// Cuts a file after the last record up to the resumed step; `None` if it is no run's file.
+    fn resume(path: &Path, run: &Run) -> Result<Option<Self>> {
         let Some(records) = Records::open(path, HEADER)? else {
             return Ok(None);
         };
-        let (mut keep, mut last, mut columns, mut started) = (Records::START, 0, Vec::new(), false);
+        let (mut keep, mut last, mut last_step) = (Records::START, 0, 0);
+        let (mut columns, mut started) = (Vec::new(), false);
         for (bytes, end) in records {
             let Ok(record) = Record::decode(&bytes[..]) else { break };
-            let later = record.scalar.as_ref().is_some_and(|scalar| scalar.step > step as i64);
-            if record.finish.is_some() || later {
+            let step = record.scalar.map_or(0, |scalar| scalar.step);
+            if record.finish.is_some() || step > run.resumed_step as i64 {
                 break;
             }
             started |= record.start.is_some();
             columns.extend(record.column.map(|column| column.key));
-            (keep, last) = (end, record.num.max(last));
+            (keep, last, last_step) = (end, record.num.max(last), last_step.max(step));
         }
         if !started {
             return Ok(None);
         }
         let log = RecordLog::reopen(path, keep)?;
-        Ok(Some(Self { path: path.to_path_buf(), log, records: last, columns }))
+        let mut swanlab = Self { path: path.to_path_buf(), log, records: last, columns };
+        replay(run, last_step as u64, |row| swanlab.log(row))?;
+        Ok(Some(swanlab))
     }
 
     /// The `.swanlab` file.
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_goes_on_in_its_file_without_the_steps_it_lost() {
+    fn a_resumed_run_goes_on_in_its_file_up_to_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut swanlab = SwanLab::open(&run(dir.path(), 0)).expect("open");
         for step in 1..=5 {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::error::{Result, TrackerError};
 use super::record_log::{Header, RecordLog, Records};
+use super::replay::replay;
 use super::run::newest_run;
 use super::timestamp::Timestamp;
 use super::{Moment, Outcome, Row, Run, Tracker};
@@ -61,10 +62,9 @@ impl Wandb {
         let log = RecordLog::create(&path, HEADER)?;
         let started = run.started.as_f64();
         let mut wandb = Self { path, log, records: 0, started, summary: Vec::new(), upload };
-        wandb.append([
-            header_record(),
-            Record { run: Some(run_record(run)), ..Record::default() },
-        ])?;
+        let start = Record { run: Some(run_record(run)), ..Record::default() };
+        wandb.append([header_record(), start])?;
+        replay(run, 0, |row| wandb.log(row))?;
         Ok(wandb)
     }
 
@@ -73,7 +73,7 @@ impl Wandb {
         let Some(records) = Records::open(path, HEADER)? else {
             return Ok(None);
         };
-        let (mut keep, mut last, mut started) = (Records::START, 0, None);
+        let (mut keep, mut last, mut last_step, mut started) = (Records::START, 0, 0, None);
         for (bytes, end) in records {
             let Ok(record) = Record::decode(&bytes[..]) else { break };
             let step = record.history.and_then(|history| history.step).map_or(0, |step| step.num);
@@ -82,7 +82,7 @@ impl Wandb {
             }
             let start = record.run.and_then(|run| run.start_time);
             started = started.or(start.map(Timestamp::as_f64));
-            (keep, last) = (end, record.num);
+            (keep, last, last_step) = (end, record.num, last_step.max(step));
         }
         let Some(started) = started else { return Ok(None) };
         let log = RecordLog::reopen(path, keep)?;
@@ -92,7 +92,9 @@ impl Wandb {
             std::fs::remove_file(&mark).map_err(TrackerError::file(&mark))?;
         }
         let path = path.to_path_buf();
-        Ok(Some(Self { path, log, records: last, started, summary: Vec::new(), upload }))
+        let mut wandb = Self { path, log, records: last, started, summary: Vec::new(), upload };
+        replay(run, last_step as u64, |row| wandb.log(row))?;
+        Ok(Some(wandb))
     }
 
     /// The `.wandb` file.
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_goes_on_in_its_file_without_the_steps_it_lost() {
+    fn a_resumed_run_goes_on_in_its_file_up_to_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut wandb = Wandb::open(&run(dir.path(), 0)).expect("open");
         for step in 1..=5 {
