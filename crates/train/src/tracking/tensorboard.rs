@@ -108,7 +108,7 @@ impl TensorBoard {
     /// Points of older files after the resumed step will no longer count.
     pub fn new(run: &Run) -> Self {
         // A board reads files by name: a new one must come after all older ones.
-        let after = newest_second(&run.directory).map_or(0, |second| second + 1);
+        let after = newest_second(&run.directory).map_or(0, |second: u64| second.saturating_add(1));
         let second = run.started.seconds.max(after);
         let name = format!("{PREFIX}{second:010}.{}.{}.0", run.host, run.pid);
         let event = Event { wall_time: run.started.as_f64(), ..Event::default() };

@@ -8,8 +8,11 @@ use crate::config::{RunConfig, TrainConfig};
 use crate::metrics::DraftMetrics;
 use crate::stage::{Event, Observer};
 
-/// Opens a run's trackers, each on its own.
-type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Result<Box<dyn Tracker>>> + 'a>;
+/// A tracker's name, and the tracker or why there is none.
+type Opened = (&'static str, Result<Box<dyn Tracker>>);
+
+/// Opens the trackers of a run that was resumed after so many steps.
+type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
 
 /// An observer that hands every event to another one, and the metrics to the trackers.
 ///
@@ -88,10 +91,10 @@ impl<'a> Tracked<'a> {
 
     fn open(&mut self) {
         if let Some(open) = self.open.take() {
-            for tracker in open(self.resumed_step) {
+            for (name, tracker) in open(self.resumed_step) {
                 match tracker {
                     Ok(tracker) => self.trackers.push(tracker),
-                    Err(error) => self.warn(&format!("not tracked: {error}")),
+                    Err(error) => self.warn(&format!("not tracked by {name}: {error}")),
                 }
             }
         }
@@ -144,30 +147,26 @@ impl Observer for Tracked<'_> {
 }
 
 /// The trackers that a run reports to.
-fn open(run: &Run) -> Vec<Result<Box<dyn Tracker>>> {
+fn open(run: &Run) -> Vec<Opened> {
     fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
         tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
     }
-    let mut sinks = run.tracking.report_to.clone();
-    let mut known = Vec::new();
-    sinks.retain(|sink| {
-        !known.contains(sink) && {
-            known.push(*sink);
-            true
-        }
-    });
-    let open = |sink: &Sink| {
-        Some(match sink {
-            Sink::TensorBoard => boxed(Ok(TensorBoard::new(run))),
-            Sink::Wandb if run.environment.get("WANDB_MODE") == Some("disabled") => return None,
-            Sink::Wandb => boxed(Wandb::open(run)),
-            Sink::SwanLab => boxed(SwanLab::open(run)),
-            Sink::Mlflow => boxed(Mlflow::open(run)),
-            // The stage writes it.
-            Sink::Jsonl => return None,
-        })
-    };
-    sinks.iter().filter_map(open).collect()
+    let listed = |sink: &Sink| run.tracking.report_to.contains(sink);
+    let disabled = run.environment.get("WANDB_MODE") == Some("disabled");
+    let mut opened = Vec::new();
+    if listed(&Sink::TensorBoard) {
+        opened.push(("TensorBoard", boxed(Ok(TensorBoard::new(run)))));
+    }
+    if listed(&Sink::Wandb) && !disabled {
+        opened.push(("W&B", boxed(Wandb::open(run))));
+    }
+    if listed(&Sink::SwanLab) {
+        opened.push(("SwanLab", boxed(SwanLab::open(run))));
+    }
+    if listed(&Sink::Mlflow) {
+        opened.push(("MLflow", boxed(Mlflow::open(run))));
+    }
+    opened
 }
 
 #[cfg(test)]
@@ -253,7 +252,7 @@ mod tests {
         let (kept, at) = (Rc::clone(&said), Rc::clone(&opened));
         let open = move |resumed| {
             *at.borrow_mut() = Some(resumed);
-            vec![Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>)]
+            vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))]
         };
         let config = RunConfig { log_every: 2, evaluate_every: 3, ..RunConfig::default() };
         let mut tracked = Tracked::with(Box::new(open), &config, &mut inner);
@@ -281,7 +280,7 @@ mod tests {
         let ended = |resumed: Option<u64>, outcome| {
             let (said, mut inner) = (Said::default(), Inner::default());
             let kept = Rc::clone(&said);
-            let open = move |_| vec![Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>)];
+            let open = move |_| vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))];
             let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
             resumed.into_iter().for_each(|step| tracked.on_event(Event::Resumed(step)));
             tracked.finish(outcome);
@@ -295,11 +294,11 @@ mod tests {
     fn a_tracker_that_fails_is_switched_off_with_one_warning() {
         let (said, mut inner) = (Said::default(), Inner::default());
         let kept = Rc::clone(&said);
-        let open = move |_| -> Vec<Result<Box<dyn Tracker>>> {
+        let open = move |_| -> Vec<Opened> {
             vec![
-                Err(TrackerError::Setup("no server".to_owned())),
-                Ok(Box::new(Kept(Rc::clone(&kept), Some(2)))),
-                Ok(Box::new(Kept(kept, None))),
+                ("absent", Err(TrackerError::Setup("no server".to_owned()))),
+                ("kept", Ok(Box::new(Kept(Rc::clone(&kept), Some(2))))),
+                ("kept", Ok(Box::new(Kept(kept, None)))),
             ]
         };
         let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
@@ -308,7 +307,7 @@ mod tests {
         }
         assert_eq!(tracked.finish(Outcome::Finished), ["note"]);
         assert_eq!(inner.warnings.len(), 2, "{:?}", inner.warnings);
-        assert!(inner.warnings[0].contains("no server"));
+        assert_eq!(inner.warnings[0], "not tracked by absent: no server");
         assert!(
             inner.warnings[1].contains("kept is switched off")
                 && inner.warnings[1].contains("full disk")

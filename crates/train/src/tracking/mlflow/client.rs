@@ -50,6 +50,9 @@ impl std::fmt::Display for Failure {
                 "no access ({status}): set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, \
                  or MLFLOW_TRACKING_TOKEN"
             ),
+            Self::Refused(status, code, _) if code.is_empty() => {
+                write!(f, "answers {status}; is this the address of an MLflow server?")
+            }
             Self::Refused(status, code, message) => write!(f, "{status} {code} {message}"),
         }
     }

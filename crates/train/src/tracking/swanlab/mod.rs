@@ -13,7 +13,7 @@ use prost::Message;
 use super::error::{Result, TrackerError};
 use super::record_log::{Header, RecordLog, Records};
 use super::replay::replay;
-use super::run::newest_run;
+use super::run::{newest_run, shell};
 use super::{Moment, Outcome, Row, Run, Tracker};
 use messages::{
     CONFIG, Column, FINISH, Finish, Record, SCALAR, START, Save, Scalar, ScalarValue, Start,
@@ -149,10 +149,10 @@ impl Tracker for SwanLab {
         self.append(vec![record])?;
         self.log.sync()?;
         let folder = self.path.parent().unwrap_or(&self.path);
-        Ok(Some(format!(
-            "SwanLab: an offline run; upload it with\n  {}",
-            super::run::shell(&["swanlab", "sync"], folder)
-        )))
+        let id = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        // Without the id every upload would become a run of its own.
+        let command = shell(&["swanlab", "sync", "--id", id.trim_start_matches("run-")], folder);
+        Ok(Some(format!("SwanLab: an offline run; upload it with\n  {command}")))
     }
 }
 
@@ -197,7 +197,8 @@ mod tests {
         let mut swanlab = SwanLab::open(&run(dir.path(), 0)).expect("open");
         swanlab.log(&row(1)).expect("log");
         swanlab.log(&row(2)).expect("log");
-        swanlab.finish(Outcome::Finished, row(2).time).expect("finish");
+        let note = swanlab.finish(Outcome::Finished, row(2).time).expect("finish").expect("a note");
+        assert!(note.contains("swanlab sync --id abcd1234 "), "{note}");
         let records = records(swanlab.path());
         let nums: Vec<i64> = records.iter().map(|record| record.num).collect();
         assert_eq!(nums, [START, CONFIG, 1, 2, 3, 4, 5, 6, FINISH]);
