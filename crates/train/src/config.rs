@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::objective::GlideObjectiveConfig;
 use crate::optim::AdamWConfig;
 use crate::schedule;
+use crate::tracking::TrackingConfig;
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,6 +43,9 @@ pub struct TrainConfig {
     /// How several processes share the work.
     #[serde(default)]
     pub parallel: ParallelConfig,
+    /// Where metrics go.
+    #[serde(default)]
+    pub tracking: TrackingConfig,
 }
 
 /// How several processes share the work; one process alone has nothing to share.
@@ -300,6 +304,7 @@ impl TrainConfig {
         );
         let sources = self.data.train.iter().chain(&self.data.held_out);
         problems.extend(sources.flat_map(SourceConfig::problems));
+        problems.extend(self.tracking.problems());
         problems
     }
 }

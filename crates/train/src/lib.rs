@@ -18,6 +18,7 @@ pub mod objective;
 pub mod optim;
 pub mod schedule;
 pub mod stage;
+pub mod tracking;
 
 pub use error::{Result, TrainError};
 pub use loss::Loss;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
+use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::json;
 
 use crate::cli::TrainArguments;
@@ -54,7 +55,8 @@ pub(crate) fn train(
     let tokenizer = Target::open_tokenizer(&config.target)?;
     save_config(&config)?;
     let started = std::time::Instant::now();
-    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, policy, progress)?;
+    let mut tracked = Tracked::new(&config, progress);
+    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, policy, &mut tracked)?;
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
     let parameters: usize = stage
@@ -70,8 +72,19 @@ pub(crate) fn train(
         parameters as f64 / 1e6,
         rayon::current_num_threads()
     );
-    let ending = stage.run(progress)?;
-    eprintln!("trained for {}", clock(started.elapsed().as_secs_f64()));
+    let ending = stage.run(&mut tracked);
+    let outcome = match &ending {
+        Ok(Ending::Finished) => Outcome::Finished,
+        Ok(Ending::Stopped) => Outcome::Stopped,
+        Err(_) => Outcome::Failed,
+    };
+    if ending.is_ok() {
+        eprintln!("trained for {}", clock(started.elapsed().as_secs_f64()));
+    }
+    for note in tracked.finish(outcome) {
+        eprintln!("{note}");
+    }
+    let ending = ending?;
     Ok((ending, stage))
 }
 

@@ -46,7 +46,7 @@ impl Override {
                 text.split_once('=').ok_or_else(|| wrong("there is no `=`".into()))?;
             let value = Node::parse(value, std::path::Path::new("value"))
                 .map_err(|problem| wrong(format!("bad value: {problem}")))?;
-            let value = from_command_line(value, text);
+            let value = from_command_line(value, &without_password(text));
             match (key.strip_prefix("++"), key.strip_prefix('+')) {
                 (Some(key), _) => (key, Change::Set(value)),
                 (None, Some(key)) => (key, Change::Add(value)),
@@ -56,7 +56,7 @@ impl Override {
         if key.split('.').any(str::is_empty) {
             return Err(wrong("a key is empty".into()));
         }
-        Ok(Self { key: canonical(key), change, text: text.to_owned() })
+        Ok(Self { key: canonical(key), change, text: without_password(text) })
     }
 
     /// Changes a tree.
@@ -130,6 +130,16 @@ fn set(place: &mut Node, key: &str, value: Node, appends: bool) -> Result<(), St
     }
 }
 
+/// An argument as it may be shown: `scheme://user:password@host` loses what stands before the `@`.
+fn without_password(text: &str) -> String {
+    let Some((before, after)) = text.split_once("://") else { return text.to_owned() };
+    let authority = after.find('/').unwrap_or(after.len());
+    match after[..authority].rfind('@') {
+        Some(at) => format!("{before}://...{}", &after[at..]),
+        None => text.to_owned(),
+    }
+}
+
 /// Every part of an argument's value comes from the argument.
 fn from_command_line(node: Node, text: &str) -> Node {
     let value = match node.value {
@@ -193,5 +203,6 @@ mod tests {
         );
         assert!(fails("l.7=1").contains("none of the list's 2"));
         assert!(fails("a=[1").contains("bad value"));
+        assert_eq!(without_password("a=http://me:secret@host/x"), "a=http://...@host/x");
     }
 }

@@ -1,0 +1,319 @@
+//! Feeds trackers from a stage's events.
+
+use super::error::Result;
+use super::{
+    Mlflow, Moment, Outcome, Row, Run, Sink, SwanLab, TensorBoard, Tracker, Wandb, scalars,
+};
+use crate::config::{RunConfig, TrainConfig};
+use crate::metrics::DraftMetrics;
+use crate::stage::{Event, Observer};
+
+/// A tracker's name, and the tracker or why there is none.
+type Opened = (&'static str, Result<Box<dyn Tracker>>);
+
+/// Opens the trackers of a run that was resumed after so many steps.
+type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
+
+/// An observer that hands every event to another one, and the metrics to the trackers.
+///
+/// Trackers are opened at the first step, so that a run that cannot start leaves nothing behind;
+/// a resumed run without a step left opens them to end them.
+/// Scalars of a step and of the evaluation that is due after it go out as one [`Row`].
+pub struct Tracked<'a> {
+    inner: &'a mut dyn Observer,
+    open: Option<Open<'a>>,
+    trackers: Vec<Box<dyn Tracker>>,
+    log_every: u64,
+    evaluate_every: u64,
+    resumed_step: u64,
+    pending: Option<Row>,
+}
+
+impl<'a> Tracked<'a> {
+    /// Tracks a run of `config` for `inner`.
+    pub fn new(config: &TrainConfig, inner: &'a mut dyn Observer) -> Self {
+        let run_config = config.clone();
+        let open = move |resumed_step| open(&Run::new(&run_config, resumed_step));
+        Self::with(Box::new(open), &config.train, inner)
+    }
+
+    fn with(open: Open<'a>, run: &RunConfig, inner: &'a mut dyn Observer) -> Self {
+        Self {
+            inner,
+            open: Some(open),
+            trackers: Vec::new(),
+            log_every: run.log_every.max(1),
+            evaluate_every: run.evaluate_every,
+            resumed_step: 0,
+            pending: None,
+        }
+    }
+
+    /// Ends all trackers; returns what the user should know.
+    pub fn finish(mut self, outcome: Outcome) -> Vec<String> {
+        self.complete_row();
+        // The run was killed after its last step: its trackers have not heard of the end.
+        if self.resumed_step > 0 && outcome == Outcome::Finished {
+            self.open();
+        }
+        let mut notes = Vec::new();
+        let time = Moment::now();
+        self.each(|tracker| {
+            notes.extend(tracker.finish(outcome, time)?);
+            Ok(())
+        });
+        notes
+    }
+
+    /// Adds scalars to the row of a step.
+    fn add(&mut self, step: u64, scalars: Vec<(String, f64)>) {
+        match &mut self.pending {
+            Some(row) if row.step == step => row.scalars.extend(scalars),
+            _ => {
+                self.complete_row();
+                self.pending = Some(Row { step, time: Moment::now(), scalars });
+            }
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, metrics: &DraftMetrics) {
+        let record = metrics.to_json(metrics.by_delay.len()).into();
+        self.add(step, scalars("held_out", &record));
+        self.complete_row();
+    }
+
+    /// Hands the row to the trackers; the first row opens them.
+    fn complete_row(&mut self) {
+        let Some(row) = self.pending.take() else { return };
+        self.open();
+        self.each(|tracker| tracker.log(&row));
+    }
+
+    fn open(&mut self) {
+        if let Some(open) = self.open.take() {
+            for (name, tracker) in open(self.resumed_step) {
+                match tracker {
+                    Ok(tracker) => self.trackers.push(tracker),
+                    Err(error) => self.warn(&format!("not tracked by {name}: {error}")),
+                }
+            }
+        }
+    }
+
+    /// Calls every tracker; one that fails is dropped with a warning.
+    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> Result<()>) {
+        for mut tracker in std::mem::take(&mut self.trackers) {
+            match call(tracker.as_mut()) {
+                Ok(()) => self.trackers.push(tracker),
+                Err(error) => self.warn(&format!(
+                    "{} is switched off, training goes on: {error}",
+                    tracker.name()
+                )),
+            }
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        self.inner.on_event(Event::Warning(text));
+    }
+}
+
+impl Observer for Tracked<'_> {
+    fn on_event(&mut self, event: Event<'_>) {
+        match &event {
+            Event::Resumed(step) => self.resumed_step = *step,
+            Event::Step(report) if report.step.is_multiple_of(self.log_every) => {
+                let record = report.to_json(report.metrics.by_delay.len());
+                self.add(report.step, scalars("train", &record));
+                let every = self.evaluate_every;
+                let evaluation = every > 0 && report.step.is_multiple_of(every);
+                if !evaluation && report.step < report.steps {
+                    self.complete_row();
+                }
+            }
+            Event::Evaluated(step, metrics) => self.evaluated(*step, metrics),
+            Event::Saved(_) => {
+                self.complete_row();
+                self.each(|tracker| tracker.flush());
+            }
+            _ => {}
+        }
+        self.inner.on_event(event);
+    }
+
+    fn should_stop(&self) -> bool {
+        self.inner.should_stop()
+    }
+}
+
+/// The trackers that a run reports to.
+fn open(run: &Run) -> Vec<Opened> {
+    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
+        tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
+    }
+    let listed = |sink: &Sink| run.tracking.report_to.contains(sink);
+    let disabled = run.environment.get("WANDB_MODE") == Some("disabled");
+    let mut opened = Vec::new();
+    if listed(&Sink::TensorBoard) {
+        opened.push(("TensorBoard", boxed(Ok(TensorBoard::new(run)))));
+    }
+    if listed(&Sink::Wandb) && !disabled {
+        opened.push(("W&B", boxed(Wandb::open(run))));
+    }
+    if listed(&Sink::SwanLab) {
+        opened.push(("SwanLab", boxed(SwanLab::open(run))));
+    }
+    if listed(&Sink::Mlflow) {
+        opened.push(("MLflow", boxed(Mlflow::open(run))));
+    }
+    opened
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::stage::StepReport;
+    use crate::tracking::TrackerError;
+
+    type Said = Rc<RefCell<Vec<String>>>;
+
+    /// Keeps what it is told; fails from the given step on.
+    struct Kept(Said, Option<u64>);
+
+    impl Tracker for Kept {
+        fn name(&self) -> &'static str {
+            "kept"
+        }
+
+        fn log(&mut self, row: &Row) -> Result<()> {
+            if self.1.is_some_and(|step| row.step >= step) {
+                return Err(TrackerError::Setup("full disk".to_owned()));
+            }
+            let keys: Vec<&str> = row.scalars.iter().map(|(key, _)| key.as_str()).collect();
+            let loss = |key: &&str| key.ends_with("_loss");
+            let losses = keys.iter().filter(|key| loss(key)).count();
+            self.0.borrow_mut().push(format!("row {} losses {losses}", row.step));
+            Ok(())
+        }
+
+        fn flush(&mut self) -> Result<()> {
+            self.0.borrow_mut().push("flush".to_owned());
+            Ok(())
+        }
+
+        fn finish(&mut self, outcome: Outcome, _: Moment) -> Result<Option<String>> {
+            self.0.borrow_mut().push(format!("{outcome:?}"));
+            Ok(Some("note".to_owned()))
+        }
+    }
+
+    #[derive(Default)]
+    struct Inner {
+        events: usize,
+        warnings: Vec<String>,
+    }
+
+    impl Observer for Inner {
+        fn on_event(&mut self, event: Event<'_>) {
+            self.events += 1;
+            if let Event::Warning(text) = event {
+                self.warnings.push(text.to_owned());
+            }
+        }
+
+        fn should_stop(&self) -> bool {
+            true
+        }
+    }
+
+    fn report(step: u64) -> StepReport {
+        StepReport {
+            memory_mib: None,
+            step,
+            steps: 9,
+            epoch: 0,
+            loss: 1.0,
+            target_loss: None,
+            grad_norm: 1.0,
+            learning_rate: 0.1,
+            tokens: 10,
+            total_tokens: 10 * step,
+            seconds: 1.0,
+            metrics: DraftMetrics::default(),
+        }
+    }
+
+    #[test]
+    fn a_step_goes_out_at_once_or_with_its_evaluation() {
+        let (said, opened) = (Said::default(), Rc::new(RefCell::new(None)));
+        let mut inner = Inner::default();
+        let (kept, at) = (Rc::clone(&said), Rc::clone(&opened));
+        let open = move |resumed| {
+            *at.borrow_mut() = Some(resumed);
+            vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))]
+        };
+        let config = RunConfig { log_every: 2, evaluate_every: 3, ..RunConfig::default() };
+        let mut tracked = Tracked::with(Box::new(open), &config, &mut inner);
+        tracked.on_event(Event::Resumed(3));
+        tracked.on_event(Event::Captured(1, 1));
+        assert_eq!(*opened.borrow(), None, "opened before a step");
+        for step in 4..=6 {
+            tracked.on_event(Event::Step(&report(step)));
+            assert_eq!(said.borrow().len(), 1, "the row of step 4 goes out at once, 6 waits");
+        }
+        tracked.on_event(Event::Evaluated(6, &DraftMetrics::default()));
+        tracked.on_event(Event::Saved(std::path::Path::new("x")));
+        tracked.on_event(Event::Evaluated(7, &DraftMetrics::default()));
+        assert!(tracked.should_stop());
+        assert_eq!(tracked.finish(Outcome::Stopped), ["note"]);
+        assert_eq!(*opened.borrow(), Some(3));
+        // Step 5 is not logged; a step has hard and soft loss, and so has an evaluation.
+        let expected = ["row 4 losses 2", "row 6 losses 4", "flush", "row 7 losses 2", "Stopped"];
+        assert_eq!(*said.borrow(), expected);
+        assert_eq!((inner.events, inner.warnings.len()), (8, 0));
+    }
+
+    #[test]
+    fn a_run_killed_after_its_last_step_is_still_ended() {
+        let ended = |resumed: Option<u64>, outcome| {
+            let (said, mut inner) = (Said::default(), Inner::default());
+            let kept = Rc::clone(&said);
+            let open = move |_| vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))];
+            let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
+            resumed.into_iter().for_each(|step| tracked.on_event(Event::Resumed(step)));
+            tracked.finish(outcome);
+            said.take()
+        };
+        assert_eq!(ended(Some(9), Outcome::Finished), ["Finished"]);
+        assert!(ended(None, Outcome::Failed).is_empty());
+    }
+
+    #[test]
+    fn a_tracker_that_fails_is_switched_off_with_one_warning() {
+        let (said, mut inner) = (Said::default(), Inner::default());
+        let kept = Rc::clone(&said);
+        let open = move |_| -> Vec<Opened> {
+            vec![
+                ("absent", Err(TrackerError::Setup("no server".to_owned()))),
+                ("kept", Ok(Box::new(Kept(Rc::clone(&kept), Some(2))))),
+                ("kept", Ok(Box::new(Kept(kept, None)))),
+            ]
+        };
+        let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
+        for step in 1..=3 {
+            tracked.on_event(Event::Step(&report(step)));
+        }
+        assert_eq!(tracked.finish(Outcome::Finished), ["note"]);
+        assert_eq!(inner.warnings.len(), 2, "{:?}", inner.warnings);
+        assert_eq!(inner.warnings[0], "not tracked by absent: no server");
+        assert!(
+            inner.warnings[1].contains("kept is switched off")
+                && inner.warnings[1].contains("full disk")
+        );
+        // The other one goes on.
+        assert_eq!(said.borrow().iter().filter(|line| line.starts_with("row")).count(), 4);
+    }
+}
