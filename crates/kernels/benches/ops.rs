@@ -8,12 +8,14 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor, Var};
 use longdraft_kernels::attention::{Delays, KeyRanges, attention};
 use longdraft_kernels::linear::linear;
+use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
     rayon::scope(|_| {
         products();
         few_rows();
+        one_token();
         delayed_attention();
     });
 }
@@ -59,6 +61,49 @@ fn few_rows() {
             let bytes = 1e-9 * (inputs * outputs * dtype.size_in_bytes()) as f64;
             println!("{rows} rows, {dtype:?} weights: {:.1} GB/s", bytes / seconds);
         }
+    }
+}
+
+/// GB/s of all threads adding up 1 GiB.
+fn read_speed() -> f64 {
+    let values = vec![1.0_f32; 1 << 28];
+    let seconds = median(|| {
+        let sum = |part: &[f32]| {
+            let mut lanes = [0.0_f32; 64];
+            part.as_chunks::<64>().0.iter().for_each(|chunk| {
+                lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+            });
+            lanes.iter().sum::<f32>()
+        };
+        assert!(values.par_chunks(1 << 20).map(sum).sum::<f32>() > 0.0);
+    });
+    1e-9 * (values.len() * 4) as f64 / seconds
+}
+
+/// The products of one decoded token of SmolLM2-135M, one after the other as the model asks for them.
+fn one_token() {
+    let shapes =
+        [(576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576)];
+    let weight = |(inputs, outputs): (usize, usize)| {
+        Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w")
+    };
+    let mut weights: Vec<Tensor> = (0..30).flat_map(|_| shapes.map(weight)).collect();
+    weights.push(weight((576, 49_152)));
+    let bytes: usize = weights.iter().map(|w| w.elem_count() * 4).sum();
+    for rows in [1, 5] {
+        let input = |size| Tensor::rand(-1.0_f32, 1.0, (rows, size), &Device::Cpu).expect("x");
+        let (narrow, wide) = (input(576), input(1536));
+        let seconds = median(|| {
+            for w in &weights {
+                let x = if w.dims()[1] == 576 { &narrow } else { &wide };
+                linear(x, w, None).expect("product");
+            }
+        });
+        let speed = 1e-9 * bytes as f64 / seconds;
+        let share = speed / read_speed();
+        println!(
+            "all products of a token, {rows} rows: {speed:.1} GB/s, {share:.2} of reading alone"
+        );
     }
 }
 

@@ -144,8 +144,7 @@ fn product<T: Element>(
 fn tasks_of<T: Element>(a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
     let most = TASKS_PER_THREAD * threads;
     if unpacked::fits(a, b) {
-        // Reading from memory starts anew with every task.
-        return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, most);
+        return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, 4 * most);
     }
     most
 }

@@ -10,8 +10,8 @@ use super::micro::{Destination, Isa};
 
 /// Most rows of the left operand for which turning columns in registers beats packing them.
 pub(super) const MOST_ROWS: usize = 16;
-/// Columns of a task, so that it is long enough for memory to be read ahead.
-pub(super) const TASK_COLUMNS: usize = 256;
+/// Columns of a task: few, so that a thread that wakes up late finds the rest done.
+pub(super) const TASK_COLUMNS: usize = 64;
 /// Columns that are worked on together.
 const GROUP: usize = 16;
 /// Most rows of one pass over a group.
@@ -51,7 +51,8 @@ pub(super) unsafe fn block<T: Element>(
 ) {
     for first_col in (0..b.cols).step_by(GROUP) {
         let cols = GROUP.min(b.cols - first_col);
-        let ahead = if first_col + 2 * GROUP <= b.cols { GROUP * b.col_stride } else { 0 };
+        // Behind a task's last columns stand those that its thread takes next.
+        let ahead = GROUP * b.col_stride;
         for first_step in (0..b.rows).step_by(depth) {
             let steps = first_step..(first_step + depth).min(b.rows);
             let a = a.columns(steps.clone());
