@@ -64,6 +64,7 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
         let length = cell["simulated_length"].as_f64().expect("length");
         assert!(low.as_f64() <= Some(length) && Some(length) <= high.as_f64(), "{cell}");
     }
+    assert!(Path::new(&shop.path("run/report.html")).is_file());
     let file = std::fs::read_to_string(shop.path("run/curriculum.json")).expect("file");
     let file: Value = serde_json::from_str(&file).expect("JSON");
     assert_eq!(file["stages"][1], serde_json::json!({"name": "long", "output": "long"}));

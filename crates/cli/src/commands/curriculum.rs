@@ -8,7 +8,7 @@ use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy};
 use serde_json::{Value, json};
 
-use crate::commands::train;
+use crate::commands::{report, train};
 use crate::configuration::LocatedStage;
 use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
@@ -65,12 +65,16 @@ pub(crate) fn run(
     let path = output.join(TABLE_FILE);
     std::fs::write(&path, format!("{record:#}\n"))
         .map_err(|error| crate::failure::Failure::work(format!("{}: {error}", path.display())))?;
+    let page = report::write_page(output)?;
     if json {
-        println!("{}", json!({ "output": output, "finished": true, "held_out": record }));
+        println!(
+            "{}",
+            json!({ "output": output, "finished": true, "report": page, "held_out": record })
+        );
     } else {
         println!(
-            "done: {}; write the draft with `longdraft extract {}`",
-            output.display(),
+            "done, plots: {}; write the draft with `longdraft extract {}`",
+            page.display(),
             before.unwrap_or_default().display()
         );
     }

@@ -10,7 +10,7 @@ use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::json;
 
 use crate::cli::QuickstartArguments;
-use crate::commands::{eval, extract, fetch, train};
+use crate::commands::{eval, extract, fetch, report, train};
 use crate::configuration::parse_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
@@ -76,7 +76,11 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         eval::measure(&target, &tokenizer, &draft, &questions, (DRAFT_LEN, NEW_TOKENS))?;
     eval::print(&comparison, DRAFT_LEN);
     let seconds = started.elapsed().as_secs_f64();
-    println!("took {}", clock(seconds));
+    println!(
+        "took {}; plots: {}",
+        clock(seconds),
+        report::write_page(&arguments.output)?.display()
+    );
     println!(
         "next: longdraft generate --target {spec} --draft {} --chat --prompt \"What is 12 * 7?\"",
         draft_folder.display()

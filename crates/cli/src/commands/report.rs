@@ -31,6 +31,14 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
+/// Writes the page of one run or curriculum into its folder; returns where it stands.
+pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
+    let runs = Run::open_all(&[folder.to_path_buf()])?;
+    let output = folder.join(REPORT_FILE);
+    write(&output, &render(&runs)?)?;
+    Ok(output)
+}
+
 fn tell_problems(runs: &[Run]) {
     let problems: Vec<&String> = runs.iter().flat_map(|run| &run.problems).collect();
     for problem in problems.iter().take(TOLD_PROBLEMS) {

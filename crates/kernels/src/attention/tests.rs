@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::{Delays, KeyRanges, attention, reference};
 use crate::test_support::{Noise, assert_close, gradcheck};
@@ -25,6 +25,25 @@ fn random_ranges(noise: &mut Noise, tokens: usize) -> Arc<KeyRanges> {
     Arc::new(KeyRanges::packed(&documents, window, Delays::PerToken(&delays)))
 }
 
+/// Forward and backward against the composed version, along a random direction.
+fn assert_matches_reference(
+    noise: &mut Noise,
+    [q, k, v]: [&Var; 3],
+    ranges: &Arc<KeyRanges>,
+) -> Result<()> {
+    let direction = noise.tensor(q.dims());
+    let fused = attention(q, k, v, ranges)?;
+    let plain = reference(q, k, v, ranges)?;
+    assert_close("forward", &fused, &plain, 1e-5);
+    let fused = (fused * &direction)?.sum_all()?.backward()?;
+    let plain = (plain * &direction)?.sum_all()?.backward()?;
+    for (name, var) in [("q", q), ("k", k), ("v", v)] {
+        let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+        assert_close(name, a, b, 3e-5);
+    }
+    Ok(())
+}
+
 #[test]
 fn fused_matches_reference_forward_and_backward() -> Result<()> {
     for seed in 0..24 {
@@ -36,16 +55,7 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let q = noise.var(&[tokens, kv_heads * group, head_dim]);
         let k = noise.var(&[tokens, kv_heads, head_dim]);
         let v = noise.var(&[tokens, kv_heads, head_dim]);
-        let direction = noise.tensor(q.dims());
-        let fused = attention(&q, &k, &v, &ranges)?;
-        let plain = reference(&q, &k, &v, &ranges)?;
-        assert_close("forward", &fused, &plain, 1e-5);
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
-        let plain = (plain * &direction)?.sum_all()?.backward()?;
-        for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
-            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-            assert_close(name, a, b, 3e-5);
-        }
+        assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
     }
     Ok(())
 }
@@ -72,16 +82,7 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
         let q = noise.var(&[tokens, kv_heads * group, head_dim]);
         let k = noise.var(&[keys, kv_heads, head_dim]);
         let v = noise.var(&[keys, kv_heads, head_dim]);
-        let direction = noise.tensor(q.dims());
-        let fused = attention(&q, &k, &v, &ranges)?;
-        let plain = reference(&q, &k, &v, &ranges)?;
-        assert_close("forward", &fused, &plain, 1e-5);
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
-        let plain = (plain * &direction)?.sum_all()?.backward()?;
-        for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
-            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-            assert_close(name, a, b, 3e-5);
-        }
+        assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
     }
     Ok(())
 }

@@ -12,4 +12,4 @@ mod store;
 
 pub use lock::RunLock;
 pub use state::{Best, CheckpointState, RunIdentity};
-pub use store::{BEST, Checkpointer, LAST, PREVIOUS, draft_file, read_draft, read_state};
+pub use store::{BEST, Checkpointer, LAST, PREVIOUS, Place, draft_file, read_draft, read_state};

@@ -48,7 +48,7 @@ pub struct CheckpointState {
     pub learned_rows: u64,
     /// Tokens so far, learned or not.
     pub tokens: u64,
-    /// Seconds of training so far, over all its sessions.
+    /// Seconds of training so far, over all processes that worked on it.
     #[serde(default)]
     pub seconds: f64,
     /// The best held-out evaluation so far.

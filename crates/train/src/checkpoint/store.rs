@@ -35,6 +35,15 @@ const OUTGOING: &str = ".outgoing-";
 /// A newest checkpoint that did not match its manifest.
 const DAMAGED: &str = "last.damaged";
 
+/// Where a checkpoint goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// `last`; the one that was there becomes `last_2`.
+    Last,
+    /// `best`, in place of the one that was there.
+    Best,
+}
+
 /// Saves into and resumes from one folder.
 #[derive(Debug, Clone)]
 pub struct Checkpointer {
@@ -62,34 +71,25 @@ impl Checkpointer {
         Self { folder: folder.into() }
     }
 
-    /// Writes a checkpoint and rotates: the previous one is kept as `last_2`.
+    /// Writes a checkpoint.
     ///
     /// # Errors
     /// - the folder cannot be written or is full; existing checkpoints stay as they were
     pub fn save(
         &self,
+        place: Place,
         state: &CheckpointState,
         parameters: &[Parameter],
         optimizer: &AdamWState,
         tokenizer: &TextTokenizer,
     ) -> Result<PathBuf> {
-        let write = |folder: &Path| write_files(folder, state, parameters, optimizer, tokenizer);
-        self.put(LAST, Some(PREVIOUS), write)
-    }
-
-    /// Writes the checkpoint that replaces `best`.
-    ///
-    /// # Errors
-    /// - as [`Self::save`]
-    pub fn save_best(
-        &self,
-        state: &CheckpointState,
-        parameters: &[Parameter],
-        optimizer: &AdamWState,
-        tokenizer: &TextTokenizer,
-    ) -> Result<PathBuf> {
-        let write = |folder: &Path| write_files(folder, state, parameters, optimizer, tokenizer);
-        self.put(BEST, None, write)
+        let (name, previous) = match place {
+            Place::Last => (LAST, Some(PREVIOUS)),
+            Place::Best => (BEST, None),
+        };
+        self.put(name, previous, |folder| {
+            write_files(folder, state, parameters, optimizer, tokenizer)
+        })
     }
 
     /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.

@@ -20,7 +20,7 @@ use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::json;
 
-use crate::checkpoint::{Best, CheckpointState, Checkpointer, RunIdentity, RunLock};
+use crate::checkpoint::{Best, CheckpointState, Checkpointer, Place, RunIdentity, RunLock};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::FeatureSource;
@@ -60,7 +60,7 @@ pub struct Stage {
     checkpointer: Checkpointer,
     log: MetricsLog,
     progress: Progress,
-    /// When this session of the run began.
+    /// When this process took the run up.
     started: Instant,
     _lock: RunLock,
 }
@@ -71,7 +71,7 @@ struct Progress {
     step: u64,
     tokens: u64,
     learned_rows: u64,
-    /// Of earlier sessions.
+    /// Of earlier processes.
     seconds: f64,
     best: Option<Best>,
     evaluations_since_best: u64,
@@ -89,7 +89,7 @@ impl Stage {
         self.capture(observer)?;
         while !self.is_finished() {
             if observer.should_stop() {
-                self.save(observer)?;
+                self.save(Place::Last, observer)?;
                 return Ok(Ending::Stopped);
             }
             let started = Instant::now();
@@ -107,7 +107,7 @@ impl Stage {
             }
             if self.is_finished() || self.progress.step.is_multiple_of(self.config.train.save_every)
             {
-                self.save(observer)?;
+                self.save(Place::Last, observer)?;
             }
         }
         Ok(Ending::Finished)
@@ -130,14 +130,7 @@ impl Stage {
             self.progress.best = Some(Best { step, length });
             self.progress.evaluations_since_best = 0;
             if self.config.train.keep_best {
-                let state = self.state()?;
-                let path = self.checkpointer.save_best(
-                    &state,
-                    self.objective.draft().parameters(),
-                    self.optimizer.state(),
-                    &self.tokenizer,
-                )?;
-                observer.on_event(Event::Saved(&path));
+                self.save(Place::Best, observer)?;
             }
         } else {
             self.progress.evaluations_since_best += 1;
@@ -148,7 +141,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Seconds of training, over all sessions.
+    /// Seconds of training, over all processes that worked on it.
     fn seconds(&self) -> f64 {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
     }
@@ -196,11 +189,11 @@ impl Stage {
         })
     }
 
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+    fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
         let state = self.state()?;
         let parameters = self.objective.draft().parameters();
-        let path =
-            self.checkpointer.save(&state, parameters, self.optimizer.state(), &self.tokenizer)?;
+        let moments = self.optimizer.state();
+        let path = self.checkpointer.save(place, &state, parameters, moments, &self.tokenizer)?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }
