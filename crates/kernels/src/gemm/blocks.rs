@@ -130,28 +130,21 @@ unsafe fn many_rows<T: Element>(
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
-    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
-    for first_col in (0..b.cols).step_by(width) {
-        let cols = first_col..(first_col + width).min(b.cols);
-        for first_step in (0..a.cols).step_by(depth) {
-            let steps = first_step..(first_step + depth).min(a.cols);
-            let b = b.columns(cols.clone()).t().columns(steps.clone()).t();
-            let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
-            pack::right(b, right, wide);
-            for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
-                let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
-                let a = a.columns(steps.clone()).t().columns(rows).t();
-                let order = pack_left(isa, a, left);
-                let sizes = (a.rows, b.cols, b.rows);
-                // SAFETY: row and column lie within the destination; both blocks were just packed
-                // for these sizes.
-                unsafe {
-                    let dst = dst.part(first_row, first_col, first_step);
-                    tiles(isa, dst, order, sizes, left.all(), right);
-                }
+    for_right_blocks(b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
+        let steps = index * depth..index * depth + b.rows;
+        for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
+            let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
+            let a = a.columns(steps.clone()).t().columns(rows).t();
+            let order = pack_left(isa, a, left);
+            let sizes = (a.rows, b.cols, b.rows);
+            // SAFETY: row and column lie within the destination; both blocks were just packed for
+            // these sizes.
+            unsafe {
+                let dst = dst.part(first_row, first_col, steps.start);
+                tiles(isa, dst, order, sizes, left.all(), right);
             }
         }
-    }
+    });
 }
 
 fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
@@ -194,7 +187,8 @@ pub(super) unsafe fn shared_rows<T: Element>(
         let panels = b.cols.div_ceil(PANEL);
         (0..tasks).into_par_iter().for_each(|task| {
             let bound = |task: usize| (task * panels / tasks * PANEL).min(b.cols);
-            for_right_blocks(b, bound(task)..bound(task + 1), depth, |cols, steps, b, right| {
+            let cols = bound(task)..bound(task + 1);
+            let multiply = |cols: usize, steps: usize, b: Mat<'_, T>, right: &[f32]| {
                 for rows in 0..row_blocks {
                     let left = &packed[(steps * row_blocks + rows) * slot..];
                     let sizes = (part(rows, steps).rows, b.cols, b.rows);
@@ -206,6 +200,9 @@ pub(super) unsafe fn shared_rows<T: Element>(
                         tiles(isa, dst, order, sizes, left, right);
                     }
                 }
+            };
+            SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
+                for_right_blocks(b, cols, depth, (right, wide), multiply);
             });
         });
     }
@@ -218,21 +215,20 @@ fn for_right_blocks<T: Element>(
     b: Mat<'_, T>,
     cols: Range<usize>,
     depth: usize,
+    (right, wide): (&mut Buffer, &mut Vec<f32>),
     mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
 ) {
     let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
-    SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
-        for first_col in cols.clone().step_by(width) {
-            let cols = first_col..(first_col + width).min(cols.end);
-            for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
-                let steps = first_step..(first_step + depth).min(b.rows);
-                let b = b.columns(cols.clone()).t().columns(steps).t();
-                let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
-                pack::right(b, right, wide);
-                use_block(first_col, index, b, right);
-            }
+    for first_col in cols.clone().step_by(width) {
+        let cols = first_col..(first_col + width).min(cols.end);
+        for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
+            let steps = first_step..(first_step + depth).min(b.rows);
+            let b = b.columns(cols.clone()).t().columns(steps).t();
+            let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
+            pack::right(b, right, wide);
+            use_block(first_col, index, b, right);
         }
-    });
+    }
 }
 
 /// Steps of the inner sum between two visits of the destination; depends on its length only.
