@@ -15,12 +15,15 @@
 //!   teacher's logits are rounded to its head's type.
 //!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881).
 //!
-//! Rows go through in chunks, so memory is `O(chunk · V)`; the gradients are computed in the forward
+//! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side; the gradients are computed in the forward
 //! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
 //! Top-1 agreement and `Σ min(p, q)` come from the same pass.
 
 mod fused;
 mod reference;
+mod row;
+mod teacher;
+mod top_k;
 mod weighted;
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
@@ -84,11 +87,14 @@ pub struct Weighted<'a> {
     pub log_sum_exp: Option<&'a [f64]>,
 }
 
-/// The teacher's final hidden states (after its norm) `[R, Ht]` and head `[V, Ht]`.
+/// The teacher's final hidden states (after its norm) and head `[V, Ht]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Teacher<'a> {
-    /// `[R, Ht]`
+    /// `[R, Ht]`, or `[T, Ht]` of which `rows` chooses.
     pub hidden: &'a Tensor,
+    /// Row of `hidden` that every row has for a teacher, `[R]`; without it, its own. Rows may share
+    /// one: its probabilities are computed once.
+    pub rows: Option<&'a [u32]>,
     /// `[V, Ht]`
     pub head: &'a Tensor,
 }
@@ -205,7 +211,11 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
     }
     if let Some(teacher) = inputs.teacher {
         let (teacher_rows, width) = teacher.hidden.dims2()?;
-        if teacher.head.dims() != [vocabulary, width] || teacher_rows != rows {
+        let fits = match teacher.rows {
+            Some(of) => of.len() == rows && of.iter().all(|&row| (row as usize) < teacher_rows),
+            None => teacher_rows == rows,
+        };
+        if teacher.head.dims() != [vocabulary, width] || !fits {
             bail!(
                 "linear_cross_entropy: teacher hidden {:?} and head {:?} do not fit {rows} rows",
                 teacher.hidden.shape(),

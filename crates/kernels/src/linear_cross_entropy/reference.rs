@@ -22,8 +22,14 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
     let teacher = match inputs.teacher {
         Some(teacher) => {
-            let head = teacher.head.to_dtype(teacher.hidden.dtype())?;
-            let logits = teacher.hidden.matmul(&head.t()?)?;
+            let hidden = match teacher.rows {
+                Some(rows) => {
+                    let rows = Tensor::from_slice(rows, rows.len(), teacher.hidden.device())?;
+                    teacher.hidden.index_select(&rows, 0)?
+                }
+                None => teacher.hidden.clone(),
+            };
+            let logits = hidden.matmul(&teacher.head.to_dtype(hidden.dtype())?.t()?)?;
             let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
             let logits = if weighted { as_of_type(&logits, teacher.head.dtype())? } else { logits };
             Some(logits.to_dtype(wide)?.detach())
@@ -138,7 +144,7 @@ fn statistics(
         }
         (None, SoftTargets::TopK { ids, log_probs, k, .. }) => {
             let best = ids.chunks(k).zip(log_probs.chunks(k));
-            let best = best.map(|(ids, log_probs)| super::fused::best_of(ids, log_probs)).collect();
+            let best = best.map(|(ids, log_probs)| super::top_k::best_of(ids, log_probs)).collect();
             let shape = (inputs.labels.len(), k);
             let ids = Tensor::from_slice(ids, shape, log_q.device())?;
             let p = Tensor::from_slice(log_probs, shape, log_q.device())?.exp()?;

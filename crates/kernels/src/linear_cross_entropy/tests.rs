@@ -82,8 +82,11 @@ impl Case {
                 _ => top_k(Tail::Renormalise),
             },
             soft_weight: if soft == "none" { 0.0 } else { 0.7 },
-            teacher: teacher
-                .then_some(Teacher { hidden: &self.teacher_hidden, head: &self.teacher_head }),
+            teacher: teacher.then_some(Teacher {
+                hidden: &self.teacher_hidden,
+                rows: None,
+                head: &self.teacher_head,
+            }),
         }
     }
 }
@@ -127,6 +130,47 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
 }
 
 #[test]
+fn rows_that_share_teachers_match_rows_with_their_own() -> Result<()> {
+    // More rows than one chunk holds, in no order of their teachers.
+    for (seed, rows, teachers) in [(31, 1, 1), (32, 7, 3), (33, 600, 90)] {
+        let case = Case::random(seed, rows, 8, 17, 4);
+        let mut noise = Noise::new(seed + 100);
+        let of: Vec<u32> = (0..rows).map(|_| noise.below(teachers) as u32).collect();
+        let states = noise.tensor(&[teachers, 9]);
+        let own = states.index_select(&Tensor::new(of.as_slice(), &Device::Cpu)?, 0)?;
+        let head = &case.teacher_head;
+        for soft in ["none", "full", "bucket", "linear", "log"] {
+            let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
+            let shared = Teacher { hidden: &states, rows: Some(&of), head };
+            let shared = Inputs { teacher: Some(shared), ..inputs };
+            let own =
+                Inputs { teacher: Some(Teacher { hidden: &own, rows: None, head }), ..inputs };
+            let (own, plain) = (linear_cross_entropy(&own)?, reference(&shared)?);
+            let shared = linear_cross_entropy(&shared)?;
+            // A row's bits do not depend on where it stands.
+            assert_eq!(shared.rows, own.rows, "{soft}");
+            assert_close("loss", &shared.loss_sum, &own.loss_sum, 0.0);
+            assert_close("loss", &shared.loss_sum, &plain.loss_sum, 2e-6);
+            let (a, b) = (shared.loss_sum.backward()?, own.loss_sum.backward()?);
+            let of = |grads: &candle_core::backprop::GradStore, var: &Var| {
+                grads.get(var).cloned().expect("gradient")
+            };
+            assert_close("dh", &of(&a, &case.hidden), &of(&b, &case.hidden), 0.0);
+            assert_close("dW", &of(&a, &case.head), &of(&b, &case.head), 1e-5);
+        }
+        let hidden = case.hidden.as_tensor();
+        let mut wrong = of.clone();
+        wrong[0] = teachers as u32;
+        for rows in [&wrong[..], &of[1..]] {
+            let teacher = Some(Teacher { hidden: &states, rows: Some(rows), head });
+            let inputs = Inputs { teacher, ..case.inputs(hidden, "full", true) };
+            assert!(linear_cross_entropy(&inputs).is_err());
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn reference_gradient_matches_differences() {
     let case = Case::random(9, 3, 4, 7, 3);
     for soft in KINDS {
@@ -135,7 +179,8 @@ fn reference_gradient_matches_differences() {
             let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
             let mut inputs = case.inputs(&t[0], soft, true);
             inputs.head = &t[1];
-            inputs.teacher = Some(Teacher { hidden: &teacher_hidden, head: &case.teacher_head });
+            inputs.teacher =
+                Some(Teacher { hidden: &teacher_hidden, rows: None, head: &case.teacher_head });
             Ok(reference(&inputs)?.loss_sum)
         });
     }
@@ -217,7 +262,7 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
             log_sum_exp: Some(&[f64::INFINITY]),
         }),
         soft_weight: 1.0,
-        teacher: Some(Teacher { hidden: &teacher, head: &head }),
+        teacher: Some(Teacher { hidden: &teacher, rows: None, head: &head }),
     };
     for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
         assert_eq!(output.loss_sum.to_scalar::<f32>()?.to_bits(), 0.0_f32.to_bits());
@@ -234,7 +279,7 @@ fn a_16_bit_teacher_s_logits_are_rounded() -> Result<()> {
     let head = case.teacher_head.to_dtype(DType::BF16)?;
     // Few enough bits that products add up exactly in any order.
     let hidden = ((&case.teacher_hidden * 16.0)?.round()? / 16.0)?;
-    let teacher = Teacher { hidden: &hidden, head: &head };
+    let teacher = Teacher { hidden: &hidden, rows: None, head: &head };
     let inputs = case.inputs(case.hidden.as_tensor(), "linear", true);
     let rounded = linear_cross_entropy(&Inputs { teacher: Some(teacher), ..inputs })?;
     let plain = reference(&Inputs { teacher: Some(teacher), ..inputs })?;

@@ -1,6 +1,6 @@
 //! One row of the weighted loss: cross-entropy and chance of acceptance with factors.
 
-use super::fused::{Softmax, overlap};
+use super::row::{Softmax, overlap};
 use super::{Rejection, Weighted};
 use crate::simd::vectorised;
 

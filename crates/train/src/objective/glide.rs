@@ -139,7 +139,7 @@ impl Objective for GlideObjective {
         let (teacher, soft, soft_weight) = match &features.teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
-                let teacher = Teacher { hidden, head: self.target.head() };
+                let teacher = Teacher { hidden, rows: None, head: self.target.head() };
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
             }
             TeacherFeatures::EveryToken { .. } => {
@@ -156,8 +156,11 @@ impl Objective for GlideObjective {
                     k: *k,
                     tail,
                 };
-                let teacher =
-                    hidden.as_ref().map(|hidden| Teacher { hidden, head: self.target.head() });
+                let teacher = hidden.as_ref().map(|hidden| Teacher {
+                    hidden,
+                    rows: None,
+                    head: self.target.head(),
+                });
                 (teacher, soft, self.config.soft_weight)
             }
         };

@@ -19,8 +19,10 @@ use crate::features::{BatchFeatures, sequence_of};
 struct HeadRows {
     /// `RMS_norm(h)`, `[R, H]`
     normed: Tensor,
-    /// Teacher states, `[R, Ht]`
+    /// Teacher states of every token, `[T, Ht]`
     teacher: Tensor,
+    /// Which of them every row has, `[R]`
+    teacher_rows: Vec<u32>,
     /// Normaliser of the teacher's whole vocabulary, `[R]`
     log_sum_exp: Vec<f64>,
 }
@@ -110,9 +112,8 @@ impl Eagle3Objective {
         let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
         let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
         let log_sum_exp = teacher_rows.iter().map(of).collect();
-        let chosen = Tensor::from_slice(&teacher_rows, teacher_rows.len(), normed.device())?;
-        let teacher = teacher_hidden(features)?.index_select(&chosen, 0)?;
-        Ok(Some(HeadRows { normed, teacher, log_sum_exp }))
+        let teacher = teacher_hidden(features)?.clone();
+        Ok(Some(HeadRows { normed, teacher, teacher_rows, log_sum_exp }))
     }
 
     /// Head, teacher and loss of all steps' rows.
@@ -154,7 +155,11 @@ impl Eagle3Objective {
                 log_sum_exp: Some(&rows.log_sum_exp),
             }),
             soft_weight: 1.0,
-            teacher: Some(Teacher { hidden: &rows.teacher, head: &self.kept_head }),
+            teacher: Some(Teacher {
+                hidden: &rows.teacher,
+                rows: Some(&rows.teacher_rows),
+                head: &self.kept_head,
+            }),
         })?;
         Ok((output.loss_sum, output.rows))
     }

@@ -1,0 +1,171 @@
+//! Loss, statistics and gradient of one row of logits.
+
+use super::top_k::{TailTerm, TopK};
+use super::weighted::Acceptance;
+use super::{Inputs, SoftTargets};
+use crate::simd::{dot, exp_in_place, max_of, vectorised};
+
+/// Loss and statistics, as in [`super::RowStatistics`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct Row {
+    pub(super) loss: f64,
+    pub(super) hard: f64,
+    pub(super) soft: f64,
+    pub(super) agrees: bool,
+    pub(super) acceptance: f64,
+}
+
+/// The teacher's row of probabilities, `e^(z − max)`.
+pub(super) type TeacherRow<'a> = (&'a [f32], &'a Softmax);
+
+/// A row of logits turned into unnormalised probabilities `e^(z − max)`.
+pub(super) struct Softmax {
+    pub(super) max: f32,
+    pub(super) argmax: u32,
+    pub(super) total: f64,
+}
+
+impl Softmax {
+    pub(super) fn of(z: &mut [f32]) -> Self {
+        let (argmax, max) = argmax(z);
+        let total = exp_sum(z, max);
+        Self { max, argmax: argmax as u32, total }
+    }
+
+    pub(super) fn log_sum_exp(&self) -> f64 {
+        f64::from(self.max) + self.total.ln()
+    }
+}
+
+/// Index and value of the first largest element; NaN is never larger.
+fn argmax(z: &[f32]) -> (usize, f32) {
+    let max = max_of(z);
+    let index = z.iter().position(|&x| x >= max).unwrap_or(0);
+    (index, max)
+}
+
+/// `z ← e^(z − max)`; blocks summed in f32, added in f64.
+fn exp_sum(z: &mut [f32], max: f32) -> f64 {
+    z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum()
+}
+
+/// Loss and statistics of one row; `z` becomes `dℓ/dz` if `want_grad`.
+pub(super) fn row(
+    inputs: &Inputs<'_>,
+    index: usize,
+    z: &mut [f32],
+    teacher: Option<TeacherRow<'_>>,
+    want_grad: bool,
+) -> Row {
+    let label = inputs.labels[index] as usize;
+    let label_logit = f64::from(z[label]);
+    let entries = match inputs.soft {
+        SoftTargets::TopK { ids, log_probs, k, tail } => {
+            Some(TopK::new(&ids[index * k..][..k], &log_probs[index * k..][..k], z, tail))
+        }
+        _ => None,
+    };
+    let whole = matches!(inputs.soft, SoftTargets::Full | SoftTargets::Weighted(_));
+    let expected_logit = match teacher {
+        Some((p, softmax)) if whole => expectation(p, z) / softmax.total,
+        _ => 0.0,
+    };
+    let q = Softmax::of(z);
+    let hard = q.log_sum_exp() - label_logit;
+    let agrees = q.argmax as usize == label;
+    let mut out = Row { loss: 0.0, hard, soft: 0.0, agrees, acceptance: (-hard).exp() };
+    let tail = entries.as_ref().map(|entries| entries.finish(&q, z, &mut out));
+    // −Σ p log q = lse(z) − Σ p z
+    let cross_entropy = q.log_sum_exp() - expected_logit;
+    let weight = inputs.soft_weight;
+    if let (SoftTargets::Weighted(factors), Some((p, softmax))) = (inputs.soft, teacher) {
+        let law = Acceptance::new(&factors, index, z, &q, p, softmax);
+        out.soft = cross_entropy;
+        out.acceptance = law.alpha;
+        out.loss = (1.0 - weight) * hard + weight * law.loss(cross_entropy);
+        if want_grad {
+            law.gradient(weight, z, p);
+            z[label] -= (1.0 - weight) as f32;
+        }
+        return out;
+    }
+    if let Some((p, softmax)) = teacher {
+        teacher_statistics(&q, z, softmax, p, &mut out);
+        if whole {
+            out.soft = cross_entropy;
+        }
+    }
+    out.loss = (1.0 - weight) * hard + weight * out.soft;
+    if want_grad {
+        gradient(inputs, label, &q, entries.as_ref().zip(tail.as_ref()), teacher, z);
+    }
+    out
+}
+
+vectorised! {
+    /// `z ← z · q_scale − p · p_scale`
+    fn difference(z: &mut [f32], q_scale: f32, p: &[f32], p_scale: f32) {
+        for (z, p) in z.iter_mut().zip(p) {
+            *z = *z * q_scale - p * p_scale;
+        }
+    }
+
+    fn scale(z: &mut [f32], factor: f32) {
+        for z in z {
+            *z *= factor;
+        }
+    }
+
+    /// `Σ min(q · q_scale, p · p_scale)`
+    pub(super) fn overlap(q: &[f32], q_scale: f32, p: &[f32], p_scale: f32) -> f32 {
+        let mut lanes = [0.0_f32; 16];
+        let ((q_chunks, q_tail), (p_chunks, p_tail)) =
+            (q.as_chunks::<16>(), p.as_chunks::<16>());
+        for (q, p) in q_chunks.iter().zip(p_chunks) {
+            for i in 0..16 {
+                let (q, p) = (q[i] * q_scale, p[i] * p_scale);
+                lanes[i] += if q < p { q } else { p };
+            }
+        }
+        let tail: f32 = q_tail.iter().zip(p_tail).map(|(q, p)| (q * q_scale).min(p * p_scale)).sum();
+        lanes.iter().sum::<f32>() + tail
+    }
+}
+
+/// Turns `z`, which holds `e^(z − max)`, into `dℓ/dz`.
+fn gradient(
+    inputs: &Inputs<'_>,
+    label: usize,
+    q: &Softmax,
+    top_k: Option<(&TopK<'_>, &TailTerm)>,
+    teacher: Option<TeacherRow<'_>>,
+    z: &mut [f32],
+) {
+    let weight = inputs.soft_weight;
+    if let (SoftTargets::Full, Some((p, softmax))) = (inputs.soft, teacher) {
+        let (q_scale, p_scale) = ((1.0 / q.total) as f32, (weight / softmax.total) as f32);
+        difference(z, q_scale, p, p_scale);
+    } else {
+        let on_others = top_k.map_or(0.0, |(_, tail)| weight * tail.on_others);
+        let q_scale = ((1.0 - weight + on_others) / q.total) as f32;
+        let kept: Vec<f64> = top_k.map_or_else(Vec::new, |(entries, _)| {
+            entries.ids.iter().map(|&id| f64::from(z[id as usize]) / q.total).collect()
+        });
+        scale(z, q_scale);
+        if let Some((entries, tail)) = top_k {
+            entries.gradient(&kept, tail, weight, z);
+        }
+    }
+    z[label] -= (1.0 - weight) as f32;
+}
+
+/// `Σ_v p_v z_v`, blocks of f32 added in f64.
+fn expectation(p: &[f32], z: &[f32]) -> f64 {
+    p.chunks(256).zip(z.chunks(256)).map(|(p, z)| f64::from(dot(p, z))).sum()
+}
+
+fn teacher_statistics(q: &Softmax, e: &[f32], softmax: &Softmax, p: &[f32], out: &mut Row) {
+    let (q_scale, p_scale) = ((1.0 / q.total) as f32, (1.0 / softmax.total) as f32);
+    out.acceptance = f64::from(overlap(e, q_scale, p, p_scale));
+    out.agrees = q.argmax == softmax.argmax;
+}
