@@ -20,6 +20,7 @@ pub mod random;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
+pub mod threads;
 pub mod top_k;
 
 mod gemm;

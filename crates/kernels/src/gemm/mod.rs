@@ -8,6 +8,7 @@
 
 mod blocks;
 mod element;
+mod group;
 mod micro;
 mod pack;
 mod unpacked;
@@ -18,6 +19,7 @@ use rayon::prelude::*;
 
 use blocks::{BLOCK_ROWS, Output, block, shared_rows};
 pub(crate) use element::Element;
+pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 use pack::PANEL;
 

@@ -11,7 +11,7 @@ use super::micro::{Destination, Isa};
 /// Most rows of the left operand for which turning columns in registers beats packing them.
 pub(super) const MOST_ROWS: usize = 16;
 /// Columns of a task: few, so that a thread that wakes up late finds the rest done.
-pub(super) const TASK_COLUMNS: usize = 64;
+pub(super) const TASK_COLUMNS: usize = 32;
 /// Columns that are worked on together.
 const GROUP: usize = 16;
 /// Most rows of one pass over a group.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::linear::{linear, linear_onto};
+use longdraft_kernels::linear::{linear_each, linear_onto};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 use longdraft_kernels::swiglu::swiglu;
@@ -28,8 +28,8 @@ pub(super) struct Projection {
 }
 
 impl Projection {
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(linear(x, &self.weight, self.bias.as_ref())?)
+    fn map(&self) -> (&Tensor, Option<&Tensor>) {
+        (&self.weight, self.bias.as_ref())
     }
 
     /// `residual` plus the projection.
@@ -86,9 +86,11 @@ impl DecoderLayer {
         let LayerSizes { heads, kv_heads, head_dim, eps } = self.sizes;
         let tokens = hidden.dim(0)?;
         let normed = rms_norm(hidden, &self.input_layernorm, eps)?;
-        let mut q = self.q_proj.apply(&normed)?.reshape((tokens, heads, head_dim))?;
-        let mut k = self.k_proj.apply(&normed)?.reshape((tokens, kv_heads, head_dim))?;
-        let v = self.v_proj.apply(&normed)?.reshape((tokens, kv_heads, head_dim))?;
+        let maps = [self.q_proj.map(), self.k_proj.map(), self.v_proj.map()];
+        let [q, k, v] = linear_each(&normed, maps)?;
+        let mut q = q.reshape((tokens, heads, head_dim))?;
+        let mut k = k.reshape((tokens, kv_heads, head_dim))?;
+        let v = v.reshape((tokens, kv_heads, head_dim))?;
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             q = rms_norm(&q, q_norm, eps)?;
             k = rms_norm(&k, k_norm, eps)?;
@@ -117,7 +119,8 @@ impl DecoderLayer {
         let attended = attended.reshape((tokens, count * head_dim))?;
         let hidden = self.o_proj.apply_onto(hidden, &attended)?;
         let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
-        let gated = swiglu(&self.gate_proj.apply(&normed)?, &self.up_proj.apply(&normed)?)?;
+        let [gate, up] = linear_each(&normed, [self.gate_proj.map(), self.up_proj.map()])?;
+        let gated = swiglu(&gate, &up)?;
         self.down_proj.apply_onto(&hidden, &gated)
     }
 

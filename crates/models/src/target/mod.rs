@@ -18,6 +18,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::Rope;
+use longdraft_kernels::threads::awake;
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -184,7 +185,7 @@ impl Target {
         taps: &Taps,
     ) -> Result<Features> {
         cache.reserve(ids.len())?;
-        let features = self.run(ids, position_ids, Context::Cached(cache), taps)?;
+        let features = awake(|| self.run(ids, position_ids, Context::Cached(cache), taps))?;
         cache.commit(ids.len());
         Ok(features)
     }

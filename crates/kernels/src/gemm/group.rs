@@ -1,0 +1,80 @@
+//! Products of one left operand with several right ones.
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::blocks::{Output, block};
+use super::micro::Isa;
+use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
+
+/// A right operand in one of the storage types.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a> {
+    F32(Mat<'a, f32>),
+    Bf16(Mat<'a, bf16>),
+    F16(Mat<'a, f16>),
+}
+
+/// Evaluates an expression with the operand, whatever its type.
+macro_rules! for_each_type {
+    ($right:expr, $b:ident => $product:expr) => {
+        match $right {
+            Right::F32($b) => $product,
+            Right::Bf16($b) => $product,
+            Right::F16($b) => $product,
+        }
+    };
+}
+
+impl Right<'_> {
+    fn cols(&self) -> usize {
+        for_each_type!(self, b => b.cols)
+    }
+
+    fn fits(&self, a: Mat<'_>) -> bool {
+        for_each_type!(self, b => a.cols == b.rows && unpacked::fits(a, *b))
+    }
+}
+
+/// One product and its destination, row-major without gaps.
+pub(crate) struct Product<'a> {
+    pub(crate) dst: &'a mut [f32],
+    pub(crate) right: Right<'a>,
+    /// Whether the product is added to what is there.
+    pub(crate) accumulate: bool,
+}
+
+/// All products; with few rows in one parallel step, because waking a thread costs as much as
+/// reading a small weight.
+///
+/// Every element has the bits that [`matmul`] gives it.
+pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
+    let total: usize = products.iter().map(|product| product.right.cols()).sum();
+    let apart = !products.iter().all(|product| product.right.fits(a))
+        || a.rows * total * a.cols < 2 * SMALLEST_TASK
+        || rayon::current_num_threads() == 1;
+    if apart {
+        for Product { dst, right, accumulate } in products {
+            for_each_type!(*right, b => matmul(dst, b.cols, a, b, *accumulate, Threads::Pool));
+        }
+        return;
+    }
+    let mut tasks = Vec::with_capacity(total / unpacked::TASK_COLUMNS + products.len());
+    for Product { dst, right, accumulate } in products {
+        let cols = right.cols();
+        assert!(a.rows * cols <= dst.len(), "product leaves its destination");
+        let whole = Output { at: dst.as_mut_ptr(), stride: cols, accumulate: *accumulate };
+        for first in (0..cols).step_by(unpacked::TASK_COLUMNS) {
+            tasks.push((whole, *right, first..(first + unpacked::TASK_COLUMNS).min(cols)));
+        }
+    }
+    let isa = Isa::detect();
+    tasks.into_par_iter().for_each(|(whole, right, range)| {
+        // SAFETY: the assertion above bounds every product to its destination, of which the tasks
+        // have disjoint columns.
+        unsafe {
+            let part = Output { at: whole.pointer().add(range.start), ..whole };
+            for_each_type!(right, b => block(isa, part, a, b.columns(range)));
+        }
+    });
+}
