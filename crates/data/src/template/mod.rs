@@ -295,6 +295,16 @@ pub(crate) fn render_conversation(
     if learn == Learn::All {
         return encoder.render_chat(conversation, false).map(whole);
     }
+    if learn != Learn::NoSystem
+        && let Some((text, mut turns)) = encoder.render_generated(conversation)?
+    {
+        if learn != Learn::Assistant {
+            let answered = conversation.messages.len().checked_sub(1);
+            let answered = answered.is_some_and(|last| conversation.role(last) == "assistant");
+            turns = turns.pop().filter(|_| answered).into_iter().collect();
+        }
+        return Ok(Rendered { text, learned: turns, append_end: false });
+    }
     let layout = layout.ok_or("the chat template's turns are not known")?;
     let turns = layout.locate(conversation, encoder)?;
     let learned = match learn {
@@ -303,4 +313,71 @@ pub(crate) fn render_conversation(
         Learn::All | Learn::Last | Learn::Answer => turns.last_assistant.into_iter().collect(),
     };
     Ok(Rendered { text: turns.text, learned, append_end: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::tests::Bytes;
+
+    /// [`Bytes`] whose template marks what the assistant says, without the end of its turn.
+    struct Marked;
+
+    impl TextEncoder for Marked {
+        fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String> {
+            Bytes.encode(text)
+        }
+
+        fn render_chat(
+            &self,
+            conversation: &Conversation,
+            prompt: bool,
+        ) -> std::result::Result<String, String> {
+            Bytes.render_chat(conversation, prompt)
+        }
+
+        fn render_generated(
+            &self,
+            conversation: &Conversation,
+        ) -> std::result::Result<Option<(String, Vec<Range<usize>>)>, String> {
+            let text = self.render_chat(conversation, false)?;
+            let starts = text.match_indices("<assistant>").map(|(at, header)| at + header.len());
+            let turns = starts.map(|at| at..at + text[at..].find('|').unwrap_or(0)).collect();
+            Ok(Some((text, turns)))
+        }
+
+        fn has_chat_template(&self) -> bool {
+            true
+        }
+
+        fn end_of_text(&self) -> Option<u32> {
+            None
+        }
+
+        fn vocabulary(&self) -> usize {
+            256
+        }
+
+        fn fingerprint(&self) -> String {
+            String::new()
+        }
+    }
+
+    fn learned(turns: &[(&str, &str)], learn: Learn) -> Vec<String> {
+        let layout = ChatLayout::probe(&Marked).expect("layout");
+        let conversation = Conversation::of(turns);
+        let rendered = render_conversation(&conversation, learn, Some(&layout), &Marked);
+        let rendered = rendered.expect("rendered");
+        rendered.learned.into_iter().map(|range| rendered.text[range].to_owned()).collect()
+    }
+
+    #[test]
+    fn a_template_s_own_marks_decide_what_is_learned() {
+        let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+        assert_eq!(learned(&turns, Learn::Assistant), ["b", "d"]);
+        assert_eq!(learned(&turns, Learn::Last), ["d"]);
+        assert_eq!(learned(&turns, Learn::Answer), ["d"]);
+        assert_eq!(learned(&turns[..3], Learn::Last), Vec::<String>::new());
+        assert_eq!(learned(&turns[..2], Learn::All), ["<user>a|<assistant>b|"]);
+    }
 }

@@ -1,10 +1,12 @@
 //! Jinja chat templates as models ship them.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
 
 use minijinja::value::Kwargs;
-use minijinja::{Environment, Error, ErrorKind, context};
+use minijinja::{Environment, Error, ErrorKind, State, context};
+use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -52,8 +54,9 @@ impl ChatTemplate {
                 Err(Error::new(ErrorKind::InvalidOperation, message))
             },
         );
+        environment.add_filter("generation", generation);
         environment
-            .add_template_owned("chat".to_owned(), source.to_owned())
+            .add_template_owned("chat".to_owned(), with_generation_filters(source))
             .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
         Ok(Self { source: source.to_owned(), special_tokens, environment: Arc::new(environment) })
     }
@@ -88,7 +91,8 @@ impl ChatTemplate {
     /// # Errors
     /// - the template refuses the messages
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_values(&minijinja::Value::from_serialize(messages), None, add_generation_prompt)
+        let messages = minijinja::Value::from_serialize(messages);
+        self.render_values(&messages, None, add_generation_prompt, false)
     }
 
     /// As [`Self::render`] for messages with any fields (`tool_calls`, `reasoning_content`, ...)
@@ -103,7 +107,28 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String> {
         let messages = minijinja::Value::from_serialize(messages);
-        self.render_values(&messages, tools, add_generation_prompt)
+        self.render_values(&messages, tools, add_generation_prompt, false)
+    }
+
+    /// A finished conversation and, in bytes of its text, what the template says that the model
+    /// generates: its `{% generation %}` blocks. `None` if it has none.
+    ///
+    /// # Errors
+    /// - the template refuses the messages, or a message holds the last characters of Unicode
+    pub fn render_generated(
+        &self,
+        messages: &[Map<String, Value>],
+        tools: Option<&Value>,
+    ) -> Result<Option<(String, Vec<Range<usize>>)>> {
+        if generation_tags().find(&self.source).is_none() {
+            return Ok(None);
+        }
+        let messages = minijinja::Value::from_serialize(messages);
+        let marked = self.render_values(&messages, tools, false, true)?;
+        let unclear = || {
+            ModelError::Tokenizer("chat template: its generation blocks cannot be told".to_owned())
+        };
+        unmarked(&marked).map(Some).ok_or_else(unclear)
     }
 
     fn render_values(
@@ -111,13 +136,15 @@ impl ChatTemplate {
         messages: &minijinja::Value,
         tools: Option<&Value>,
         add_generation_prompt: bool,
+        mark_generation: bool,
     ) -> Result<String> {
         let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
         let tokens = minijinja::Value::from_serialize(&self.special_tokens);
         let template = self.environment.get_template("chat").map_err(fail)?;
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
-        template.render(context! { messages, tools, add_generation_prompt, ..tokens }).map_err(fail)
+        let own = context! { messages, tools, add_generation_prompt, mark_generation };
+        template.render(context! { ..own, ..tokens }).map_err(fail)
     }
 
     /// The keys of `tokenizer_config.json` that make this template.
@@ -128,6 +155,53 @@ impl ChatTemplate {
         }
         config
     }
+}
+
+/// Around what a template generates while it is asked for.
+const GENERATION: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
+
+/// The tags of Hugging Face's `generation` block with their white-space control.
+fn generation_tags() -> &'static Regex {
+    static TAGS: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a valid expression")
+    });
+    &TAGS
+}
+
+/// The same template with filter blocks, which minijinja knows, in place of `generation` blocks.
+fn with_generation_filters(source: &str) -> String {
+    let tag = |tag: &Captures<'_>| {
+        let name = if tag.get(2).is_some() { "endfilter" } else { "filter generation" };
+        format!("{{%{} {name} {}%}}", &tag[1], &tag[3])
+    };
+    generation_tags().replace_all(source, tag).into_owned()
+}
+
+/// The body of a `generation` block.
+#[expect(clippy::needless_pass_by_value, reason = "filters take their arguments so")]
+fn generation(state: &State<'_, '_>, body: String) -> String {
+    if state.lookup("mark_generation").is_some_and(|mark| mark.is_true()) {
+        format!("{}{body}{}", GENERATION[0], GENERATION[1])
+    } else {
+        body
+    }
+}
+
+/// Takes the marks out of a text; `None` if they do not come in pairs.
+fn unmarked(marked: &str) -> Option<(String, Vec<Range<usize>>)> {
+    let (mut text, mut ranges, mut start) = (String::with_capacity(marked.len()), Vec::new(), None);
+    for character in marked.chars() {
+        if character == GENERATION[0] {
+            if start.replace(text.len()).is_some() {
+                return None;
+            }
+        } else if character == GENERATION[1] {
+            ranges.push(start.take()?..text.len());
+        } else {
+            text.push(character);
+        }
+    }
+    start.is_none().then_some((text, ranges))
 }
 
 /// JSON as Python's `json.dumps` writes it: `", "` and `": "`, nothing escaped for HTML. Models were
@@ -216,6 +290,30 @@ mod tests {
         assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}{\n  \"n\": \"é\"\n}");
         let text = template.render_messages(&messages, None, false)?;
         assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}");
+        Ok(())
+    }
+
+    #[test]
+    fn generation_blocks_are_plain_text_that_can_be_asked_for() -> Result<()> {
+        let source = "{% for m in messages %}\n{%- if m.role == 'assistant' %}\n<a>\n\
+                      {%- generation %}{{ m.content }}<end>{% endgeneration -%}\n\
+                      {% else %}<u>{{ m.content }}{% endif %}{% endfor %}";
+        let template = ChatTemplate::new(source, Map::new())?;
+        let turns = [("user", "é?"), ("assistant", "b"), ("user", "c"), ("assistant", "")];
+        let turns = turns.map(|(role, text)| Message::new(role, text));
+        let text = template.render(&turns, false)?;
+        assert_eq!(text, "<u>é?<a>b<end><u>c<a><end>");
+        let turn = |m: &Message| json!(m).as_object().cloned().unwrap_or_default();
+        let messages: Vec<_> = turns.iter().map(turn).collect();
+        let (same, ranges) = template.render_generated(&messages, None)?.expect("blocks");
+        let generated: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
+        assert_eq!((same.as_str(), generated), (text.as_str(), vec!["b<end>", "<end>"]));
+        let marked = [turn(&Message::new("assistant", "a\u{10FFFF}b"))];
+        assert!(template.render_generated(&marked, None).is_err());
+        assert!(
+            ChatTemplate::new(CHATML, Map::new())?.render_generated(&messages, None)?.is_none()
+        );
+        assert!(ChatTemplate::new("{% generation %}{% endfor %}", Map::new()).is_err());
         Ok(())
     }
 

@@ -47,6 +47,16 @@ impl TextEncoder for Encoder<'_> {
             .map_err(|error| error.to_string())
     }
 
+    fn render_generated(
+        &self,
+        conversation: &Conversation,
+    ) -> Result<Option<(String, Vec<Range<usize>>)>, String> {
+        let Some(template) = self.tokenizer.chat_template() else { return Ok(None) };
+        template
+            .render_generated(&conversation.messages, conversation.tools.as_ref())
+            .map_err(|error| error.to_string())
+    }
+
     fn has_chat_template(&self) -> bool {
         self.tokenizer.chat_template().is_some()
     }
