@@ -17,8 +17,11 @@ const HEAD_DIM: usize = 8;
 
 /// Logits of a fixed text.
 fn logits(path: &Path, dtype: DType) -> Vec<f32> {
-    let options = TargetOptions { dtype, ..TargetOptions::default() };
-    let target = Target::open_path(path, &options).expect("target");
+    logits_of(path, &TargetOptions { dtype, ..TargetOptions::default() })
+}
+
+fn logits_of(path: &Path, options: &TargetOptions) -> Vec<f32> {
+    let target = Target::open_path(path, options).expect("target");
     let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
     let features = target
         .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
@@ -60,6 +63,11 @@ fn interleaved(tensor: &Tensor) -> Tensor {
 
 /// The tiny model as a GGUF file with a SentencePiece tokenizer.
 fn gguf_bytes() -> Vec<u8> {
+    gguf_bytes_of(GgmlDType::F32)
+}
+
+/// The same with matrices quantised where their rows consist of whole blocks.
+fn gguf_bytes_of(dtype: GgmlDType) -> Vec<u8> {
     let source = random_tensors(&tiny_config("llama"));
     let tensors: Vec<(String, QTensor)> = source
         .names()
@@ -69,7 +77,10 @@ fn gguf_bytes() -> Vec<u8> {
             if name.contains("q_proj") || name.contains("k_proj") {
                 tensor = interleaved(&tensor);
             }
-            (gguf_name(name), QTensor::quantize(&tensor, GgmlDType::F32).expect("f32"))
+            let width = tensor.dims().last().copied().unwrap_or(1);
+            let whole = tensor.rank() == 2 && width.is_multiple_of(dtype.block_size());
+            let dtype = if whole { dtype } else { GgmlDType::F32 };
+            (gguf_name(name), QTensor::quantize(&tensor, dtype).expect("quantised"))
         })
         .collect();
     let strings = |items: Vec<String>| Gguf::Array(items.into_iter().map(Gguf::String).collect());
@@ -125,6 +136,26 @@ fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
     std::fs::write(&gguf, gguf_bytes()).expect("write");
     let (a, b) = (logits(&folder, DType::F32), logits(&gguf, DType::F32));
     assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+}
+
+#[test]
+fn weights_held_as_stored_compute_the_bits_of_their_f32_values() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf");
+    for dtype in [GgmlDType::Q4_0, GgmlDType::Q4_1, GgmlDType::Q8_0, GgmlDType::Q5_0] {
+        std::fs::write(&path, gguf_bytes_of(dtype)).expect("write");
+        let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+        let (stored, widened) = (logits_of(&path, &options), logits(&path, DType::F32));
+        assert!(stored.iter().zip(&widened).all(|(a, b)| a.to_bits() == b.to_bits()), "{dtype:?}");
+        let [stored, widened] = [&options, &TargetOptions::default()]
+            .map(|options| Target::open_path(&path, options).expect("target"));
+        assert_eq!(stored.fingerprint(), widened.fingerprint());
+        assert_eq!(stored.head_matrix().dense().is_none(), dtype != GgmlDType::Q5_0);
+        let values = |target: &Target| {
+            target.head().and_then(|head| Ok(head.to_vec2::<f32>()?)).expect("head")
+        };
+        assert_eq!(values(&stored), values(&widened));
+    }
 }
 
 #[test]

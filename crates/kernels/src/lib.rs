@@ -16,6 +16,7 @@ pub mod attention;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;
+pub mod matrix;
 pub mod random;
 pub mod rms_norm;
 pub mod rope;

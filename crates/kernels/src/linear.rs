@@ -10,7 +10,7 @@ use candle_core::{
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::gemm::{Mat, Product, Right, Threads, matmul, matmul_each};
+use crate::gemm::{Mat, Right, Threads, matmul};
 use crate::storage::{f32_slice, with_f32};
 
 /// `x Wᵀ + b`.
@@ -68,61 +68,6 @@ pub fn linear_onto(
     apply(x, weight, residual, Addend::Residual)
 }
 
-/// Several maps of one input, `x Wᵀ + b` each: one parallel step instead of one a map when there
-/// are few rows (decoding) and nothing trains.
-///
-/// # Shapes
-/// - as [`linear`], for every weight
-///
-/// # Errors
-/// - as [`linear`]
-pub fn linear_each<const N: usize>(
-    x: &Tensor,
-    maps: [(&Tensor, Option<&Tensor>); N],
-) -> Result<[Tensor; N]> {
-    let plain = |bias: Option<&Tensor>| bias.is_none_or(|b| b.dtype() == DType::F32);
-    let together = matches!(x.device(), Device::Cpu)
-        && x.dtype() == DType::F32
-        && !x.track_op()
-        && maps.iter().all(|(w, bias)| !w.track_op() && w.is_contiguous() && plain(*bias));
-    let outputs = if together {
-        frozen_each(x, &maps)?
-    } else {
-        maps.iter().map(|(w, bias)| linear(x, w, *bias)).collect::<Result<Vec<_>>>()?
-    };
-    outputs.try_into().map_err(|_| candle_core::Error::Msg("linear: an output a map".into()))
-}
-
-fn frozen_each(x: &Tensor, maps: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
-    let (rows, inputs) = x.dims2()?;
-    let mut sums = Vec::with_capacity(maps.len());
-    for (weight, bias) in maps {
-        let (outputs, width) = weight.dims2()?;
-        if width != inputs || bias.is_some_and(|bias| bias.dims() != [outputs]) {
-            bail!("linear: input {:?} does not fit weight {:?}", x.shape(), weight.shape());
-        }
-        sums.push(match bias {
-            Some(bias) => bias.to_vec1::<f32>()?.repeat(rows),
-            None => vec![0.0; rows * outputs],
-        });
-    }
-    let storages: Vec<_> = maps.iter().map(|(w, _)| w.storage_and_layout()).collect();
-    with_f32(x, |x| {
-        let mut products = Vec::with_capacity(maps.len());
-        for ((dst, (storage, layout)), (_, bias)) in sums.iter_mut().zip(&storages).zip(maps) {
-            let Storage::Cpu(storage) = &**storage else { bail!("linear: CPU weight expected") };
-            let right = Weight::from_storage(storage, layout)?.transposed(inputs);
-            products.push(Product { dst, right, accumulate: bias.is_some() });
-        }
-        matmul_each(Mat::rows(x, rows, inputs, inputs), &mut products);
-        Ok(())
-    })?;
-    let tensor = |(values, (weight, _)): (Vec<f32>, &(&Tensor, _))| {
-        Tensor::from_vec(values, (rows, weight.dim(0)?), x.device())
-    };
-    sums.into_iter().zip(maps).map(tensor).collect()
-}
-
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
     x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, Linear { addend: kind })
 }
@@ -161,7 +106,7 @@ impl<'a> Weight<'a> {
     }
 
     /// `Wᵀ` as the right operand of a product.
-    fn transposed(self, inputs: usize) -> Right<'a> {
+    pub(crate) fn transposed(self, inputs: usize) -> Right<'a> {
         let outputs = |values: usize| values / inputs.max(1);
         match self {
             Self::F32(w) => Right::F32(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
@@ -362,31 +307,6 @@ mod tests {
                 }
             }
             assert!(linear_onto(&x, &x, &w, None).is_err() || inputs == outputs);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn maps_of_one_input_have_the_bits_of_each_alone() -> Result<()> {
-        let mut noise = Noise::new(24);
-        for (rows, inputs) in [(0, 3), (1, 600), (1, 3), (5, 577), (16, 64), (17, 64), (90, 33)] {
-            let x = noise.tensor(&[rows, inputs]);
-            let weights = [70, 192, 600].map(|outputs| noise.tensor(&[outputs, inputs]));
-            let half = weights[1].to_dtype(DType::BF16)?;
-            let (bias, var) = (noise.tensor(&[600]), noise.var(&[600, inputs]));
-            for last in [&weights[2], var.as_tensor()] {
-                let maps = [(&weights[0], None), (&half, None), (last, Some(&bias))];
-                let together = linear_each(&x, maps)?;
-                for (together, (w, bias)) in together.iter().zip(maps) {
-                    let alone = linear(&x, w, bias)?;
-                    assert_eq!(together.track_op(), alone.track_op());
-                    assert_eq!(together.dims(), alone.dims());
-                    assert_eq!(together.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
-                }
-            }
-            let wrong = noise.tensor(&[4, inputs + 1]);
-            assert!(linear_each(&x, [(&weights[0], None), (&wrong, None)]).is_err());
-            assert!(linear_each(&x, [(&weights[0], Some(&bias))]).is_err());
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::micro::{Destination, Isa};
 use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, PANEL, ROW_STRIDE, STEP_STRIDE};
+use super::quantised::BLOCK;
 use super::{Element, Mat, unpacked};
 
 /// Rows of a left block.
@@ -48,14 +49,14 @@ unsafe impl Sync for Output {}
 
 /// Packed blocks of both operands, and a panel's values while they are widened.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     left: Buffer,
     right: Buffer,
-    wide: Vec<f32>,
+    pub(super) wide: Vec<f32>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    pub(super) static SCRATCH: RefCell<Scratch> = RefCell::default();
     /// The left operand of a product that this thread began.
     static SHARED: RefCell<Buffer> = RefCell::default();
 }
@@ -231,9 +232,11 @@ fn for_right_blocks<T: Element>(
     }
 }
 
-/// Steps of the inner sum between two visits of the destination; depends on its length only.
-fn depth_of(length: usize) -> usize {
-    length.div_ceil(length.div_ceil(MAX_DEPTH))
+/// Steps of the inner sum between two visits of the destination; depends on its length only, and
+/// cuts no quantised block.
+pub(super) fn depth_of(length: usize) -> usize {
+    let parts = length.div_ceil(MAX_DEPTH);
+    if parts == 1 { length } else { length.div_ceil(parts).next_multiple_of(BLOCK) }
 }
 
 /// All tiles of a packed left block times a packed right block.

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::blocks::{Output, block};
 use super::micro::Isa;
+use super::quantised::{self, Blocks, matmul_quantised};
 use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
 
 /// A right operand in one of the storage types.
@@ -13,26 +14,32 @@ pub(crate) enum Right<'a> {
     F32(Mat<'a, f32>),
     Bf16(Mat<'a, bf16>),
     F16(Mat<'a, f16>),
+    Quantised(Blocks<'a>),
 }
 
 /// Evaluates an expression with the operand, whatever its type.
 macro_rules! for_each_type {
-    ($right:expr, $b:ident => $product:expr) => {
+    ($right:expr, $b:ident => $product:expr, $q:ident => $quantised:expr) => {
         match $right {
             Right::F32($b) => $product,
             Right::Bf16($b) => $product,
             Right::F16($b) => $product,
+            Right::Quantised($q) => $quantised,
         }
     };
 }
 
 impl Right<'_> {
     fn cols(&self) -> usize {
-        for_each_type!(self, b => b.cols)
+        for_each_type!(self, b => b.cols, q => q.cols)
     }
 
     fn fits(&self, a: Mat<'_>) -> bool {
-        for_each_type!(self, b => a.cols == b.rows && unpacked::fits(a, *b))
+        for_each_type!(
+            self,
+            b => a.cols == b.rows && unpacked::fits(a, *b),
+            q => a.cols == q.rows && a.rows <= unpacked::MOST_ROWS
+        )
     }
 }
 
@@ -55,7 +62,11 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
         || rayon::current_num_threads() == 1;
     if apart {
         for Product { dst, right, accumulate } in products {
-            for_each_type!(*right, b => matmul(dst, b.cols, a, b, *accumulate, Threads::Pool));
+            for_each_type!(
+                *right,
+                b => matmul(dst, b.cols, a, b, *accumulate, Threads::Pool),
+                q => matmul_quantised(dst, a, q, *accumulate)
+            );
         }
         return;
     }
@@ -74,7 +85,11 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
         // have disjoint columns.
         unsafe {
             let part = Output { at: whole.pointer().add(range.start), ..whole };
-            for_each_type!(right, b => block(isa, part, a, b.columns(range)));
+            for_each_type!(
+                right,
+                b => block(isa, part, a, b.columns(range)),
+                q => quantised::columns(isa, part, a, q.columns(range))
+            );
         }
     });
 }

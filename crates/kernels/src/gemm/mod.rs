@@ -11,6 +11,7 @@ mod element;
 mod group;
 mod micro;
 mod pack;
+mod quantised;
 mod unpacked;
 
 use std::ops::Range;
@@ -22,6 +23,8 @@ pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 use pack::PANEL;
+pub use quantised::BlockFormat;
+pub(crate) use quantised::{BLOCK, Blocks};
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::test_support::Noise;
 
-fn instruction_sets() -> Vec<Isa> {
+pub(super) fn instruction_sets() -> Vec<Isa> {
     let mut all = vec![Isa::Portable];
     #[cfg(target_arch = "x86_64")]
     {

@@ -13,9 +13,9 @@ pub(super) const MOST_ROWS: usize = 16;
 /// Columns of a task: few, so that a thread that wakes up late finds the rest done.
 pub(super) const TASK_COLUMNS: usize = 32;
 /// Columns that are worked on together.
-const GROUP: usize = 16;
+pub(super) const GROUP: usize = 16;
 /// Most rows of one pass over a group.
-const ROWS: usize = 8;
+pub(super) const ROWS: usize = 8;
 
 /// Whether a product is of this kind.
 pub(super) fn fits<T: Element>(a: Mat<'_>, b: Mat<'_, T>) -> bool {
@@ -24,16 +24,31 @@ pub(super) fn fits<T: Element>(a: Mat<'_>, b: Mat<'_, T>) -> bool {
 
 /// A left and a right block as the kernels read them.
 #[derive(Clone, Copy)]
-struct Operands<T> {
-    depth: usize,
-    a: *const f32,
+pub(super) struct Operands<T> {
+    pub(super) depth: usize,
+    pub(super) a: *const f32,
     /// From one row and one step of the left operand to the next.
-    a_strides: (usize, usize),
-    b: *const T,
+    pub(super) a_strides: (usize, usize),
+    pub(super) b: *const T,
     /// From one column of the right operand to the next.
-    b_stride: usize,
+    pub(super) b_stride: usize,
     /// From a column to the one that is fetched ahead, of the next group.
-    ahead: usize,
+    pub(super) ahead: usize,
+}
+
+impl<T> Operands<T> {
+    /// Column starts; columns that do not exist are read as the last one and never stored.
+    pub(super) fn starts<const N: usize>(&self, first: usize, cols: usize) -> [*const T; N] {
+        std::array::from_fn(|i| self.b.wrapping_add((first + i).min(cols - 1) * self.b_stride))
+    }
+
+    /// # Safety
+    /// Row and step lie within the left operand.
+    #[inline]
+    pub(super) unsafe fn left(&self, row: usize, step: usize) -> f32 {
+        // SAFETY: passed on to the caller.
+        unsafe { *self.a.add(row * self.a_strides.0 + step * self.a_strides.1) }
+    }
 }
 
 /// One task's product, on the calling thread, `depth` steps between two visits of the destination.
@@ -104,7 +119,7 @@ impl Isa {
 /// # Safety
 /// The CPU has the instruction set, which reads the type; the operands hold `dst.rows` <= [`ROWS`]
 /// rows and `dst.cols` <= [`GROUP`] columns of `depth` steps; `dst` is writable for them.
-unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
+pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
     macro_rules! by_rows {
         ($kernel:path) => {{
             use $kernel as kernel;
@@ -167,21 +182,6 @@ mod x86 {
     use super::super::micro::{Destination, store};
     use super::super::pack::x86::transposed_8x8;
     use super::{GROUP, Operands};
-
-    impl<T: Element> Operands<T> {
-        /// Column starts; columns that do not exist are read as the last one and never stored.
-        fn starts<const N: usize>(&self, first: usize, cols: usize) -> [*const T; N] {
-            std::array::from_fn(|i| self.b.wrapping_add((first + i).min(cols - 1) * self.b_stride))
-        }
-
-        /// # Safety
-        /// Row and step lie within the left operand.
-        #[inline]
-        unsafe fn left(&self, row: usize, step: usize) -> f32 {
-            // SAFETY: passed on to the caller.
-            unsafe { *self.a.add(row * self.a_strides.0 + step * self.a_strides.1) }
-        }
-    }
 
     /// The last values of some columns, zeros behind them.
     ///

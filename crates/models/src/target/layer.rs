@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::linear::{linear_each, linear_onto};
+use longdraft_kernels::matrix::{Matrix, linear_each};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 use longdraft_kernels::swiglu::swiglu;
@@ -23,18 +23,18 @@ pub(super) enum Context<'a> {
 
 /// A weight `[O, I]` with an optional bias `[O]`.
 pub(super) struct Projection {
-    pub(super) weight: Tensor,
+    pub(super) weight: Matrix,
     pub(super) bias: Option<Tensor>,
 }
 
 impl Projection {
-    fn map(&self) -> (&Tensor, Option<&Tensor>) {
+    fn map(&self) -> (&Matrix, Option<&Tensor>) {
         (&self.weight, self.bias.as_ref())
     }
 
     /// `residual` plus the projection.
     fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok(linear_onto(residual, x, &self.weight, self.bias.as_ref())?)
+        Ok(self.weight.linear_onto(residual, x, self.bias.as_ref())?)
     }
 }
 
@@ -124,8 +124,8 @@ impl DecoderLayer {
         self.down_proj.apply_onto(&hidden, &gated)
     }
 
-    /// Tensors by published name, without the layer's prefix.
-    pub(super) fn tensors(&self) -> Vec<(&'static str, Tensor)> {
+    /// Tensors by published name, without the layer's prefix; quantised ones widened to f32.
+    pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let mut tensors = vec![
             ("input_layernorm.weight", self.input_layernorm.clone()),
             ("post_attention_layernorm.weight", self.post_attention_layernorm.clone()),
@@ -140,9 +140,9 @@ impl DecoderLayer {
             ("mlp.down_proj.weight", "mlp.down_proj.bias", &self.down_proj),
         ];
         for (weight, bias, projection) in projections {
-            tensors.push((weight, projection.weight.clone()));
+            tensors.push((weight, projection.weight.to_dense()?));
             tensors.extend(projection.bias.clone().map(|tensor| (bias, tensor)));
         }
-        tensors
+        Ok(tensors)
     }
 }

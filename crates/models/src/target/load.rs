@@ -1,11 +1,13 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::matrix::Matrix;
 
-use super::Target;
 use super::layer::{DecoderLayer, LayerSizes, Projection};
+use super::{Table, Target};
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
@@ -20,11 +22,13 @@ pub struct TargetOptions {
     pub dtype: DType,
     /// Where to hold it.
     pub device: Device,
+    /// Whether matrices that a file holds quantised stay so, where the products read their blocks.
+    pub quantised: bool,
 }
 
 impl Default for TargetOptions {
     fn default() -> Self {
-        Self { dtype: DType::F32, device: Device::Cpu }
+        Self { dtype: DType::F32, device: Device::Cpu, quantised: false }
     }
 }
 
@@ -160,15 +164,20 @@ pub(crate) fn build(
 ) -> Result<Target> {
     let specs = tensor_specs(&config);
     check_specs(source, &specs).into_result(source.path())?;
-    let matrix = |name: &str| -> Result<Tensor> {
-        Ok(source.load(name, options.dtype)?.to_device(&options.device)?)
+    let matrix = |name: &str| -> Result<Matrix> {
+        if options.quantised
+            && matches!(options.device, Device::Cpu)
+            && let Some(matrix) = source.load_quantised(name)?
+        {
+            return Ok(Matrix::Quantised(Arc::new(matrix)));
+        }
+        Ok(Matrix::Dense(source.load(name, options.dtype)?.to_device(&options.device)?))
     };
     let vector = |name: &str| -> Result<Tensor> {
         Ok(source.load(name, DType::F32)?.to_device(&options.device)?)
     };
     let embedding = matrix("model.embed_tokens.weight")?;
-    let head =
-        if config.tie_word_embeddings { embedding.clone() } else { matrix("lm_head.weight")? };
+    let head = if config.tie_word_embeddings { None } else { Some(matrix("lm_head.weight")?) };
     let mut layers = Vec::with_capacity(config.num_hidden_layers);
     for layer in 0..config.num_hidden_layers {
         let prefix = format!("model.layers.{layer}.");
@@ -201,10 +210,10 @@ pub(crate) fn build(
     Ok(Target {
         fingerprint: fingerprint(&config, &embedding, &final_norm)?,
         rope: config.rope.build(config.head_dim)?,
-        embedding,
+        embedding: Table::new(embedding),
         layers,
         final_norm,
-        head,
+        head: head.map(Table::new),
         device: options.device.clone(),
         config,
     })
@@ -212,14 +221,13 @@ pub(crate) fn build(
 
 /// Hash of the configuration, the final norm and a sample of embedding rows, all rounded to
 /// bf16, so that the same weights held in another dtype have the same name.
-fn fingerprint(config: &TargetConfig, embedding: &Tensor, final_norm: &Tensor) -> Result<String> {
+fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{config:?}").as_bytes());
     let rows = config.vocab_size.min(64) as u32;
     let step = (config.vocab_size as u32 / rows).max(1);
     let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
-    let sample = Tensor::new(sample.as_slice(), embedding.device())?;
-    for tensor in [&embedding.index_select(&sample, 0)?, final_norm] {
+    for tensor in [&embedding.rows(&sample)?, final_norm] {
         let values = tensor.flatten_all()?.to_dtype(DType::BF16)?.to_vec1::<half::bf16>()?;
         for value in values {
             hasher.update(&value.to_le_bytes());

@@ -11,11 +11,11 @@ mod load;
 mod locate;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use longdraft_kernels::attention::{Delays, KeyRanges};
-use longdraft_kernels::linear::linear;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::Rope;
 use longdraft_kernels::threads::awake;
@@ -38,14 +38,34 @@ pub struct Target {
     config: TargetConfig,
     fingerprint: String,
     rope: Rope,
-    /// `[V, H]`
-    embedding: Tensor,
+    embedding: Table,
     layers: Vec<DecoderLayer>,
     /// `[H]`
     final_norm: Tensor,
-    /// `[V, H]`; the embedding if tied.
-    head: Tensor,
+    /// `None` if tied to the embedding.
+    head: Option<Table>,
     device: Device,
+}
+
+/// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
+struct Table {
+    matrix: Matrix,
+    /// A quantised one's values, from the first time that somebody asks for them.
+    widened: OnceLock<Tensor>,
+}
+
+impl Table {
+    fn new(matrix: Matrix) -> Self {
+        Self { matrix, widened: OnceLock::new() }
+    }
+
+    fn tensor(&self) -> Result<&Tensor> {
+        if let Some(tensor) = self.matrix.dense().or_else(|| self.widened.get()) {
+            return Ok(tensor);
+        }
+        let tensor = self.matrix.to_dense()?;
+        Ok(self.widened.get_or_init(|| tensor))
+    }
 }
 
 impl Target {
@@ -124,13 +144,28 @@ impl Target {
     }
 
     /// Output head, `[V, H]`.
-    pub fn head(&self) -> &Tensor {
-        &self.head
+    ///
+    /// # Errors
+    /// - it is quantised and there is no memory for its values
+    pub fn head(&self) -> Result<&Tensor> {
+        self.head_table().tensor()
+    }
+
+    /// Output head as it is held.
+    pub fn head_matrix(&self) -> &Matrix {
+        &self.head_table().matrix
+    }
+
+    fn head_table(&self) -> &Table {
+        self.head.as_ref().unwrap_or(&self.embedding)
     }
 
     /// Embedding table, `[V, H]`.
-    pub fn embedding(&self) -> &Tensor {
-        &self.embedding
+    ///
+    /// # Errors
+    /// - as [`Self::head`]
+    pub fn embedding(&self) -> Result<&Tensor> {
+        self.embedding.tensor()
     }
 
     /// Weight of the norm before the head, `[H]`.
@@ -139,8 +174,11 @@ impl Target {
     }
 
     /// The last decoder layer's tensors under their published names without a prefix.
-    pub fn last_layer(&self) -> Vec<(&'static str, Tensor)> {
-        self.layers.last().map(DecoderLayer::tensors).unwrap_or_default()
+    ///
+    /// # Errors
+    /// - they are quantised and there is no memory for their values
+    pub fn last_layer(&self) -> Result<Vec<(&'static str, Tensor)>> {
+        self.layers.last().map_or_else(|| Ok(Vec::new()), DecoderLayer::tensors)
     }
 
     /// Embeddings of `ids` in f32.
@@ -156,8 +194,7 @@ impl Target {
                 format!("token {id} lies outside the vocabulary of {}", self.config.vocab_size);
             return Err(ModelError::Tokenizer(message));
         }
-        let ids = Tensor::from_slice(ids, ids.len(), &self.device)?;
-        Ok(self.embedding.index_select(&ids, 0)?.to_dtype(DType::F32)?)
+        Ok(self.embedding.matrix.rows(ids)?)
     }
 
     /// Runs packed documents and returns what `taps` ask for; layers behind the last tap are
@@ -206,7 +243,7 @@ impl Target {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
-        Ok(linear(final_hidden, &self.head, None)?)
+        Ok(self.head_matrix().linear(final_hidden, None)?)
     }
 
     fn run(

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use candle_core::quantized::gguf_file::{Content, TensorInfo};
 use candle_core::quantized::{GgmlDType, ggml_file};
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
 use rayon::prelude::*;
 
 use super::mmap::MappedFile;
@@ -99,13 +100,8 @@ impl GgufSource {
             && (name.contains(".self_attn.q_proj.") || name.contains(".self_attn.k_proj."))
     }
 
-    /// Dequantises a tensor; stored row `r` becomes row `place(r)`.
-    fn read(
-        &self,
-        gguf_name: &str,
-        dtype: DType,
-        place: impl Fn(usize) -> usize + Sync,
-    ) -> Result<Tensor> {
+    /// A tensor's description and its bytes' place in the file.
+    fn locate(&self, gguf_name: &str) -> Result<(&TensorInfo, Range<usize>)> {
         let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
         let info = self
             .content
@@ -114,6 +110,36 @@ impl GgufSource {
             .ok_or_else(|| invalid(format!("no tensor `{gguf_name}`")))?;
         let bytes = tensor_range(info, &self.content, self.file.bytes().len())
             .map_err(|problem| invalid(format!("tensor `{gguf_name}` {problem}")))?;
+        Ok((info, bytes))
+    }
+
+    /// The GGUF name of a published one.
+    fn stored_name(&self, name: &str) -> Result<&str> {
+        self.names
+            .get(name)
+            .map(String::as_str)
+            .ok_or_else(|| ModelError::invalid(self.file.path(), format!("no tensor for `{name}`")))
+    }
+
+    /// Where a stored row of a tensor belongs.
+    fn place(&self, name: &str, row: usize) -> usize {
+        if !self.is_interleaved(name) {
+            return row;
+        }
+        let head_dim = self.config.head_dim;
+        let (head, within) = (row / head_dim, row % head_dim);
+        head * head_dim + within % 2 * (head_dim / 2) + within / 2
+    }
+
+    /// Dequantises a tensor; stored row `r` becomes row `place(r)`.
+    fn read(
+        &self,
+        gguf_name: &str,
+        dtype: DType,
+        place: impl Fn(usize) -> usize + Sync,
+    ) -> Result<Tensor> {
+        let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
+        let (info, bytes) = self.locate(gguf_name)?;
         let dims = info.shape.dims().to_vec();
         let width = dims.last().copied().unwrap_or(1).max(1);
         let rows = info.shape.elem_count() / width;
@@ -161,17 +187,26 @@ impl WeightSource for GgufSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let gguf_name = self.names.get(name).ok_or_else(|| {
-            ModelError::invalid(self.file.path(), format!("no tensor for `{name}`"))
-        })?;
-        if !self.is_interleaved(name) {
-            return self.read(gguf_name, dtype, |row| row);
+        self.read(self.stored_name(name)?, dtype, |row| self.place(name, row))
+    }
+
+    fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
+        let (info, bytes) = self.locate(self.stored_name(name)?)?;
+        let format = match info.ggml_dtype {
+            GgmlDType::Q4_0 => BlockFormat::Q4_0,
+            GgmlDType::Q4_1 => BlockFormat::Q4_1,
+            GgmlDType::Q8_0 => BlockFormat::Q8_0,
+            _ => return Ok(None),
+        };
+        let &[outputs, inputs] = info.shape.dims() else { return Ok(None) };
+        let stored = &self.file.bytes()[bytes.clone()];
+        let row_bytes = stored.len() / outputs.max(1);
+        let mut placed = vec![0; stored.len()];
+        for (row, stored) in stored.chunks_exact(row_bytes.max(1)).enumerate() {
+            placed[self.place(name, row) * row_bytes..][..row_bytes].copy_from_slice(stored);
         }
-        let head_dim = self.config.head_dim;
-        self.read(gguf_name, dtype, |row| {
-            let (head, within) = (row / head_dim, row % head_dim);
-            head * head_dim + within % 2 * (head_dim / 2) + within / 2
-        })
+        self.file.release(bytes);
+        Ok(Some(QuantisedMatrix::new(format, outputs, inputs, placed)?))
     }
 }
 

@@ -12,6 +12,7 @@ pub mod safetensors;
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
+use longdraft_kernels::matrix::QuantisedMatrix;
 
 use crate::error::{ModelError, Problems, Result};
 
@@ -47,6 +48,15 @@ pub trait WeightSource {
     /// # Errors
     /// - the tensor does not exist, is of a type that is no weight, or the dtype is another
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// Reads a matrix as quantised blocks, if it is stored as such in a format that products read.
+    ///
+    /// # Errors
+    /// - the tensor does not exist or lies outside of the file
+    fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
+        let _ = name;
+        Ok(None)
+    }
 
     /// Reads one tensor of integers or flags (0 and 1), row-major.
     ///

@@ -156,7 +156,7 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
             let k = k.min(target.config().vocab_size);
-            let entries = linear_top_k(&learned_hidden()?, target.head(), k)?;
+            let entries = linear_top_k(&learned_hidden()?, target.head()?, k)?;
             TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };

@@ -136,10 +136,11 @@ impl Objective for GlideObjective {
         if !train {
             hidden = hidden.detach();
         }
+        let head = self.target.head()?;
         let (teacher, soft, soft_weight) = match &features.teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
-                let teacher = Teacher { hidden, rows: None, head: self.target.head() };
+                let teacher = Teacher { hidden, rows: None, head };
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
             }
             TeacherFeatures::EveryToken { .. } => {
@@ -156,17 +157,13 @@ impl Objective for GlideObjective {
                     k: *k,
                     tail,
                 };
-                let teacher = hidden.as_ref().map(|hidden| Teacher {
-                    hidden,
-                    rows: None,
-                    head: self.target.head(),
-                });
+                let teacher = hidden.as_ref().map(|hidden| Teacher { hidden, rows: None, head });
                 (teacher, soft, self.config.soft_weight)
             }
         };
         let output = linear_cross_entropy(&Inputs {
             hidden: &hidden,
-            head: self.target.head(),
+            head,
             labels: &batch.labels(),
             soft,
             soft_weight,

@@ -115,7 +115,7 @@ impl Stage {
             )?;
             let output = linear_cross_entropy(&Inputs {
                 hidden: &features.final_hidden()?.index_select(&learned, 0)?,
-                head: self.target.head(),
+                head: self.target.head()?,
                 labels: &batch.labels(),
                 soft: SoftTargets::None,
                 soft_weight: 0.0,

@@ -148,7 +148,7 @@ impl Eagle3Draft {
         let config = Eagle3Config::from_json(&value, Some(target.config().num_hidden_layers))
             .map_err(|problems| ModelError::Invalid { path: file.clone(), problems })?;
         config.problems_with(target.config()).into_result(&file)?;
-        Self::from_source(open_weights(path)?.as_ref(), &config, target.embedding())
+        Self::from_source(open_weights(path)?.as_ref(), &config, target.embedding()?)
     }
 
     /// Trained tensors by name, in the order of the published table.

@@ -110,7 +110,7 @@ impl GlideDraft {
         seed: u64,
     ) -> Result<Self> {
         check(config, target)?;
-        let last: HashMap<&str, Tensor> = target.last_layer().into_iter().collect();
+        let last: HashMap<&str, Tensor> = target.last_layer()?.into_iter().collect();
         let device = target.device();
         Self::build(config, Some(target.final_norm().clone()), |entry| {
             let TensorSpec { name, shape } = &entry.spec;

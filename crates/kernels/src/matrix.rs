@@ -1,0 +1,317 @@
+//! Frozen `[O, I]` weights: dense tensors, or quantised blocks as GGUF files store them.
+//!
+//! Products read the blocks where they lie and widen them in registers. They have the bits of the
+//! same products with the widened matrix, so a target computes the same whether its weights are
+//! held as stored or as f32; it reads a fifth of the bytes.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Storage, Tensor, bail};
+
+use crate::gemm::{BLOCK, Blocks, Mat, Product, Right, matmul_each};
+use crate::linear::{Weight, linear, linear_onto};
+use crate::storage::with_f32;
+
+pub use crate::gemm::BlockFormat;
+
+/// An `[O, I]` matrix of quantised blocks, row by row.
+#[derive(Debug)]
+pub struct QuantisedMatrix {
+    format: BlockFormat,
+    outputs: usize,
+    inputs: usize,
+    bytes: Vec<u8>,
+}
+
+impl QuantisedMatrix {
+    /// From blocks, `[O, I / 32]`.
+    ///
+    /// # Errors
+    /// - a row does not consist of whole blocks, or the bytes are not those of the shape
+    pub fn new(format: BlockFormat, outputs: usize, inputs: usize, bytes: Vec<u8>) -> Result<Self> {
+        let row = inputs / BLOCK * format.bytes();
+        if !inputs.is_multiple_of(BLOCK) || outputs.checked_mul(row) != Some(bytes.len()) {
+            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {format:?}", bytes.len());
+        }
+        Ok(Self { format, outputs, inputs, bytes })
+    }
+
+    fn blocks(&self) -> Blocks<'_> {
+        Blocks::transposed(&self.bytes, self.format, self.outputs, self.inputs)
+    }
+
+    fn row(&self, row: usize) -> Vec<f32> {
+        let size = self.inputs / BLOCK * self.format.bytes();
+        let bytes = &self.bytes[row * size..(row + 1) * size];
+        Blocks::transposed(bytes, self.format, 1, self.inputs).widened()
+    }
+}
+
+/// A frozen weight.
+#[derive(Debug, Clone)]
+pub enum Matrix {
+    /// f32, bf16 or f16, `[O, I]`
+    Dense(Tensor),
+    /// Quantised blocks; inference on the CPU only.
+    Quantised(Arc<QuantisedMatrix>),
+}
+
+impl Matrix {
+    /// Outputs and inputs.
+    ///
+    /// # Errors
+    /// - a dense weight is no matrix
+    pub fn dims(&self) -> Result<(usize, usize)> {
+        match self {
+            Self::Dense(weight) => weight.dims2(),
+            Self::Quantised(matrix) => Ok((matrix.outputs, matrix.inputs)),
+        }
+    }
+
+    /// The dense tensor, if it is one.
+    pub fn dense(&self) -> Option<&Tensor> {
+        match self {
+            Self::Dense(weight) => Some(weight),
+            Self::Quantised(_) => None,
+        }
+    }
+
+    /// The values as a tensor `[O, I]`: a dense one itself, else widened to f32.
+    ///
+    /// # Errors
+    /// - there is no memory for it
+    pub fn to_dense(&self) -> Result<Tensor> {
+        match self {
+            Self::Dense(weight) => Ok(weight.clone()),
+            Self::Quantised(matrix) => {
+                let shape = (matrix.outputs, matrix.inputs);
+                Tensor::from_vec(matrix.blocks().widened(), shape, &Device::Cpu)
+            }
+        }
+    }
+
+    /// Some rows in f32 (embeddings).
+    ///
+    /// # Shapes
+    /// - `ids`: `[T]` → `[T, I]`
+    ///
+    /// # Errors
+    /// - an id lies outside the matrix
+    pub fn rows(&self, ids: &[u32]) -> Result<Tensor> {
+        match self {
+            Self::Dense(weight) => {
+                let ids = Tensor::from_slice(ids, ids.len(), weight.device())?;
+                weight.index_select(&ids, 0)?.to_dtype(DType::F32)
+            }
+            Self::Quantised(matrix) => {
+                if let Some(id) = ids.iter().find(|id| **id as usize >= matrix.outputs) {
+                    bail!("row {id} lies outside a matrix of {} rows", matrix.outputs);
+                }
+                let values: Vec<f32> = ids.iter().flat_map(|id| matrix.row(*id as usize)).collect();
+                Tensor::from_vec(values, (ids.len(), matrix.inputs), &Device::Cpu)
+            }
+        }
+    }
+
+    /// `x Wᵀ + b`, as [`linear`].
+    ///
+    /// # Errors
+    /// - as [`linear`]; the weight is quantised and `x` carries a gradient, or is not f32 on the CPU
+    pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self {
+            Self::Dense(weight) => linear(x, weight, bias),
+            Self::Quantised(_) => {
+                let [out] = linear_each(x, [(self, bias)])?;
+                Ok(out)
+            }
+        }
+    }
+
+    /// `residual + x Wᵀ + b`, as [`linear_onto`].
+    ///
+    /// # Errors
+    /// - as [`Self::linear`]
+    pub fn linear_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        match (self, bias) {
+            (Self::Dense(weight), _) => linear_onto(residual, x, weight, bias),
+            (Self::Quantised(_), Some(_)) => residual + self.linear(x, bias)?,
+            (Self::Quantised(_), None) => {
+                let (rows, _) = x.dims2()?;
+                let (outputs, _) = self.dims()?;
+                if residual.dims() != [rows, outputs] {
+                    bail!("linear: residual {:?} for [{rows}, {outputs}]", residual.shape());
+                }
+                let start = residual.flatten_all()?.to_vec1::<f32>()?;
+                let mut sums = sums_of(x, &[(self, Some(start))])?;
+                let sum = sums.pop().unwrap_or_default();
+                Tensor::from_vec(sum, (rows, outputs), x.device())
+            }
+        }
+    }
+}
+
+/// Several maps of one input, `x Wᵀ + b` each: one parallel step instead of one a map when there
+/// are few rows (decoding) and nothing trains.
+///
+/// # Shapes
+/// - `x`: `[R, I]`, every weight `[O, I]`, every bias `[O]` → `[R, O]` each
+///
+/// # Errors
+/// - as [`Matrix::linear`]
+pub fn linear_each<const N: usize>(
+    x: &Tensor,
+    maps: [(&Matrix, Option<&Tensor>); N],
+) -> Result<[Tensor; N]> {
+    let simple = |matrix: &Matrix, bias: Option<&Tensor>| {
+        bias.is_none_or(|b| b.dtype() == DType::F32)
+            && matrix.dense().is_none_or(|w| !w.track_op() && w.is_contiguous())
+    };
+    let on_cpu = matches!(x.device(), Device::Cpu) && x.dtype() == DType::F32;
+    let together = on_cpu && !x.track_op() && maps.iter().all(|(w, bias)| simple(w, *bias));
+    let outputs = if together {
+        frozen_each(x, &maps)?
+    } else {
+        let alone = |(matrix, bias): &(&Matrix, Option<&Tensor>)| match matrix {
+            Matrix::Dense(weight) => linear(x, weight, *bias),
+            Matrix::Quantised(_) => bail!(
+                "linear: quantised weights take f32 inputs on the CPU, without gradients and with \
+                 f32 biases"
+            ),
+        };
+        maps.iter().map(alone).collect::<Result<Vec<_>>>()?
+    };
+    outputs.try_into().map_err(|_| candle_core::Error::Msg("linear: an output a map".into()))
+}
+
+fn frozen_each(x: &Tensor, maps: &[(&Matrix, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+    let (rows, _) = x.dims2()?;
+    let mut started = Vec::with_capacity(maps.len());
+    for (matrix, bias) in maps {
+        let (outputs, _) = matrix.dims()?;
+        if let Some(bias) = bias
+            && bias.dims() != [outputs]
+        {
+            bail!("linear: bias [{outputs}] expected, found {:?}", bias.shape());
+        }
+        let values = bias.map(Tensor::to_vec1::<f32>).transpose()?;
+        started.push((*matrix, values.map(|values| values.repeat(rows))));
+    }
+    let sums = sums_of(x, &started)?;
+    let tensor = |(values, (matrix, _)): (Vec<f32>, &(&Matrix, _))| {
+        Tensor::from_vec(values, (rows, matrix.dims()?.0), x.device())
+    };
+    sums.into_iter().zip(maps).map(tensor).collect()
+}
+
+/// `x Wᵀ` for every weight, `[R, O]` each, added to what is given.
+fn sums_of(x: &Tensor, maps: &[(&Matrix, Option<Vec<f32>>)]) -> Result<Vec<Vec<f32>>> {
+    let (rows, inputs) = x.dims2()?;
+    let mut sums = Vec::with_capacity(maps.len());
+    for (matrix, start) in maps {
+        let (outputs, width) = matrix.dims()?;
+        if width != inputs {
+            bail!("linear: input {:?} does not fit weight [{outputs}, {width}]", x.shape());
+        }
+        sums.push(start.clone().unwrap_or_else(|| vec![0.0; rows * outputs]));
+    }
+    let storages: Vec<_> =
+        maps.iter().map(|(matrix, _)| matrix.dense().map(Tensor::storage_and_layout)).collect();
+    with_f32(x, |x| {
+        let mut products = Vec::with_capacity(maps.len());
+        for ((dst, storage), (matrix, start)) in sums.iter_mut().zip(&storages).zip(maps) {
+            let right = match (matrix, storage) {
+                (Matrix::Quantised(matrix), _) => Right::Quantised(matrix.blocks()),
+                (_, Some((storage, layout))) => match &**storage {
+                    Storage::Cpu(storage) => {
+                        Weight::from_storage(storage, layout)?.transposed(inputs)
+                    }
+                    _ => bail!("linear: CPU weight expected"),
+                },
+                _ => bail!("linear: CPU weight expected"),
+            };
+            products.push(Product { dst, right, accumulate: start.is_some() });
+        }
+        matmul_each(Mat::rows(x, rows, inputs, inputs), &mut products);
+        Ok(())
+    })?;
+    Ok(sums)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::Noise;
+
+    #[test]
+    fn maps_of_one_input_have_the_bits_of_each_alone() -> Result<()> {
+        let mut noise = Noise::new(24);
+        for (rows, inputs) in [(0, 3), (1, 600), (1, 3), (5, 577), (16, 64), (17, 64), (90, 33)] {
+            let x = noise.tensor(&[rows, inputs]);
+            let dense = |outputs, noise: &mut Noise| noise.tensor(&[outputs, inputs]);
+            let first = Matrix::Dense(dense(70, &mut noise));
+            let half = Matrix::Dense(dense(192, &mut noise).to_dtype(DType::BF16)?);
+            let (bias, var) = (noise.tensor(&[600]), noise.var(&[600, inputs]));
+            for last in [dense(600, &mut noise), var.as_tensor().clone()] {
+                let last = Matrix::Dense(last);
+                let maps = [(&first, None), (&half, None), (&last, Some(&bias))];
+                let together = linear_each(&x, maps)?;
+                for (together, (matrix, bias)) in together.iter().zip(maps) {
+                    let alone = matrix.linear(&x, bias)?;
+                    assert_eq!(together.track_op(), alone.track_op());
+                    assert_eq!(together.dims(), alone.dims());
+                    assert_eq!(together.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
+                }
+            }
+            let wrong = Matrix::Dense(noise.tensor(&[4, inputs + 1]));
+            assert!(linear_each(&x, [(&first, None), (&wrong, None)]).is_err());
+            assert!(linear_each(&x, [(&first, Some(&bias))]).is_err());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn quantised_weights_equal_their_widened_selves() -> Result<()> {
+        let mut noise = Noise::new(25);
+        let (outputs, inputs) = (96, 64);
+        let size = outputs * inputs / BLOCK * BlockFormat::Q8_0.bytes();
+        // Small exponents, so that every scale is finite.
+        let bytes = (0..size).map(|_| (noise.below(64)) as u8).collect();
+        let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, bytes)?;
+        let stored = Matrix::Quantised(Arc::new(matrix));
+        let widened = Matrix::Dense(stored.to_dense()?);
+        let bias = noise.tensor(&[outputs]);
+        for rows in [1, 5, 40] {
+            let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));
+            for bias in [None, Some(&bias)] {
+                let of = |matrix: &Matrix| -> Result<_> {
+                    let (plain, onto) =
+                        (matrix.linear(&x, bias)?, matrix.linear_onto(&residual, &x, bias)?);
+                    Ok((plain.to_vec2::<f32>()?, onto.to_vec2::<f32>()?))
+                };
+                assert_eq!(of(&stored)?, of(&widened)?);
+            }
+        }
+        let ids = [95, 0, 7];
+        let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
+        assert_eq!(rows(&stored)?, rows(&widened)?);
+        assert!(stored.rows(&[96]).is_err());
+        assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
+        assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_of_another_shape_are_errors() {
+        for (outputs, inputs, bytes) in
+            [(1, 32, 33), (1, 33, 34), (2, 32, 34), (usize::MAX, 32, 34)]
+        {
+            let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, vec![0; bytes]);
+            assert!(matrix.is_err());
+        }
+    }
+}
