@@ -1,5 +1,7 @@
 //! Speculative against plain decoding on a set of prompts, in the same engine, interleaved.
 
+use std::ops::ControlFlow;
+
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
 use serde::Serialize;
@@ -70,10 +72,11 @@ pub fn compare<'a>(
 ) -> Result<Comparison> {
     let mut totals = Comparison::default();
     for prompt in prompts {
-        let plain = SpeculativeDecoder::new(target, None).generate(prompt, options, &mut |_| ())?;
+        let all = &mut |_| ControlFlow::Continue(());
+        let plain = SpeculativeDecoder::new(target, None).generate(prompt, options, all)?;
         let drafter = Some(new_drafter()?);
         let speculative =
-            SpeculativeDecoder::new(target, drafter).generate(prompt, options, &mut |_| ())?;
+            SpeculativeDecoder::new(target, drafter).generate(prompt, options, all)?;
         totals.add(&plain, &speculative);
         on_prompt(&totals);
     }
