@@ -9,7 +9,10 @@ mod model;
 mod reduced_head;
 mod window;
 
+use std::sync::Arc;
+
 use longdraft_models::TargetTokenId;
+use longdraft_models::draft::AnyDraft;
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
 use crate::draws::Draws;
@@ -25,6 +28,28 @@ pub use lookup::LookupDrafter;
 pub use model::{DraftModel, ModelDrafter, Reading};
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
+
+/// A drafter over a draft of any method; `head` limits what GLIDE proposes.
+///
+/// # Errors
+/// - the device has no memory for its state
+pub fn drafter_of<'a>(
+    draft: &'a AnyDraft,
+    target: &Target,
+    head: Option<Arc<ReducedHead>>,
+) -> Result<Box<dyn Drafter + 'a>> {
+    Ok(match draft {
+        AnyDraft::Glide(draft) => {
+            let model = GlideModel::new(draft, target)?;
+            let model = match head {
+                Some(head) => model.with_head(head),
+                None => model,
+            };
+            Box::new(ModelDrafter::new(model))
+        }
+        AnyDraft::Eagle3(draft) => Box::new(ModelDrafter::new(Eagle3Model::new(draft, target)?)),
+    })
+}
 
 /// What a drafter may look at.
 #[derive(Clone, Copy)]
