@@ -320,12 +320,8 @@ mod tests {
     use super::*;
 
     fn figures(category: &str, plain: f64, drafted: f64) -> PromptFigures {
-        let side = |decode_seconds| Side {
-            tokens: 11,
-            requests: 1,
-            prefill_seconds: 1.0,
-            decode_seconds,
-        };
+        let side =
+            |decode_seconds| Side { tokens: 11, requests: 1, prefill_seconds: 1.0, decode_seconds };
         PromptFigures {
             category: category.into(),
             prompt_tokens: 3,

@@ -5,7 +5,7 @@
 //!
 //! Costs: `plain`, a plain step; `row` and the base of a pass, a line fitted through passes of
 //! different sizes; `level`, one level of drafting. A round's *loss* is its time less what plain
-//! decoding of its tokens takes. Losses add up (gains are forgotten beyond a few steps, as in
+//! decoding of its tokens would have taken then. Losses add up (gains are forgotten beyond a few steps, as in
 //! Page's test of 1954); when they exceed a budget, the request goes on plainly, and tries again
 //! with a small budget after a pause that doubles.
 
@@ -82,6 +82,13 @@ impl Costs {
         let variance = xx - x * x;
         let slope = if variance > 0.5 { (xy - x * y) / variance } else { 0.1 * plain };
         slope.clamp(0.01 * plain, plain)
+    }
+
+    /// What a plain step takes while this round runs, from its pass and the number of its rows: on
+    /// a machine with other work, a step measured a second ago says little.
+    fn plain_now(&self, plain: f64, round: &RoundRecord) -> f64 {
+        let pass = round.seconds.verify + round.seconds.rest;
+        pass * plain / (plain + self.row(plain) * round.nodes as f64)
     }
 
     /// Chance that position `depth` (from 0) is accepted where it is tested.
@@ -231,7 +238,8 @@ impl Pace {
             return;
         }
         self.drafted_rounds += 1;
-        self.loss += round.seconds.total() - plain * round.committed as f64;
+        self.loss +=
+            round.seconds.total() - self.costs.plain_now(plain, round) * round.committed as f64;
         if self.loss < -CREDIT * plain {
             // It pays: whatever failed before is over.
             self.loss = -CREDIT * plain;
