@@ -21,8 +21,8 @@ mod weights;
 pub use config::{Eagle3Config, TAPPED_LAYERS};
 pub use model::{Eagle3Draft, KeyValues};
 pub use unroll::TestTimeSteps;
-pub use weights::is_at;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
+pub use weights::is_at;
 
 #[cfg(test)]
 mod tests;
