@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::decoding::DecodingArguments;
+
 /// Train draft models for speculative decoding, and decode losslessly with them.
 #[derive(Debug, Parser)]
 #[command(name = "longdraft", version, arg_required_else_help = true)]
@@ -151,34 +153,47 @@ pub(crate) struct ExtractArguments {
 
 /// Arguments of `generate`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a flag each")]
 pub(crate) struct GenerateArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(long)]
     pub(crate) target: String,
-    /// Draft folder or file, as `extract` writes it.
-    #[arg(long, required_unless_present = "no_draft")]
-    pub(crate) draft: Option<PathBuf>,
+    /// Drafting and verification.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
     /// Decode plainly.
     #[arg(long)]
     pub(crate) no_draft: bool,
-    /// Text to continue.
+    /// Text to continue, or with --chat the user's turn.
     #[arg(long)]
-    pub(crate) prompt: String,
-    /// Send the prompt as a user's turn through the target's chat template.
+    pub(crate) prompt: Option<String>,
+    /// A file with it, `-` for stdin.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Speak through the target's chat template; without a prompt, a conversation: a turn a line.
     #[arg(long)]
     pub(crate) chat: bool,
+    /// System prompt of the conversation.
+    #[arg(long, requires = "chat")]
+    pub(crate) system: Option<String>,
     /// Most tokens to generate.
     #[arg(long, default_value_t = 256)]
     pub(crate) max_tokens: usize,
-    /// Tokens proposed per round.
-    #[arg(long, default_value_t = 4)]
-    pub(crate) draft_len: usize,
-    /// How to hold the target's weights.
-    #[arg(long, default_value = "f32")]
-    pub(crate) dtype: WeightDtype,
+    /// 0: the most likely token always.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Text that ends the answer, left out of it; may be given again.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Token that ends the answer, written out or its id; may be given again.
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) stop_token: Vec<String>,
     /// Go on after tokens that end a text.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
+    /// Colour accepted tokens: green those of the draft, blue those of lookup.
+    #[arg(long)]
+    pub(crate) show_acceptance: bool,
 }
 
 /// Storage of frozen weights.
@@ -209,10 +224,9 @@ pub(crate) struct QuickstartArguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EvalCommand {
-    /// tau, acceptance by position, speed, and whether output equals plain decoding.
+    /// tau, acceptance by position, speed with intervals, and whether output equals plain decoding.
     ///
-    /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts q.jsonl
-    /// --field question --chat
+    /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts mt-bench
     Decode(EvalDecodeArguments),
 }
 
@@ -222,27 +236,38 @@ pub(crate) struct EvalDecodeArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(long)]
     pub(crate) target: String,
-    /// Draft folder or file.
-    #[arg(long)]
-    pub(crate) draft: PathBuf,
-    /// JSONL file of prompts.
-    #[arg(long)]
-    pub(crate) prompts: PathBuf,
-    /// Field that holds the prompt.
+    /// Drafting and verification.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
+    /// spec-bench, mt-bench, gsm8k, humaneval or longdoc (looked for in $LONGDRAFT_DATA, else
+    /// `data`), or a JSONL file.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) prompts: String,
+    /// Field that holds the prompt of a file's rows.
     #[arg(long, default_value = "prompt")]
     pub(crate) field: String,
-    /// Send every prompt as a user's turn through the target's chat template.
+    /// Send a file's prompts as a user's turn through the target's chat template (named sets do so
+    /// if there is one).
     #[arg(long)]
     pub(crate) chat: bool,
-    /// Use only the first prompts.
+    /// Use only the first prompts; of spec-bench and mt-bench, the first of each category.
     #[arg(long)]
     pub(crate) limit: Option<usize>,
+    /// Cut long documents so that prompts have these lengths: a curve over the context.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub(crate) contexts: Vec<usize>,
     /// Most tokens to generate for each.
     #[arg(long, default_value_t = 128)]
     pub(crate) max_tokens: usize,
-    /// Tokens proposed per round.
-    #[arg(long, default_value_t = 4)]
-    pub(crate) draft_len: usize,
+    /// Temperatures to measure at.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub(crate) temperature: Vec<f64>,
+    /// Timing runs over all prompts, with and without drafting in turns.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) runs: usize,
+    /// Directory for `decode.json`; `longdraft report` shows it beside the run that is there.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// What to do with data.

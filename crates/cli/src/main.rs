@@ -7,6 +7,8 @@
 mod cli;
 mod commands;
 mod configuration;
+mod decode_record;
+mod decoding;
 mod doctor;
 mod failure;
 mod parity;

@@ -26,4 +26,24 @@ pub enum DecodeError {
         /// Longest context of the target.
         context: usize,
     },
+    /// A temperature or truncation that makes no law.
+    #[error("{0}")]
+    Sampling(String),
+    /// A shape of proposals that cannot be.
+    #[error("{0}")]
+    Shape(String),
+    /// Logits without a single number.
+    #[error("the logits are not numbers: the weights are damaged, or of another model")]
+    NoLaw,
+    /// A layer that the draft reads was not handed out.
+    #[error("the target's layer {0} was not tapped")]
+    NotTapped(usize),
+    /// A draft's state lags behind the text.
+    #[error("the draft saw features of {seen} tokens, the root stands at {root}")]
+    Features {
+        /// Tokens whose features the draft has seen.
+        seen: usize,
+        /// Index of the root.
+        root: usize,
+    },
 }

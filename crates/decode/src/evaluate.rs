@@ -1,7 +1,11 @@
-//! Speculative against plain decoding on a set of prompts, in the same engine, interleaved.
+//! Speculative against plain decoding on a set of prompts: same engine, weights and limits, run in
+//! turns. Tokens are counted by the same counter on both sides, cut at the stop.
 
+use std::ops::ControlFlow;
+
+use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::Target;
+use longdraft_models::target::{Tap, Taps, Target};
 use serde::Serialize;
 
 use crate::decoder::{DecodeOptions, Generation, SpeculativeDecoder};
@@ -9,73 +13,345 @@ use crate::drafter::Drafter;
 use crate::error::Result;
 use crate::metrics::AcceptanceMetrics;
 
-/// Totals over prompts; tokens are counted by the same counter on both sides.
+/// Tokens of the request that warms both sides up and is not counted.
+const WARM_UP_TOKENS: usize = 8;
+/// Resamples of an interval.
+const RESAMPLES: usize = 10_000;
+
+/// A prompt with the group it is reported in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// Group.
+    pub category: String,
+    /// Tokens.
+    pub tokens: Vec<TargetTokenId>,
+}
+
+/// Tokens and time of one side, summed over runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Side {
+    /// Tokens, the first one of each request included.
+    pub tokens: usize,
+    /// Requests.
+    pub requests: usize,
+    /// Seconds until the first tokens.
+    pub prefill_seconds: f64,
+    /// Seconds after them.
+    pub decode_seconds: f64,
+}
+
+impl Side {
+    /// Tokens after the first, per second after the first.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        self.tokens.saturating_sub(self.requests) as f64 / self.decode_seconds.max(1e-9)
+    }
+
+    /// All tokens per second, prefill included.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / (self.prefill_seconds + self.decode_seconds).max(1e-9)
+    }
+
+    fn add(&mut self, generation: &Generation) {
+        self.tokens += generation.tokens.len();
+        self.requests += 1;
+        self.prefill_seconds += generation.prefill_seconds;
+        self.decode_seconds += generation.decode_seconds;
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.requests += other.requests;
+        self.prefill_seconds += other.prefill_seconds;
+        self.decode_seconds += other.decode_seconds;
+    }
+}
+
+/// Where two greedy outputs part.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Divergence {
+    /// Index among the generated tokens.
+    pub position: usize,
+    /// Log-probability that the target gives to plain decoding's token less that of the other, in
+    /// nats: what following the other token costs.
+    pub regret: f64,
+}
+
+/// One prompt, decoded both ways in every run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PromptFigures {
+    /// Group.
+    pub category: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Plain decoding.
+    pub plain: Side,
+    /// With the draft.
+    pub drafted: Side,
+    /// Acceptance.
+    pub acceptance: AcceptanceMetrics,
+    /// Whether the outputs were equal in every run; none if they need not be (draws differ).
+    pub equal: Option<bool>,
+    /// Where they first part, if they have to be equal and are not.
+    pub divergence: Option<Divergence>,
+}
+
+/// All prompts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Prompts decoded both ways.
-    pub prompts: usize,
-    /// Prompts whose output was equal token for token.
-    pub equal: usize,
-    /// Acceptance of the speculative side.
-    pub acceptance: AcceptanceMetrics,
-    /// Tokens after the first one of each prompt.
-    pub tokens: usize,
-    /// Seconds of plain decoding after the first tokens.
-    pub plain_seconds: f64,
-    /// Seconds of speculative decoding after the first tokens.
-    pub speculative_seconds: f64,
+    /// In the order given.
+    pub prompts: Vec<PromptFigures>,
+    /// Pooled speed-up of each run.
+    pub speed_up_of_runs: Vec<f64>,
 }
 
 impl Comparison {
-    /// Plain decoding speed, pooled.
-    pub fn plain_tokens_per_second(&self) -> f64 {
-        self.tokens as f64 / self.plain_seconds.max(1e-9)
+    /// Acceptance pooled over prompts.
+    pub fn acceptance(&self) -> AcceptanceMetrics {
+        let mut pooled = AcceptanceMetrics::default();
+        self.prompts.iter().for_each(|prompt| pooled.merge(&prompt.acceptance));
+        pooled
     }
 
-    /// Speculative decoding speed, pooled.
-    pub fn speculative_tokens_per_second(&self) -> f64 {
-        self.tokens as f64 / self.speculative_seconds.max(1e-9)
+    /// Plain decoding, pooled.
+    pub fn plain(&self) -> Side {
+        pool(self.prompts.iter().map(|prompt| &prompt.plain))
     }
 
-    /// Ratio of the pooled speeds.
+    /// Decoding with the draft, pooled.
+    pub fn drafted(&self) -> Side {
+        pool(self.prompts.iter().map(|prompt| &prompt.drafted))
+    }
+
+    /// Ratio of the pooled decoding speeds.
     pub fn speed_up(&self) -> f64 {
-        self.plain_seconds / self.speculative_seconds.max(1e-9)
+        speed_up(self.prompts.iter())
     }
 
-    /// Whether every prompt's output was equal.
+    /// Mean over prompts of each one's own tau, which several tools report.
+    pub fn acceptance_length_per_prompt(&self) -> f64 {
+        let each = self.prompts.iter().map(|prompt| prompt.acceptance.acceptance_length());
+        each.sum::<f64>() / self.prompts.len().max(1) as f64
+    }
+
+    /// 95 % interval of the speed-up: paired bootstrap over prompts, percentiles of 10,000.
+    pub fn speed_up_interval(&self) -> (f64, f64) {
+        self.interval("speed-up", |prompts| speed_up(prompts.iter().copied()))
+    }
+
+    /// 95 % interval of tau, likewise.
+    pub fn acceptance_length_interval(&self) -> (f64, f64) {
+        self.interval("tau", |prompts| {
+            let sum = |of: fn(&AcceptanceMetrics) -> usize| -> usize {
+                prompts.iter().map(|prompt| of(&prompt.acceptance)).sum()
+            };
+            sum(|m| m.committed) as f64 / sum(|m| m.rounds).max(1) as f64
+        })
+    }
+
+    fn interval(&self, of: &str, figure: impl Fn(&[&PromptFigures]) -> f64) -> (f64, f64) {
+        let count = self.prompts.len();
+        if count == 0 {
+            return (0.0, 0.0);
+        }
+        let mut rng = CounterRng::new(0, of, &[count as u64]);
+        let mut figures: Vec<f64> = (0..RESAMPLES)
+            .map(|_| {
+                let draw = |_| &self.prompts[rng.below(count as u64) as usize];
+                figure(&(0..count).map(draw).collect::<Vec<_>>())
+            })
+            .collect();
+        figures.sort_by(f64::total_cmp);
+        let at = |share: f64| figures[(share * (RESAMPLES - 1) as f64).round() as usize];
+        (at(0.025), at(0.975))
+    }
+
+    /// Prompts whose outputs had to be equal, and those that were.
+    pub fn equal(&self) -> (usize, usize) {
+        let checked = self.prompts.iter().filter_map(|prompt| prompt.equal);
+        checked.fold((0, 0), |(all, equal), ok| (all + 1, equal + usize::from(ok)))
+    }
+
+    /// Whether every output that had to be equal was.
     pub fn lossless(&self) -> bool {
-        self.equal == self.prompts
+        let (checked, equal) = self.equal();
+        checked == equal
     }
 
-    fn add(&mut self, plain: &Generation, speculative: &Generation) {
-        self.prompts += 1;
-        self.equal += usize::from(plain.tokens == speculative.tokens);
-        self.acceptance.merge(&speculative.metrics);
-        self.tokens += speculative.tokens.len().saturating_sub(1);
-        self.plain_seconds += plain.decode_seconds;
-        self.speculative_seconds += speculative.decode_seconds;
+    /// The parts by a key of the prompts, in the key's order.
+    pub fn groups<K: Ord>(&self, key: impl Fn(&PromptFigures) -> K) -> Vec<(K, Self)> {
+        let mut groups = std::collections::BTreeMap::new();
+        for prompt in &self.prompts {
+            let group: &mut Self = groups.entry(key(prompt)).or_default();
+            group.prompts.push(prompt.clone());
+        }
+        groups.into_iter().collect()
     }
 }
 
-/// Decodes every prompt plainly and with a fresh drafter, and hears of each prompt when done.
+fn pool<'a>(sides: impl Iterator<Item = &'a Side>) -> Side {
+    let mut pooled = Side::default();
+    sides.for_each(|side| pooled.merge(side));
+    pooled
+}
+
+fn speed_up<'a>(prompts: impl Iterator<Item = &'a PromptFigures> + Clone) -> f64 {
+    let plain = pool(prompts.clone().map(|prompt| &prompt.plain));
+    let drafted = pool(prompts.map(|prompt| &prompt.drafted));
+    drafted.decode_tokens_per_second() / plain.decode_tokens_per_second().max(1e-9)
+}
+
+/// How often what is measured.
+pub struct Schedule<'a> {
+    /// Runs over all prompts.
+    pub runs: usize,
+    /// Options of every request; the prompt's number and the run's are its key.
+    pub options: &'a DecodeOptions,
+    /// Whether outputs have to be equal token for token.
+    pub must_be_equal: bool,
+}
+
+/// Decodes every prompt plainly and with `drafter`, in turns and in alternating order, and hears of
+/// the figures so far after each; `false` ends it early.
 ///
 /// # Errors
 /// - a prompt does not fit, or a model cannot run
-pub fn compare<'a>(
-    target: &'a Target,
-    new_drafter: &dyn Fn() -> Result<Box<dyn Drafter + 'a>>,
-    prompts: &[Vec<TargetTokenId>],
-    options: &DecodeOptions,
-    on_prompt: &mut dyn FnMut(&Comparison),
+pub fn compare(
+    target: &Target,
+    drafter: Box<dyn Drafter + '_>,
+    prompts: &[Prompt],
+    schedule: &Schedule<'_>,
+    on_prompt: &mut dyn FnMut(&Comparison) -> bool,
 ) -> Result<Comparison> {
+    let mut plain = SpeculativeDecoder::new(target, None);
+    let mut drafted = SpeculativeDecoder::new(target, Some(drafter));
+    let all = &mut |_| ControlFlow::Continue(());
+    if let Some(first) = prompts.first() {
+        let limit = schedule.options.max_new_tokens.min(WARM_UP_TOKENS);
+        let short = DecodeOptions { max_new_tokens: limit, ..schedule.options.clone() };
+        plain.generate(&first.tokens, &short, all)?;
+        drafted.generate(&first.tokens, &short, all)?;
+    }
     let mut totals = Comparison::default();
-    for prompt in prompts {
-        let plain = SpeculativeDecoder::new(target, None).generate(prompt, options, &mut |_| ())?;
-        let drafter = Some(new_drafter()?);
-        let speculative =
-            SpeculativeDecoder::new(target, drafter).generate(prompt, options, &mut |_| ())?;
-        totals.add(&plain, &speculative);
-        on_prompt(&totals);
+    for run in 0..schedule.runs {
+        let (mut plain_run, mut drafted_run) = (Side::default(), Side::default());
+        for (index, prompt) in prompts.iter().enumerate() {
+            let request = vec![index as u64, run as u64];
+            let options = DecodeOptions { request, ..schedule.options.clone() };
+            let plain_first = (index + run).is_multiple_of(2);
+            let early = if plain_first {
+                Some(plain.generate(&prompt.tokens, &options, all)?)
+            } else {
+                None
+            };
+            let with = drafted.generate(&prompt.tokens, &options, all)?;
+            let without = match early {
+                Some(early) => early,
+                None => plain.generate(&prompt.tokens, &options, all)?,
+            };
+            plain_run.add(&without);
+            drafted_run.add(&with);
+            if run == 0 {
+                totals.prompts.push(PromptFigures {
+                    category: prompt.category.clone(),
+                    prompt_tokens: prompt.tokens.len(),
+                    plain: Side::default(),
+                    drafted: Side::default(),
+                    acceptance: AcceptanceMetrics::default(),
+                    equal: schedule.must_be_equal.then_some(true),
+                    divergence: None,
+                });
+            }
+            let figures = &mut totals.prompts[index];
+            figures.plain.add(&without);
+            figures.drafted.add(&with);
+            figures.acceptance.merge(&with.metrics);
+            if schedule.must_be_equal && with.tokens != without.tokens {
+                figures.equal = Some(false);
+                if figures.divergence.is_none() {
+                    figures.divergence = divergence(target, &prompt.tokens, &without, &with)?;
+                }
+            }
+            if !on_prompt(&totals) {
+                return Ok(totals);
+            }
+        }
+        let speeds = (drafted_run.decode_tokens_per_second(), plain_run.decode_tokens_per_second());
+        totals.speed_up_of_runs.push(speeds.0 / speeds.1.max(1e-9));
     }
     Ok(totals)
+}
+
+/// The first place where two outputs differ, judged by the target in one plain pass.
+fn divergence(
+    target: &Target,
+    prompt: &[TargetTokenId],
+    plain: &Generation,
+    drafted: &Generation,
+) -> Result<Option<Divergence>> {
+    let pairs = plain.tokens.iter().zip(&drafted.tokens);
+    let Some(position) = pairs.clone().position(|(a, b)| a != b) else { return Ok(None) };
+    let text = prompt.iter().chain(&plain.tokens[..position]);
+    let ids: Vec<u32> = text.map(|token| token.0).collect();
+    let positions: Vec<u32> = (0..ids.len() as u32).collect();
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let features = target.extend(&ids, &positions, &mut target.new_cache()?, &taps)?;
+    let last = features.final_hidden()?.narrow(0, ids.len() - 1, 1)?;
+    let logits = target.logits(&last)?.flatten_all()?.to_vec1::<f32>()?;
+    let logit = |token: TargetTokenId| f64::from(logits[token.0 as usize]);
+    let regret = logit(plain.tokens[position]) - logit(drafted.tokens[position]);
+    Ok(Some(Divergence { position, regret }))
+}
+
+/// 95 % interval of a share (Wilson 1927).
+pub fn wilson_interval(hits: usize, trials: usize) -> (f64, f64) {
+    if trials == 0 {
+        return (0.0, 1.0);
+    }
+    let (n, z) = (trials as f64, 1.959_964);
+    let share = hits as f64 / n;
+    let centre = share + z * z / (2.0 * n);
+    let half = z * (share * (1.0 - share) / n + z * z / (4.0 * n * n)).sqrt();
+    let scale = 1.0 + z * z / n;
+    (((centre - half) / scale).max(0.0), ((centre + half) / scale).min(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(category: &str, plain: f64, drafted: f64) -> PromptFigures {
+        let side =
+            |decode_seconds| Side { tokens: 11, requests: 1, prefill_seconds: 1.0, decode_seconds };
+        PromptFigures {
+            category: category.into(),
+            prompt_tokens: 3,
+            plain: side(plain),
+            drafted: side(drafted),
+            acceptance: AcceptanceMetrics { rounds: 5, committed: 10, ..Default::default() },
+            equal: Some(plain < 5.0),
+            divergence: None,
+        }
+    }
+
+    #[test]
+    fn speeds_are_pooled_and_the_interval_holds_them() {
+        let prompts = vec![figures("a", 2.0, 1.0), figures("b", 6.0, 1.0)];
+        let comparison = Comparison { prompts, speed_up_of_runs: vec![4.0] };
+        assert!((comparison.speed_up() - 4.0).abs() < 1e-9);
+        assert_eq!(comparison.speed_up_interval(), (2.0, 6.0));
+        assert!((comparison.plain().decode_tokens_per_second() - 2.5).abs() < 1e-9);
+        assert!((comparison.plain().tokens_per_second() - 2.2).abs() < 1e-9);
+        assert_eq!((comparison.equal(), comparison.lossless()), ((2, 1), false));
+        let groups = comparison.groups(|prompt| prompt.category.clone());
+        assert!((groups[1].1.speed_up() - 6.0).abs() < 1e-9);
+        assert!((comparison.acceptance_length_per_prompt() - 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn wilson_intervals_stay_within_shares() {
+        let (low, high) = wilson_interval(8, 10);
+        assert!((low - 0.4902).abs() < 1e-3 && (high - 0.9433).abs() < 1e-3, "{low} {high}");
+        assert_eq!(wilson_interval(0, 0), (0.0, 1.0));
+        assert!(wilson_interval(0, 5).0 == 0.0 && wilson_interval(5, 5).1 > 0.999);
+    }
 }

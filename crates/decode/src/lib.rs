@@ -8,10 +8,20 @@
 
 pub mod decoder;
 pub mod drafter;
+pub mod draws;
 pub mod error;
 pub mod evaluate;
+pub mod law;
 pub mod metrics;
+pub mod pace;
+pub mod shape;
+pub mod stop;
+pub mod tree;
 pub mod verifier;
 
-pub use decoder::{DecodeOptions, Generation, SpeculativeDecoder};
+pub use decoder::{Committed, DecodeOptions, EndReason, Generation, Pacing, SpeculativeDecoder};
 pub use error::{DecodeError, Result};
+pub use law::Sampling;
+pub use shape::DraftShape;
+pub use tree::{Origin, Tree};
+pub use verifier::VerifyRule;

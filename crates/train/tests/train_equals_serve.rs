@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use candle_core::D;
 use longdraft_data::Batch;
-use longdraft_decode::drafter::{DraftContext, Drafter, GlideDrafter};
+use longdraft_decode::drafter::{DraftContext, Drafter, GlideModel, ModelDrafter, Plan};
+use longdraft_decode::draws::CounterDraws;
+use longdraft_decode::{DraftShape, Sampling};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
@@ -32,10 +34,18 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
     target.extend(prompt, &positions, &mut cache, &Taps::of(&[])).expect("prefill");
     let tokens: Vec<TargetTokenId> = tokens.iter().map(|id| TargetTokenId(*id)).collect();
     let context = DraftContext { target, cache: &cache, tokens: &tokens };
-    let mut drafter = GlideDrafter::new(draft, target).expect("drafter");
-    drafter.begin(context).expect("begin");
-    let proposed = drafter.propose(context, DRAFT_LEN).expect("proposals");
-    proposed.iter().map(|token| token.0).collect()
+    let mut drafter = ModelDrafter::new(GlideModel::new(draft, target).expect("model"));
+    drafter.begin(0).expect("begin");
+    let mut plan = Plan {
+        shape: &DraftShape::Chain { length: DRAFT_LEN },
+        drawn: false,
+        sampling: &Sampling::default(),
+        round: 1,
+        draws: &mut CounterDraws::new(0, &[]),
+        worth: None,
+    };
+    let proposed = drafter.propose(context, &mut plan).expect("proposals");
+    proposed.nodes().iter().map(|node| node.token.0).collect()
 }
 
 /// Most likely tokens of the training pass over `tokens` and the proposals, the row of level d

@@ -3,15 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::json;
 
-use crate::cli::QuickstartArguments;
+use crate::cli::{QuickstartArguments, WeightDtype};
+use crate::commands::eval::prompts::PromptSet;
 use crate::commands::{eval, extract, fetch, report, train};
 use crate::configuration::parse_stage;
+use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 
@@ -42,7 +43,6 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         other => other.to_owned(),
     };
     let target = Arc::new(Target::open(&spec, &TargetOptions::default())?);
-    let tokenizer = Target::open_tokenizer(&spec)?;
     eprintln!(
         "    {spec}: {} layers, width {}, vocabulary {}",
         target.config().num_hidden_layers,
@@ -65,16 +65,24 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     eprintln!(
         "4/4 decoding {NEW_TOKENS} tokens after 20 GSM8K test questions, without and with it"
     );
-    let draft = GlideDraft::open(&draft_folder, &target)?;
-    let questions = eval::Prompts {
-        path: &data.join(TEST_FILE),
+    let decoding = DecodingArguments::chain(&draft_folder, DRAFT_LEN);
+    drop(target);
+    let models = decoding.open(&spec)?;
+    let Models { target, tokenizer, .. } = &models;
+    let questions = PromptSet {
+        name: &data.join(TEST_FILE).display().to_string(),
         field: "question",
         chat: tokenizer.chat_template().is_some(),
         limit: None,
+        contexts: &[],
+        max_tokens: NEW_TOKENS,
     };
-    let comparison =
-        eval::measure(&target, &tokenizer, &draft, &questions, (DRAFT_LEN, NEW_TOKENS))?;
-    eval::print(&comparison, DRAFT_LEN);
+    let questions = eval::prompts::read(&questions, target, tokenizer)?;
+    let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
+    options.max_new_tokens = NEW_TOKENS;
+    options.stop_tokens = stop_tokens(target);
+    let cell = eval::measure(&decoding, &models, &questions, &options, 1)?;
+    eval::print(&cell);
     let seconds = started.elapsed().as_secs_f64();
     println!(
         "took {}; plots: {}",
@@ -86,11 +94,11 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         draft_folder.display()
     );
     if json {
-        let mut value = eval::to_json(&comparison);
+        let mut value = eval::summary(&cell);
         value["seconds"] = json!(seconds);
         println!("{value}");
     }
-    eval::require_lossless(&comparison)
+    eval::require_lossless(&cell, WeightDtype::F32)
 }
 
 /// The shipped text as files, where the data reader and the user can see it.

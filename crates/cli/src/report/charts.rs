@@ -1,5 +1,6 @@
 //! Which charts a report shows, and from which records.
 
+use super::decoding;
 use super::ink::Ink;
 use super::metrics_log::{Agreement, StepRecord};
 use super::plot::{Chart, Curve, Mark, Scale, Style};
@@ -32,7 +33,7 @@ type OfStep = fn(&StepRecord) -> Option<f64>;
 /// Every section that has something to show.
 pub(crate) fn sections(runs: &[Run]) -> Vec<Section> {
     let mut sections = vec![loss(runs), length(runs), by_delay(runs), at_the_end(runs)];
-    sections.extend([optimizer(runs), machine(runs)]);
+    sections.extend([decoding::section(runs), optimizer(runs), machine(runs)]);
     for section in &mut sections {
         section.charts.retain(|(_, chart)| !chart.is_empty());
     }
@@ -317,7 +318,7 @@ fn of_held_out(stage: &Stage, of: impl Fn(&Agreement) -> Option<f64>) -> Vec<Poi
         .collect()
 }
 
-fn point(x: f64, y: Option<f64>) -> Option<Point> {
+pub(super) fn point(x: f64, y: Option<f64>) -> Option<Point> {
     let y = y.filter(|y| y.is_finite())?;
     Some(Point { x, y })
 }
@@ -353,7 +354,13 @@ mod tests {
     }
 
     fn run(stages: Vec<Stage>) -> Run {
-        Run { name: "r".into(), folder: PathBuf::from("r"), stages, problems: Vec::new() }
+        Run {
+            name: "r".into(),
+            folder: PathBuf::from("r"),
+            stages,
+            decoding: None,
+            problems: Vec::new(),
+        }
     }
 
     fn titles(runs: &[Run]) -> Vec<String> {

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! metrics.jsonl -> metrics_log -> run -> series (smoothed, thinned) -> charts -> plot (SVG) -> page (HTML)
+//! decode.json   -> run -> decoding ---------------------------------> charts
 //! config.yaml   -> run -> differences ------------------------------------------------------->
 //! ```
 
 mod charts;
+mod decoding;
 mod differences;
 mod ink;
 mod metrics_log;

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::metrics_log::MetricsLog;
+use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
@@ -22,6 +23,8 @@ pub(crate) struct Run {
     pub(crate) folder: PathBuf,
     /// At least one, each with at least one step.
     pub(crate) stages: Vec<Stage>,
+    /// What `eval decode` measured, when it wrote here.
+    pub(crate) decoding: Option<DecodeRecord>,
     /// What was skipped, as `file:line: cause` or `file: cause`.
     pub(crate) problems: Vec<String>,
 }
@@ -86,13 +89,25 @@ impl Run {
         Ok(runs)
     }
 
+    /// An unreadable record is a problem, not a failure: the plots of the training stand alone.
+    fn read_decoding(&mut self) {
+        let path = self.folder.join(DECODE_FILE);
+        let Ok(text) = std::fs::read_to_string(&path) else { return };
+        match serde_json::from_str(&text) {
+            Ok(record) => self.decoding = Some(record),
+            Err(error) => self.problems.push(format!("{DECODE_FILE}: {error}")),
+        }
+    }
+
     fn open(folder: &Path) -> std::result::Result<Self, String> {
         let mut run = Self {
             name: name_of(folder),
             folder: folder.to_path_buf(),
             stages: Vec::new(),
+            decoding: None,
             problems: Vec::new(),
         };
+        run.read_decoding();
         let curriculum = folder.join(CURRICULUM_FILE);
         if curriculum.is_file() {
             let entries = read_curriculum(&curriculum)?;

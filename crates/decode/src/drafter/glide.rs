@@ -1,30 +1,35 @@
 //! GLIDE: the draft's own window of keys, and the target's last-layer cache.
 //!
 //! The row of level `d` stands at token index `n + d − 1` (n: the root's index) and sees the
-//! target's keys `0..n`, so its delay is exactly `d`, as in training.
+//! target's keys `0..n`, so its delay is exactly `d`, as in training. Its own keys depend on token
+//! and position only: those of accepted tokens are made anew when the next round begins.
 
 use std::sync::Arc;
 
-use candle_core::{D, Tensor};
+use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_models::TargetTokenId;
+use longdraft_kernels::linear::linear;
+use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, SelfKv};
 use longdraft_models::target::{LastKv, Target};
 
+use super::model::Readings;
 use super::window::DraftWindow;
-use super::{DraftContext, Drafter};
+use super::{DraftContext, DraftModel, Reading, ReducedHead};
 use crate::error::Result;
 
-/// Drafts greedy chains with a GLIDE layer.
-pub struct GlideDrafter<'a> {
+/// A GLIDE layer at decoding.
+pub struct GlideModel<'a> {
     draft: &'a GlideDraft,
     window: DraftWindow,
-    /// Keys and values of proposed tokens that the draft has run, oldest first.
-    proposed: Vec<SelfKv>,
+    head: Option<Arc<ReducedHead>>,
+    readings: Readings,
+    /// The window's keys, oldest first, then those of this round's readings.
+    buffer: Option<SelfKv>,
 }
 
-impl<'a> GlideDrafter<'a> {
-    /// A drafter for one request at a time.
+impl<'a> GlideModel<'a> {
+    /// A model for one request at a time, with a head over the whole vocabulary.
     ///
     /// # Errors
     /// - the device has no memory for the window
@@ -36,45 +41,77 @@ impl<'a> GlideDrafter<'a> {
             config.head_dim,
             target.device(),
         )?;
-        Ok(Self { draft, window, proposed: Vec::new() })
+        Ok(Self { draft, window, head: None, readings: Readings::default(), buffer: None })
     }
 
-    /// Keys and values of tokens from index `first` on.
-    fn self_kv(&self, target: &Target, ids: &[u32], first: usize) -> Result<SelfKv> {
-        let positions: Vec<u32> = (0..ids.len()).map(|i| (first + i) as u32).collect();
-        let table = target.rope().table(&positions, target.device())?;
+    /// Proposes only the tokens of a reduced head.
+    #[must_use]
+    pub fn with_head(mut self, head: Arc<ReducedHead>) -> Self {
+        self.head = Some(head);
+        self
+    }
+
+    /// Keys and values of tokens at `positions`.
+    fn self_kv(&self, target: &Target, ids: &[u32], positions: &[u32]) -> Result<SelfKv> {
+        let table = target.rope().table(positions, target.device())?;
         Ok(self.draft.self_kv(&target.embed(ids)?, &table)?)
     }
 
-    /// Most likely token after the one at `index`, which is the newest row of `keys`.
-    fn next_token(
+    /// Brings the window up to the root.
+    fn catch_up(&mut self, context: DraftContext<'_>) -> Result<()> {
+        let known = context.tokens.len();
+        let oldest = known.saturating_sub(self.window.slots());
+        if self.window.held().end < oldest {
+            self.window.restart_at(oldest);
+        }
+        let first = self.window.held().end;
+        if first < known {
+            let ids: Vec<u32> = context.tokens[first..].iter().map(|token| token.0).collect();
+            let positions: Vec<u32> = (first as u32..known as u32).collect();
+            self.window.push(&self.self_kv(context.target, &ids, &positions)?)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of tokens at `positions`, all at one level; `paths` are places of the buffer beside
+    /// the visible part of the window.
+    fn logits(
         &self,
-        target: &Target,
-        id: u32,
-        index: usize,
-        keys: &SelfKv,
-        last_kv: &LastKv,
-    ) -> Result<TargetTokenId> {
-        let table = target.rope().table(&[index as u32], target.device())?;
-        let held = keys.k.dim(0)?;
-        let visible = held.saturating_sub(self.window.slots())..held;
-        let verified = last_kv.k.dim(0)?;
-        let cross =
-            CrossContext { last_kv, ranges: Arc::new(KeyRanges::shared(&(0..verified), 1)) };
-        let own = Arc::new(KeyRanges::shared(&visible, 1));
+        context: DraftContext<'_>,
+        ids: &[u32],
+        depth: usize,
+        paths: Vec<Vec<u32>>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let target = context.target;
+        let Some(buffer) = &self.buffer else { return Ok(Vec::new()) };
+        let (k, v) = context.cache.last_layer()?;
+        let verified = k.dim(0)?;
+        let last_kv = LastKv { k, v };
+        let cross = KeyRanges::shared(&(0..verified), ids.len());
+        let cross = CrossContext { last_kv: &last_kv, ranges: Arc::new(cross) };
+        let held = self.window.held();
+        let newest = held.end - 1 + depth;
+        // The oldest token that a query at `newest` still sees.
+        let oldest = (newest + 1).saturating_sub(self.window.slots()).max(held.start);
+        let visible = (oldest.min(held.end) - held.start)..held.len();
+        let skipped = oldest.saturating_sub(held.end);
+        let paths = paths.into_iter().map(|path| {
+            path[skipped.min(path.len())..].iter().map(|i| i + held.len() as u32).collect()
+        });
+        let own = Arc::new(KeyRanges::shared(&visible, ids.len()).with_singles(paths));
+        let position = newest as u32;
+        let table = target.rope().table(&vec![position; ids.len()], target.device())?;
         let hidden =
-            self.draft.forward_cached(&target.embed(&[id])?, &table, keys, &own, &cross)?;
-        let best = target.logits(&hidden)?.argmax(D::Minus1)?.to_vec1::<u32>()?;
-        Ok(TargetTokenId(best[0]))
+            self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
+        let logits = match &self.head {
+            Some(head) => linear(&hidden, head.weight(), None)?,
+            None => target.logits(&hidden)?,
+        };
+        Ok(logits.to_vec2()?)
     }
 }
 
-/// The first `tokens` rows.
-fn narrow(keys: &SelfKv, tokens: usize) -> Result<SelfKv> {
-    Ok(SelfKv { k: keys.k.narrow(0, 0, tokens)?, v: keys.v.narrow(0, 0, tokens)? })
-}
-
-/// Writes one token's keys and values behind the `at` that a buffer holds.
+/// Writes keys and values into a buffer at row `at`.
 fn put(buffer: &SelfKv, at: usize, new: &SelfKv) -> Result<()> {
     let set = |buffer: &Tensor, new: &Tensor| buffer.slice_set(&new.contiguous()?, 0, at);
     set(&buffer.k, &new.k)?;
@@ -82,60 +119,39 @@ fn put(buffer: &SelfKv, at: usize, new: &SelfKv) -> Result<()> {
     Ok(())
 }
 
-impl Drafter for GlideDrafter<'_> {
-    fn begin(&mut self, context: DraftContext<'_>) -> Result<()> {
-        self.proposed.clear();
-        let root = context.tokens.len() - 1;
-        let first = root.saturating_sub(self.window.slots());
-        self.window.restart_at(first);
-        let prompt: Vec<u32> = context.tokens[first..root].iter().map(|token| token.0).collect();
-        if !prompt.is_empty() {
-            let kv = self.self_kv(context.target, &prompt, first)?;
-            self.window.push(&kv)?;
-        }
+impl DraftModel for GlideModel<'_> {
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        self.head.as_ref().map(|head| head.vocabulary())
+    }
+
+    fn begin(&mut self, _kept: usize) -> Result<()> {
+        // The window is cheap to fill again, and may hold tokens that were taken back.
+        self.window.restart_at(0);
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        context: DraftContext<'_>,
-        draft_len: usize,
-    ) -> Result<Vec<TargetTokenId>> {
-        let target = context.target;
-        let root = context.tokens.len() - 1;
-        let (k, v) = context.cache.last_layer()?;
-        let last_kv = LastKv { k, v };
-        let mut id = context.tokens[root].0;
-        let root_kv = self.self_kv(target, &[id], root)?;
-        self.window.push(&root_kv)?;
-        let held = self.window.held().len();
-        let buffer = self.window.unrolled(draft_len)?;
-        self.proposed.clear();
-        let mut tokens = Vec::with_capacity(draft_len);
-        for level in 0..draft_len {
-            if level > 0 {
-                let kv = self.self_kv(target, &[id], root + level)?;
-                put(&buffer, held + level - 1, &kv)?;
-                self.proposed.push(kv);
-            }
-            let keys = narrow(&buffer, held + level)?;
-            let next = self.next_token(target, id, root + level, &keys, &last_kv)?;
-            tokens.push(next);
-            id = next.0;
-        }
-        Ok(tokens)
+    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Vec<f32>> {
+        self.catch_up(context)?;
+        self.readings.clear();
+        self.buffer = Some(self.window.unrolled(room)?);
+        let root = context.tokens[context.tokens.len() - 1].0;
+        let mut logits = self.logits(context, &[root], 0, vec![Vec::new()])?;
+        Ok(logits.pop().unwrap_or_default())
     }
 
-    fn accept(&mut self, context: DraftContext<'_>, accepted: &[TargetTokenId]) -> Result<()> {
-        let first = self.window.held().end;
-        for (i, token) in accepted.iter().enumerate() {
-            // The last proposal was never run by the draft.
-            let kv = match self.proposed.get(i) {
-                Some(kv) => kv.clone(),
-                None => self.self_kv(context.target, &[token.0], first + i)?,
-            };
-            self.window.push(&kv)?;
+    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+        let first = self.readings.len();
+        level.iter().for_each(|reading| self.readings.push(*reading));
+        let paths: Vec<Vec<u32>> =
+            (first..first + level.len()).map(|reading| self.readings.path(reading)).collect();
+        let depth = paths.first().map_or(0, Vec::len);
+        let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
+        let held = self.window.held();
+        let position = (held.end - 1 + depth) as u32;
+        let kv = self.self_kv(context.target, &ids, &vec![position; ids.len()])?;
+        if let Some(buffer) = &self.buffer {
+            put(buffer, held.len() + first, &kv)?;
         }
-        Ok(())
+        self.logits(context, &ids, depth, paths)
     }
 }

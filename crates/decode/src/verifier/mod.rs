@@ -1,33 +1,153 @@
-//! Who accepts tokens.
+//! Who accepts tokens, so that the output follows the target's law exactly.
+//!
+//! - Temperature 0: walk down the tree while the arg max is a child.
+//! - Certain children, at a temperature: draw from the target's law; a child that is drawn is
+//!   accepted, anything else is committed. The draft's own law plays no part.
+//! - Drawn children: recursive rejection ([`VerifyRule::Ratio`]), see [`test_children`].
 
-mod greedy;
-mod sampling;
+mod ratio;
 
-use candle_core::Tensor;
 use longdraft_models::TargetTokenId;
+use serde::{Deserialize, Serialize};
 
+use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
+use crate::law::{Sampling, argmax};
+use crate::tree::Tree;
 
-pub use greedy::{GreedyVerifier, argmax_rows};
-pub use sampling::SamplingVerifier;
+pub use ratio::{Outcome, test_children};
 
 /// The outcome of one round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// How many proposals hold, from the first on.
-    pub accepted: usize,
-    /// The target's own token after them: the correction, or the bonus when all hold.
+    /// Rows of the accepted nodes, from the root down.
+    pub path: Vec<usize>,
+    /// The target's own token after them: the correction, or the bonus when a leaf was reached.
     pub next: TargetTokenId,
+    /// Rejections that exact arithmetic rules out; 0 but for rounding.
+    pub residual_fallbacks: usize,
 }
 
-/// Accepts a prefix of a chain from the target's logits.
-pub trait Verifier {
-    /// Judges `proposed` (k tokens) by the target's logits at the root and at each of them.
-    ///
-    /// # Shapes
-    /// - `logits`: `[k + 1, V]`
+/// How proposals are tested at a temperature. Both keep the target's law.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerifyRule {
+    /// Accept a drawn x with `min(1, p(x) / q(x))`: the highest chance there is, `Σ min(p, q)`.
+    #[default]
+    Ratio,
+    /// Draw from the target's law and accept what matches. Output equals plain sampling with the
+    /// same seed, token for token.
+    Match,
+}
+
+/// Which round this is, for the keys of its draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// Rounds before it.
+    pub index: u64,
+    /// Index of the first token that it decides.
+    pub position: u64,
+}
+
+/// Judges trees by the target's logits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verifier {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// How drawn proposals are tested.
+    pub rule: VerifyRule,
+}
+
+impl Verifier {
+    /// Judges `tree` by the logits `[rows, V]` of its rows.
     ///
     /// # Errors
-    /// - the logits cannot be read
-    fn verify(&mut self, proposed: &[TargetTokenId], logits: &Tensor) -> Result<Verdict>;
+    /// - logits of a row are not numbers
+    ///
+    /// # Panics
+    /// - fewer rows of logits than of the tree
+    pub fn verify(
+        &self,
+        tree: &Tree,
+        logits: &[Vec<f32>],
+        round: Round,
+        draws: &mut dyn Draws,
+    ) -> Result<Verdict> {
+        let mut verdict = Verdict { path: Vec::new(), next: tree.token(0), residual_fallbacks: 0 };
+        let mut row = 0;
+        loop {
+            let accepted = if self.sampling.is_greedy() {
+                match_child(tree, row, argmax(&logits[row]))
+            } else {
+                let law = self.sampling.law(&logits[row])?;
+                let drawn = tree.children(row).any(|(_, node)| node.drawn);
+                if drawn && self.rule == VerifyRule::Ratio {
+                    let outcome = test_children(tree, row, law, round.index, draws);
+                    verdict.residual_fallbacks += usize::from(outcome.fell_back);
+                    outcome.accepted.ok_or(outcome.token)
+                } else {
+                    let position = round.position + verdict.path.len() as u64;
+                    let at = Place { purpose: Purpose::Token, round: position, row: 0, child: 0 };
+                    match_child(tree, row, TargetTokenId(draws.choose(at, &law) as u32))
+                }
+            };
+            match accepted {
+                Ok(child) => {
+                    verdict.path.push(child);
+                    row = child;
+                }
+                Err(token) => {
+                    verdict.next = token;
+                    return Ok(verdict);
+                }
+            }
+        }
+    }
+}
+
+/// The row of the child with `token`, or the token if there is none.
+fn match_child(
+    tree: &Tree,
+    row: usize,
+    token: TargetTokenId,
+) -> std::result::Result<usize, TargetTokenId> {
+    tree.child(row, token).ok_or(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::CounterDraws;
+    use crate::tree::Origin;
+
+    fn t(id: u32) -> TargetTokenId {
+        TargetTokenId(id)
+    }
+
+    fn greedy(tree: &Tree, best: &[u32]) -> (Vec<usize>, u32) {
+        let rows: Vec<Vec<f32>> =
+            best.iter().map(|b| (0..5).map(|id| f32::from(u8::from(id == *b))).collect()).collect();
+        let verifier = Verifier { sampling: Sampling::default(), rule: VerifyRule::Ratio };
+        let round = Round { index: 0, position: 1 };
+        let verdict =
+            verifier.verify(tree, &rows, round, &mut CounterDraws::new(0, &[])).expect("verdict");
+        (verdict.path, verdict.next.0)
+    }
+
+    #[test]
+    fn a_chain_is_accepted_up_to_the_first_mismatch() {
+        let chain = Tree::chain(t(0), &[t(1), t(2), t(3)]);
+        assert_eq!(greedy(&chain, &[1, 2, 3, 4]), (vec![1, 2, 3], 4));
+        assert_eq!(greedy(&chain, &[1, 0, 3, 4]), (vec![1], 0));
+        assert_eq!(greedy(&chain, &[2, 2, 3, 4]), (vec![], 2));
+        assert_eq!(greedy(&Tree::new(t(0)), &[3]), (vec![], 3));
+    }
+
+    #[test]
+    fn a_tree_is_walked_along_the_arg_max() {
+        let mut tree = Tree::chain(t(0), &[t(1), t(2)]);
+        tree.insert_chain(&[t(3), t(4)], Origin::Lookup);
+        assert_eq!(greedy(&tree, &[3, 0, 0, 4, 2]), (vec![3, 4], 2));
+        assert_eq!(greedy(&tree, &[1, 4, 0, 0, 0]), (vec![1], 4));
+    }
 }

@@ -3,12 +3,15 @@
 //! A method is one folder with the same files: `config` (sizes and modes), `model` (forward pass),
 //! `weights` (names, initial values, reading and writing).
 
+mod any;
 pub mod eagle3;
 pub mod glide;
 
 use candle_core::Var;
 
 use crate::target::Tap;
+
+pub use any::AnyDraft;
 
 /// A trained tensor and what the optimizer has to know about it.
 #[derive(Debug, Clone)]

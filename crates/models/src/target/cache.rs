@@ -2,7 +2,6 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::config::TargetConfig;
 use crate::error::Result;
 
 /// Tokens that a fresh cache has room for.
@@ -17,9 +16,13 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    pub(super) fn new(config: &TargetConfig, device: &Device) -> Result<Self> {
-        let shape = (INITIAL_CAPACITY, config.num_key_value_heads, config.head_dim);
-        let layers = (0..config.num_hidden_layers)
+    /// An empty cache of `layers` layers with `kv_heads` heads of `head_dim`.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
+        let shape = (INITIAL_CAPACITY, kv_heads, head_dim);
+        let layers = (0..layers)
             .map(|_| {
                 Ok((
                     Tensor::zeros(shape, DType::F32, device)?,
@@ -56,8 +59,35 @@ impl KvCache {
         Ok((k.narrow(0, 0, self.length)?, v.narrow(0, 0, self.length)?))
     }
 
+    /// Keeps, of the rows from `first` on, only `rows` (counted from `first`, ascending), in their
+    /// order: the accepted path of a token tree. Keys carry the angle of their token index, which
+    /// for a tree is the root's plus the depth, so a move leaves them right.
+    ///
+    /// # Errors
+    /// - a row is not in the cache, or rows do not ascend; the cache is left as it was
+    pub fn compact(&mut self, first: usize, rows: &[usize]) -> Result<()> {
+        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || rows.last().is_some_and(|row| first + row >= self.length) {
+            let message = format!("rows {rows:?} from {first} on of a cache of {}", self.length);
+            return Err(candle_core::Error::Msg(message).into());
+        }
+        let in_place = rows.iter().enumerate().take_while(|(i, row)| i == *row).count();
+        let moved: Vec<u32> = rows[in_place..].iter().map(|row| (first + row) as u32).collect();
+        if !moved.is_empty() {
+            for tensor in self.layers.iter().flat_map(|(k, v)| [k, v]) {
+                let at = Tensor::from_slice(&moved, moved.len(), tensor.device())?;
+                tensor.slice_set(&tensor.index_select(&at, 0)?, 0, first + in_place)?;
+            }
+        }
+        self.length = first + rows.len();
+        Ok(())
+    }
+
     /// Makes room for `tokens` more.
-    pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         let needed = self.length + tokens;
         if needed <= self.capacity {
             return Ok(());
@@ -79,8 +109,12 @@ impl KvCache {
     }
 
     /// Writes the keys and values of new tokens behind the committed ones, and returns all of
-    /// them, `[len + new, K, D]`.
-    pub(super) fn append(&self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// them, `[len + new, K, D]`. [`Self::reserve`] comes before it, [`Self::commit`] behind the last
+    /// layer.
+    ///
+    /// # Errors
+    /// - there is no room, or the shapes do not fit
+    pub fn append(&self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let new = k.dim(0)?;
         let (all_k, all_v) = &self.layers[layer];
         all_k.slice_set(&k.contiguous()?, 0, self.length)?;
@@ -88,7 +122,8 @@ impl KvCache {
         Ok((all_k.narrow(0, 0, self.length + new)?, all_v.narrow(0, 0, self.length + new)?))
     }
 
-    pub(super) fn commit(&mut self, tokens: usize) {
+    /// Counts `tokens` appended to every layer as the cache's.
+    pub fn commit(&mut self, tokens: usize) {
         self.length += tokens;
     }
 }

@@ -17,8 +17,8 @@ use crate::error::Result;
 pub(super) enum Context<'a> {
     /// Themselves, within their documents.
     Packed(Arc<KeyRanges>),
-    /// A cache, their predecessors and themselves.
-    Cached(&'a mut KvCache),
+    /// A cache and some of the appended tokens.
+    Cached(&'a mut KvCache, Arc<KeyRanges>),
 }
 
 /// A weight `[O, I]` with an optional bias `[O]`.
@@ -110,10 +110,9 @@ impl DecoderLayer {
         let tokens = hidden.dim(0)?;
         let attended = match context {
             Context::Packed(ranges) => attention(&heads.q, &heads.k, &heads.v, ranges)?,
-            Context::Cached(cache) => {
+            Context::Cached(cache, ranges) => {
                 let (k, v) = cache.append(index, &heads.k, &heads.v)?;
-                let ranges = KeyRanges::appended(cache.len(), tokens);
-                attention(&heads.q, &k, &v, &Arc::new(ranges))?
+                attention(&heads.q, &k, &v, ranges)?
             }
         };
         let attended = attended.reshape((tokens, count * head_dim))?;

@@ -221,8 +221,44 @@ impl Target {
         cache: &mut KvCache,
         taps: &Taps,
     ) -> Result<Features> {
+        let ranges = KeyRanges::appended(cache.len(), ids.len());
+        self.append(ids, position_ids, ranges, cache, taps)
+    }
+
+    /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
+    /// the bits that it would have if its path stood alone. [`KvCache::compact`] then keeps a path.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`], or a parent does not come before its child; the cache keeps its old
+    ///   length
+    pub fn extend_tree(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        parents: &[Option<usize>],
+        cache: &mut KvCache,
+        taps: &Taps,
+    ) -> Result<Features> {
+        let ordered = parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|p| p < i));
+        if !ordered {
+            let message = "a tree's parents must come before their children";
+            return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
+        }
+        let ranges = KeyRanges::tree(cache.len(), parents);
+        self.append(ids, position_ids, ranges, cache, taps)
+    }
+
+    fn append(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        ranges: KeyRanges,
+        cache: &mut KvCache,
+        taps: &Taps,
+    ) -> Result<Features> {
         cache.reserve(ids.len())?;
-        let features = awake(|| self.run(ids, position_ids, Context::Cached(cache), taps))?;
+        let context = Context::Cached(cache, Arc::new(ranges));
+        let features = awake(|| self.run(ids, position_ids, context, taps))?;
         cache.commit(ids.len());
         Ok(features)
     }
@@ -232,7 +268,8 @@ impl Target {
     /// # Errors
     /// - the device has no memory for it
     pub fn new_cache(&self) -> Result<KvCache> {
-        KvCache::new(&self.config, &self.device)
+        let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
+        KvCache::new(num_hidden_layers, num_key_value_heads, head_dim, &self.device)
     }
 
     /// Logits of final hidden states (after the final norm), in f32.
@@ -263,7 +300,7 @@ impl Target {
             if index == last && taps.last_kv {
                 features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
             }
-            let cached = matches!(context, Context::Cached(_));
+            let cached = matches!(context, Context::Cached(..));
             if !cached && !taps.needs_output_of(index, self.layers.len()) {
                 return Ok(features);
             }

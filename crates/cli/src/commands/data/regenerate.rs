@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_data::template::conversation::Conversation;
-use longdraft_decode::decoder::EndReason;
-use longdraft_decode::drafter::{Drafter, GlideDrafter};
-use longdraft_decode::verifier::SamplingVerifier;
-use longdraft_decode::{DecodeError, DecodeOptions, Generation, SpeculativeDecoder};
+use longdraft_decode::drafter::drafter_of;
+use longdraft_decode::{
+    DecodeError, DecodeOptions, DraftShape, EndReason, Generation, Sampling, SpeculativeDecoder,
+    VerifyRule,
+};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::glide::GlideDraft;
+use longdraft_models::draft::AnyDraft;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Value, json};
 
-use super::super::generate::{load_draft, stop_tokens};
 use crate::cli::DataRegenerateArguments;
+use crate::decoding::{load_draft, stop_tokens};
 use crate::failure::{Failure, Result};
 use ledger::{Entry, Ledger, Outcome};
 
@@ -83,7 +84,7 @@ struct Writer<'a> {
     arguments: &'a DataRegenerateArguments,
     target: &'a Target,
     tokenizer: &'a TextTokenizer,
-    draft: Option<&'a GlideDraft>,
+    draft: Option<&'a AnyDraft>,
 }
 
 impl Writer<'_> {
@@ -170,24 +171,21 @@ impl Writer<'_> {
         prompt: &[TargetTokenId],
         key: [u64; 2],
     ) -> longdraft_decode::Result<Generation> {
+        let DataRegenerateArguments { temperature, seed, .. } = *self.arguments;
         let options = DecodeOptions {
-            draft_len: self.arguments.draft_len,
+            shape: DraftShape::Chain { length: self.arguments.draft_len },
             max_new_tokens: self.arguments.max_tokens,
             stop_tokens: stop_tokens(self.target),
+            sampling: Sampling::at(temperature),
+            // The draft must not show in the answers: a file may be finished with another one.
+            rule: VerifyRule::Match,
+            seed,
+            request: key.to_vec(),
+            ..DecodeOptions::default()
         };
-        let drafter = match self.draft {
-            Some(draft) => {
-                Some(Box::new(GlideDrafter::new(draft, self.target)?) as Box<dyn Drafter>)
-            }
-            None => None,
-        };
+        let drafter = self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose()?;
         let mut decoder = SpeculativeDecoder::new(self.target, drafter);
-        if self.arguments.temperature > 0.0 {
-            let DataRegenerateArguments { temperature, seed, .. } = self.arguments;
-            decoder =
-                decoder.with_verifier(Box::new(SamplingVerifier::new(*temperature, *seed, &key)));
-        }
-        decoder.generate(prompt, &options, &mut |_| ())
+        decoder.generate(prompt, &options, &mut |_| std::ops::ControlFlow::Continue(()))
     }
 
     /// The answer without the token that ended it; a thought that the prompt opened belongs to it.

@@ -140,8 +140,7 @@ impl Eagle3Draft {
         let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
         let value: Value =
             serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
-        let is_eagle3 = |name: &Value| name.as_str().is_some_and(|n| ARCHITECTURES.contains(&n));
-        if !value["architectures"].as_array().is_some_and(|names| names.iter().any(is_eagle3)) {
+        if !names_eagle3(&value) {
             let problem = format!("`architectures` names no EAGLE-3 draft ({})", ARCHITECTURES[0]);
             return Err(ModelError::invalid(&file, problem));
         }
@@ -353,4 +352,16 @@ fn read_vocabulary(
     check_vocabulary(config, &map, &mut problems);
     problems.into_result(source.path())?;
     Ok(map)
+}
+
+/// Whether the `config.json` of a draft folder or file names this kind of draft.
+pub fn is_at(path: &Path) -> bool {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let text = std::fs::read_to_string(folder.join("config.json"));
+    text.is_ok_and(|text| serde_json::from_str(&text).is_ok_and(|value| names_eagle3(&value)))
+}
+
+fn names_eagle3(config: &Value) -> bool {
+    let is_eagle3 = |name: &Value| name.as_str().is_some_and(|n| ARCHITECTURES.contains(&n));
+    config["architectures"].as_array().is_some_and(|names| names.iter().any(is_eagle3))
 }

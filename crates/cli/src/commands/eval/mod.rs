@@ -1,0 +1,217 @@
+//! `longdraft eval decode`: drafting measured on prompts, against plain decoding in the same
+//! engine.
+
+pub(crate) mod prompts;
+mod table;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use longdraft_decode::evaluate::{Comparison, Prompt, Schedule, compare};
+use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
+use serde_json::{Value, json};
+
+use crate::cli::{EvalDecodeArguments, WeightDtype};
+use crate::decode_record::{
+    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
+};
+use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
+use crate::failure::{Failure, Result};
+use prompts::PromptSet;
+
+pub(crate) use table::print;
+
+/// Time between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Regret in nats up to which a differing output of rounded weights is a near-tie.
+const NEAR_TIE: f64 = 0.1;
+/// Share of prompts that may differ by near-ties.
+const MOST_NEAR_TIES: f64 = 0.01;
+
+/// Measures; fails if an output differs from plain decoding.
+pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
+    let decoding = &arguments.decoding;
+    if decoding.draft.is_none() && decoding.lookup.is_none() {
+        return Err(Failure::usage("there is nothing to measure")
+            .hint("give --draft PATH, --lookup, or both"));
+    }
+    if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
+        return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
+    }
+    let requests = arguments
+        .temperature
+        .iter()
+        .map(|temperature| decoding.options(*temperature, PaceChoice::Fixed))
+        .collect::<Result<Vec<DecodeOptions>>>()?;
+    let models = decoding.open(&arguments.target)?;
+    let set = PromptSet {
+        name: &arguments.prompts,
+        field: &arguments.field,
+        chat: arguments.chat,
+        limit: arguments.limit,
+        contexts: &arguments.contexts,
+        max_tokens: arguments.max_tokens,
+    };
+    let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
+    eprintln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
+    let mut record = DecodeRecord {
+        version: DecodeRecord::VERSION,
+        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
+        target: arguments.target.clone(),
+        target_fingerprint: models.target.fingerprint().to_owned(),
+        draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
+        prompts: arguments.prompts.clone(),
+        dtype: format!("{:?}", decoding.dtype).to_lowercase(),
+        threads: rayon::current_num_threads(),
+        max_new_tokens: arguments.max_tokens,
+        cells: Vec::new(),
+    };
+    for mut options in requests {
+        options.max_new_tokens = arguments.max_tokens;
+        options.stop_tokens = stop_tokens(&models.target);
+        let cell = measure(decoding, &models, &prompts, &options, arguments.runs)?;
+        print(&cell);
+        record.cells.push(cell);
+    }
+    if let Some(folder) = &arguments.output {
+        write(folder, &record)?;
+    }
+    if json {
+        println!("{}", to_json(&record));
+    }
+    record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
+}
+
+/// Decodes every prompt plainly and with drafting.
+pub(crate) fn measure(
+    decoding: &DecodingArguments,
+    models: &Models,
+    prompts: &[Prompt],
+    options: &DecodeOptions,
+    runs: usize,
+) -> Result<Cell> {
+    let drafter = decoding.drafter(models)?;
+    let drafter = drafter.ok_or_else(|| Failure::usage("there is nothing to draft with"))?;
+    let mut last_line = Instant::now();
+    let verifier = verifier(decoding, options);
+    let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };
+    let comparison = compare(&models.target, drafter, prompts, &schedule, &mut |totals| {
+        if last_line.elapsed() >= LINE_EVERY {
+            last_line = Instant::now();
+            eprintln!(
+                "    {:>3} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
+                totals.drafted().requests,
+                totals.acceptance().acceptance_length(),
+                totals.plain().decode_tokens_per_second(),
+                totals.drafted().decode_tokens_per_second()
+            );
+        }
+        true
+    })?;
+    let drafter = decoding.drafter_name(models);
+    Ok(cell((drafter, verifier), options, runs, &comparison))
+}
+
+/// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
+fn verifier(decoding: &DecodingArguments, options: &DecodeOptions) -> &'static str {
+    let drawn = decoding.draft.is_some()
+        && matches!(options.shape, DraftShape::Chain { .. } | DraftShape::Sampled { .. });
+    match (options.sampling.is_greedy(), options.rule) {
+        (true, _) => "greedy",
+        (false, VerifyRule::Match) => "match",
+        (false, VerifyRule::Ratio) if drawn => "ratio",
+        (false, VerifyRule::Ratio) => "candidate",
+    }
+}
+
+fn cell(
+    (drafter, verifier): (String, &str),
+    options: &DecodeOptions,
+    runs: usize,
+    comparison: &Comparison,
+) -> Cell {
+    let acceptance = comparison.acceptance();
+    let (checked, equal) = comparison.equal();
+    let regrets = comparison.prompts.iter().filter_map(|prompt| prompt.divergence);
+    let of_group = |(name, group): (String, Comparison)| Figures::of(name, &group);
+    let contexts = comparison.groups(|prompt| prompt.prompt_tokens.next_power_of_two());
+    Cell {
+        drafter,
+        rule: options.shape.name(),
+        verifier: verifier.to_owned(),
+        temperature: options.sampling.temperature,
+        top_k: options.sampling.top_k,
+        top_p: options.sampling.top_p,
+        min_p: options.sampling.min_p,
+        pace: if options.pacing == Pacing::Fixed { "fixed" } else { "measured" }.to_owned(),
+        runs,
+        figures: Figures::of("all", comparison),
+        conditional_acceptance: acceptance.conditional_acceptance(),
+        conditional_acceptance_intervals: acceptance_intervals(&acceptance),
+        tested_by_position: acceptance.tested_by_position.clone(),
+        survival: acceptance.survival(),
+        lookup_share: acceptance.lookup_share(),
+        milliseconds: Milliseconds::of(comparison),
+        speed_up_of_runs: comparison.speed_up_of_runs.clone(),
+        checked,
+        equal,
+        largest_regret: regrets.map(|at| at.regret).reduce(f64::max),
+        residual_fallbacks: acceptance.residual_fallbacks,
+        categories: comparison
+            .groups(|prompt| prompt.category.clone())
+            .into_iter()
+            .map(of_group)
+            .collect(),
+        contexts: contexts.into_iter().map(|(k, group)| of_group((k.to_string(), group))).collect(),
+    }
+}
+
+fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
+    let path = folder.join(DECODE_FILE);
+    let fail =
+        |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", path.display()));
+    std::fs::create_dir_all(folder).map_err(|error| fail(&error))?;
+    let text = serde_json::to_string_pretty(record).map_err(|error| fail(&error))?;
+    std::fs::write(&path, format!("{text}\n")).map_err(|error| fail(&error))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// The first cell's main figures, and everything under `record`.
+fn to_json(record: &DecodeRecord) -> Value {
+    let mut value = record.cells.first().map_or_else(|| json!({}), summary);
+    value["record"] = json!(record);
+    value
+}
+
+/// The main figures of a cell.
+pub(crate) fn summary(cell: &Cell) -> Value {
+    let Figures { tau_incl_bonus, plain_decode_tok_s, decode_tok_s, speed_up, prompts, .. } =
+        cell.figures;
+    json!({
+        "tau": tau_incl_bonus,
+        "conditional_acceptance": cell.conditional_acceptance,
+        "plain_tokens_per_second": plain_decode_tok_s,
+        "speculative_tokens_per_second": decode_tok_s,
+        "speed_up": speed_up,
+        "prompts": prompts, "equal": cell.equal,
+        "lossless": cell.equal == cell.checked,
+    })
+}
+
+/// Fails unless every output that had to be equal was; rounded weights may differ at near-ties.
+pub(crate) fn require_lossless(cell: &Cell, dtype: WeightDtype) -> Result<()> {
+    let differing = cell.checked - cell.equal;
+    let near_ties = dtype != WeightDtype::F32
+        && cell.largest_regret.is_some_and(|regret| regret <= NEAR_TIE)
+        && differing as f64 <= MOST_NEAR_TIES * cell.checked as f64;
+    if differing == 0 || near_ties {
+        return Ok(());
+    }
+    let regret = cell.largest_regret.unwrap_or_default();
+    Err(Failure::work(format!(
+        "{differing} outputs differ between plain and draft decoding at temperature {} (largest \
+         regret {regret:.3} nats)",
+        cell.temperature
+    )))
+}

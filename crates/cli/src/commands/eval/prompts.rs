@@ -1,0 +1,245 @@
+//! Prompt sets: the published ones by name, or any JSONL file.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use longdraft_data::source::{Row, read_jsonl};
+use longdraft_decode::evaluate::Prompt;
+use longdraft_decode::{DecodeOptions, SpeculativeDecoder};
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+use serde_json::Value;
+
+use crate::decoding::{encode_chat, encode_text, stop_tokens};
+use crate::failure::{Failure, Result};
+
+/// Directory of named sets, as in configurations.
+const DATA_ROOT: &str = "LONGDRAFT_DATA";
+
+/// The set that is asked for.
+pub(crate) struct PromptSet<'a> {
+    /// Name or file.
+    pub(crate) name: &'a str,
+    /// Of a file's rows.
+    pub(crate) field: &'a str,
+    /// Whether a file's prompts are a user's turn.
+    pub(crate) chat: bool,
+    /// Prompts at most (of each category, where there are categories).
+    pub(crate) limit: Option<usize>,
+    /// Lengths to cut documents to.
+    pub(crate) contexts: &'a [usize],
+    /// Room that the answer needs.
+    pub(crate) max_tokens: usize,
+}
+
+/// What a named set's rows look like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// `category` and `turns`.
+    Turns,
+    /// One field.
+    Field(&'static str),
+    /// `document` and `question`.
+    Document,
+}
+
+const NAMED: [(&str, &str, Layout); 5] = [
+    ("spec-bench", "spec-bench.jsonl", Layout::Turns),
+    ("mt-bench", "mt-bench.jsonl", Layout::Turns),
+    ("gsm8k", "gsm8k-test.jsonl", Layout::Field("question")),
+    ("humaneval", "humaneval.jsonl", Layout::Field("prompt")),
+    ("longdoc", "longdoc-eval.jsonl", Layout::Document),
+];
+
+/// The categories of MT-bench, which Spec-Bench gives as one.
+const MT_BENCH: [&str; 8] =
+    ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"];
+
+/// Reads and encodes a set. Second turns follow on the target's own greedy answers.
+pub(crate) fn read(
+    set: &PromptSet<'_>,
+    target: &Target,
+    tokenizer: &TextTokenizer,
+) -> Result<Vec<Prompt>> {
+    let encoder = Encoder { set, target, tokenizer };
+    let named = NAMED.iter().find(|(name, ..)| *name == set.name);
+    let prompts = match named {
+        Some((name, file, layout)) => encoder.named(name, file, *layout)?,
+        None => encoder.file()?,
+    };
+    if prompts.is_empty() {
+        return Err(Failure::usage(format!("{}: there are no prompts", set.name)));
+    }
+    Ok(prompts)
+}
+
+struct Encoder<'a> {
+    set: &'a PromptSet<'a>,
+    target: &'a Target,
+    tokenizer: &'a TextTokenizer,
+}
+
+impl Encoder<'_> {
+    fn named(&self, name: &str, file: &str, layout: Layout) -> Result<Vec<Prompt>> {
+        let root = std::env::var_os(DATA_ROOT).map_or_else(|| PathBuf::from("data"), PathBuf::from);
+        let path = root.join(file);
+        if !path.is_file() {
+            return Err(Failure::usage(format!("{name}: {} is not there", path.display())).hint(
+                format!(
+                    "put the published file there, set {DATA_ROOT} to where it is, or give a file"
+                ),
+            ));
+        }
+        if !self.set.contexts.is_empty() && layout != Layout::Document {
+            return Err(Failure::usage(format!("--contexts cuts documents, {name} has none"))
+                .hint("use --prompts longdoc"));
+        }
+        let mut prompts: Vec<Prompt> = Vec::new();
+        let mut used: BTreeMap<String, usize> = BTreeMap::new();
+        for row in read_jsonl(&path)? {
+            let row = row?;
+            let category = category(name, &row, layout)?;
+            let count = used.entry(category.clone()).or_insert(0);
+            if self.set.limit.is_some_and(|limit| *count >= limit) {
+                continue;
+            }
+            *count += 1;
+            match layout {
+                Layout::Turns => prompts.extend(self.turns(name, &row, &category)?),
+                Layout::Field(field) => {
+                    let tokens = self.encode(row.text(field)?)?;
+                    prompts.push(Prompt { category, tokens });
+                }
+                Layout::Document => prompts.extend(self.document(&row, &category)?),
+            }
+        }
+        Ok(prompts)
+    }
+
+    fn file(&self) -> Result<Vec<Prompt>> {
+        let path = PathBuf::from(self.set.name);
+        if !path.is_file() {
+            let names = NAMED.map(|(name, ..)| name).join(", ");
+            return Err(Failure::usage(format!("{}: no such file", self.set.name))
+                .hint(format!("give a JSONL file, or one of {names}")));
+        }
+        let rows = read_jsonl(&path)?.take(self.set.limit.unwrap_or(usize::MAX));
+        let mut prompts = Vec::new();
+        for row in rows {
+            let row = row?;
+            let text = row.text(self.set.field)?;
+            let tokens = if self.set.chat {
+                encode_chat(&[Message::new("user", text)], self.tokenizer)?
+            } else {
+                encode_text(text, self.tokenizer, self.target)?
+            };
+            self.check(&row, tokens.len())?;
+            let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
+            prompts.push(Prompt { category: category.to_owned(), tokens });
+        }
+        Ok(prompts)
+    }
+
+    /// A user's turn where the target knows turns.
+    fn encode(&self, text: &str) -> Result<Vec<TargetTokenId>> {
+        self.encode_messages(&[Message::new("user", text)])
+    }
+
+    fn encode_messages(&self, messages: &[Message]) -> Result<Vec<TargetTokenId>> {
+        if self.tokenizer.chat_template().is_some() {
+            return encode_chat(messages, self.tokenizer);
+        }
+        let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        encode_text(&texts.join("\n\n"), self.tokenizer, self.target)
+    }
+
+    /// One prompt a turn.
+    fn turns(&self, name: &str, row: &Row, category: &str) -> Result<Vec<Prompt>> {
+        let turns = row.value("turns")?.as_array().filter(|turns| !turns.is_empty());
+        let turns = turns.ok_or_else(|| row.problem("`turns` is no list of texts"))?;
+        let mut messages = Vec::new();
+        let mut prompts = Vec::new();
+        for (index, turn) in turns.iter().enumerate() {
+            let turn = turn.as_str();
+            let turn = turn.ok_or_else(|| row.problem("`turns` holds something else than text"))?;
+            messages.push(Message::new("user", turn));
+            let tokens = self.encode_messages(&messages)?;
+            if tokens.len() + self.set.max_tokens > self.context() {
+                eprintln!("{name}: {} left out, it does not fit the context", row.origin());
+                break;
+            }
+            if index + 1 < turns.len() {
+                messages.push(Message::new("assistant", self.answer(&tokens)?));
+            }
+            prompts.push(Prompt { category: category.to_owned(), tokens });
+        }
+        Ok(prompts)
+    }
+
+    fn answer(&self, prompt: &[TargetTokenId]) -> Result<String> {
+        let options = DecodeOptions {
+            max_new_tokens: self.set.max_tokens,
+            stop_tokens: stop_tokens(self.target),
+            ..DecodeOptions::default()
+        };
+        let all = &mut |_| ControlFlow::Continue(());
+        let mut decoder = SpeculativeDecoder::new(self.target, None);
+        let tokens = decoder.generate(prompt, &options, all)?.tokens;
+        let ids = tokens.iter().filter(|token| !options.stop_tokens.contains(token));
+        Ok(self.tokenizer.decode(&ids.map(|token| token.0).collect::<Vec<_>>(), true)?)
+    }
+
+    fn context(&self) -> usize {
+        self.target.config().max_position_embeddings
+    }
+
+    /// A document cut at its end so that question and answer still fit, to each length asked for.
+    fn document(&self, row: &Row, category: &str) -> Result<Vec<Prompt>> {
+        let (document, question) = (row.text("document")?, row.text("question")?);
+        let encoded = self.tokenizer.encode(document)?;
+        let most = self.context().saturating_sub(self.set.max_tokens);
+        let whole = [most];
+        let lengths = if self.set.contexts.is_empty() { &whole[..] } else { self.set.contexts };
+        let around = self.encode(&format!("\n\n{question}"))?.len();
+        let mut prompts = Vec::new();
+        for &length in lengths {
+            // Cutting may split a word in two tokens: a little room is left.
+            let room = length.min(most).saturating_sub(around + 4);
+            let asked = !self.set.contexts.is_empty();
+            if room == 0 || (asked && (encoded.ids.len() < room || length > most)) {
+                eprintln!("{} left out at {length} tokens", row.origin());
+                continue;
+            }
+            let end = encoded.offsets.get(room).map_or(document.len(), |range| range.start);
+            let end = (0..=end).rev().find(|at| document.is_char_boundary(*at)).unwrap_or(0);
+            let tokens = self.encode(&format!("{}\n\n{question}", &document[..end]))?;
+            self.check(row, tokens.len())?;
+            prompts.push(Prompt { category: category.to_owned(), tokens });
+        }
+        Ok(prompts)
+    }
+
+    fn check(&self, row: &Row, tokens: usize) -> Result<()> {
+        let context = self.context();
+        if tokens >= context {
+            let problem = format!("{tokens} tokens leave no room in the context of {context}");
+            return Err(Failure::usage(row.problem(problem)).hint("shorten it or leave it out"));
+        }
+        Ok(())
+    }
+}
+
+/// The group that a row is reported in.
+fn category(name: &str, row: &Row, layout: Layout) -> Result<String> {
+    Ok(match layout {
+        Layout::Field(_) => name.to_owned(),
+        Layout::Document => row.text("kind")?.to_owned(),
+        Layout::Turns => {
+            let category = row.text("category")?;
+            let grouped = name == "spec-bench" && MT_BENCH.contains(&category);
+            if grouped { "mt_bench".to_owned() } else { category.to_owned() }
+        }
+    })
+}

@@ -1,0 +1,84 @@
+//! A cell on the terminal.
+
+use crate::decode_record::{Cell, Figures};
+
+/// The figures with their conventions.
+pub(crate) fn print(cell: &Cell) {
+    let Cell { figures, milliseconds: ms, .. } = cell;
+    println!(
+        "{}, {}, temperature {}, verified by {}, pace {}",
+        cell.drafter, cell.rule, cell.temperature, cell.verifier, cell.pace
+    );
+    println!(
+        "tau {:.3} [{:.3}, {:.3}] tokens per target pass (the target's own token included; {:.3} \
+         without it, {:.3} as mean over prompts)",
+        figures.tau_incl_bonus,
+        figures.tau_interval.0,
+        figures.tau_interval.1,
+        figures.tau_accepted_only,
+        figures.tau_per_prompt
+    );
+    let percent = |rates: &[f64]| {
+        rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
+    };
+    println!("accepted by position, where tested: {}", percent(&cell.conditional_acceptance));
+    println!("accepted by position, where drafted: {}", percent(&cell.survival));
+    if cell.lookup_share > 0.0 {
+        println!("of accepted tokens, from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
+    }
+    println!(
+        "decoding: {:.1} tok/s plain, {:.1} drafted; with prefill {:.1} and {:.1}",
+        figures.plain_decode_tok_s,
+        figures.decode_tok_s,
+        figures.plain_e2e_tok_s,
+        figures.e2e_tok_s
+    );
+    let runs: Vec<String> = cell.speed_up_of_runs.iter().map(|s| format!("{s:.2}")).collect();
+    println!(
+        "speed-up x {:.2} [{:.2}, {:.2}] over prompts, runs {}{}",
+        figures.speed_up,
+        figures.speed_up_interval.0,
+        figures.speed_up_interval.1,
+        runs.join(" "),
+        if figures.small_sample { " (small sample)" } else { "" }
+    );
+    println!(
+        "a round: draft {:.1} ms, target pass {:.1} ms, rest {:.1} ms; a plain step {:.1} ms; {:.0} % \
+         of rounds plain",
+        ms.draft,
+        ms.verify,
+        ms.rest,
+        ms.plain_step,
+        100.0 * ms.plain_share
+    );
+    if cell.checked > 0 {
+        println!("outputs equal: {} of {}", cell.equal, cell.checked);
+    } else {
+        println!("outputs follow the same law and need not be equal (--verify match makes them)");
+    }
+    if let Some(regret) = cell.largest_regret {
+        println!("largest regret where outputs part: {regret:.4} nats");
+    }
+    for (title, rows) in [("category", &cell.categories), ("prompt tokens ≤", &cell.contexts)] {
+        if rows.len() > 1 {
+            print_rows(title, rows);
+        }
+    }
+}
+
+fn print_rows(title: &str, rows: &[Figures]) {
+    println!("{title:>18} {:>7} {:>7} {:>8} {:>9} {:>7}", "prompts", "tau", "first", "tok/s", "x");
+    for row in rows {
+        let first =
+            row.first_acceptance.map_or("–".into(), |rate| format!("{:.0} %", 100.0 * rate));
+        println!(
+            "{:>18} {:>7} {:>7.3} {first:>8} {:>9.1} {:>7.2}{}",
+            row.name,
+            row.prompts,
+            row.tau_incl_bonus,
+            row.decode_tok_s,
+            row.speed_up,
+            if row.speed_up < 1.0 { "  slower" } else { "" }
+        );
+    }
+}

@@ -1,0 +1,325 @@
+//! What `generate` and `eval decode` have in common: whose proposals, laid out how, tested how.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::DType;
+use longdraft_decode::drafter::{
+    Combination, CombinedDrafter, Drafter, LookupDrafter, ReducedHead, drafter_of,
+};
+use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::glide::trained_for;
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+
+use crate::cli::WeightDtype;
+use crate::failure::{Failure, Result};
+
+/// Arguments about drafting and verification.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DecodingArguments {
+    /// Draft folder or file, as `extract` writes it: GLIDE or EAGLE-3.
+    #[arg(long)]
+    pub(crate) draft: Option<PathBuf>,
+    /// Also propose what followed the last tokens where they stood earlier in the text: `merge`
+    /// (both in one tree) or `switch` (in the draft's place where 3 tokens agree). Works without a
+    /// draft, too.
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "merge")]
+    pub(crate) lookup: Option<LookupChoice>,
+    /// Tokens proposed per round.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) draft_len: usize,
+    /// A tree instead of a chain: `static` (4,16,16,16,16) or `static:4,8,8` (nodes of each level);
+    /// `dynamic` or `dynamic:WIDTH,DEPTH,BUDGET` (10,6,60; confidence decides); `sampled:3,2,1`
+    /// (children drawn at each level, at a temperature).
+    #[arg(long, value_name = "TREE", value_parser = parse_tree, conflicts_with = "draft_len")]
+    pub(crate) tree: Option<DraftShape>,
+    /// Keep only the most likely tokens, this many.
+    #[arg(long)]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the most likely tokens until their mass reaches this.
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+    /// Keep tokens at least this likely, relative to the most likely one.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) min_p: f64,
+    /// Key of all random draws.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// At a temperature: `ratio` accepts most, `match` gives the tokens of plain sampling with the
+    /// same seed. Both keep the target's law.
+    #[arg(long, default_value = "ratio")]
+    pub(crate) verify: VerifyChoice,
+    /// Propose only these tokens (GLIDE): a file with a token id a line, with counts if you like.
+    #[arg(long, value_name = "FILE", requires = "draft")]
+    pub(crate) draft_vocab: Option<PathBuf>,
+    /// Of them, the first, or the most frequent if there are counts.
+    #[arg(long, value_name = "N", requires = "draft_vocab")]
+    pub(crate) draft_vocab_size: Option<usize>,
+    /// How to hold the target's weights.
+    #[arg(long, default_value = "f32")]
+    pub(crate) dtype: WeightDtype,
+    /// `measured` drafts as much as pays by measured times, and not at all where it does not;
+    /// `fixed` always drafts the whole layout. Output follows the same law.
+    #[arg(long)]
+    pub(crate) pace: Option<PaceChoice>,
+}
+
+/// How prompt lookup and a draft share a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LookupChoice {
+    /// Both in one tree.
+    Merge,
+    /// Lookup in the draft's place where it finds much.
+    Switch,
+}
+
+/// How proposals are tested at a temperature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum VerifyChoice {
+    /// By the ratio of the two laws.
+    Ratio,
+    /// By drawing from the target.
+    Match,
+}
+
+/// Who decides how much is drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PaceChoice {
+    /// The layout.
+    Fixed,
+    /// Measured times.
+    Measured,
+}
+
+/// Reads a layout; see the help of `--tree`.
+fn parse_tree(text: &str) -> std::result::Result<DraftShape, String> {
+    let (rule, sizes) = text.split_once(':').map_or((text, None), |(rule, s)| (rule, Some(s)));
+    let numbers = |sizes: &str| -> std::result::Result<Vec<usize>, String> {
+        let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is no number"));
+        sizes.split(',').map(number).collect()
+    };
+    let shape = match (rule, sizes.map(numbers).transpose()?) {
+        ("static", None) => DraftShape::Static { widths: DraftShape::STATIC.to_vec() },
+        ("static", Some(widths)) => DraftShape::Static { widths },
+        ("sampled", Some(children)) => DraftShape::Sampled { children },
+        ("dynamic", None) => DraftShape::Dynamic { width: 10, depth: 6, budget: 60 },
+        ("dynamic", Some(sizes)) => match sizes[..] {
+            [width, depth, budget] => DraftShape::Dynamic { width, depth, budget },
+            _ => return Err("`dynamic` takes WIDTH,DEPTH,BUDGET".into()),
+        },
+        _ => {
+            return Err(
+                "expected static, static:4,8,8, dynamic, dynamic:10,6,60 or sampled:3,2,1".into()
+            );
+        }
+    };
+    shape.check().map_err(|error| error.to_string())?;
+    Ok(shape)
+}
+
+/// An opened target with what may draft for it.
+pub(crate) struct Models {
+    pub(crate) target: Target,
+    pub(crate) tokenizer: TextTokenizer,
+    pub(crate) draft: Option<AnyDraft>,
+    head: Option<Arc<ReducedHead>>,
+}
+
+impl DecodingArguments {
+    /// Chains of a draft, in f32.
+    pub(crate) fn chain(draft: &Path, draft_len: usize) -> Self {
+        Self {
+            draft: Some(draft.to_path_buf()),
+            lookup: None,
+            draft_len,
+            tree: None,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            verify: VerifyChoice::Ratio,
+            draft_vocab: None,
+            draft_vocab_size: None,
+            dtype: WeightDtype::F32,
+            pace: None,
+        }
+    }
+
+    /// Opens target, tokenizer and draft.
+    pub(crate) fn open(&self, target: &str) -> Result<Models> {
+        let dtype = match self.dtype {
+            WeightDtype::F32 => DType::F32,
+            WeightDtype::Bf16 => DType::BF16,
+            WeightDtype::F16 => DType::F16,
+        };
+        // The tokenizer first: what building it takes is free again when the weights come.
+        let tokenizer = Target::open_tokenizer(target)?;
+        let options = TargetOptions { dtype, ..TargetOptions::default() };
+        let target = Target::open(target, &options)?;
+        let draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
+        let head = match &self.draft_vocab {
+            Some(_) if matches!(draft, Some(AnyDraft::Eagle3(_))) => {
+                return Err(Failure::usage("--draft-vocab is for GLIDE drafts")
+                    .hint("an EAGLE-3 draft has a vocabulary of its own"));
+            }
+            Some(path) => Some(Arc::new(ReducedHead::open(&target, path, self.draft_vocab_size)?)),
+            None => None,
+        };
+        Ok(Models { target, tokenizer, draft, head })
+    }
+
+    /// Layout of a round's proposals.
+    pub(crate) fn shape(&self) -> DraftShape {
+        self.tree.clone().unwrap_or(DraftShape::Chain { length: self.draft_len })
+    }
+
+    /// Options of a request at a temperature, without limits.
+    pub(crate) fn options(&self, temperature: f64, pace: PaceChoice) -> Result<DecodeOptions> {
+        let Self { top_k, top_p, min_p, seed, .. } = *self;
+        let sampling = Sampling { temperature, top_k, top_p, min_p };
+        sampling.check()?;
+        let shape = self.shape();
+        shape.check()?;
+        Ok(DecodeOptions {
+            shape,
+            sampling,
+            seed,
+            rule: match self.verify {
+                VerifyChoice::Ratio => VerifyRule::Ratio,
+                VerifyChoice::Match => VerifyRule::Match,
+            },
+            pacing: match self.pace.unwrap_or(pace) {
+                PaceChoice::Fixed => Pacing::Fixed,
+                PaceChoice::Measured => Pacing::Measured,
+            },
+            ..DecodeOptions::default()
+        })
+    }
+
+    /// The drafter that is asked for, if any.
+    pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
+        let model = match &models.draft {
+            Some(draft) => Some(drafter_of(draft, &models.target, models.head.clone())?),
+            None => None,
+        };
+        Ok(match (model, self.lookup) {
+            (Some(model), Some(how)) => {
+                let combination = match how {
+                    LookupChoice::Merge => Combination::Merge,
+                    LookupChoice::Switch => Combination::Switch,
+                };
+                Some(Box::new(CombinedDrafter::new(model, combination)))
+            }
+            (None, Some(_)) => Some(Box::new(LookupDrafter::new())),
+            (model, None) => model,
+        })
+    }
+
+    /// Name of the drafter, as reports print it.
+    pub(crate) fn drafter_name(&self, models: &Models) -> String {
+        let lookup = match self.lookup {
+            Some(LookupChoice::Merge) => "lookup (merged)",
+            Some(LookupChoice::Switch) => "lookup (switched)",
+            None => "",
+        };
+        let method = match (&models.draft, &models.head) {
+            (Some(draft), Some(head)) => {
+                format!("{} with {} tokens", draft.method(), head.vocabulary().draft_size())
+            }
+            (Some(draft), None) => draft.method().to_owned(),
+            (None, _) => {
+                return if self.lookup.is_some() { "lookup".into() } else { "none".into() };
+            }
+        };
+        if lookup.is_empty() { method } else { format!("{method} + {lookup}") }
+    }
+}
+
+impl From<DecodeError> for Failure {
+    fn from(error: DecodeError) -> Self {
+        use DecodeError as E;
+        match &error {
+            E::EmptyPrompt => Self::usage(error).hint("give some text"),
+            E::PromptTooLong { .. } => Self::usage(error)
+                .hint("shorten the prompt, or take a target with a longer context"),
+            E::Sampling(_) | E::Shape(_) => Self::usage(error),
+            _ => Self::work(error),
+        }
+    }
+}
+
+/// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
+/// target when there is none (published files).
+pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<AnyDraft> {
+    let draft = AnyDraft::open(path, target)?;
+    if let Some(fingerprint) = trained_for(path)
+        && fingerprint != target.fingerprint()
+    {
+        eprintln!(
+            "warning: {} was trained for another target (or another file of this one): output stays \
+             exact, acceptance may be low",
+            path.display()
+        );
+    }
+    Ok(draft)
+}
+
+/// Tokens that end a text.
+pub(crate) fn stop_tokens(target: &Target) -> Vec<TargetTokenId> {
+    target.config().eos_token_ids.iter().map(|id| TargetTokenId(*id)).collect()
+}
+
+/// Ids of a text to continue; it gets the start token of Llama models that have one.
+pub(crate) fn encode_text(
+    text: &str,
+    tokenizer: &TextTokenizer,
+    target: &Target,
+) -> Result<Vec<TargetTokenId>> {
+    let mut ids = tokenizer.encode(text)?.ids;
+    if let (true, Some(bos)) = (tokenizer.adds_bos(), target.config().bos_token_id)
+        && ids.first() != Some(&bos)
+    {
+        ids.insert(0, bos);
+    }
+    Ok(ids.into_iter().map(TargetTokenId).collect())
+}
+
+/// Ids of a conversation, up to where the answer begins.
+pub(crate) fn encode_chat(
+    messages: &[Message],
+    tokenizer: &TextTokenizer,
+) -> Result<Vec<TargetTokenId>> {
+    let Some(template) = tokenizer.chat_template() else {
+        return Err(Failure::usage("the target has no chat template")
+            .hint("leave out --chat to continue the text as it is"));
+    };
+    let text = template.render(messages, true)?;
+    Ok(tokenizer.encode(&text)?.ids.into_iter().map(TargetTokenId).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_are_read_or_refused_with_a_reason() {
+        let read = |text| parse_tree(text).expect("a tree").name();
+        assert_eq!(read("static"), "tree-static 4,16,16,16,16");
+        assert_eq!(read("static:4, 8"), "tree-static 4,8");
+        assert_eq!(read("dynamic:3,4,12"), "tree-dynamic width 3 depth 4 budget 12");
+        assert_eq!(read("sampled:3,2"), "tree-sampled(wor) 3,2");
+        for (wrong, says) in [
+            ("wide", "expected static"),
+            ("sampled", "expected static"),
+            ("static:4,x", "`x` is no number"),
+            ("static:4,0", "at least 1 node"),
+            ("dynamic:3", "WIDTH,DEPTH,BUDGET"),
+        ] {
+            assert!(parse_tree(wrong).expect_err("refused").contains(says), "{wrong}");
+        }
+    }
+}

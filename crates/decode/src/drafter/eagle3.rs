@@ -1,0 +1,204 @@
+//! EAGLE-3: a layer over the target's features and its own states.
+//!
+//! The pair at index `P` is token `P + 1` with the target's features of `P`, at position `P`. Pairs
+//! of committed tokens are rows of the draft's cache; the newest one proposes what follows the
+//! root. A drafted token reads the state of the node that it follows, stands one position behind
+//! it, and sees the committed pairs, its ancestors and itself: test-time steps, as in training. What
+//! was drafted is forgotten, and accepted tokens are read again with the target's features.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::linear::linear;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::{Eagle3Draft, KeyValues, VocabularyMap};
+use longdraft_models::target::{Features, KvCache, Tap, Target};
+
+use super::model::Readings;
+use super::{DraftContext, DraftModel, Reading};
+use crate::error::{DecodeError, Result};
+
+/// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
+const MOST_WAITING: usize = 128;
+
+/// An EAGLE-3 draft at decoding.
+pub struct Eagle3Model<'a> {
+    draft: &'a Eagle3Draft,
+    /// Keys and values of committed pairs, then of this round's readings.
+    cache: KvCache,
+    /// Committed pairs in the cache.
+    pairs: usize,
+    /// Features `[T, 3·Ht]` of the tokens from `pairs` on.
+    waiting: Vec<Tensor>,
+    /// What the newest pair and the readings hand on, `[1, H]` each.
+    states: Vec<Tensor>,
+    readings: Readings,
+}
+
+impl<'a> Eagle3Model<'a> {
+    /// A model for one request at a time.
+    ///
+    /// # Errors
+    /// - the device has no memory for its cache
+    pub fn new(draft: &'a Eagle3Draft, target: &Target) -> Result<Self> {
+        let config = draft.config();
+        let cache = KvCache::new(1, config.num_key_value_heads, config.head_dim, target.device())?;
+        Ok(Self {
+            draft,
+            cache,
+            pairs: 0,
+            waiting: Vec::new(),
+            states: Vec::new(),
+            readings: Readings::default(),
+        })
+    }
+
+    fn waiting_rows(&self) -> Result<usize> {
+        let rows = self.waiting.iter().map(|aux| aux.dim(0));
+        Ok(rows.sum::<candle_core::Result<usize>>()?)
+    }
+
+    /// Reads the waiting pairs whose token is known; returns attention's input and states of the
+    /// last one.
+    fn absorb(&mut self, tokens: &[TargetTokenId]) -> Result<Option<Newest>> {
+        let waiting = self.waiting_rows()?;
+        let count = waiting.min((tokens.len() - 1).saturating_sub(self.pairs));
+        if count == 0 {
+            return Ok(None);
+        }
+        let aux = Tensor::cat(&self.waiting, 0)?;
+        self.waiting.clear();
+        if count < waiting {
+            // A copy: a view would keep the whole chunk alive.
+            self.waiting.push(aux.narrow(0, count, waiting - count)?.copy()?);
+        }
+        let ids: Vec<u32> =
+            tokens[self.pairs + 1..=self.pairs + count].iter().map(|token| token.0).collect();
+        let state = self.draft.fuse(&aux.narrow(0, 0, count)?.contiguous()?)?;
+        let input = self.draft.attention_input(&self.draft.embed(&ids)?, &state)?;
+        let positions = self.pairs as u32..(self.pairs + count) as u32;
+        let table = self.table(&positions.collect::<Vec<_>>())?;
+        self.cache.truncate(self.pairs);
+        self.append(&self.draft.key_values(&input, &table)?)?;
+        self.pairs += count;
+        let last = |tensor: &Tensor| tensor.narrow(0, count - 1, 1)?.contiguous();
+        Ok(Some(Newest { state: last(&state)?, input: last(&input)? }))
+    }
+
+    fn append(&mut self, new: &KeyValues) -> Result<()> {
+        let rows = new.k.dim(0)?;
+        self.cache.reserve(rows)?;
+        self.cache.append(0, &new.k, &new.v)?;
+        self.cache.commit(rows);
+        Ok(())
+    }
+
+    fn keys(&self) -> Result<KeyValues> {
+        let (k, v) = self.cache.last_layer()?;
+        Ok(KeyValues { k, v })
+    }
+
+    fn table(&self, positions: &[u32]) -> Result<longdraft_kernels::rope::RopeTable> {
+        let length = positions.iter().max().map_or(1, |last| last + 1);
+        Ok(self.draft.rope_table(positions, &vec![length; positions.len()])?)
+    }
+
+    /// Committed pairs that the newest one and all that is drafted behind it see.
+    fn visible(&self) -> Range<usize> {
+        let newest = self.pairs - 1;
+        let first = self.draft.config().attention_window.map_or(0, |w| newest.saturating_sub(w));
+        first..self.pairs
+    }
+
+    fn logits(&self, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
+        Ok(linear(&self.draft.head_input(hidden)?, self.draft.head()?, None)?.to_vec2()?)
+    }
+}
+
+/// The newest committed pair: state `[1, H]`, attention's input `[1, 2·H]`.
+struct Newest {
+    state: Tensor,
+    input: Tensor,
+}
+
+impl DraftModel for Eagle3Model<'_> {
+    fn taps(&self) -> Vec<Tap> {
+        self.draft.taps()
+    }
+
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        Some(self.draft.vocabulary())
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.states.clear();
+        self.readings.clear();
+        if kept <= self.pairs {
+            self.pairs = kept;
+            self.waiting.clear();
+        } else if kept < self.pairs + self.waiting_rows()? {
+            let aux = Tensor::cat(&self.waiting, 0)?.narrow(0, 0, kept - self.pairs)?.copy()?;
+            self.waiting = vec![aux];
+        }
+        self.cache.truncate(self.pairs);
+        Ok(())
+    }
+
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        let layers: Vec<&Tensor> = self
+            .draft
+            .config()
+            .target_layers
+            .iter()
+            .map(|layer| features.hidden.get(layer).ok_or(DecodeError::NotTapped(layer.0)))
+            .collect::<Result<_>>()?;
+        self.waiting.push(Tensor::cat(&layers, 1)?);
+        if self.waiting_rows()? > MOST_WAITING {
+            self.states.clear();
+            self.absorb(tokens)?;
+        }
+        Ok(())
+    }
+
+    fn read_root(&mut self, context: DraftContext<'_>, _room: usize) -> Result<Vec<f32>> {
+        self.readings.clear();
+        let newest = self.absorb(context.tokens)?;
+        let root = context.tokens.len() - 1;
+        let Some(newest) = newest.filter(|_| self.pairs == root) else {
+            return Err(DecodeError::Features { seen: self.pairs, root });
+        };
+        let table = self.table(&[root as u32 - 1])?;
+        let ranges = Arc::new(KeyRanges::shared(&self.visible(), 1));
+        let Newest { state, input } = &newest;
+        let hidden = self.draft.layer(state, input, &table, &self.keys()?, &ranges)?;
+        self.states = vec![self.draft.fed_back(&hidden)?];
+        Ok(self.logits(&hidden)?.pop().unwrap_or_default())
+    }
+
+    fn read(&mut self, _context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+        let first = self.readings.len();
+        level.iter().for_each(|reading| self.readings.push(*reading));
+        let paths: Vec<Vec<u32>> =
+            (first..first + level.len()).map(|reading| self.readings.path(reading)).collect();
+        let depth = paths.first().map_or(0, Vec::len);
+        let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
+        let states: Vec<&Tensor> = level.iter().map(|r| &self.states[r.parent]).collect();
+        let state = Tensor::cat(&states, 0)?;
+        let input = self.draft.attention_input(&self.draft.embed(&ids)?, &state)?;
+        let position = (self.pairs - 1 + depth) as u32;
+        let table = self.table(&vec![position; ids.len()])?;
+        self.append(&self.draft.key_values(&input, &table)?)?;
+        let own = |path: Vec<u32>| path.iter().map(|i| i + self.pairs as u32).collect();
+        let ranges =
+            KeyRanges::shared(&self.visible(), ids.len()).with_singles(paths.into_iter().map(own));
+        let hidden = self.draft.layer(&state, &input, &table, &self.keys()?, &Arc::new(ranges))?;
+        let fed_back = self.draft.fed_back(&hidden)?;
+        for row in 0..ids.len() {
+            self.states.push(fed_back.narrow(0, row, 1)?);
+        }
+        self.logits(&hidden)
+    }
+}

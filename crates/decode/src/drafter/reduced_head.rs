@@ -1,0 +1,91 @@
+//! A head over the most frequent tokens: drafting reads fewer rows of it. The target's own head
+//! stays whole, so that output is the same and only proposals are limited.
+
+use std::path::Path;
+
+use candle_core::Tensor;
+use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::target::Target;
+use longdraft_models::{ModelError, TargetTokenId};
+
+use crate::error::Result;
+
+/// Rows of the target's head for some tokens.
+pub struct ReducedHead {
+    /// `[Vd, H]`
+    weight: Tensor,
+    vocabulary: VocabularyMap,
+}
+
+impl ReducedHead {
+    /// The rows of these tokens.
+    ///
+    /// # Errors
+    /// - the map is for another vocabulary
+    pub fn new(target: &Target, vocabulary: VocabularyMap) -> Result<Self> {
+        let rows: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
+        let rows = Tensor::from_slice(&rows, rows.len(), target.device())?;
+        Ok(Self { weight: target.head().index_select(&rows, 0)?, vocabulary })
+    }
+
+    /// Reads a list of tokens: a line each, the id and, if it is known, how often it occurs
+    /// (separated by a space, tab or comma). With counts the `size` most frequent are kept, without
+    /// the first `size`.
+    ///
+    /// # Errors
+    /// - the file cannot be read, a line is no id with an optional count (its number is named), an
+    ///   id is given twice or lies outside the vocabulary
+    pub fn open(target: &Target, path: &Path, size: Option<usize>) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
+        let mut entries: Vec<(u32, Option<u64>)> = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            entries.push(entry(line).ok_or_else(|| {
+                let problem = format!("line {}: `{line}` is no token id with a count", number + 1);
+                ModelError::invalid(path, problem)
+            })?);
+        }
+        if entries.iter().all(|(_, count)| count.is_some()) {
+            entries.sort_by_key(|(id, count)| (std::cmp::Reverse(*count), *id));
+        }
+        entries.truncate(size.unwrap_or(usize::MAX));
+        let kept = entries.into_iter().map(|(id, _)| TargetTokenId(id)).collect();
+        let vocabulary = VocabularyMap::new(kept, target.config().vocab_size)
+            .map_err(|error| ModelError::invalid(path, error))?;
+        Self::new(target, vocabulary)
+    }
+
+    /// `[Vd, H]`
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// What its rows stand for.
+    pub fn vocabulary(&self) -> &VocabularyMap {
+        &self.vocabulary
+    }
+}
+
+fn entry(line: &str) -> Option<(u32, Option<u64>)> {
+    let mut parts = line.split([' ', '\t', ',']).filter(|part| !part.is_empty());
+    let id = parts.next()?.parse().ok()?;
+    let count = parts.next().map(str::parse).transpose().ok()?;
+    parts.next().is_none().then_some((id, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_an_id_with_an_optional_count() {
+        assert_eq!(entry("17"), Some((17, None)));
+        assert_eq!(entry("17,\t5"), Some((17, Some(5))));
+        for wrong in ["x", "1 2 3", "1 x", "-1", ""] {
+            assert_eq!(entry(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! From logits to the law that tokens follow.
+//!
+//! Temperature, then top-k, top-p and min-p, then softmax over what is left; ties at a border go
+//! to the lower id. Temperature 0 is the arg max, a path of its own.
+
+use longdraft_models::TargetTokenId;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{DecodeError, Result};
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sampling {
+    /// 0: the most likely token.
+    pub temperature: f64,
+    /// Keep only this many tokens.
+    pub top_k: Option<usize>,
+    /// Keep the most likely tokens until their mass reaches this.
+    pub top_p: f64,
+    /// Keep tokens at least this likely, relative to the most likely one.
+    pub min_p: f64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0 }
+    }
+}
+
+impl Sampling {
+    /// Plain sampling at a temperature.
+    pub fn at(temperature: f64) -> Self {
+        Self { temperature, ..Self::default() }
+    }
+
+    /// Whether the most likely token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Whether the values make sense.
+    ///
+    /// # Errors
+    /// - `temperature` not in 0..=100, `top_k` = 0, `top_p` not in (0, 1], `min_p` not in [0, 1]
+    pub fn check(&self) -> Result<()> {
+        let wrong = |what: String| Err(DecodeError::Sampling(what));
+        if !(0.0..=100.0).contains(&self.temperature) {
+            return wrong(format!("a temperature of {} is not in 0..=100", self.temperature));
+        }
+        if self.top_k == Some(0) {
+            return wrong("top-k must keep at least 1 token".into());
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return wrong(format!("a top-p of {} is not in (0, 1]", self.top_p));
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return wrong(format!("a min-p of {} is not in [0, 1]", self.min_p));
+        }
+        Ok(())
+    }
+
+    /// The law of the next token, `[V]`, sums to 1; at temperature 0 one-hot. NaN never wins.
+    ///
+    /// # Errors
+    /// - no logit is a number above −∞
+    pub fn law(&self, logits: &[f32]) -> Result<Vec<f64>> {
+        if self.is_greedy() {
+            let mut law = vec![0.0; logits.len()];
+            law[argmax(logits).0 as usize] = 1.0;
+            return Ok(law);
+        }
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !largest.is_finite() {
+            return Err(DecodeError::NoLaw);
+        }
+        let weight = |logit: &f32| {
+            let weight = (f64::from(*logit - largest) / self.temperature).exp();
+            if weight.is_nan() { 0.0 } else { weight }
+        };
+        let mut weights: Vec<f64> = logits.iter().map(weight).collect();
+        if self.top_k.is_some_and(|k| k < weights.len()) || self.top_p < 1.0 {
+            self.truncate(&mut weights);
+        }
+        if self.min_p > 0.0 {
+            let least = self.min_p * weights.iter().copied().fold(0.0, f64::max);
+            weights.iter_mut().filter(|w| **w < least).for_each(|w| *w = 0.0);
+        }
+        normalise(&mut weights);
+        Ok(weights)
+    }
+
+    /// Sets to 0 what top-k and top-p leave out. The border is looked for among the most likely
+    /// tokens first, since it is seldom far.
+    fn truncate(&self, weights: &mut [f64]) {
+        let k = self.top_k.unwrap_or(usize::MAX).min(weights.len());
+        let mut order: Vec<u32> = (0..weights.len() as u32).collect();
+        let by_weight =
+            |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));
+        if k < order.len() {
+            order.select_nth_unstable_by(k - 1, by_weight);
+            order.truncate(k);
+        }
+        let mass: f64 = order.iter().map(|id| weights[*id as usize]).sum();
+        let wanted = self.top_p * mass;
+        let mut kept = order.len();
+        let mut looked_at = if self.top_p < 1.0 { 64.min(kept) } else { 0 };
+        while looked_at > 0 {
+            if looked_at < order.len() {
+                order.select_nth_unstable_by(looked_at - 1, by_weight);
+            }
+            order[..looked_at].sort_unstable_by(by_weight);
+            let mut sum = 0.0;
+            let crossing = order[..looked_at].iter().position(|id| {
+                sum += weights[*id as usize];
+                sum >= wanted
+            });
+            if let Some(crossing) = crossing {
+                kept = crossing + 1;
+                break;
+            }
+            if looked_at == order.len() {
+                break;
+            }
+            looked_at = (4 * looked_at).min(order.len());
+        }
+        let mut keep = vec![false; weights.len()];
+        order[..kept].iter().for_each(|id| keep[*id as usize] = true);
+        weights.iter_mut().zip(keep).filter(|(_, keep)| !keep).for_each(|(w, _)| *w = 0.0);
+    }
+}
+
+/// Divides by the sum and returns what it was; 0 is left alone.
+pub fn normalise(weights: &mut [f64]) -> f64 {
+    let total: f64 = weights.iter().sum();
+    if total > 0.0 {
+        weights.iter_mut().for_each(|w| *w /= total);
+    }
+    total
+}
+
+/// The most likely token; ties go to the lower id, NaN never wins.
+pub fn argmax(logits: &[f32]) -> TargetTokenId {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (id, logit);
+        }
+    }
+    TargetTokenId(best.0 as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, f32::NEG_INFINITY];
+
+    fn support(sampling: &Sampling) -> Vec<usize> {
+        let law = sampling.law(&LOGITS).expect("law");
+        assert!((law.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        (0..law.len()).filter(|i| law[*i] > 0.0).collect()
+    }
+
+    #[test]
+    fn truncations_keep_what_they_say_and_break_ties_downwards() {
+        let with =
+            |top_k, top_p, min_p| support(&Sampling { temperature: 1.0, top_k, top_p, min_p });
+        assert_eq!(with(None, 1.0, 0.0), [0, 1, 2, 3]);
+        assert_eq!(with(Some(1), 1.0, 0.0), [1]);
+        assert_eq!(with(Some(3), 1.0, 0.0), [1, 2, 3]);
+        // Masses .39 .39 .14 .05: the token that crosses stays.
+        assert_eq!(with(None, 0.3, 0.0), [1]);
+        assert_eq!(with(None, 0.5, 0.0), [1, 3]);
+        assert_eq!(with(None, 0.9, 0.0), [1, 2, 3]);
+        assert_eq!(with(Some(2), 0.4, 0.0), [1]);
+        assert_eq!(with(None, 1.0, 0.3), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_long_tail_is_searched_to_the_border() {
+        let flat = vec![0.0_f32; 1000];
+        let sampling = Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::default() };
+        let law = sampling.law(&flat).expect("law");
+        assert_eq!(law.iter().filter(|p| **p > 0.0).count(), 500);
+        assert!(law[499] > 0.0 && law[500] == 0.0);
+    }
+
+    #[test]
+    fn temperature_zero_is_the_arg_max_and_impossible_values_are_refused() {
+        assert_eq!(Sampling::default().law(&LOGITS).expect("law"), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert!(Sampling::at(1.0).law(&[f32::NAN, f32::NEG_INFINITY]).is_err());
+        for wrong in [
+            Sampling::at(-1.0),
+            Sampling::at(f64::NAN),
+            Sampling { top_k: Some(0), ..Sampling::at(1.0) },
+            Sampling { top_p: 0.0, ..Sampling::at(1.0) },
+            Sampling { min_p: 2.0, ..Sampling::at(1.0) },
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
+    }
+}

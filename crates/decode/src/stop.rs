@@ -1,0 +1,88 @@
+//! Strings that end a text, found while it streams.
+
+/// Holds back text that may be the start of a stop string.
+#[derive(Debug, Clone, Default)]
+pub struct StopStrings {
+    strings: Vec<String>,
+    held: String,
+}
+
+/// What a piece of text came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Streamed {
+    /// Text that is certain to stay.
+    pub text: String,
+    /// Whether a stop string was found behind it.
+    pub stopped: bool,
+}
+
+impl StopStrings {
+    /// Looks for these; empty ones never match.
+    pub fn new(strings: impl IntoIterator<Item = String>) -> Self {
+        let strings = strings.into_iter().filter(|string| !string.is_empty()).collect();
+        Self { strings, held: String::new() }
+    }
+
+    /// Adds text; a match may begin in an earlier piece. Nothing is to be added behind a match.
+    pub fn push(&mut self, text: &str) -> Streamed {
+        self.held.push_str(text);
+        if let Some(at) = self.strings.iter().filter_map(|s| self.held.find(s.as_str())).min() {
+            self.held.truncate(at);
+            return Streamed { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let may_begin =
+            |at: &usize| self.strings.iter().any(|string| string.starts_with(&self.held[*at..]));
+        let keep = self.held.char_indices().map(|(at, _)| at).find(may_begin);
+        let rest = self.held.split_off(keep.unwrap_or(self.held.len()));
+        Streamed { text: std::mem::replace(&mut self.held, rest), stopped: false }
+    }
+
+    /// What was held back when the text ended without a match.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text and whether it stopped, for every way of cutting `text` in two.
+    fn all_cuts(text: &str, stops: &[&str]) -> (String, bool) {
+        let outcome = |cut: usize| {
+            let mut stop = StopStrings::new(stops.iter().map(|s| (*s).to_owned()));
+            let (mut out, mut stopped) = (String::new(), false);
+            for piece in [&text[..cut], &text[cut..]] {
+                if !stopped {
+                    let streamed = stop.push(piece);
+                    out.push_str(&streamed.text);
+                    stopped = streamed.stopped;
+                }
+            }
+            if !stopped {
+                out.push_str(&stop.finish());
+            }
+            (out, stopped)
+        };
+        let cuts: Vec<usize> = (0..=text.len()).filter(|at| text.is_char_boundary(*at)).collect();
+        let first = outcome(cuts[0]);
+        cuts.iter().for_each(|cut| assert_eq!(outcome(*cut), first, "{cut}"));
+        first
+    }
+
+    #[test]
+    fn a_stop_string_is_found_wherever_it_is_cut() {
+        assert_eq!(all_cuts("one\n\ntwo", &["\n\n"]), ("one".into(), true));
+        assert_eq!(all_cuts("aab", &["ab"]), ("a".into(), true));
+        assert_eq!(all_cuts("ünd ööö", &["öö", "ö?"]), ("ünd ".into(), true));
+        assert_eq!(all_cuts("no end", &["end."]), ("no end".into(), false));
+        assert_eq!(all_cuts("text", &[""]), ("text".into(), false));
+    }
+
+    #[test]
+    fn only_a_possible_start_is_held_back() {
+        let mut stop = StopStrings::new(["</s>".to_owned()]);
+        assert_eq!(stop.push("a <").text, "a ");
+        assert_eq!(stop.push("/b").text, "</b");
+    }
+}

@@ -1,0 +1,270 @@
+//! What is proposed below the root (the last committed token): a tree of tokens, a chain included.
+//!
+//! Row 0 is the root, parents come before children, and the row of a node is its row in the
+//! target's pass. A child is *certain* if it follows from the text before it (arg max, beam,
+//! lookup: its own law is one-hot), or *drawn* from the law that is kept with its parent.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use longdraft_models::TargetTokenId;
+
+/// Who proposed a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A draft model.
+    Draft,
+    /// An earlier place of the text.
+    Lookup,
+}
+
+/// A proposed token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TreeNode {
+    /// The token.
+    pub token: TargetTokenId,
+    /// Row of the node that it follows.
+    pub parent: usize,
+    /// Tokens from the root to it.
+    pub depth: usize,
+    /// Log-probability of the path from the root under the draft; 0 if it gives none.
+    pub log_prob: f32,
+    /// Who proposed it.
+    pub origin: Origin,
+    /// Drawn from its parent's law, not certain.
+    pub drawn: bool,
+}
+
+/// Proposals below a root.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tree {
+    root: TargetTokenId,
+    nodes: Vec<TreeNode>,
+    /// The law `[V]` that the drawn children of a row come from, by row.
+    laws: HashMap<usize, Arc<Vec<f64>>>,
+    /// Whether siblings were drawn with replacement.
+    replacement: bool,
+}
+
+impl Tree {
+    /// No proposals: the target's pass is a plain step.
+    pub fn new(root: TargetTokenId) -> Self {
+        Self { root, nodes: Vec::new(), laws: HashMap::new(), replacement: false }
+    }
+
+    /// A certain chain.
+    pub fn chain(root: TargetTokenId, tokens: &[TargetTokenId]) -> Self {
+        let mut tree = Self::new(root);
+        tree.insert_chain(tokens, Origin::Draft);
+        tree
+    }
+
+    /// Adds a certain chain below the root; where the tree has the same certain path it is shared.
+    pub fn insert_chain(&mut self, tokens: &[TargetTokenId], origin: Origin) {
+        let mut row = 0;
+        for token in tokens {
+            let log_prob = self.node(row).map_or(0.0, |node| node.log_prob);
+            row = self.push(row, *token, log_prob, origin);
+        }
+    }
+
+    /// Adds a certain child and returns its row; an equal certain sibling is that row.
+    ///
+    /// # Panics
+    /// - `parent` is no row
+    pub fn push(
+        &mut self,
+        parent: usize,
+        token: TargetTokenId,
+        log_prob: f32,
+        origin: Origin,
+    ) -> usize {
+        let equal = |(_, node): &(usize, &TreeNode)| node.token == token && !node.drawn;
+        let sibling = self.children(parent).find(equal).map(|(row, _)| row);
+        sibling.unwrap_or_else(|| self.add(parent, token, log_prob, origin, false))
+    }
+
+    /// Adds a child that was drawn from the law of `parent`, see [`Self::set_law`].
+    ///
+    /// # Panics
+    /// - `parent` is no row
+    pub fn push_drawn(&mut self, parent: usize, token: TargetTokenId, log_prob: f32) -> usize {
+        self.add(parent, token, log_prob, Origin::Draft, true)
+    }
+
+    fn add(
+        &mut self,
+        parent: usize,
+        token: TargetTokenId,
+        log_prob: f32,
+        origin: Origin,
+        drawn: bool,
+    ) -> usize {
+        assert!(parent < self.rows(), "a parent comes before its children");
+        let depth = self.depth_of(parent) + 1;
+        self.nodes.push(TreeNode { token, parent, depth, log_prob, origin, drawn });
+        self.nodes.len()
+    }
+
+    /// Sets the law `[V]` that the drawn children of `row` come from: exactly the numbers that
+    /// they were drawn with.
+    pub fn set_law(&mut self, row: usize, law: Arc<Vec<f64>>) {
+        self.laws.insert(row, law);
+    }
+
+    /// The law of the drawn children of `row`.
+    pub fn law(&self, row: usize) -> Option<&[f64]> {
+        self.laws.get(&row).map(|law| law.as_slice())
+    }
+
+    /// Says that siblings were drawn with replacement; without it otherwise.
+    #[must_use]
+    pub fn with_replacement(mut self) -> Self {
+        self.replacement = true;
+        self
+    }
+
+    /// Whether siblings were drawn with replacement.
+    pub fn replacement(&self) -> bool {
+        self.replacement
+    }
+
+    /// Proposed tokens.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing is proposed.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Rows of the target's pass: the root and the nodes.
+    pub fn rows(&self) -> usize {
+        self.nodes.len() + 1
+    }
+
+    /// The node of a row; none for the root.
+    pub fn node(&self, row: usize) -> Option<&TreeNode> {
+        self.nodes.get(row.checked_sub(1)?)
+    }
+
+    /// Nodes, that of row 1 first.
+    pub fn nodes(&self) -> &[TreeNode] {
+        &self.nodes
+    }
+
+    /// The token of a row.
+    pub fn token(&self, row: usize) -> TargetTokenId {
+        self.node(row).map_or(self.root, |node| node.token)
+    }
+
+    fn depth_of(&self, row: usize) -> usize {
+        self.node(row).map_or(0, |node| node.depth)
+    }
+
+    /// Largest depth.
+    pub fn depth(&self) -> usize {
+        self.nodes.iter().map(|node| node.depth).max().unwrap_or(0)
+    }
+
+    /// Children of a row in the order in which they were added, with their rows.
+    pub fn children(&self, row: usize) -> impl Iterator<Item = (usize, &TreeNode)> {
+        let rows = self.nodes.iter().enumerate().map(|(i, node)| (i + 1, node));
+        rows.filter(move |(_, node)| node.parent == row)
+    }
+
+    /// The child of `row` with this token.
+    pub fn child(&self, row: usize, token: TargetTokenId) -> Option<usize> {
+        self.children(row).find(|(_, node)| node.token == token).map(|(row, _)| row)
+    }
+
+    /// Whether every row follows the row before it.
+    pub fn is_chain(&self) -> bool {
+        self.nodes.iter().enumerate().all(|(i, node)| node.parent == i)
+    }
+
+    /// Token ids of the rows.
+    pub fn ids(&self) -> Vec<u32> {
+        (0..self.rows()).map(|row| self.token(row).0).collect()
+    }
+
+    /// Parents of the rows, as the attention's mask takes them.
+    pub fn parents(&self) -> Vec<Option<usize>> {
+        std::iter::once(None).chain(self.nodes.iter().map(|node| Some(node.parent))).collect()
+    }
+
+    /// Token indices of the rows when the root's is `root`.
+    pub fn positions(&self, root: usize) -> Vec<u32> {
+        (0..self.rows()).map(|row| (root + self.depth_of(row)) as u32).collect()
+    }
+
+    /// Keeps the `count` most likely nodes of a certain tree. Log-probabilities never grow along a
+    /// path and ties go to the lower depth, parent and token, so ancestors are always kept.
+    #[must_use]
+    pub fn best(&self, count: usize) -> Self {
+        let mut order: Vec<usize> = (1..self.rows()).collect();
+        let key = |row: &usize| {
+            let TreeNode { log_prob, depth, parent, token, .. } = self.nodes[row - 1];
+            (log_prob, depth, parent, token)
+        };
+        order.sort_by(|a, b| {
+            let (a, b) = (key(a), key(b));
+            b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3)))
+        });
+        order.truncate(count);
+        order.sort_unstable();
+        let mut kept = Self::new(self.root);
+        let mut new_rows = HashMap::from([(0, 0)]);
+        for row in order {
+            let node = self.nodes[row - 1];
+            if let Some(parent) = new_rows.get(&node.parent) {
+                let new = kept.push(*parent, node.token, node.log_prob, node.origin);
+                new_rows.insert(row, new);
+            }
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn t(id: u32) -> TargetTokenId {
+        TargetTokenId(id)
+    }
+
+    #[test]
+    fn paths_are_shared_and_rows_know_their_place() {
+        let mut tree = Tree::chain(t(9), &[t(1), t(2)]);
+        tree.insert_chain(&[t(1), t(3), t(4)], Origin::Lookup);
+        assert_eq!(tree.ids(), [9, 1, 2, 3, 4]);
+        assert_eq!(tree.parents(), [None, Some(0), Some(1), Some(1), Some(3)]);
+        assert_eq!(tree.positions(7), [7, 8, 9, 9, 10]);
+        assert_eq!((tree.len(), tree.depth(), tree.is_chain()), (4, 3, false));
+        assert_eq!((tree.child(1, t(3)), tree.child(0, t(3))), (Some(3), None));
+        assert!(Tree::chain(t(9), &[t(1), t(1)]).is_chain());
+    }
+
+    #[test]
+    fn the_best_nodes_bring_their_ancestors_even_with_equal_scores() {
+        let mut tree = Tree::new(t(0));
+        let a = tree.push(0, t(5), -1.0, Origin::Draft);
+        let b = tree.push(0, t(4), -0.5, Origin::Draft);
+        tree.push(a, t(1), -1.0, Origin::Draft);
+        tree.push(b, t(2), -3.0, Origin::Draft);
+        let kept = tree.best(2);
+        assert_eq!(kept.ids(), [0, 5, 4]);
+        assert_eq!(tree.best(3).parents(), [None, Some(0), Some(0), Some(1)]);
+        assert_eq!(tree.best(99).len(), 4);
+    }
+
+    #[test]
+    fn a_drawn_child_is_not_merged_with_a_certain_one() {
+        let mut tree = Tree::new(t(0));
+        tree.push_drawn(0, t(3), -1.0);
+        tree.insert_chain(&[t(3)], Origin::Lookup);
+        assert_eq!(tree.len(), 2);
+    }
+}

@@ -1,0 +1,103 @@
+//! What EAGLE-3 computes while decoding is what it computes in training: test-time steps.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use candle_core::{D, Tensor};
+use longdraft_decode::drafter::{DraftContext, Drafter, Eagle3Model, ModelDrafter, Plan};
+use longdraft_decode::{Result, Tree};
+use longdraft_kernels::linear::linear;
+use longdraft_models::DraftTokenId;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
+use longdraft_models::target::{Features, PackedSequence, Tap, Taps, Target};
+
+use crate::models::{eagle3, generate, options, prompt, shapes, target};
+
+/// Texts and what was proposed behind each.
+type Notes = Rc<RefCell<Vec<(Vec<TargetTokenId>, Tree)>>>;
+
+/// Notes what was proposed after which text.
+struct Noted<D> {
+    inner: D,
+    notes: Notes,
+}
+
+impl<D: Drafter> Drafter for Noted<D> {
+    fn taps(&self) -> Vec<Tap> {
+        self.inner.taps()
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.inner.begin(kept)
+    }
+
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        self.inner.observe(tokens, features)
+    }
+
+    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        let tree = self.inner.propose(context, plan)?;
+        self.notes.borrow_mut().push((context.tokens.to_vec(), tree.clone()));
+        Ok(tree)
+    }
+}
+
+/// Most likely continuations along `path` by test-time steps of the row before the root.
+fn steps(
+    target: &Target,
+    draft: &Eagle3Draft,
+    tokens: &[TargetTokenId],
+    path: &[TargetTokenId],
+) -> Vec<TargetTokenId> {
+    let ids: Vec<u32> = tokens.iter().chain(path).map(|token| token.0).collect();
+    let position_ids: Vec<u32> = (0..ids.len() as u32).collect();
+    let sequence = PackedSequence { document_ids: vec![0; ids.len()], position_ids, ids };
+    let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
+    let layers: Vec<&Tensor> =
+        draft.config().target_layers.iter().map(|layer| &features.hidden[layer]).collect();
+    let aux = Tensor::cat(&layers, 1).expect("aux");
+    let mut unrolled = TestTimeSteps::new(draft, &sequence, &aux).expect("steps");
+    (0..path.len())
+        .map(|_| {
+            let hidden = unrolled.step(&[tokens.len() as u32 - 2]).expect("step");
+            let normed = draft.head_input(&hidden).expect("norm");
+            let logits = linear(&normed, draft.head().expect("head"), None).expect("logits");
+            let best = logits.argmax(D::Minus1).and_then(|b| b.to_vec1::<u32>()).expect("best");
+            draft.vocabulary().to_target(DraftTokenId(best[0])).expect("in the map")
+        })
+        .collect()
+}
+
+/// Nodes of a path from the root down, by following first children.
+fn first_path(tree: &Tree) -> Vec<TargetTokenId> {
+    let mut path = Vec::new();
+    let mut row = 0;
+    while let Some((child, node)) = tree.children(row).next() {
+        path.push(node.token);
+        row = child;
+    }
+    path
+}
+
+#[test]
+fn every_round_proposes_what_test_time_steps_predict() {
+    for (seed, length, shape) in [(1, 1, 2), (2, 9, 2), (3, 40, 2), (4, 300, 1), (6, 9, 3)] {
+        let target = target("qwen3", 16, (2, 2), seed);
+        let draft = eagle3(&target, seed);
+        let notes = Notes::default();
+        let model = Eagle3Model::new(&draft, &target).expect("model");
+        let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
+        let mut options = options(16);
+        options.shape = shapes()[shape].clone();
+        generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
+        let notes = notes.borrow();
+        assert!(notes.len() > 3);
+        for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
+            // The likeliest child of a node is its first: beams are sorted.
+            let path = first_path(tree);
+            assert_eq!(steps(&target, &draft, tokens, &path), path, "{} tokens", tokens.len());
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The exact law of what is committed, by going through every outcome of every draw. Drafting and
+//! verification are the ones of production; only the source of randomness is replaced.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use longdraft_decode::drafter::{DraftContext, DraftModel, Plan, Reading, grow};
+use longdraft_decode::draws::{Draws, Place};
+use longdraft_decode::law::normalise;
+use longdraft_decode::verifier::{Round, Verifier, test_children};
+use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
+use longdraft_kernels::random::CounterRng;
+use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::{TargetConfig, TargetTokenId};
+use serde_json::json;
+
+/// Goes through outcomes: follows a script, then takes the first possible branch.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    /// Chance of each branch and the branch that is taken, draw by draw.
+    script: Vec<(Vec<f64>, usize)>,
+    at: usize,
+}
+
+impl Outcomes {
+    fn branch(&mut self, chances: Vec<f64>) -> usize {
+        if self.at == self.script.len() {
+            let first = chances.iter().position(|c| *c > 0.0).unwrap_or(0);
+            self.script.push((chances, first));
+        }
+        self.at += 1;
+        self.script[self.at - 1].1
+    }
+
+    fn weight(&self) -> f64 {
+        self.script.iter().map(|(chances, taken)| chances[*taken]).product()
+    }
+
+    /// Moves to the next outcome; false behind the last one.
+    fn advance(&mut self) -> bool {
+        self.at = 0;
+        while let Some((chances, taken)) = self.script.pop() {
+            if let Some(next) = (taken + 1..chances.len()).find(|i| chances[*i] > 0.0) {
+                self.script.push((chances, next));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Draws for Outcomes {
+    fn accepts(&mut self, _: Place, p: f64, q: f64) -> bool {
+        let chance = if p <= 0.0 { 0.0 } else { (p / q).min(1.0) };
+        self.branch(vec![1.0 - chance, chance]) == 1
+    }
+
+    fn choose(&mut self, _: Place, weights: &[f64]) -> usize {
+        let total: f64 = weights.iter().sum();
+        self.branch(weights.iter().map(|w| w / total).collect())
+    }
+}
+
+/// The law of `outcome` over all draws.
+pub(crate) fn law_of<T: Ord>(mut outcome: impl FnMut(&mut dyn Draws) -> T) -> BTreeMap<T, f64> {
+    let mut law = BTreeMap::new();
+    let mut outcomes = Outcomes::default();
+    loop {
+        let result = outcome(&mut outcomes);
+        *law.entry(result).or_insert(0.0) += outcomes.weight();
+        if !outcomes.advance() {
+            return law;
+        }
+    }
+}
+
+/// Logits that depend on the text in an arbitrary way; some tokens are impossible.
+#[derive(Clone, Copy)]
+struct Table {
+    seed: u64,
+    vocabulary: usize,
+    holes: bool,
+}
+
+impl Table {
+    fn logits(&self, text: &[u32]) -> Vec<f32> {
+        let key: Vec<u64> = text.iter().map(|id| u64::from(*id)).collect();
+        let mut rng = CounterRng::new(self.seed, "table", &key);
+        let spread = [0.3, 1.0, 3.0][rng.below(3) as usize];
+        let mut logits: Vec<f32> =
+            (0..self.vocabulary).map(|_| (rng.normal() * spread) as f32).collect();
+        if self.holes && rng.uniform() < 0.4 {
+            logits[rng.below(self.vocabulary as u64) as usize] = f32::NEG_INFINITY;
+        }
+        logits
+    }
+}
+
+/// A draft that looks its logits up.
+struct TableModel {
+    table: Table,
+    map: Option<VocabularyMap>,
+    text: Vec<u32>,
+    read: Vec<Vec<u32>>,
+}
+
+impl DraftModel for TableModel {
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        self.map.as_ref()
+    }
+
+    fn begin(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
+        self.text = context.tokens.iter().map(|token| token.0).collect();
+        self.read = vec![self.text.clone()];
+        Ok(self.table.logits(&self.text))
+    }
+
+    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+        let logits = level.iter().map(|reading| {
+            let mut text = self.read[reading.parent].clone();
+            text.push(reading.token.0);
+            self.read.push(text.clone());
+            self.table.logits(&text)
+        });
+        Ok(logits.collect())
+    }
+}
+
+/// One way of decoding, over tables.
+struct Case {
+    target: Table,
+    draft: Table,
+    map: Option<VocabularyMap>,
+    shape: DraftShape,
+    of_target: Sampling,
+    of_draft: Sampling,
+    rule: VerifyRule,
+    /// Lookup's proposal after every text.
+    lookup: Option<Vec<u32>>,
+}
+
+impl Case {
+    /// Law of the tokens that one round after `text` commits.
+    fn round(&self, carrier: &Target, text: &[u32]) -> BTreeMap<Vec<u32>, f64> {
+        let tokens: Vec<TargetTokenId> = text.iter().map(|id| TargetTokenId(*id)).collect();
+        let cache = carrier.new_cache().expect("cache");
+        let verifier = Verifier { sampling: self.of_target.clone(), rule: self.rule };
+        let fallbacks = Cell::new(0);
+        let law = law_of(|draws| {
+            let context = DraftContext { target: carrier, cache: &cache, tokens: &tokens };
+            let (text, read) = (Vec::new(), Vec::new());
+            let mut model = TableModel { table: self.draft, map: self.map.clone(), text, read };
+            let mut plan = Plan {
+                shape: &self.shape,
+                drawn: self.rule == VerifyRule::Ratio,
+                sampling: &self.of_draft,
+                round: 1,
+                draws,
+                worth: None,
+            };
+            let mut tree = grow::grow(&mut model, context, &mut plan).expect("tree");
+            if let Some(lookup) = &self.lookup {
+                let chain: Vec<TargetTokenId> = lookup.iter().map(|t| TargetTokenId(*t)).collect();
+                tree.insert_chain(&chain, Origin::Lookup);
+            }
+            let logits: Vec<Vec<f32>> = (0..tree.rows())
+                .map(|row| self.target.logits(&path_text(&tokens, &tree, row)))
+                .collect();
+            let round = Round { index: 1, position: tokens.len() as u64 };
+            let verdict = verifier.verify(&tree, &logits, round, plan.draws).expect("verdict");
+            fallbacks.set(fallbacks.get() + verdict.residual_fallbacks);
+            let path = verdict.path.iter().map(|row| tree.token(*row).0);
+            path.chain([verdict.next.0]).collect()
+        });
+        assert_eq!(fallbacks.get(), 0, "no residual may vanish");
+        law
+    }
+
+    /// Largest difference between the law of the first `length` tokens and the target's.
+    fn error(&self, carrier: &Target, length: usize) -> f64 {
+        let mut open = BTreeMap::from([(vec![0_u32], 1.0)]);
+        let mut done: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
+        while let Some((text, weight)) = open.pop_first() {
+            for (committed, chance) in self.round(carrier, &text) {
+                let mut longer = text.clone();
+                longer.extend(committed);
+                let law = if longer.len() > length { &mut done } else { &mut open };
+                longer.truncate(length + 1);
+                *law.entry(longer).or_insert(0.0) += weight * chance;
+            }
+        }
+        let target = |text: &[u32]| {
+            (1..text.len())
+                .map(|i| {
+                    self.of_target.law(&self.target.logits(&text[..i])).expect("law")
+                        [text[i] as usize]
+                })
+                .product::<f64>()
+        };
+        let total: f64 = done.values().sum();
+        let worst = done.iter().map(|(text, weight)| (weight - target(text)).abs());
+        worst.fold((total - 1.0).abs(), f64::max)
+    }
+}
+
+fn path_text(tokens: &[TargetTokenId], tree: &Tree, row: usize) -> Vec<u32> {
+    let mut path = Vec::new();
+    let mut at = row;
+    while let Some(node) = tree.node(at) {
+        path.push(node.token.0);
+        at = node.parent;
+    }
+    tokens.iter().map(|token| token.0).chain(path.into_iter().rev()).collect()
+}
+
+/// Lends its vocabulary size.
+fn carrier(vocabulary: usize) -> Target {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": vocabulary,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64
+    });
+    let config = TargetConfig::from_json(&config).expect("valid");
+    Target::random(config, 0, &TargetOptions::default()).expect("target")
+}
+
+fn check(vocabulary: usize, length: usize, cases: u64, change: impl Fn(u64, &mut Case)) {
+    let carrier = carrier(vocabulary);
+    for seed in 0..cases {
+        let holes = seed % 2 == 1;
+        let mut case = Case {
+            target: Table { seed, vocabulary, holes },
+            draft: Table { seed: seed + 1_000_000, vocabulary, holes },
+            map: None,
+            shape: DraftShape::Chain { length: 2 },
+            of_target: Sampling::at(1.0),
+            of_draft: Sampling::at(1.0),
+            rule: VerifyRule::Ratio,
+            lookup: None,
+        };
+        change(seed, &mut case);
+        let error = case.error(&carrier, length);
+        assert!(error < 1e-12, "case {seed}: {error:e}");
+    }
+}
+
+/// Truncations that differ on the two sides.
+fn truncated(seed: u64) -> Sampling {
+    match seed % 4 {
+        0 => Sampling::at(1.0),
+        1 => Sampling { top_k: Some(2), ..Sampling::at(0.7) },
+        2 => Sampling { top_p: 0.6, ..Sampling::at(1.5) },
+        _ => Sampling { min_p: 0.4, top_p: 0.9, ..Sampling::at(0.5) },
+    }
+}
+
+#[test]
+fn drawn_chains_follow_the_law() {
+    check(4, 3, 100, |seed, case| {
+        case.shape = DraftShape::Chain { length: 1 + (seed % 3) as usize };
+    });
+}
+
+#[test]
+fn truncated_laws_on_either_side_are_kept() {
+    check(4, 2, 64, |seed, case| {
+        (case.of_target, case.of_draft) = (truncated(seed), truncated(seed / 4));
+    });
+}
+
+#[test]
+fn drawn_trees_follow_the_law() {
+    let layouts = [vec![2], vec![3], vec![2, 1], vec![1, 2], vec![2, 2]];
+    check(3, 2, 40, |seed, case| {
+        case.shape = DraftShape::Sampled { children: layouts[seed as usize % 5].clone() };
+        case.of_target = truncated(seed / 5);
+    });
+}
+
+#[test]
+fn certain_trees_and_chains_follow_the_law() {
+    let shapes = [
+        DraftShape::Static { widths: vec![2, 3] },
+        DraftShape::Dynamic { width: 2, depth: 3, budget: 5 },
+        DraftShape::Chain { length: 3 },
+        DraftShape::Sampled { children: vec![2, 2] },
+    ];
+    check(4, 3, 80, |seed, case| {
+        case.shape = shapes[seed as usize % 4].clone();
+        // Drawn layouts become certain where proposals are tested by matching.
+        case.rule =
+            if seed % 4 < 2 && seed % 8 < 4 { VerifyRule::Ratio } else { VerifyRule::Match };
+        case.of_target = truncated(seed / 8);
+    });
+}
+
+#[test]
+fn lookup_beside_drawn_proposals_follows_the_law() {
+    check(3, 2, 48, |seed, case| {
+        case.shape = match seed % 3 {
+            0 => DraftShape::Chain { length: 2 },
+            1 => DraftShape::Sampled { children: vec![2] },
+            _ => DraftShape::Sampled { children: vec![2, 1] },
+        };
+        case.lookup = Some(vec![(seed % 2) as u32, (seed % 3) as u32]);
+    });
+}
+
+#[test]
+fn a_smaller_draft_vocabulary_keeps_the_law() {
+    check(5, 2, 40, |seed, case| {
+        let kept = [vec![0, 3, 4], vec![1], vec![2, 4]][seed as usize % 3].clone();
+        case.draft.vocabulary = kept.len();
+        case.draft.holes = false;
+        case.map = VocabularyMap::new(kept.into_iter().map(TargetTokenId).collect(), 5).ok();
+        case.shape = match seed % 2 {
+            0 => DraftShape::Chain { length: 2 },
+            _ => DraftShape::Sampled { children: vec![2, 1] },
+        };
+    });
+}
+
+#[test]
+fn equal_and_disjoint_laws_are_kept() {
+    check(4, 2, 20, |seed, case| {
+        if seed % 2 == 0 {
+            case.draft = case.target;
+        } else {
+            case.of_target = Sampling { top_k: Some(1), ..Sampling::at(1.0) };
+        }
+        case.shape = DraftShape::Sampled { children: vec![2] };
+    });
+}
+
+pub(crate) const P: [f64; 5] = [0.40, 0.10, 0.25, 0.05, 0.20];
+pub(crate) const Q: [f64; 5] = [0.15, 0.35, 0.20, 0.25, 0.05];
+
+/// Acceptance and committed law when `children` are proposed below one node.
+pub(crate) fn one_node(
+    mut propose: impl FnMut(&mut dyn Draws) -> Tree,
+    mut judge: impl FnMut(&Tree, &mut dyn Draws) -> (bool, u32),
+) -> (f64, [f64; 5]) {
+    let law = law_of(|draws| {
+        let tree = propose(draws);
+        judge(&tree, draws)
+    });
+    let (mut accepted, mut committed) = (0.0, [0.0; 5]);
+    for ((accepts, token), chance) in law {
+        accepted += if accepts { chance } else { 0.0 };
+        committed[token as usize] += chance;
+    }
+    (accepted, committed)
+}
+
+/// A node with children drawn from Q.
+pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Draws) -> Tree {
+    let mut tree = Tree::new(TargetTokenId(0));
+    tree.set_law(0, std::sync::Arc::new(Q.to_vec()));
+    let sampling = Sampling::at(1.0);
+    let shape = DraftShape::Sampled { children: vec![count] };
+    let mut plan =
+        Plan { shape: &shape, drawn: true, sampling: &sampling, round: 0, draws, worth: None };
+    let tokens = if replacement {
+        (0..count).flat_map(|_| grow::draw_children(&Q, 1, 0, &mut plan)).collect()
+    } else {
+        grow::draw_children(&Q, count, 0, &mut plan)
+    };
+    for token in tokens {
+        tree.push_drawn(0, token, 0.0);
+    }
+    if replacement { tree.with_replacement() } else { tree }
+}
+
+pub(crate) fn production(tree: &Tree, draws: &mut dyn Draws) -> (bool, u32) {
+    let outcome = test_children(tree, 0, P.to_vec(), 0, draws);
+    assert!(!outcome.fell_back);
+    (outcome.accepted.is_some(), outcome.token.0)
+}
+
+#[test]
+fn the_reference_case_is_accepted_as_often_as_it_should() {
+    let near = |(accepted, law): (f64, [f64; 5]), expected: f64| {
+        assert!((accepted - expected).abs() < 1e-12, "{accepted} {expected}");
+        law.iter().zip(P).for_each(|(a, b)| assert!((a - b).abs() < 1e-12, "{law:?}"));
+    };
+    let without = [0.55, 712.0 / 975.0, 1_988_003.0 / 2_316_600.0, 0.95, 1.0];
+    for (count, expected) in (1..).zip(without) {
+        near(one_node(|draws| drawn_children(count, false, draws), production), expected);
+    }
+    for (count, expected) in [(2, 0.69), (3, 0.752)] {
+        near(one_node(|draws| drawn_children(count, true, draws), production), expected);
+    }
+    for (children, expected) in [(&[1][..], 0.10), (&[1, 3], 0.15), (&[1, 3, 2], 0.40)] {
+        let tree = |_: &mut dyn Draws| {
+            let mut tree = Tree::new(TargetTokenId(0));
+            for child in children {
+                tree.push(0, TargetTokenId(*child), 0.0, Origin::Draft);
+            }
+            tree
+        };
+        near(one_node(tree, production), expected);
+        // Testing point masses one by one equals one draw of the target.
+        let by_match = |tree: &Tree, draws: &mut dyn Draws| {
+            let place = longdraft_decode::draws::Purpose::Token;
+            let token =
+                draws.choose(Place { purpose: place, round: 0, row: 0, child: 0 }, &P) as u32;
+            (tree.child(0, TargetTokenId(token)).is_some(), token)
+        };
+        near(one_node(tree, by_match), expected);
+    }
+    let mut residual: Vec<f64> = P.iter().zip(Q).map(|(p, q)| (p - q).max(0.0)).collect();
+    assert!((normalise(&mut residual) - 0.45).abs() < 1e-12);
+}

@@ -1,0 +1,11 @@
+//! Output with any drafter follows the target's law: equal tokens where it is a function of the
+//! text, equal laws, enumerated, where it is drawn.
+
+mod biased;
+mod eagle3;
+mod enumeration;
+mod greedy;
+mod models;
+mod pacing;
+mod plumbing;
+mod statistics;

@@ -1,0 +1,180 @@
+//! Small random targets, drafts and drafters.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use longdraft_decode::drafter::{
+    Combination, CombinedDrafter, Drafter, Eagle3Model, GlideModel, LookupDrafter, ModelDrafter,
+    ReducedHead,
+};
+use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
+use serde_json::json;
+
+pub(crate) const VOCABULARY: usize = 61;
+
+/// A random target; a large deviation makes its choices vary.
+pub(crate) fn target(
+    kind: &str,
+    head_dim: usize,
+    (kv_heads, group): (usize, usize),
+    seed: u64,
+) -> Target {
+    let config = json!({
+        "model_type": kind, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+        "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 1400, "tie_word_embeddings": seed.is_multiple_of(2),
+        "initializer_range": 0.3
+    });
+    let config = TargetConfig::from_json(&config).expect("valid configuration");
+    Target::random(config, seed, &TargetOptions::default()).expect("random target")
+}
+
+pub(crate) fn glide(target: &Target, seed: u64) -> GlideDraft {
+    let mut config = GlideConfig::for_target(target.config(), None);
+    config.initializer_range = 0.3;
+    config.final_norm = if seed.is_multiple_of(3) { FinalNorm::Target } else { FinalNorm::None };
+    // Some windows end within what is drafted.
+    config.self_window = if seed.is_multiple_of(5) { 3 } else { config.self_window };
+    let init = if seed.is_multiple_of(2) { Init::LastLayer } else { Init::Random };
+    GlideDraft::initialise(&config, target, init, seed).expect("random draft")
+}
+
+pub(crate) fn eagle3(target: &Target, seed: u64) -> Eagle3Draft {
+    let kept: Vec<TargetTokenId> = (0..VOCABULARY as u32)
+        .filter(|id| !(u64::from(*id) + seed).is_multiple_of(3))
+        .map(TargetTokenId)
+        .collect();
+    let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
+    let mut wide = target.config().clone();
+    wide.num_hidden_layers = 32;
+    let mut config = Eagle3Config::for_target(&wide, map.draft_size()).expect("layers");
+    config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
+    config.initializer_range = 0.3;
+    if seed.is_multiple_of(2) {
+        config = config.with_eagle31_norms();
+    }
+    config.attention_window = seed.is_multiple_of(3).then_some(5);
+    Eagle3Draft::initialise(&config, map, target.embedding(), seed).expect("random draft")
+}
+
+/// The drafts that drafters of one target read.
+pub(crate) struct Drafts {
+    pub(crate) glide: GlideDraft,
+    pub(crate) eagle3: Eagle3Draft,
+    head: Arc<ReducedHead>,
+}
+
+impl Drafts {
+    pub(crate) fn new(target: &Target, seed: u64) -> Self {
+        let frequent = (0..20).map(|i| TargetTokenId(i * 3)).collect();
+        let map = VocabularyMap::new(frequent, VOCABULARY).expect("map");
+        let head = Arc::new(ReducedHead::new(target, map).expect("head"));
+        Self { glide: glide(target, seed), eagle3: eagle3(target, seed), head }
+    }
+}
+
+/// Every kind of drafter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Glide,
+    GlideReduced,
+    Eagle3,
+    Lookup,
+    Merged,
+    MergedEagle3,
+    Switched,
+}
+
+pub(crate) const KINDS: [Kind; 7] = [
+    Kind::Glide,
+    Kind::GlideReduced,
+    Kind::Eagle3,
+    Kind::Lookup,
+    Kind::Merged,
+    Kind::MergedEagle3,
+    Kind::Switched,
+];
+
+pub(crate) fn drafter<'a>(
+    kind: Kind,
+    target: &Target,
+    drafts: &'a Drafts,
+) -> Box<dyn Drafter + 'a> {
+    let glide = || GlideModel::new(&drafts.glide, target).expect("model");
+    let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
+    let combined = |model, combination| Box::new(CombinedDrafter::new(model, combination));
+    match kind {
+        Kind::Glide => Box::new(ModelDrafter::new(glide())),
+        Kind::GlideReduced => {
+            Box::new(ModelDrafter::new(glide().with_head(Arc::clone(&drafts.head))))
+        }
+        Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
+        Kind::Lookup => Box::new(LookupDrafter::new()),
+        Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
+        Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
+        Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
+    }
+}
+
+/// Chains and trees of every rule.
+pub(crate) fn shapes() -> Vec<DraftShape> {
+    vec![
+        DraftShape::Chain { length: 1 },
+        DraftShape::Chain { length: 4 },
+        DraftShape::Chain { length: 8 },
+        DraftShape::Static { widths: vec![4, 8, 8] },
+        DraftShape::Static { widths: DraftShape::STATIC.to_vec() },
+        DraftShape::Dynamic { width: 4, depth: 5, budget: 20 },
+        DraftShape::Dynamic { width: 1, depth: 3, budget: 2 },
+        DraftShape::Dynamic { width: 10, depth: 6, budget: 60 },
+        DraftShape::Sampled { children: vec![3, 2, 1] },
+        DraftShape::Sampled { children: vec![1, 1] },
+    ]
+}
+
+pub(crate) fn prompt(length: usize, seed: u64) -> Vec<TargetTokenId> {
+    let mut state = seed.wrapping_mul(2_654_435_769).wrapping_add(1);
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            TargetTokenId((state >> 33) as u32 % VOCABULARY as u32)
+        })
+        .collect()
+}
+
+pub(crate) fn options(max_new_tokens: usize) -> DecodeOptions {
+    DecodeOptions { max_new_tokens, ..DecodeOptions::default() }
+}
+
+pub(crate) fn generate(
+    target: &Target,
+    drafter: Option<Box<dyn Drafter + '_>>,
+    prompt: &[TargetTokenId],
+    options: &DecodeOptions,
+) -> Generation {
+    decode(&mut SpeculativeDecoder::new(target, drafter), prompt, options)
+}
+
+pub(crate) fn decode(
+    decoder: &mut SpeculativeDecoder<'_>,
+    prompt: &[TargetTokenId],
+    options: &DecodeOptions,
+) -> Generation {
+    let mut streamed: Vec<Committed> = Vec::new();
+    let mut listen = |committed| {
+        streamed.push(committed);
+        ControlFlow::Continue(())
+    };
+    let generation = decoder.generate(prompt, options, &mut listen).expect("decoding");
+    let tokens: Vec<TargetTokenId> = streamed.iter().map(|committed| committed.token).collect();
+    assert_eq!(tokens, generation.tokens, "every token is streamed once, in order");
+    let proposed = streamed.iter().filter(|committed| committed.proposed_by.is_some()).count();
+    assert_eq!(proposed, generation.metrics.accepted);
+    assert_eq!(generation.metrics.residual_fallbacks, 0);
+    generation
+}

@@ -1,0 +1,179 @@
+//! Limits, stops, caches between requests, and what is refused.
+
+use std::ops::ControlFlow;
+
+use longdraft_decode::{
+    DecodeError, DraftShape, EndReason, Sampling, SpeculativeDecoder, VerifyRule,
+};
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::{Tap, Taps};
+
+use crate::models::{
+    Drafts, KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
+};
+
+#[test]
+fn the_context_fills_to_its_last_slot() {
+    let target = target("llama", 16, (1, 2), 11);
+    let drafts = Drafts::new(&target, 11);
+    let prompt = prompt(1380, 11);
+    let mut options = options(500);
+    let plain = generate(&target, None, &prompt, &options);
+    assert_eq!((plain.tokens.len(), plain.end), (20, EndReason::ContextLimit));
+    for (kind, shape) in [(Kind::Glide, 1), (Kind::Eagle3, 4), (Kind::Merged, 5)] {
+        options.shape = shapes()[shape].clone();
+        let drafted = generate(&target, Some(drafter(kind, &target, &drafts)), &prompt, &options);
+        assert_eq!((&plain.tokens, plain.end), (&drafted.tokens, drafted.end));
+    }
+}
+
+#[test]
+fn a_limit_of_one_token_and_a_prompt_of_one_work() {
+    let target = target("qwen2", 32, (2, 2), 3);
+    let drafts = Drafts::new(&target, 3);
+    for kind in KINDS {
+        for limit in 1..4 {
+            let options = options(limit);
+            let plain = generate(&target, None, &prompt(1, 3), &options);
+            let drafter = drafter(kind, &target, &drafts);
+            let drafted = generate(&target, Some(drafter), &prompt(1, 3), &options);
+            assert_eq!((plain.tokens, plain.end), (drafted.tokens, drafted.end), "{kind:?}");
+        }
+    }
+}
+
+/// What is in the cache after rounds with trees equals a plain pass over the same tokens.
+#[test]
+fn a_compacted_cache_equals_a_plain_one() {
+    let target = target("qwen3", 16, (2, 2), 21);
+    let tokens = prompt(30, 21);
+    let ids = |tokens: &[TargetTokenId]| tokens.iter().map(|t| t.0).collect::<Vec<_>>();
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let mut cache = target.new_cache().expect("cache");
+    let positions: Vec<u32> = (0..10).collect();
+    target.extend(&ids(&tokens[..10]), &positions, &mut cache, &taps).expect("prefill");
+    // Rows 0, 3, 4 hold tokens 10, 11, 12; the others are strangers.
+    let rows = [tokens[10].0, 1, 2, tokens[11].0, tokens[12].0, 5];
+    let parents = [None, Some(0), Some(1), Some(0), Some(3), Some(3)];
+    let positions = [10, 11, 12, 11, 12, 12];
+    target.extend_tree(&rows, &positions, &parents, &mut cache, &taps).expect("tree");
+    cache.compact(10, &[0, 3, 4]).expect("path");
+    assert_eq!(cache.len(), 13);
+    let mut plain = target.new_cache().expect("cache");
+    let positions: Vec<u32> = (0..13).collect();
+    target.extend(&ids(&tokens[..13]), &positions, &mut plain, &taps).expect("plain");
+    let values = |cache: &longdraft_models::target::KvCache| {
+        let (k, v) = cache.last_layer().expect("layer");
+        [k, v].map(|t| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values"))
+    };
+    assert_eq!(values(&cache), values(&plain), "bit for bit");
+    assert!(cache.compact(10, &[0, 9]).is_err() && cache.compact(10, &[1, 0]).is_err());
+    let backwards = [None, Some(2), Some(1)];
+    assert!(target.extend_tree(&[1, 2, 3], &[13, 14, 15], &backwards, &mut cache, &taps).is_err());
+    assert_eq!(cache.len(), 13);
+}
+
+#[test]
+fn a_kept_prefix_changes_nothing_but_time() {
+    let target = target("llama", 32, (2, 2), 31);
+    let drafts = Drafts::new(&target, 31);
+    for kind in KINDS {
+        let mut options = options(24);
+        options.reuse_prefix = true;
+        options.shape = DraftShape::Static { widths: vec![3, 4] };
+        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
+        let mut text = prompt(20, 31);
+        for turn in 0..4 {
+            let kept = decode(&mut decoder, &text, &options);
+            let fresh = generate(&target, None, &text, &options);
+            assert_eq!(kept.tokens, fresh.tokens, "{kind:?}, turn {turn}");
+            assert_eq!(kept.reused_tokens > 0, turn > 0);
+            text.extend(&kept.tokens);
+            text.extend(prompt(5, turn));
+            if turn == 2 {
+                // History was edited in the middle.
+                text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_listener_ends_the_request_within_an_accepted_run() {
+    let target = target("llama", 16, (2, 2), 41);
+    let drafts = Drafts::new(&target, 41);
+    let options = options(40);
+    let prompt = prompt(9, 41);
+    let plain = generate(&target, None, &prompt, &options);
+    for at in 1..12 {
+        let drafter = drafter(Kind::Merged, &target, &drafts);
+        let mut heard = 0;
+        let mut listen = |_| {
+            heard += 1;
+            if heard == at {
+                ControlFlow::Break(EndReason::StopString)
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let generation = SpeculativeDecoder::new(&target, Some(drafter))
+            .generate(&prompt, &options, &mut listen)
+            .expect("decoding");
+        assert_eq!(generation.tokens, plain.tokens[..at]);
+        assert_eq!(generation.end, EndReason::StopString);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens_and_another_seed_others() {
+    let target = target("llama", 16, (2, 2), 51);
+    let drafts = Drafts::new(&target, 51);
+    let run = |seed, request, shape: usize| {
+        let mut options = options(32);
+        options.sampling = Sampling::at(1.0);
+        (options.seed, options.request) = (seed, vec![request]);
+        options.shape = shapes()[shape].clone();
+        let drafter = drafter(Kind::Eagle3, &target, &drafts);
+        generate(&target, Some(drafter), &prompt(9, 51), &options).tokens
+    };
+    for shape in [1, 5, 8] {
+        assert_eq!(run(1, 1, shape), run(1, 1, shape));
+        assert_ne!(run(1, 1, shape), run(2, 1, shape));
+        assert_ne!(run(1, 1, shape), run(1, 2, shape));
+    }
+}
+
+#[test]
+fn top_k_of_one_is_greedy() {
+    let target = target("llama", 16, (2, 2), 61);
+    let drafts = Drafts::new(&target, 61);
+    let mut options = options(32);
+    let greedy = generate(&target, None, &prompt(9, 61), &options).tokens;
+    options.sampling = Sampling { top_k: Some(1), ..Sampling::at(0.7) };
+    for rule in [VerifyRule::Ratio, VerifyRule::Match] {
+        options.rule = rule;
+        let drafter = drafter(Kind::Glide, &target, &drafts);
+        assert_eq!(generate(&target, Some(drafter), &prompt(9, 61), &options).tokens, greedy);
+    }
+}
+
+#[test]
+fn impossible_requests_are_errors() {
+    let target = target("llama", 16, (1, 2), 12);
+    let drafts = Drafts::new(&target, 12);
+    let run = |prompt: &[TargetTokenId], change: fn(&mut longdraft_decode::DecodeOptions)| {
+        let mut options = options(4);
+        change(&mut options);
+        SpeculativeDecoder::new(&target, Some(drafter(Kind::Glide, &target, &drafts)))
+            .generate(prompt, &options, &mut |_| ControlFlow::Continue(()))
+            .map(|generation| generation.tokens.len())
+    };
+    assert!(matches!(run(&[], |_| ()), Err(DecodeError::EmptyPrompt)));
+    let long = run(&prompt(1400, 1), |_| ());
+    assert!(matches!(long, Err(DecodeError::PromptTooLong { prompt: 1400, context: 1400 })));
+    assert!(run(&[TargetTokenId(VOCABULARY as u32)], |_| ()).is_err());
+    let prompt = prompt(3, 1);
+    assert!(run(&prompt, |o| o.sampling.temperature = -1.0).is_err());
+    assert!(run(&prompt, |o| o.shape = DraftShape::Static { widths: vec![0] }).is_err());
+    assert_eq!(run(&prompt, |o| o.shape = DraftShape::Chain { length: 0 }).expect("plain"), 4);
+}

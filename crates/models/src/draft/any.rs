@@ -1,0 +1,38 @@
+//! A draft of whichever method its folder holds.
+
+use std::path::Path;
+
+use super::eagle3::{self, Eagle3Draft};
+use super::glide::GlideDraft;
+use crate::error::Result;
+use crate::target::Target;
+
+/// A draft of one of the methods.
+pub enum AnyDraft {
+    /// GLIDE.
+    Glide(GlideDraft),
+    /// EAGLE-3.
+    Eagle3(Box<Eagle3Draft>),
+}
+
+impl AnyDraft {
+    /// Opens a draft folder or file: EAGLE-3 if the `config.json` beside the weights names its
+    /// architecture, GLIDE otherwise.
+    ///
+    /// # Errors
+    /// - the files are unreadable or do not fit the target
+    pub fn open(path: &Path, target: &Target) -> Result<Self> {
+        if eagle3::is_at(path) {
+            return Ok(Self::Eagle3(Box::new(Eagle3Draft::open(path, target)?)));
+        }
+        Ok(Self::Glide(GlideDraft::open(path, target)?))
+    }
+
+    /// Name of the method.
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Glide(_) => "glide",
+            Self::Eagle3(_) => "eagle3",
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! `generate` and `eval decode` through the binary, on a tiny random target.
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::{LayerId, TargetTokenId};
+use serde_json::{Value, json};
+use support::{VOCABULARY, Workshop, fail, last_json, longdraft, stderr, stdout, succeed};
+
+/// A target of four layers with a chat template, and two drafts of it.
+struct Shelf {
+    folder: tempfile::TempDir,
+}
+
+impl Shelf {
+    fn new() -> Self {
+        let shelf = Self { folder: tempfile::tempdir().expect("tempdir") };
+        let mut config = support::tiny_config("llama");
+        config["num_hidden_layers"] = 4.into();
+        support::write_target(Path::new(&shelf.path("target")), &config);
+        let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[answer]";
+        let chat = json!({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"});
+        std::fs::write(shelf.path("target/tokenizer_config.json"), chat.to_string()).expect("file");
+        let path = shelf.path("target");
+        let target = Target::open(&path, &TargetOptions::default()).expect("target");
+        let glide = GlideConfig::for_target(target.config(), None);
+        std::fs::create_dir(shelf.path("glide")).expect("folder");
+        GlideDraft::initialise(&glide, &target, Init::LastLayer, 1)
+            .and_then(|draft| draft.save(Path::new(&shelf.path("glide")), target.fingerprint()))
+            .expect("draft");
+        let kept = (0..100).map(|i| TargetTokenId(i * 2)).collect();
+        let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
+        let mut wide = target.config().clone();
+        wide.num_hidden_layers = 32;
+        let mut eagle3 = Eagle3Config::for_target(&wide, map.draft_size()).expect("layers");
+        eagle3.target_layers = [LayerId(0), LayerId(1), LayerId(3)];
+        std::fs::create_dir(shelf.path("eagle3")).expect("folder");
+        Eagle3Draft::initialise(&eagle3, map, target.embedding(), 1)
+            .and_then(|draft| draft.save(Path::new(&shelf.path("eagle3")), target.fingerprint()))
+            .expect("draft");
+        shelf
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn generate(&self, extra: &[&str]) -> Value {
+        let target = self.path("target");
+        let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
+        last_json(&succeed(&[&common[..], extra].concat()))
+    }
+}
+
+#[test]
+fn every_way_to_draft_writes_the_same_text() {
+    let shelf = Shelf::new();
+    let (glide, eagle3) = (shelf.path("glide"), shelf.path("eagle3"));
+    let frequent = shelf.path("frequent.txt");
+    let lines: String = (0..200).map(|id| format!("{id} {}\n", 1000 - id)).collect();
+    std::fs::write(&frequent, lines).expect("file");
+    let ways: [&[&str]; 8] = [
+        &["--draft", &glide, "--pace", "fixed"],
+        &["--draft", &glide, "--tree", "static:3,4"],
+        &["--draft", &glide, "--draft-vocab", &frequent, "--draft-vocab-size", "50"],
+        &["--draft", &eagle3, "--draft-len", "6"],
+        &["--draft", &eagle3, "--tree", "dynamic:3,4,12", "--pace", "fixed"],
+        &["--lookup"],
+        &["--draft", &eagle3, "--lookup=switch"],
+        &["--draft", &glide, "--lookup", "--tree", "sampled:2,2"],
+    ];
+    for temperature in ["0", "0.9"] {
+        let prompt = ["--prompt", "the cat", "--temperature", temperature, "--verify", "match"];
+        let plain = shelf.generate(&[&prompt[..], &["--no-draft"]].concat());
+        assert_eq!(plain["tokens"].as_array().map(Vec::len), Some(40));
+        for way in ways {
+            let drafted = shelf.generate(&[&prompt[..], way].concat());
+            assert_eq!(drafted["tokens"], plain["tokens"], "{way:?} at {temperature}");
+        }
+    }
+}
+
+#[test]
+fn answers_end_where_they_are_told() {
+    let shelf = Shelf::new();
+    let glide = shelf.path("glide");
+    let target = shelf.path("target");
+    let common = ["generate", "--target", &target, "--draft", &glide, "--max-tokens", "60"];
+    // Hot enough for bytes of every kind.
+    let prompt = ["--prompt", "the cat", "--temperature", "9", "--verify", "match", "--ignore-eos"];
+    let whole = succeed(&[&common[..], &prompt].concat());
+    // The tiny target's bytes are seldom text: what is printed at the start has to do.
+    let stop = whole.trim_end().chars().last().filter(char::is_ascii_graphic);
+    let stop = stop.unwrap_or_else(|| panic!("no plain character in {whole:?}")).to_string();
+    let cut = succeed(&[&common[..], &prompt, &["--stop", &stop]].concat());
+    let expected = &whole[..whole.find(&stop).expect("it is there")];
+    assert_eq!(cut.strip_suffix('\n'), Some(expected));
+    let drafted = ["--draft", &glide];
+    let end =
+        |extra: &[&str]| shelf.generate(&[&drafted[..], &prompt, extra].concat())["end"].clone();
+    assert_eq!(end(&["--stop", &stop]), "StopString");
+    let tokens = shelf.generate(&[&drafted[..], &prompt].concat())["tokens"].clone();
+    assert_eq!(end(&["--stop-token", &tokens[3].to_string()]), "StopToken");
+}
+
+#[test]
+fn a_conversation_keeps_its_history_and_its_cache() {
+    let shelf = Shelf::new();
+    let (target, glide) = (shelf.path("target"), shelf.path("glide"));
+    let arguments = [
+        "generate",
+        "--target",
+        &target,
+        "--draft",
+        &glide,
+        "--chat",
+        "--system",
+        "be brief",
+        "--max-tokens",
+        "12",
+        "--json",
+        "--show-acceptance",
+    ];
+    let mut child = longdraft(&arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    child.stdin.take().expect("stdin").write_all(b"hello\n\nand then?\n").expect("turns");
+    let output = child.wait_with_output().expect("the binary ends");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let last = last_json(&stdout(&output));
+    assert!(last["reused_tokens"].as_u64() > Some(20), "{last}");
+    assert_eq!(stderr(&output).matches("tokens after a prompt").count(), 2);
+}
+
+#[test]
+fn wrong_use_is_explained() {
+    let shelf = Shelf::new();
+    let (target, glide, eagle3) = (shelf.path("target"), shelf.path("glide"), shelf.path("eagle3"));
+    let refused = |extra: &[&str]| {
+        let common = ["generate", "--target", &target];
+        fail(&[&common[..], extra].concat(), 2)
+    };
+    let long = "a".repeat(600);
+    let binary = shelf.path("binary");
+    std::fs::write(&binary, [b'a', 0xff]).expect("file");
+    let list = shelf.path("list.txt");
+    std::fs::write(&list, "1\nx\n").expect("file");
+    let plain = ["--no-draft", "--prompt"];
+    for (extra, says) in [
+        (&["--prompt", "a"][..], "nothing to draft with"),
+        (&["--no-draft"], "there is no prompt"),
+        (
+            &["--no-draft", "--prompt", "a", "--stop-token", "<nothing>"],
+            "is no token of the target",
+        ),
+        (&["--no-draft", "--prompt", "a", "--stop-token", "258"], "is no token of the target"),
+        (&["--no-draft", "--prompt", "a", "--temperature", "-1"], "unexpected argument"),
+        (&["--no-draft", "--prompt", "a", "--temperature=-1"], "temperature of -1"),
+        (&["--no-draft", "--prompt", "a", "--top-p", "0"], "top-p of 0"),
+        (&[plain[0], plain[1], &long], "leaves no room in the context of 512"),
+        (&["--no-draft", "--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (&["--no-draft", "--prompt-file", &binary], "no UTF-8 at byte 1"),
+        (&["--draft", &glide, "--prompt", "a", "--tree", "bush"], "expected static"),
+        (&["--draft", &eagle3, "--prompt", "a", "--draft-vocab", &list], "GLIDE drafts"),
+    ] {
+        let text = refused(extra);
+        assert!(text.contains(says), "{extra:?}: {text}");
+    }
+    let vocab = ["generate", "--target", &target, "--draft", &glide, "--prompt", "a"];
+    let text = fail(&[&vocab[..], &["--draft-vocab", &list]].concat(), 1);
+    assert!(text.contains("line 2: `x` is no token id"), "{text}");
+}
+
+#[test]
+fn figures_are_measured_written_and_shown() {
+    let shelf = Shelf::new();
+    let prompts = shelf.path("mt-bench.jsonl");
+    let row = |category: &str, turns: &[&str]| {
+        format!("{}\n", json!({"question_id": 1, "category": category, "turns": turns}))
+    };
+    let rows = [row("writing", &["a b", "more"]), row("math", &["1 + 1"]), row("math", &["x"])];
+    std::fs::write(&prompts, rows.concat()).expect("prompts");
+    let document = "the cat sat on the mat. ".repeat(30);
+    let row = json!({"id": 1, "kind": "book", "document": document, "question": "who sat?"});
+    std::fs::write(shelf.path("longdoc-eval.jsonl"), format!("{row}\n")).expect("documents");
+    let (target, eagle3) = (shelf.path("target"), shelf.path("eagle3"));
+    let output = shelf.path("run");
+    let common = ["eval", "decode", "--target", &target, "--draft", &eagle3, "--max-tokens", "16"];
+    let measure = |extra: &[&str]| {
+        let run = longdraft(&[&common[..], extra].concat())
+            .env("LONGDRAFT_DATA", shelf.folder.path())
+            .output()
+            .expect("the binary starts");
+        assert!(run.status.success(), "{}", stderr(&run));
+        stdout(&run)
+    };
+    let text = measure(&[
+        "--prompts",
+        "mt-bench",
+        "--limit",
+        "1",
+        "--temperature",
+        "0,1",
+        "--tree",
+        "static:2,2",
+        "--output",
+        &output,
+        "--json",
+    ]);
+    let value = last_json(&text);
+    // Two turns of the first writing row, the first math row.
+    assert_eq!(
+        (&value["prompts"], &value["equal"], &value["lossless"]),
+        (&3.into(), &3.into(), &true.into())
+    );
+    let cells = value["record"]["cells"].as_array().expect("cells");
+    assert_eq!(
+        (&cells[0]["verifier"], &cells[1]["verifier"]),
+        (&"greedy".into(), &"candidate".into())
+    );
+    for cell in cells {
+        let figures = &cell["figures"];
+        let tau = figures["tau_incl_bonus"].as_f64().expect("tau");
+        assert!(tau >= 1.0 && figures["tau_interval"][0].as_f64() <= Some(tau));
+        assert_eq!(cell["speed_up_of_runs"].as_array().map(Vec::len), Some(3));
+        assert_eq!(cell["categories"].as_array().map(Vec::len), Some(2));
+        assert_eq!(cell["equal"], cell["checked"]);
+        assert_eq!(cell["residual_fallbacks"], 0);
+    }
+    let written = std::fs::read_to_string(format!("{output}/decode.json")).expect("written");
+    let written: Value = serde_json::from_str(&written).expect("JSON");
+    assert_eq!(written, value["record"]);
+
+    let curve = last_json(&measure(&[
+        "--prompts",
+        "longdoc",
+        "--contexts",
+        "100,200,400,5000",
+        "--runs",
+        "1",
+        "--lookup",
+        "--json",
+        "--temperature",
+        "1",
+    ]));
+    let contexts = curve["record"]["cells"][0]["contexts"].as_array().expect("contexts").clone();
+    let names: Vec<&str> = contexts.iter().filter_map(|row| row["name"].as_str()).collect();
+    assert_eq!(names, ["128", "256", "512"]);
+    assert_eq!(
+        curve["record"]["cells"][0]["checked"], 0,
+        "drawn proposals: the law, not the tokens"
+    );
+
+    let missing = longdraft(&[&common[..], &["--prompts", "gsm8k"]].concat())
+        .env("LONGDRAFT_DATA", shelf.folder.path())
+        .output()
+        .expect("the binary starts");
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(stderr(&missing).contains("gsm8k-test.jsonl is not there"), "{}", stderr(&missing));
+}
+
+#[test]
+fn a_run_shows_what_was_measured_beside_its_plots() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config(), "train.steps=4"]);
+    succeed(&["extract", &shop.path("run")]);
+    let prompts = shop.path("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n").expect("prompts");
+    succeed(&[
+        "eval",
+        "decode",
+        "--target",
+        &shop.target(),
+        "--draft",
+        &shop.path("run/draft"),
+        "--prompts",
+        &prompts,
+        "--max-tokens",
+        "20",
+        "--runs",
+        "1",
+        "--output",
+        &shop.path("run"),
+    ]);
+    succeed(&["report", &shop.path("run")]);
+    let page = std::fs::read_to_string(shop.path("run/report.html")).expect("page");
+    assert!(page.contains("Acceptance where tested") && page.contains("chain 4, temperature 0"));
+    std::fs::write(shop.path("run/decode.json"), "{\"version\": 1}").expect("file");
+    let told = support::run(&["report", &shop.path("run")]);
+    assert!(
+        told.status.success() && stderr(&told).contains("skipped decode.json"),
+        "{}",
+        stderr(&told)
+    );
+}
