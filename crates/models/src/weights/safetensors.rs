@@ -161,6 +161,24 @@ impl SafetensorsSource {
         }
     }
 
+    /// Reads one tensor as what it is: weights as f32, integers as i64, flags as u8.
+    ///
+    /// # Errors
+    /// - it does not exist or is of another type
+    pub fn load_as_stored(&self, name: &str) -> Result<Tensor> {
+        let (entry, _) = self.find(name)?;
+        let shape = entry.shape.as_slice();
+        let device = candle_core::Device::Cpu;
+        match entry.dtype {
+            Dtype::I64 | Dtype::I32 => Ok(Tensor::from_vec(self.load_i64(name)?, shape, &device)?),
+            Dtype::BOOL | Dtype::U8 => {
+                let flags: Vec<u8> = self.load_i64(name)?.iter().map(|flag| *flag as u8).collect();
+                Ok(Tensor::from_vec(flags, shape, &device)?)
+            }
+            _ => self.load(name, DType::F32),
+        }
+    }
+
     fn find(&self, name: &str) -> Result<(&Entry, &[u8])> {
         let entry = self
             .entries

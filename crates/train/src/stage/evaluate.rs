@@ -1,4 +1,4 @@
-//! Held-out rows, each at every delay.
+//! Held-out rows, each at every delay or step.
 
 use std::sync::Arc;
 
@@ -9,22 +9,21 @@ use longdraft_models::target::Target;
 
 use super::{DataSet, Stage};
 use crate::error::Result;
-use crate::features::{FeatureNeeds, TeacherKind, run_target};
+use crate::features::run_target;
 use crate::metrics::{DraftMetrics, Rate};
-use crate::objective::{GlideObjective, Objective};
+use crate::objective::Objective;
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
 
 impl Stage {
-    /// Loss, agreement and acceptance of the held-out rows at ordinary positions. The teacher is
-    /// always the full softmax here, so that acceptance is exact.
+    /// Loss, agreement and acceptance of the held-out rows at ordinary positions.
     ///
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
         let mut metrics = DraftMetrics::default();
-        for row in measure(&self.target, &self.objective, &self.held_out, &self.draws)? {
+        for row in measure(&self.target, self.objective.as_ref(), &self.held_out, &self.draws)? {
             metrics.merge(&row);
         }
         Ok(metrics)
@@ -44,7 +43,7 @@ impl Stage {
 /// A trained draft with its stage's held-out rows.
 pub struct Evaluator {
     target: Arc<Target>,
-    objective: GlideObjective,
+    objective: Box<dyn Objective>,
     held_out: DataSet,
     draws: Draws,
 }
@@ -55,8 +54,9 @@ impl Evaluator {
     /// # Errors
     /// - the target cannot run
     pub fn on_rows_of(&self, other: &Self) -> Result<RowMetrics> {
-        let rows = measure(&self.target, &self.objective, &other.held_out, &other.draws)?;
-        Ok(RowMetrics { rows, gamma: self.objective.glide().config().gamma })
+        let objective = self.objective.as_ref();
+        let rows = measure(&self.target, objective, &other.held_out, &other.draws)?;
+        Ok(RowMetrics { rows, gamma: objective.draft_len() })
     }
 }
 
@@ -101,24 +101,18 @@ impl RowMetrics {
 /// Counters of every held-out row.
 fn measure(
     target: &Target,
-    objective: &GlideObjective,
+    objective: &dyn Objective,
     held_out: &DataSet,
     draws: &Draws,
 ) -> Result<Vec<DraftMetrics>> {
     let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
     let draws = Draws { anchor, ..draws.clone() };
-    let gamma = objective.glide().config().gamma;
-    let needs = FeatureNeeds { teacher: TeacherKind::Full, ..objective.needs() };
+    let needs = objective.held_out_needs();
     let epochs = DrawEpochs { positions: 0, delays: 0 };
     let one = |(index, row)| {
-        let mut batch = Batch::from_row(index, row, &held_out.documents, &draws, epochs);
+        let batch = Batch::from_row(index, row, &held_out.documents, &draws, epochs);
         let features = run_target(target, &batch, &needs)?;
-        let mut metrics = DraftMetrics::default();
-        for delay in 1..=gamma as u32 {
-            batch.delays.fill(delay);
-            metrics.merge(&objective.loss(&batch, &features, false)?.metrics);
-        }
-        Ok(metrics)
+        objective.measure(&batch, &features)
     };
     held_out.rows.iter().enumerate().map(one).collect()
 }

@@ -318,7 +318,7 @@ fn features_of_a_target_feed_the_trait() {
     assert_eq!(loss.metrics.by_delay[0].rows, plan.counts()[0].0);
     let mean = loss.numerator.expect("learned").to_dtype(DType::F64).expect("f64");
     let mean = mean.to_scalar::<f64>().expect("scalar") / loss.denominator as f64;
-    assert!((mean - loss.metrics.soft_loss()).abs() < 1e-5 * mean);
+    assert!((mean - loss.metrics.loss()).abs() < 1e-5 * mean);
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub use config::{Eagle3Config, TAPPED_LAYERS};
 pub use model::{Eagle3Draft, KeyValues};
 pub use unroll::TestTimeSteps;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
+pub use weights::save_tensors;
 
 #[cfg(test)]
 mod tests;
