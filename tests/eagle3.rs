@@ -223,7 +223,7 @@ fn stages_of_a_curriculum_hand_the_draft_on() {
 fn a_real_target_trains() {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/stories260K");
     if !target.is_dir() {
-        println!("skipped: no stories260K beside the project");
+        eprintln!("skipped: no stories260K beside the project");
         return;
     }
     let shop = Workshop::new();

@@ -20,11 +20,35 @@ pub struct TargetOptions {
     pub dtype: DType,
     /// Where to hold it.
     pub device: Device,
+    /// Which layers are loaded.
+    pub layers: Layers,
+}
+
+/// Which layers of a target are loaded. Embeddings, final norm and head always are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layers {
+    /// All: the target can run.
+    #[default]
+    All,
+    /// The last one alone, to start a draft from.
+    Last,
+    /// None; the files need not hold them.
+    None,
+}
+
+impl Layers {
+    fn of(self, layers: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::All => 0..layers,
+            Self::Last => layers.saturating_sub(1)..layers,
+            Self::None => 0..0,
+        }
+    }
 }
 
 impl Default for TargetOptions {
     fn default() -> Self {
-        Self { dtype: DType::F32, device: Device::Cpu }
+        Self { dtype: DType::F32, device: Device::Cpu, layers: Layers::All }
     }
 }
 
@@ -108,6 +132,11 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
 
 /// Every tensor of a target, published names.
 pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
+    specs_of(config, Layers::All)
+}
+
+/// Tensors of a target of which only some layers are loaded.
+fn specs_of(config: &TargetConfig, loaded: Layers) -> Vec<TensorSpec> {
     let hidden = config.hidden_size;
     let mut specs = vec![
         TensorSpec::new("model.embed_tokens.weight", &[config.vocab_size, hidden]),
@@ -116,7 +145,7 @@ pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
     if !config.tie_word_embeddings {
         specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
     }
-    for layer in 0..config.num_hidden_layers {
+    for layer in loaded.of(config.num_hidden_layers) {
         let prefix = format!("model.layers.{layer}.");
         for norm in ["input_layernorm", "post_attention_layernorm"] {
             specs.push(TensorSpec::new(format!("{prefix}{norm}.weight"), &[hidden]));
@@ -158,7 +187,7 @@ pub(crate) fn build(
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let specs = tensor_specs(&config);
+    let specs = specs_of(&config, options.layers);
     check_specs(source, &specs).into_result(source.path())?;
     let matrix = |name: &str| -> Result<Tensor> {
         Ok(source.load(name, options.dtype)?.to_device(&options.device)?)
@@ -169,8 +198,9 @@ pub(crate) fn build(
     let embedding = matrix("model.embed_tokens.weight")?;
     let head =
         if config.tie_word_embeddings { embedding.clone() } else { matrix("lm_head.weight")? };
-    let mut layers = Vec::with_capacity(config.num_hidden_layers);
-    for layer in 0..config.num_hidden_layers {
+    let loaded = options.layers.of(config.num_hidden_layers);
+    let mut layers = Vec::with_capacity(loaded.len());
+    for layer in loaded {
         let prefix = format!("model.layers.{layer}.");
         let projection = |name: &str, bias: bool| -> Result<Projection> {
             let weight = matrix(&format!("{prefix}{name}.weight"))?;

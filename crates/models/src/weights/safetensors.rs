@@ -137,7 +137,7 @@ impl SafetensorsSource {
         &self.metadata
     }
 
-    /// Reads a tensor of integers (i64 or i32) or flags, row-major.
+    /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
     ///
     /// # Errors
     /// - it does not exist or holds no integers
@@ -151,6 +151,11 @@ impl SafetensorsSource {
             Dtype::I32 => Ok(data
                 .chunks_exact(4)
                 .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
+                .map(i64::from)
+                .collect()),
+            Dtype::U32 => Ok(data
+                .chunks_exact(4)
+                .filter_map(|b| b.try_into().ok().map(u32::from_le_bytes))
                 .map(i64::from)
                 .collect()),
             Dtype::BOOL | Dtype::U8 => Ok(data.iter().map(|&b| i64::from(b)).collect()),
@@ -170,7 +175,9 @@ impl SafetensorsSource {
         let shape = entry.shape.as_slice();
         let device = candle_core::Device::Cpu;
         match entry.dtype {
-            Dtype::I64 | Dtype::I32 => Ok(Tensor::from_vec(self.load_i64(name)?, shape, &device)?),
+            Dtype::I64 | Dtype::I32 | Dtype::U32 => {
+                Ok(Tensor::from_vec(self.load_i64(name)?, shape, &device)?)
+            }
             Dtype::BOOL | Dtype::U8 => {
                 let flags: Vec<u8> = self.load_i64(name)?.iter().map(|flag| *flag as u8).collect();
                 Ok(Tensor::from_vec(flags, shape, &device)?)

@@ -34,6 +34,15 @@ impl TrainConfig {
             run.max_minutes.is_none_or(|minutes| minutes > 0.0),
             "`train.max_minutes` must be above 0",
         );
+        require(self.capture.shard_mib > 0, "`capture.shard_mib` must be at least 1");
+        require(
+            run.features.store() != Some(""),
+            "`train.features` is `online`, `memory`, or the place of a store",
+        );
+        require(
+            run.features.store().is_none() || run.target_loss_every == 0,
+            "`train.target_loss_every` needs the target's layers, which stored features spare: set 0",
+        );
         require(run.patience != Some(0), "`train.patience` must be above 0");
         require(
             run.patience.is_none() || run.evaluate_every > 0,

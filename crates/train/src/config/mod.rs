@@ -12,6 +12,7 @@ pub use longdraft_data::source::SourceConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::features::store::{Compression, StoreDtype};
 use crate::optim::AdamWConfig;
 use crate::schedule;
 use crate::tracking::TrackingConfig;
@@ -43,6 +44,9 @@ pub struct TrainConfig {
     /// Length of the run and what it does on the way.
     #[serde(default)]
     pub train: RunConfig,
+    /// How `longdraft capture` writes features.
+    #[serde(default)]
+    pub capture: CaptureConfig,
     /// How several processes share the work.
     #[serde(default)]
     pub parallel: ParallelConfig,
@@ -115,14 +119,65 @@ impl Default for ScheduleConfig {
 }
 
 /// Where features come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum FeatureMode {
     /// The target runs for every batch.
     #[default]
     Online,
     /// The target runs once a row; later epochs reuse its features and positions.
     Memory,
+    /// `longdraft capture` wrote them to this folder or URL; the target's layers are not loaded.
+    Stored(String),
+}
+
+impl FeatureMode {
+    /// Where stored features lie.
+    pub fn store(&self) -> Option<&str> {
+        match self {
+            Self::Stored(location) => Some(location),
+            Self::Online | Self::Memory => None,
+        }
+    }
+}
+
+impl From<String> for FeatureMode {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "online" => Self::Online,
+            "memory" => Self::Memory,
+            _ => Self::Stored(text),
+        }
+    }
+}
+
+impl From<FeatureMode> for String {
+    fn from(mode: FeatureMode) -> Self {
+        match mode {
+            FeatureMode::Online => "online".to_owned(),
+            FeatureMode::Memory => "memory".to_owned(),
+            FeatureMode::Stored(location) => location,
+        }
+    }
+}
+
+/// How `longdraft capture` writes features.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CaptureConfig {
+    /// How numbers are held; `f32` trains like the target online, bit for bit.
+    pub dtype: StoreDtype,
+    /// Compression of shards.
+    pub compression: Compression,
+    /// MiB that make a shard, the unit of work and of repair.
+    pub shard_mib: u64,
+}
+
+impl Default for CaptureConfig {
+    fn default() -> Self {
+        let (dtype, compression) = (StoreDtype::default(), Compression::default());
+        Self { dtype, compression, shard_mib: 64 }
+    }
 }
 
 /// Budget, seeds and saving.
@@ -143,7 +198,9 @@ pub struct RunConfig {
     pub tokens_per_step: Option<usize>,
     /// Run key: every random draw follows from it.
     pub seed: u64,
-    /// Where features come from.
+    /// Where features come from: `online` (the target runs for every batch), `memory` (once a row),
+    /// or the folder or URL (`s3://`, `gs://`, `az://`) of a store that `longdraft capture` writes.
+    #[schemars(with = "String")]
     pub features: FeatureMode,
     /// Save a checkpoint after every so many steps (and always at the end).
     pub save_every: u64,

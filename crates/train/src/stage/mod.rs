@@ -1,5 +1,6 @@
 //! One training stage: fetch, features, forward, backward, clip, step, log, checkpoint.
 
+mod capture;
 mod data_sets;
 mod encoder;
 mod evaluate;
@@ -29,6 +30,7 @@ use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::schedule::Schedule;
 
+pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics};

@@ -12,13 +12,14 @@ use longdraft_models::draft::{Draft, Parameter};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
+use super::capture::recipe;
 use super::data_sets::data_sets;
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Event, Observer, Progress, Stage};
 use crate::checkpoint::{Checkpointer, RunIdentity, RunLock};
 use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
-use crate::features::{FeatureSource, FeatureStore};
+use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
 use crate::optim::{AdamW, AdamWState};
@@ -46,20 +47,15 @@ impl Stage {
             documents: &train.documents,
         };
         let objective = config.draft.method.build(&materials, observer)?;
-        let weights = config.draft.delay_weights.clone();
-        let draws = Draws {
-            seed: config.train.seed,
-            anchor: AnchorOffset {
-                max_position: config
-                    .data
-                    .anchor
-                    .max_position
-                    .min(target.config().max_position_embeddings),
-                ..config.data.anchor
-            },
-            delay_weights: weights.unwrap_or_else(|| vec![1.0; objective.draft_len()]),
-            shared_delay: config.draft.compat.is_some(),
-        };
+        let mut draws = draws(&config, &target, objective.draft_len());
+        let features = features(
+            &config,
+            &target,
+            &tokenizer,
+            (&train, &held_out),
+            objective.as_ref(),
+            &mut draws,
+        )?;
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
@@ -67,7 +63,7 @@ impl Stage {
             warmup_ratio: config.schedule.warmup_ratio,
             floor_ratio: config.schedule.floor_ratio,
         };
-        let identity = identity(&config, &target, &train, objective.draft())?;
+        let identity = identity(&config, &target, &train, (objective.draft(), &features))?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
         checkpointer.clean();
         let resumed = resume(
@@ -98,10 +94,6 @@ impl Stage {
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
         let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes)?;
-        let features = match config.train.features {
-            FeatureMode::Online => FeatureSource::Online(Arc::clone(&target)),
-            FeatureMode::Memory => FeatureSource::Offline(FeatureStore::default()),
-        };
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
         Ok(Self {
             config,
@@ -122,6 +114,53 @@ impl Stage {
             started: Instant::now(),
             _lock: lock,
         })
+    }
+}
+
+/// How positions and delays are drawn.
+pub(super) fn draws(config: &TrainConfig, target: &Target, draft_len: usize) -> Draws {
+    let anchor = config.data.anchor;
+    let weights = config.draft.delay_weights.clone();
+    Draws {
+        seed: config.train.seed,
+        position_seed: config.train.seed,
+        anchor: AnchorOffset {
+            max_position: anchor.max_position.min(target.config().max_position_embeddings),
+            ..anchor
+        },
+        delay_weights: weights.unwrap_or_else(|| vec![1.0; draft_len]),
+        shared_delay: config.draft.compat.is_some(),
+    }
+}
+
+/// Where features come from; stored ones bring their positions along.
+fn features(
+    config: &TrainConfig,
+    target: &Arc<Target>,
+    tokenizer: &TextTokenizer,
+    data: (&DataSet, &DataSet),
+    objective: &dyn Objective,
+    draws: &mut Draws,
+) -> Result<FeatureSource> {
+    Ok(match &config.train.features {
+        FeatureMode::Online => FeatureSource::Online(Arc::clone(target)),
+        FeatureMode::Memory => FeatureSource::Memory(MemoryFeatures::default()),
+        FeatureMode::Stored(place) => {
+            let captured = StoredFeatures::recipe(place)?;
+            draws.position_seed = captured.seed;
+            draws.anchor = captured.anchor;
+            let wanted = recipe(config, (target, tokenizer), data, objective, draws);
+            FeatureSource::Stored(StoredFeatures::open(place, &wanted, Arc::clone(target))?)
+        }
+    })
+}
+
+/// Tells features with other values apart.
+fn features_identity(features: &FeatureSource) -> String {
+    match features {
+        FeatureSource::Online(_) => "online".to_owned(),
+        FeatureSource::Memory(_) => "memory".to_owned(),
+        FeatureSource::Stored(store) => format!("stored {}", store.identity()),
     }
 }
 
@@ -149,7 +188,7 @@ fn identity(
     config: &TrainConfig,
     target: &Target,
     train: &DataSet,
-    start: &dyn Draft,
+    (start, features): (&dyn Draft, &FeatureSource),
 ) -> Result<RunIdentity> {
     let mut hasher = blake3::Hasher::new();
     for document in &train.documents {
@@ -187,7 +226,7 @@ fn identity(
             ("train.steps".into(), total_steps(config, train).to_string()),
             ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
             ("train.seed".into(), run.seed.to_string()),
-            ("train.features".into(), json(serde_json::to_value(run.features))?),
+            ("train.features".into(), features_identity(features)),
         ],
     };
     // What the trained tensors rest on, such as the draft's vocabulary.

@@ -9,7 +9,7 @@ use longdraft_models::target::{Tap, Taps};
 
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
-use crate::features::{BatchFeatures, FeatureSource, FeatureStore, sequence_of};
+use crate::features::{BatchFeatures, FeatureSource, MemoryFeatures, Part, sequence_of};
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
 use crate::optim::Gradients;
@@ -28,18 +28,19 @@ pub(super) struct Outcome {
 impl Stage {
     /// Lays out a packed training row; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
-        let positions = if self.features.pins_positions() { 0 } else { epoch };
+        let pinned = self.features.pins_positions() || !self.draws.anchor.redraw;
+        let positions = if pinned { 0 } else { epoch };
         let epochs = DrawEpochs { positions, delays: epoch };
         let data = &self.train;
         Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
     }
 
-    /// Runs the target over every training row once, if features are to be stored.
+    /// Runs the target over every training row once, if features are kept in memory.
     pub(super) fn capture(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if !self.features.pins_positions() || self.is_finished() {
+        if !matches!(self.features, FeatureSource::Memory(_)) || self.is_finished() {
             return Ok(());
         }
-        let mut store = FeatureStore::default();
+        let mut store = MemoryFeatures::default();
         let rows = self.train.rows.len();
         let needs = self.objective.needs();
         for row in 0..rows {
@@ -49,7 +50,7 @@ impl Stage {
             store.capture(&self.target, &self.batch(row, 0), &needs)?;
             observer.on_event(Event::Captured(row + 1, rows));
         }
-        self.features = FeatureSource::Offline(store);
+        self.features = FeatureSource::Memory(store);
         Ok(())
     }
 
@@ -58,7 +59,6 @@ impl Stage {
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
-        let needs = self.objective.needs();
         let (denominators, mut held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
             return Err(TrainError::NothingLearned { step, origins: origins() });
@@ -66,11 +66,11 @@ impl Stage {
         let parameters = self.objective.draft().parameters();
         let mut gradients = Gradients::new(parameters);
         let mut metrics = DraftMetrics::default();
-        for batch in batches {
+        for (index, batch) in batches.iter().enumerate() {
             let (features, prepared) = if let Some(held) = held.pop_front() {
                 held
             } else {
-                let features = self.features.features(batch, &needs)?;
+                let features = self.features_of(batches, index)?;
                 let prepared = self.objective.prepare(batch, &features)?;
                 (features, prepared)
             };
@@ -104,6 +104,18 @@ impl Stage {
         Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
     }
 
+    /// Features of a micro-batch; those of the next one are read meanwhile.
+    fn features_of(&self, batches: &[Batch], index: usize) -> Result<BatchFeatures> {
+        let batch = &batches[index];
+        let (needs, rows) = (self.objective.needs(), self.objective.teacher_rows(batch));
+        let features = self.features.features(Part::Train, batch, &needs, &rows)?;
+        let next = batches.get(index + 1).map(|batch| batch.row).or_else(|| self.sampler.peek());
+        if let Some(next) = next {
+            self.features.read_ahead(Part::Train, next);
+        }
+        Ok(features)
+    }
+
     /// Sums of the micro-batches' denominators. Where these depend on features, all of the step's
     /// features come along: the target runs once.
     fn denominators(&mut self, batches: &[Batch]) -> Result<(Vec<f64>, VecDeque<Held>)> {
@@ -112,9 +124,8 @@ impl Stage {
         let all: Vec<Vec<f64>> = if let Some(all) = of_masks.collect::<Option<_>>() {
             all
         } else {
-            let needs = self.objective.needs();
-            for batch in batches {
-                let features = self.features.features(batch, &needs)?;
+            for (index, batch) in batches.iter().enumerate() {
+                let features = self.features_of(batches, index)?;
                 let prepared = self.objective.prepare(batch, &features)?;
                 held.push_back((features, prepared));
             }
