@@ -28,10 +28,7 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
     let capture = Capture::prepare(&config, target, &tokenizer, options, &mut progress)?;
     let estimate = capture.estimate();
     eprintln!("{}", describe(&estimate, capture.shards(), &place));
-    if arguments.dry_run {
-        return Ok(());
-    }
-    let ending = capture.run(&mut progress)?;
+    let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };
     let seconds = started.elapsed().as_secs_f64();
     if json {
         println!(
@@ -42,6 +39,8 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
                 "bytes_per_token": estimate.bytes_per_token(), "seconds": seconds,
             })
         );
+    } else if arguments.dry_run {
+        println!("no features were written");
     } else if ending == Ending::Finished {
         println!(
             "done in {}: {place}; train from it with `longdraft train {}` and the same arguments",

@@ -100,6 +100,7 @@ impl Capture {
     /// # Errors
     /// - the target cannot run, a full disk; complete shards stay
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Ending> {
+        self.store.begin()?;
         let mut open = self.store.shards();
         let all = self.recipe.train.rows + self.recipe.held_out.rows;
         let mut done = 0;

@@ -14,7 +14,7 @@ use super::location::Location;
 use crate::error::Result;
 
 /// A claim that was not renewed for so long is stale.
-const LEASE: Duration = Duration::from_mins(10);
+pub(super) const LEASE: Duration = Duration::from_mins(10);
 
 /// More takeovers of one shard than this mean that something else is wrong.
 const MOST_TAKEOVERS: usize = 10_000;

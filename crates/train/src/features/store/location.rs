@@ -2,6 +2,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -120,6 +121,26 @@ impl Location {
             Ok(_) => Ok(true),
             Err(StoreError::AlreadyExists { .. }) => Ok(false),
             Err(error) => Err(self.problem(object, error)),
+        }
+    }
+
+    /// Removes half files that processes left that were killed while they wrote: those in a local
+    /// folder whose name begins with `prefix` and that have not changed for `age`. The object store's
+    /// client writes `NAME#N` and renames.
+    pub(super) fn remove_staged(&self, prefix: &str, age: Duration) {
+        let Some(folder) = &self.folder else { return };
+        let folders = [folder.clone(), folder.join("claims")];
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let staged = name
+                .rsplit_once('#')
+                .is_some_and(|(_, n)| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()));
+            let changed = entry.metadata().and_then(|data| data.modified()).ok();
+            let old = changed.and_then(|at| at.elapsed().ok()).is_some_and(|since| since >= age);
+            if staged && old && name.starts_with(prefix) {
+                let _ = std::fs::remove_file(entry.path());
+            }
         }
     }
 

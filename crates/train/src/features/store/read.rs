@@ -212,6 +212,12 @@ impl From<candle_core::Error> for Missing {
     }
 }
 
+/// A file name without any way out of the store.
+fn is_plain(object: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !object.starts_with('.') && object.chars().all(plain)
+}
+
 /// Entries of some of the rows.
 fn select(stored: &TopK, rows: usize, places: &[u32]) -> TopK {
     let k = stored.ids.len() / rows.max(1);
@@ -240,6 +246,10 @@ impl Store {
             let problem = format!("format `{}` is not `{}`", index.recipe.format, Recipe::FORMAT);
             return Err(location.problem(INDEX, problem));
         }
+        let receipts = index.train.iter().chain(&index.held_out);
+        if let Some(other) = receipts.map(|shard| &shard.object).find(|object| !is_plain(object)) {
+            return Err(location.problem(INDEX, format!("`{other}` is not a file of this store")));
+        }
         Ok(Self { location, index, open: Mutex::default() })
     }
 
@@ -257,10 +267,15 @@ impl Store {
     }
 
     fn record(&self, part: Part, row: usize) -> Result<Record> {
-        let (receipt, _) = self.entry(part, row)?;
+        let (receipt, entry) = self.entry(part, row)?;
         let contents: &Contents = &self.index.recipe.part(part).contents;
-        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents);
-        record.map_err(|error| self.location.problem(&receipt.object, error))
+        let problem = |problem: &dyn std::fmt::Display| {
+            self.location.problem(&receipt.object, format!("row {row}: {problem}"))
+        };
+        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents)
+            .map_err(|error| problem(&error))?;
+        record.check(entry.tokens, contents).map_err(|text| problem(&text))?;
+        Ok(record)
     }
 
     /// A shard, mapped; its hash is checked when it is opened.

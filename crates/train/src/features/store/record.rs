@@ -23,8 +23,11 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
-use crate::error::Result;
+use crate::error::TrainError;
 use crate::features::sequence_of;
+
+/// As everywhere in this crate, but for the check of shapes.
+type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 /// Keys (before rotary embedding) and values, `[T, K, D]` each.
 pub(super) type UnrotatedKv = (Tensor, Tensor);
@@ -165,7 +168,7 @@ impl Record {
             Ok(source.load_integers(&name(key))?.iter().map(|id| *id as u32).collect())
         };
         let last_kv =
-            contents.last_kv.then(|| Ok::<_, crate::TrainError>((load("keys")?, load("values")?)));
+            contents.last_kv.then(|| Ok::<_, TrainError>((load("keys")?, load("values")?)));
         let aux = (!contents.layers.is_empty()).then(|| load("aux_hidden_states"));
         let teacher_rows = ids("teacher_rows")?;
         let mut record = Self {
@@ -186,6 +189,39 @@ impl Record {
             }
         }
         Ok(record)
+    }
+}
+
+impl Record {
+    /// What of the shapes does not belong to a row of `tokens` tokens. Files may come from anywhere.
+    pub(super) fn check(&self, tokens: usize, contents: &Contents) -> Result<(), String> {
+        let kv =
+            self.last_kv.iter().flat_map(|(keys, values)| [("keys", keys), ("values", values)]);
+        let aux = self.aux_hidden.iter().map(|aux| ("aux_hidden_states", aux));
+        for (name, tensor) in kv.chain(aux) {
+            let rank = if name == "aux_hidden_states" { 2 } else { 3 };
+            if tensor.rank() != rank || tensor.dims()[0] != tokens {
+                return Err(format!("`{name}` {:?} of {tokens} tokens", tensor.dims()));
+            }
+        }
+        let rows = &self.teacher_rows;
+        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || rows.last().is_some_and(|last| *last as usize >= tokens) {
+            return Err(format!("`teacher_rows` are no ascending rows of {tokens} tokens"));
+        }
+        if let Some(hidden) = &self.final_hidden
+            && (hidden.rank() != 2 || hidden.dims()[0] != rows.len())
+        {
+            return Err(format!("`final_hidden` {:?} of {} rows", hidden.dims(), rows.len()));
+        }
+        if let (Some(entries), StoredTeacher::TopK(k)) = (&self.top_k, contents.teacher) {
+            let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
+            let fits = ids == log_probs && ids.is_multiple_of(rows.len()) && ids <= rows.len() * k;
+            if !fits {
+                return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a row"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -218,4 +254,94 @@ fn bytes_of(tensor: &Tensor, dtype: StoreDtype) -> Result<(Dtype, Vec<u8>)> {
             (Dtype::BF16, values.iter().flat_map(|v| v.to_le_bytes()).collect())
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn contents(teacher: StoredTeacher) -> Contents {
+        Contents { last_kv: true, layers: vec![0], teacher }
+    }
+
+    /// A row of 9 tokens, the teacher at 3 of them.
+    fn record() -> (Batch, Record) {
+        let random =
+            |shape: &[usize]| Tensor::randn(0_f32, 1.0, shape, &Device::Cpu).expect("random");
+        let batch = Batch {
+            ids: (0..9).collect(),
+            position_ids: (5..14).collect(),
+            document_ids: vec![0, 0, 0, 0, 1, 1, 1, 1, 1],
+            loss_mask: (0..9).map(|t| t % 3 == 0).collect(),
+            row: 4,
+            ..Batch::default()
+        };
+        let record = Record {
+            last_kv: Some((random(&[9, 2, 4]), random(&[9, 2, 4]))),
+            aux_hidden: Some(random(&[9, 8])),
+            teacher_rows: vec![1, 4, 8],
+            final_hidden: Some(random(&[3, 8])),
+            top_k: None,
+        };
+        (batch, record)
+    }
+
+    fn written(rows: &[(Batch, Record)], dtype: StoreDtype, contents: &Contents) -> Record {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("shard.safetensors");
+        std::fs::write(&path, encode(rows, dtype).expect("bytes")).expect("write");
+        let source = SafetensorsSource::open_file(&path).expect("open");
+        assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
+        assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
+        Record::read(&source, 4, contents).expect("read")
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().and_then(|flat| flat.to_vec1()).expect("values")
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_exactly_or_rounded() {
+        let contents = contents(StoredTeacher::FinalHidden);
+        let (batch, record) = record();
+        let rows = [(batch, record.clone())];
+        for (dtype, tolerance) in [(StoreDtype::F32, 0.0), (StoreDtype::Bf16, 1.0 / 256.0)] {
+            let read = written(&rows, dtype, &contents);
+            assert_eq!(read.check(9, &contents), Ok(()));
+            assert_eq!(read.teacher_rows, record.teacher_rows);
+            let kv = |record: &Record| record.last_kv.clone().expect("kv");
+            for (a, b) in [
+                (&kv(&record).0, &kv(&read).0),
+                (&kv(&record).1, &kv(&read).1),
+                (record.aux_hidden.as_ref().expect("aux"), read.aux_hidden.as_ref().expect("aux")),
+                (
+                    record.final_hidden.as_ref().expect("final"),
+                    read.final_hidden.as_ref().expect("final"),
+                ),
+            ] {
+                assert_eq!(a.dims(), b.dims());
+                for (a, b) in values(a).iter().zip(values(b)) {
+                    assert!((a - b).abs() <= tolerance * a.abs(), "{a} and {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_of_another_row_are_named() {
+        let (_, record) = record();
+        let full = contents(StoredTeacher::FinalHidden);
+        assert!(record.check(8, &full).expect_err("shorter").contains("`keys`"));
+        let late = Record { teacher_rows: vec![1, 4, 9], ..record.clone() };
+        assert!(late.check(9, &full).expect_err("outside").contains("teacher_rows"));
+        let twice = Record { teacher_rows: vec![1, 1, 4], ..record.clone() };
+        assert!(twice.check(9, &full).expect_err("twice").contains("teacher_rows"));
+        let fewer = Record { teacher_rows: vec![1], ..record.clone() };
+        assert!(fewer.check(9, &full).expect_err("fewer").contains("final_hidden"));
+        let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
+        let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };
+        assert!(top_k.check(9, &contents(StoredTeacher::TopK(2))).is_err());
+    }
 }

@@ -2,11 +2,12 @@
 
 use std::io::Read;
 use std::ops::Range;
+use std::time::Duration;
 
 use longdraft_data::Batch;
 use serde::{Deserialize, Serialize};
 
-use super::claim::Claim;
+use super::claim::{Claim, LEASE};
 use super::location::{Location, free_bytes};
 use super::recipe::{Compression, Part, Recipe};
 use super::record::{Record, encode};
@@ -127,27 +128,43 @@ pub struct StoreWriter {
 }
 
 impl StoreWriter {
-    /// Opens a store, or begins one. With `verify` the hash of every complete shard is checked also
+    /// Opens a store, which may be empty. With `verify` the hash of every complete shard is checked also
     /// where that means fetching it; in a local folder it always is.
     ///
     /// # Errors
     /// - the place cannot be written, or holds features of another recipe: what differs is named
     pub fn open(spec: &str, recipe: Recipe, verify: bool) -> Result<Self> {
         let location = Location::open(spec, true)?;
-        let text = serde_json::to_vec_pretty(&recipe).unwrap_or_default();
-        if !location.create(RECIPE, text)? {
-            let old = read_recipe(&location)?;
-            let differences = old.differences(&recipe);
-            if !differences.is_empty() {
-                let problem = format!(
-                    "holds features of another configuration: {}; give another place, or remove it",
-                    differences.join("; ")
-                );
-                return Err(location.problem("", problem));
-            }
-        }
         let verify = verify || location.folder().is_some();
-        Ok(Self { location, recipe, verify })
+        let store = Self { location, recipe, verify };
+        if store.location.size(RECIPE)?.is_some() {
+            store.compare()?;
+        }
+        Ok(store)
+    }
+
+    /// Says what the store is going to hold, so that no process adds anything else.
+    ///
+    /// # Errors
+    /// - the place cannot be written, or another process has begun a store of another recipe
+    pub fn begin(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(&self.recipe).unwrap_or_default();
+        // Another process may be writing them at this moment, so only old ones go.
+        self.location.remove_staged("", LEASE);
+        if self.location.create(RECIPE, text)? { Ok(()) } else { self.compare() }
+    }
+
+    /// Refuses a store of another recipe.
+    fn compare(&self) -> Result<()> {
+        let differences = read_recipe(&self.location)?.differences(&self.recipe);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let problem = format!(
+            "holds features of another configuration: {}; give another place, or remove it",
+            differences.join("; ")
+        );
+        Err(self.location.problem("", problem))
     }
 
     /// Every shard, training rows first.
@@ -214,19 +231,9 @@ impl StoreWriter {
             claim.release(&self.location)?;
             return Ok(Turn::Complete);
         };
-        self.remove_leftovers(shard);
+        // Half files that a killed process left of it.
+        self.location.remove_staged(&format!("{}.", shard.name()), Duration::ZERO);
         Ok(Turn::Mine(Work { shard: shard.clone(), claim, rows: Vec::new(), damage }))
-    }
-
-    /// Half files that a killed process left of a shard that is now this process's.
-    fn remove_leftovers(&self, shard: &ShardPlan) {
-        let Some(folder) = self.location.folder() else { return };
-        let prefix = format!("{}#", shard.object(self.recipe.compression));
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                let _ = std::fs::remove_file(entry.path());
-            }
-        }
     }
 
     /// Adds a row to a shard and renews its claim; `false` if another process took it over.
