@@ -1,7 +1,6 @@
 //! Combinations that make no sense.
 
-use super::SourceConfig;
-use super::TrainConfig;
+use super::{SourceConfig, TrainConfig};
 
 impl TrainConfig {
     /// Everything that makes no sense, by dotted key.
