@@ -33,6 +33,11 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
     Train(TrainArguments),
+    /// Write the target's features to `train.features`, so that `train` runs without the target;
+    /// says first how much that is. Several processes share the work; a killed one goes on.
+    ///
+    /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features
+    Capture(CaptureArguments),
     /// Show, check or describe configurations.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -102,6 +107,23 @@ pub(crate) struct TrainArguments {
     /// Go on from a checkpoint although objective, data, target or batch changed.
     #[arg(long)]
     pub(crate) force_resume: bool,
+}
+
+/// Arguments of `capture`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CaptureArguments {
+    /// Configuration file (YAML) with the store's place in `train.features`.
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Change values: dotted.key=value, +new.key=value, ~key; stage=NAME picks a curriculum's.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Only say how much would be written.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Check the hash of every shard in an object store too; in a folder that is always done.
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 /// What to do with configurations.

@@ -109,6 +109,10 @@ impl From<TrainError> for Failure {
                 "give another `output`, restore the old values, or go on regardless with \
                  --force-resume",
             ),
+            TrainError::Features { problem, .. } if problem.contains("are free") => Some(
+                "free some space, give another place, or store less: capture.dtype=bf16, \
+                 objective.soft_targets=top_k (GLIDE)",
+            ),
             TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
             _ => None,
         };

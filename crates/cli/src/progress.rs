@@ -20,7 +20,6 @@ pub(crate) struct TrainingProgress {
     bar: Option<ProgressBar>,
     last_line: Option<Instant>,
     tokens_per_second: Option<f64>,
-    gamma: usize,
     stop: Arc<AtomicBool>,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
@@ -35,7 +34,6 @@ impl TrainingProgress {
             bar: None,
             last_line: None,
             tokens_per_second: None,
-            gamma: 5,
             stop,
             held_out: None,
             speeds: Vec::new(),
@@ -83,7 +81,7 @@ impl TrainingProgress {
         let message = format!(
             "loss {:.3}  simulated length {:.2}  {smooth:.0} tok/s  {} left",
             report.loss,
-            report.metrics.simulated_acceptance_length(Rate::Top1, self.gamma),
+            report.metrics.simulated_acceptance_length(Rate::Top1, report.metrics.by_delay.len()),
             clock(left)
         );
         let shown = self.bar(report.steps, report.step, message.clone());
@@ -104,9 +102,9 @@ impl TrainingProgress {
             .map(|counts| format!("{:.1}", 100.0 * counts.top1_agreement()))
             .collect();
         self.say(&format!(
-            "held-out after step {step}: hard loss {:.3}  agreement with the target at delay \
+            "held-out after step {step}: loss {:.3}  agreement with the target at position \
              1..{}: {} %  simulated length {:.3}",
-            metrics.hard_loss(),
+            metrics.loss(),
             metrics.by_delay.len(),
             agreement.join(" "),
             metrics.simulated_acceptance_length(Rate::Top1, metrics.by_delay.len())

@@ -15,6 +15,8 @@ use crate::packing::PackedRow;
 pub struct AnchorOffset {
     /// Off: positions are 0, 1, 2, ...
     pub enabled: bool,
+    /// Draw anew in every epoch. Captured features keep the positions of their capture.
+    pub redraw: bool,
     /// Longer documents are left alone, in tokens.
     pub max_document: usize,
     /// Largest position that an offset may reach; the target's context also bounds it.
@@ -23,7 +25,7 @@ pub struct AnchorOffset {
 
 impl Default for AnchorOffset {
     fn default() -> Self {
-        Self { enabled: true, max_document: 1200, max_position: 30_000 }
+        Self { enabled: true, redraw: true, max_document: 1200, max_position: 30_000 }
     }
 }
 
@@ -80,6 +82,8 @@ impl Batch {
 pub struct Draws {
     /// Run key.
     pub seed: u64,
+    /// Key of the positions: the run's, or that of the capture which the features are of.
+    pub position_seed: u64,
     /// Positions, `max_position` already bounded by the target's context.
     pub anchor: AnchorOffset,
     /// Weight of delay 1, 2, ..., G.
@@ -112,7 +116,7 @@ impl Batch {
             let length = piece.tokens.len();
             let place = [piece.document as u64, piece.tokens.start as u64];
             let key = |epoch: u64| [epoch, place[0], place[1]];
-            let mut rng = CounterRng::new(draws.seed, "anchor", &key(epochs.positions));
+            let mut rng = CounterRng::new(draws.position_seed, "anchor", &key(epochs.positions));
             let (anchors, offset) = draws.anchor.draw(length, &mut rng);
             let start = batch.ids.len();
             batch.ids.extend(&document.ids[piece.tokens.clone()]);
@@ -156,7 +160,13 @@ mod tests {
     fn draws() -> Draws {
         Draws {
             seed: 1,
-            anchor: AnchorOffset { enabled: true, max_document: 8, max_position: 100 },
+            position_seed: 1,
+            anchor: AnchorOffset {
+                enabled: true,
+                redraw: true,
+                max_document: 8,
+                max_position: 100,
+            },
             delay_weights: vec![1.0; 5],
             shared_delay: false,
         }

@@ -44,6 +44,11 @@ impl Sampler {
         self.cursor
     }
 
+    /// The next row, if it is of this epoch.
+    pub fn peek(&self) -> Option<usize> {
+        self.order.get(self.cursor.position).copied()
+    }
+
     /// The next row and its epoch.
     pub fn next_row(&mut self) -> (usize, u64) {
         if self.cursor.position >= self.rows {

@@ -47,6 +47,14 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
+    /// A store of features cannot be used or written.
+    #[error("{location}: {problem}")]
+    Features {
+        /// The store, or a file of it.
+        location: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// Another process works in the run directory.
     #[error("{}: another process trains in this run directory", path.display())]
     Locked {
@@ -64,6 +72,11 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// A problem with stored features.
+    pub fn features(location: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        Self::Features { location: location.into(), problem: problem.to_string() }
+    }
+
     /// A checkpoint problem.
     pub fn checkpoint(path: impl Into<PathBuf>, problem: impl std::fmt::Display) -> Self {
         Self::Checkpoint { path: path.into(), problem: problem.to_string() }

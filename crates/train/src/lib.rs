@@ -13,6 +13,7 @@ pub mod curriculum;
 pub mod error;
 pub mod features;
 pub mod loss;
+pub mod method;
 pub mod metrics;
 pub mod objective;
 pub mod optim;
@@ -21,4 +22,4 @@ pub mod stage;
 pub mod tracking;
 
 pub use error::{Result, TrainError};
-pub use loss::Loss;
+pub use loss::{Loss, Share};

@@ -14,3 +14,13 @@ pub struct Loss {
     /// Counters of the same rows.
     pub metrics: DraftMetrics,
 }
+
+/// A micro-batch's share of an optimizer step's loss.
+#[derive(Debug)]
+pub struct Share {
+    /// Divided by the whole step's denominators, a scalar that carries the gradient; `None` if
+    /// nothing is learned.
+    pub loss: Option<Tensor>,
+    /// Counters of the micro-batch.
+    pub metrics: DraftMetrics,
+}

@@ -13,6 +13,8 @@ pub struct DelayCounts {
     pub top1_count: usize,
     /// `Σ_rows Σ_v min(p_v, q_v)`.
     pub acceptance_sum: f64,
+    /// Rows that acceptance is measured on: all but in EAGLE-3's compat.
+    pub acceptance_rows: usize,
 }
 
 impl DelayCounts {
@@ -23,7 +25,25 @@ impl DelayCounts {
 
     /// Mean of `Σ_v min(p_v, q_v)`.
     pub fn acceptance_rate(&self) -> f64 {
-        ratio(self.acceptance_sum, self.rows)
+        ratio(self.acceptance_sum, self.acceptance_rows)
+    }
+}
+
+/// A part of a loss: GLIDE has one, EAGLE-3 one a test-time step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct LossPart {
+    /// In the sum of all parts.
+    pub weight: f64,
+    /// `Σ ℓ` over learned rows.
+    pub sum: f64,
+    /// What `sum` is divided by.
+    pub denominator: f64,
+}
+
+impl LossPart {
+    /// Before its weight; 0 of nothing.
+    pub fn mean(&self) -> f64 {
+        if self.denominator == 0.0 { 0.0 } else { self.sum / self.denominator }
     }
 }
 
@@ -43,8 +63,10 @@ pub enum Rate {
 /// Counters of some learned rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftMetrics {
-    /// Index 0 is delay 1.
+    /// Index 0 is delay 1; an EAGLE-3 draft's step `i` stands at delay `i + 1`.
     pub by_delay: Vec<DelayCounts>,
+    /// What is minimised.
+    pub parts: Vec<LossPart>,
     /// `Σ ℓ_hard` in nats.
     pub hard_sum: f64,
     /// `Σ ℓ_soft` in nats.
@@ -64,6 +86,7 @@ impl DraftMetrics {
         counts.rows += 1;
         counts.top1_count += usize::from(agrees);
         counts.acceptance_sum += acceptance;
+        counts.acceptance_rows += 1;
         self.hard_sum += hard;
         self.soft_sum += soft;
         self.rows += 1;
@@ -78,6 +101,15 @@ impl DraftMetrics {
             sum.rows += part.rows;
             sum.top1_count += part.top1_count;
             sum.acceptance_sum += part.acceptance_sum;
+            sum.acceptance_rows += part.acceptance_rows;
+        }
+        if self.parts.len() < other.parts.len() {
+            self.parts.resize(other.parts.len(), LossPart::default());
+        }
+        for (sum, part) in self.parts.iter_mut().zip(&other.parts) {
+            sum.weight = part.weight;
+            sum.sum += part.sum;
+            sum.denominator += part.denominator;
         }
         self.hard_sum += other.hard_sum;
         self.soft_sum += other.soft_sum;
@@ -98,6 +130,16 @@ impl DraftMetrics {
         length
     }
 
+    /// What is minimised: `Σ weight · sum / denominator`.
+    pub fn loss(&self) -> f64 {
+        self.parts.iter().map(|part| part.weight * part.mean()).sum()
+    }
+
+    /// Whether the loss is a sum over test-time steps.
+    fn has_steps(&self) -> bool {
+        self.parts.len() > 1
+    }
+
     /// Mean hard loss in nats.
     pub fn hard_loss(&self) -> f64 {
         ratio(self.hard_sum, self.rows)
@@ -111,9 +153,15 @@ impl DraftMetrics {
     /// Means as a JSON object.
     pub fn to_json(&self, gamma: usize) -> Map<String, Value> {
         let rates = |f: fn(&DelayCounts) -> f64| self.by_delay.iter().map(f).collect::<Vec<_>>();
+        let losses = if self.has_steps() {
+            let of_steps: Vec<f64> = self.parts.iter().map(LossPart::mean).collect();
+            json!({ "loss": self.loss(), "loss_by_step": of_steps })
+        } else {
+            json!({
+                "loss": self.loss(), "hard_loss": self.hard_loss(), "soft_loss": self.soft_loss(),
+            })
+        };
         let value = json!({
-            "hard_loss": self.hard_loss(),
-            "soft_loss": self.soft_loss(),
             "rows": self.rows,
             "top1_by_delay": rates(DelayCounts::top1_agreement),
             "acceptance_by_delay": rates(DelayCounts::acceptance_rate),
@@ -121,8 +169,11 @@ impl DraftMetrics {
             "simulated_acceptance_length_sampling":
                 self.simulated_acceptance_length(Rate::Acceptance, gamma),
         });
-        match value {
-            Value::Object(map) => map,
+        match (losses, value) {
+            (Value::Object(mut all), Value::Object(rates)) => {
+                all.extend(rates);
+                all
+            }
             _ => Map::new(),
         }
     }

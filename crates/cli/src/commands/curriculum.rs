@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target::{Layers, Target};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy};
 use serde_json::{Value, json};
@@ -12,6 +12,9 @@ use crate::commands::{report, train};
 use crate::configuration::LocatedStage;
 use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
+
+/// A target's name and which of its layers are loaded.
+type OpenedAs = (String, Layers);
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -25,7 +28,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     describe(output, &stages).write(output)?;
     let stop = stop_on_interrupt();
-    let mut target: Option<(String, Arc<Target>)> = None;
+    let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
     let count = stages.len();
@@ -37,9 +40,10 @@ pub(crate) fn run(
         {
             config.draft.from = Some(checkpoint);
         }
+        let opened_as = (config.target.clone(), train::layers(&config));
         let opened = match target.take() {
-            Some((spec, opened)) if spec == config.target => opened,
-            _ => Arc::new(Target::open(&config.target, &TargetOptions::default())?),
+            Some((other, opened)) if other == opened_as => opened,
+            _ => train::open_target(&config)?,
         };
         let from = match (&before, start_from) {
             (Some(_), StartFrom::Last) => "from the last draft of the stage before",
@@ -49,14 +53,13 @@ pub(crate) fn run(
         eprintln!("stage {}/{count} {name}, {from}", index + 1);
         let mut progress = TrainingProgress::new(Arc::clone(&stop));
         let run = config.output.clone();
-        let spec = config.target.clone();
         let (ending, trained) = train::train(config, &opened, policy, &mut progress)?;
         if ending == Ending::Stopped {
             println!("stopped in stage {name}: the same command goes on from there");
             return Ok(());
         }
         evaluators.push((name, trained.into_evaluator()));
-        target = Some((spec, opened));
+        target = Some((opened_as, opened));
         before = Some(run);
     }
     let table = table(&evaluators)?;

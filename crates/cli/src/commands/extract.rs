@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_models::draft::glide::{DRAFT_FILE, save_tensors};
+use longdraft_models::draft::glide::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::checkpoint::{LAST, PREVIOUS, read_draft, read_state};
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
     let tensors = read_draft(checkpoint)?;
     std::fs::create_dir_all(output)
         .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
-    save_tensors(output, &state.draft, &tensors, &state.target_fingerprint)?;
+    state.method.write(output, &state.draft, &tensors, &state.target_fingerprint)?;
     TextTokenizer::from_folder(checkpoint)?.save(output)?;
     Ok(tensors.len())
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod capture;
 mod config;
 mod curriculum;
 mod data;
@@ -34,6 +35,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
     match arguments.command {
         Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
         Command::Train(train) => train::run(&train, arguments.json),
+        Command::Capture(capture) => capture::run(&capture, arguments.json),
         Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::draft::glide::Init;
+use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
@@ -23,7 +24,7 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
             return curriculum::run(&output, stages, policy, json);
         }
     };
-    let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
+    let target = open_target(&config)?;
     let mut progress = TrainingProgress::new(stop_on_interrupt());
     let (ending, stage) = train(config.clone(), &target, policy, &mut progress)?;
     let steps = stage.steps().0;
@@ -43,6 +44,23 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
         println!("stopped after step {steps}: the same command goes on from there");
     }
     Ok(())
+}
+
+/// Opens the target of a stage: with stored features without its layers, but for the last one where
+/// the draft starts from it.
+pub(crate) fn open_target(config: &TrainConfig) -> Result<Arc<Target>> {
+    let layers = layers(config);
+    Ok(Arc::new(Target::open(&config.target, &TargetOptions { layers, ..Default::default() })?))
+}
+
+/// Which of the target's layers a stage needs.
+pub(crate) fn layers(config: &TrainConfig) -> Layers {
+    let draft = &config.draft;
+    match config.train.features.store() {
+        None => Layers::All,
+        Some(_) if draft.init == Init::LastLayer && draft.from.is_none() => Layers::Last,
+        Some(_) => Layers::None,
+    }
 }
 
 /// Prepares and runs the stage; returns how it ended and the stage.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_train::features::store::free_bytes;
+
 use super::finding::Finding;
 use super::units::bytes;
 use crate::commands::cache_folder;
@@ -103,20 +105,6 @@ fn try_to_write(folder: &Path) -> std::io::Result<()> {
         .and_then(|mut file| std::io::Write::write_all(&mut file, b"longdraft doctor\n"));
     let removed = if path.exists() { std::fs::remove_file(&path) } else { Ok(()) };
     written.and(removed)
-}
-
-#[cfg(unix)]
-fn free_bytes(path: &Path) -> Option<u64> {
-    let statistics = nix::sys::statvfs::statvfs(path).ok()?;
-    #[allow(clippy::useless_conversion, reason = "the width of these differs between systems")]
-    let (blocks, size) =
-        (u64::from(statistics.blocks_available()), u64::from(statistics.fragment_size()));
-    blocks.checked_mul(size)
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 #[cfg(unix)]

@@ -50,8 +50,13 @@ fn loss(runs: &[Run]) -> Section {
     let mut total = train_curves(runs, |record| record.loss);
     total.extend(each_run(runs, |run, ink| {
         let held_out = segments(run, |stage| {
-            let Some(weight) = stage.soft_weight() else { return Vec::new() };
+            // Runs of before the held-out loss was logged have its parts.
+            let weight = stage.soft_weight();
             of_held_out(stage, |agreement| {
+                if agreement.loss.is_some() {
+                    return agreement.loss;
+                }
+                let weight = weight?;
                 Some((1.0 - weight) * agreement.hard_loss? + weight * agreement.soft_loss?)
             })
         });
@@ -90,23 +95,25 @@ fn length(runs: &[Run]) -> Section {
 /// One run: a colour for each delay in one chart. Several: a chart for each delay.
 fn by_delay(runs: &[Run]) -> Section {
     let delays = (0..delays(runs)).collect::<Vec<_>>();
-    let rates: [(&str, OfDelays); 2] =
-        [("Top-1 agreement", |a| &a.top1_by_delay), ("Acceptance", |a| &a.acceptance_by_delay)];
+    let rates: [(&str, &str, Scale, OfDelays); 3] = [
+        ("Top-1 agreement", "share of rows", Scale::Share, |a| &a.top1_by_delay),
+        ("Acceptance", "Σ min(p, q)", Scale::Share, |a| &a.acceptance_by_delay),
+        ("Loss by step", "nats per learned row", Scale::Fitting, |a| &a.loss_by_step),
+    ];
     let mut charts = Vec::new();
-    for (name, of) in rates {
-        let y_title = if name == "Acceptance" { "Σ min(p, q)" } else { "share of rows" };
+    for (name, y_title, scale, of) in rates {
         let at = |delay: usize| move |a: &Agreement| of(a).get(delay).copied().flatten();
         if let [run] = runs {
             let curves = delays
                 .iter()
                 .flat_map(|delay| smoothed_and_held_out(run, Ink::Series(*delay), at(*delay)))
                 .collect();
-            charts.push((name.to_owned(), over_tokens(runs, y_title, Scale::Share, curves)));
+            charts.push((name.to_owned(), over_tokens(runs, y_title, scale, curves)));
         } else {
             charts.extend(delays.iter().map(|delay| {
                 let curves = each_run(runs, |run, ink| smoothed_and_held_out(run, ink, at(*delay)));
                 let title = format!("{name}, position {}", delay + 1);
-                (title, over_tokens(runs, y_title, Scale::Share, curves))
+                (title, over_tokens(runs, y_title, scale, curves))
             }));
         }
     }
@@ -118,7 +125,8 @@ fn by_delay(runs: &[Run]) -> Section {
         title: "Agreement by draft position",
         note: "Position d is delay d: the draft writes its d-th token after the target’s last \
                one. Top-1: share of rows where draft and target have the same most likely token. \
-               Acceptance: mean overlap of their laws. Line: training rows, smoothed. Dots: \
+               Acceptance: mean overlap of their laws. Loss by step: EAGLE-3’s, before the \
+               step’s weight. Line: training rows, smoothed. Dots: \
                held-out rows."
             .into(),
         legend,

@@ -25,6 +25,10 @@ pub(crate) struct MetricsLog {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Agreement {
+    /// What is minimised. Of a training step the record itself has it.
+    pub(crate) loss: Option<f64>,
+    /// EAGLE-3: the loss of every test-time step before its weight.
+    pub(crate) loss_by_step: Vec<Option<f64>>,
     /// Nats per learned row.
     pub(crate) hard_loss: Option<f64>,
     /// Nats per learned row.

@@ -7,8 +7,10 @@ mod any;
 pub mod eagle3;
 pub mod glide;
 
-use candle_core::Var;
+use candle_core::{Tensor, Var};
+use serde_json::Value;
 
+use crate::error::Result;
 use crate::target::Tap;
 
 pub use any::AnyDraft;
@@ -33,4 +35,15 @@ pub trait Draft {
 
     /// Every tensor, in a fixed order.
     fn parameters(&self) -> &[Parameter];
+
+    /// Tensors that belong to the draft and are saved with it, but never change.
+    ///
+    /// # Errors
+    /// - a tensor cannot be made
+    fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        Ok(Vec::new())
+    }
+
+    /// What the draft's `config.json` says.
+    fn config_json(&self) -> Value;
 }

@@ -72,6 +72,8 @@ pub struct LastKv {
 pub struct Features {
     /// For [`Tap::LastKv`].
     pub last_kv: Option<LastKv>,
+    /// For [`Tap::LastKv`]: the same keys before rotary embedding, `[T, K, D]`.
+    pub last_keys_unrotated: Option<Tensor>,
     /// For [`Tap::Hidden`], `[T, H]` each.
     pub hidden: BTreeMap<LayerId, Tensor>,
     /// For [`Tap::FinalHidden`], `[T, H]`.
@@ -85,6 +87,14 @@ impl Features {
     /// - they were not tapped
     pub fn last_kv(&self) -> Result<&LastKv> {
         self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
+    }
+
+    /// The tapped keys before rotary embedding.
+    ///
+    /// # Errors
+    /// - they were not tapped
+    pub fn last_keys_unrotated(&self) -> Result<&Tensor> {
+        self.last_keys_unrotated.as_ref().ok_or_else(|| untapped("last-layer keys"))
     }
 
     /// The tapped final hidden states, `[T, H]`.

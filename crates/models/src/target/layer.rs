@@ -42,6 +42,8 @@ impl Projection {
 pub(super) struct Heads {
     pub(super) q: Tensor,
     pub(super) k: Tensor,
+    /// Keys before rotary embedding.
+    pub(super) unrotated_k: Tensor,
     pub(super) v: Tensor,
 }
 
@@ -95,7 +97,7 @@ impl DecoderLayer {
             q = rms_norm(&q, q_norm, eps)?;
             k = rms_norm(&k, k_norm, eps)?;
         }
-        Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, v })
+        Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, unrotated_k: k, v })
     }
 
     /// Second half: attention, output projection, MLP, with both residual additions.

@@ -24,11 +24,35 @@ pub struct TargetOptions {
     pub device: Device,
     /// Whether matrices that a file holds quantised stay so, where the products read their blocks.
     pub quantised: bool,
+    /// Which layers are loaded.
+    pub layers: Layers,
+}
+
+/// Which layers of a target are loaded. Embeddings, final norm and head always are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layers {
+    /// All: the target can run.
+    #[default]
+    All,
+    /// The last one alone, to start a draft from.
+    Last,
+    /// None; the files need not hold them.
+    None,
+}
+
+impl Layers {
+    fn of(self, layers: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::All => 0..layers,
+            Self::Last => layers.saturating_sub(1)..layers,
+            Self::None => 0..0,
+        }
+    }
 }
 
 impl Default for TargetOptions {
     fn default() -> Self {
-        Self { dtype: DType::F32, device: Device::Cpu, quantised: false }
+        Self { dtype: DType::F32, device: Device::Cpu, quantised: false, layers: Layers::All }
     }
 }
 
@@ -112,6 +136,11 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
 
 /// Every tensor of a target, published names.
 pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
+    specs_of(config, Layers::All)
+}
+
+/// Tensors of a target of which only some layers are loaded.
+fn specs_of(config: &TargetConfig, loaded: Layers) -> Vec<TensorSpec> {
     let hidden = config.hidden_size;
     let mut specs = vec![
         TensorSpec::new("model.embed_tokens.weight", &[config.vocab_size, hidden]),
@@ -120,7 +149,7 @@ pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
     if !config.tie_word_embeddings {
         specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
     }
-    for layer in 0..config.num_hidden_layers {
+    for layer in loaded.of(config.num_hidden_layers) {
         let prefix = format!("model.layers.{layer}.");
         for norm in ["input_layernorm", "post_attention_layernorm"] {
             specs.push(TensorSpec::new(format!("{prefix}{norm}.weight"), &[hidden]));
@@ -162,7 +191,7 @@ pub(crate) fn build(
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let specs = tensor_specs(&config);
+    let specs = specs_of(&config, options.layers);
     check_specs(source, &specs).into_result(source.path())?;
     let matrix = |name: &str| -> Result<Matrix> {
         if options.quantised
@@ -178,8 +207,9 @@ pub(crate) fn build(
     };
     let embedding = matrix("model.embed_tokens.weight")?;
     let head = if config.tie_word_embeddings { None } else { Some(matrix("lm_head.weight")?) };
-    let mut layers = Vec::with_capacity(config.num_hidden_layers);
-    for layer in 0..config.num_hidden_layers {
+    let loaded = options.layers.of(config.num_hidden_layers);
+    let mut layers = Vec::with_capacity(loaded.len());
+    for layer in loaded {
         let prefix = format!("model.layers.{layer}.");
         let projection = |name: &str, bias: bool| -> Result<Projection> {
             let weight = matrix(&format!("{prefix}{name}.weight"))?;

@@ -28,7 +28,7 @@ use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
-pub use load::{TargetOptions, tensor_specs};
+pub use load::{Layers, TargetOptions, tensor_specs};
 pub use locate::locate;
 
 use layer::{Context, DecoderLayer};
@@ -39,6 +39,7 @@ pub struct Target {
     fingerprint: String,
     rope: Rope,
     embedding: Table,
+    /// All of them, the last one, or none.
     layers: Vec<DecoderLayer>,
     /// `[H]`
     final_norm: Tensor,
@@ -290,7 +291,13 @@ impl Target {
         mut context: Context<'_>,
         taps: &Taps,
     ) -> Result<Features> {
-        taps.check(self.layers.len())?;
+        let layers = self.config.num_hidden_layers;
+        if self.layers.len() != layers {
+            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "the target's {layers} layers were not loaded: it cannot run"
+            ))));
+        }
+        taps.check(layers)?;
         let table = self.rope.table(position_ids, &self.device)?;
         let mut hidden = self.embed(ids)?;
         let mut features = Features::default();
@@ -299,6 +306,7 @@ impl Target {
             let heads = layer.project(&hidden, &table)?;
             if index == last && taps.last_kv {
                 features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
+                features.last_keys_unrotated = Some(heads.unrotated_k.clone());
             }
             let cached = matches!(context, Context::Cached(..));
             if !cached && !taps.needs_output_of(index, self.layers.len()) {

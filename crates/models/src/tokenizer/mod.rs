@@ -116,6 +116,15 @@ impl TextTokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Ids of special tokens, ascending.
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special);
+        let mut ids: Vec<u32> = special.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// Number of token ids, added tokens included.
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab_size(true)

@@ -137,7 +137,7 @@ impl SafetensorsSource {
         &self.metadata
     }
 
-    /// Reads a tensor of integers (i64 or i32) or flags, row-major.
+    /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
     ///
     /// # Errors
     /// - it does not exist or holds no integers
@@ -153,11 +153,36 @@ impl SafetensorsSource {
                 .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
                 .map(i64::from)
                 .collect()),
+            Dtype::U32 => Ok(data
+                .chunks_exact(4)
+                .filter_map(|b| b.try_into().ok().map(u32::from_le_bytes))
+                .map(i64::from)
+                .collect()),
             Dtype::BOOL | Dtype::U8 => Ok(data.iter().map(|&b| i64::from(b)).collect()),
             other => Err(ModelError::invalid(
                 &self.path,
                 format!("tensor `{name}` is {other:?}, integers expected"),
             )),
+        }
+    }
+
+    /// Reads one tensor as what it is: weights as f32, integers as i64, flags as u8.
+    ///
+    /// # Errors
+    /// - it does not exist or is of another type
+    pub fn load_as_stored(&self, name: &str) -> Result<Tensor> {
+        let (entry, _) = self.find(name)?;
+        let shape = entry.shape.as_slice();
+        let device = candle_core::Device::Cpu;
+        match entry.dtype {
+            Dtype::I64 | Dtype::I32 | Dtype::U32 => {
+                Ok(Tensor::from_vec(self.load_i64(name)?, shape, &device)?)
+            }
+            Dtype::BOOL | Dtype::U8 => {
+                let flags: Vec<u8> = self.load_i64(name)?.iter().map(|flag| *flag as u8).collect();
+                Ok(Tensor::from_vec(flags, shape, &device)?)
+            }
+            _ => self.load(name, DType::F32),
         }
     }
 

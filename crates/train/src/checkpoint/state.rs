@@ -1,8 +1,10 @@
 //! What a run needs to go on bit for bit.
 
 use longdraft_data::sampler::Cursor;
-use longdraft_models::draft::glide::GlideConfig;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::method::Method;
 
 /// What must not change under a resumed run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,8 +66,11 @@ pub struct CheckpointState {
     pub metrics_bytes: u64,
     /// What must not change.
     pub identity: RunIdentity,
-    /// The layer.
-    pub draft: GlideConfig,
+    /// Which draft it is.
+    #[serde(default)]
+    pub method: Method,
+    /// What the draft's `config.json` says.
+    pub draft: Value,
     /// Whose features it was trained on.
     pub target_fingerprint: String,
 }

@@ -1,11 +1,11 @@
 //! Writing, rotating and reading checkpoints.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor};
-use longdraft_models::draft::Parameter;
+use longdraft_models::draft::Draft;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -57,10 +57,12 @@ pub struct Loaded {
     pub path: PathBuf,
     /// Small state.
     pub state: CheckpointState,
-    /// Draft tensors by name.
+    /// Draft tensors by name, those that never change included.
     pub draft: Vec<(String, Tensor)>,
-    /// Optimizer moments, in the draft's order.
-    pub optimizer: AdamWState,
+    /// First and second moments of every trained tensor, by name.
+    pub moments: BTreeMap<String, (Vec<f32>, Vec<f32>)>,
+    /// Optimizer steps taken.
+    pub steps: u64,
     /// Why a newer checkpoint was passed over.
     pub warning: Option<String>,
 }
@@ -79,7 +81,7 @@ impl Checkpointer {
         &self,
         place: Place,
         state: &CheckpointState,
-        parameters: &[Parameter],
+        draft: &dyn Draft,
         optimizer: &AdamWState,
         tokenizer: &TextTokenizer,
     ) -> Result<PathBuf> {
@@ -87,9 +89,7 @@ impl Checkpointer {
             Place::Last => (LAST, Some(PREVIOUS)),
             Place::Best => (BEST, None),
         };
-        self.put(name, previous, |folder| {
-            write_files(folder, state, parameters, optimizer, tokenizer)
-        })
+        self.put(name, previous, |folder| write_files(folder, state, draft, optimizer, tokenizer))
     }
 
     /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.
@@ -179,15 +179,17 @@ impl Checkpointer {
 fn write_files(
     folder: &Path,
     state: &CheckpointState,
-    parameters: &[Parameter],
+    draft: &dyn Draft,
     optimizer: &AdamWState,
     tokenizer: &TextTokenizer,
 ) -> Result<()> {
-    let draft: Vec<(String, Tensor)> = parameters
+    let parameters = draft.parameters();
+    let mut tensors: Vec<(String, Tensor)> = parameters
         .iter()
         .map(|parameter| (parameter.name.clone(), parameter.var.as_tensor().clone()))
         .collect();
-    save(&folder.join(DRAFT), &draft, HashMap::new())?;
+    tensors.extend(draft.fixed_tensors()?);
+    save(&folder.join(DRAFT), &tensors, HashMap::new())?;
     let mut moments = Vec::new();
     for (index, parameter) in parameters.iter().enumerate() {
         for (prefix, values) in [("first", &optimizer.first), ("second", &optimizer.second)] {
@@ -219,17 +221,17 @@ fn load(path: &Path) -> Result<Loaded> {
     let source = SafetensorsSource::open_file(&path.join(OPTIMIZER))?;
     let step = source.metadata().get("step").and_then(|step| step.parse().ok());
     let step = step.ok_or_else(|| TrainError::checkpoint(path, "optimizer without a step"))?;
-    let moments = |prefix: &str| -> Result<Vec<Vec<f32>>> {
-        draft
-            .iter()
-            .map(|(name, _)| {
-                let tensor = source.load(&format!("{prefix}.{name}"), DType::F32)?;
-                Ok(tensor.flatten_all()?.to_vec1()?)
-            })
-            .collect()
+    let values = |name: &str| -> Result<Vec<f32>> {
+        Ok(source.load(name, DType::F32)?.flatten_all()?.to_vec1()?)
     };
-    let optimizer = AdamWState { first: moments("first")?, second: moments("second")?, step };
-    Ok(Loaded { path: path.to_path_buf(), state, draft, optimizer, warning: None })
+    let mut moments = BTreeMap::new();
+    for name in source.names() {
+        if let Some(plain) = name.strip_prefix("first.") {
+            let both = (values(&name)?, values(&format!("second.{plain}"))?);
+            moments.insert(plain.to_owned(), both);
+        }
+    }
+    Ok(Loaded { path: path.to_path_buf(), state, draft, moments, steps: step, warning: None })
 }
 
 /// The draft's weights in what a user may point to: a weight file, a folder that holds one (an
@@ -260,7 +262,7 @@ pub fn read_state(checkpoint: &Path) -> Result<CheckpointState> {
 pub fn read_draft(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
     let source = SafetensorsSource::open_file(&checkpoint.join(DRAFT))?;
     let named = |name: String| {
-        let tensor = source.load(&name, DType::F32)?;
+        let tensor = source.load_as_stored(&name)?;
         Ok((name, tensor))
     };
     source.names().into_iter().map(named).collect()

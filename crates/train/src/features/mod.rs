@@ -1,6 +1,7 @@
 //! What the target contributes to a batch, computed on the spot or captured earlier.
 
-mod store;
+mod memory;
+pub mod store;
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use longdraft_models::target::{LastKv, PackedSequence, Tap, Taps, Target};
 
 use crate::error::{Result, TrainError};
 
-pub use store::FeatureStore;
+pub use memory::MemoryFeatures;
+pub use store::{Part, StoredFeatures};
 
 /// Which form of the teacher's law is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,26 +102,56 @@ pub(crate) fn untapped(what: &str) -> TrainError {
 pub enum FeatureSource {
     /// The target runs for every batch.
     Online(Arc<Target>),
-    /// Captured earlier; the target does not run.
-    Offline(FeatureStore),
+    /// Captured by this process; the target does not run again.
+    Memory(MemoryFeatures),
+    /// Captured earlier into a store; of the target only its ends are loaded.
+    Stored(StoredFeatures),
 }
 
 impl FeatureSource {
-    /// Features of a batch.
+    /// Features of a batch, whose teacher is read at `teacher_rows` only.
     ///
     /// # Errors
     /// - the target cannot run, or the store lacks the batch's row
-    pub fn features(&self, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+    pub fn features(
+        &self,
+        part: Part,
+        batch: &Batch,
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> Result<BatchFeatures> {
         match self {
             Self::Online(target) => run_target(target, batch, needs),
-            Self::Offline(store) => store.features(batch),
+            Self::Memory(memory) => memory.features(batch),
+            Self::Stored(store) => store.features(part, batch, needs, teacher_rows),
+        }
+    }
+
+    /// Says which row comes next, so that a store can read it meanwhile.
+    pub fn read_ahead(&self, part: Part, row: usize) {
+        if let Self::Stored(store) = self {
+            store.read_ahead(part, row);
         }
     }
 
     /// Whether positions are those of the capture, whatever the epoch.
     pub fn pins_positions(&self) -> bool {
-        matches!(self, Self::Offline(_))
+        !matches!(self, Self::Online(_))
     }
+}
+
+/// Hash of what the target sees of a batch.
+pub(crate) fn key(batch: &Batch) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for values in [&batch.ids, &batch.position_ids] {
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    }
+    batch.document_ids.iter().for_each(|id| {
+        hasher.update(&id.to_le_bytes());
+    });
+    hasher.finalize().to_hex()[..16].to_owned()
 }
 
 /// What the target runs of a batch.

@@ -17,11 +17,11 @@ use longdraft_models::target::{Tap, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Objective;
+use super::{Normalisation, Objective, Prepared};
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
-use crate::loss::Loss;
-use crate::metrics::DraftMetrics;
+use crate::loss::{Loss, Share};
+use crate::metrics::{DraftMetrics, LossPart};
 
 /// Form of the teacher's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -181,6 +181,60 @@ impl Objective for GlideObjective {
                 rows.acceptance[row],
             );
         }
+        let sum = (1.0 - soft_weight) * metrics.hard_sum + soft_weight * metrics.soft_sum;
+        metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: rows as f64 }];
         Ok(Loss { numerator: Some(output.loss_sum), denominator: rows, metrics })
+    }
+
+    fn normalisation(&self) -> Normalisation {
+        match self.draft.config().compat {
+            Some(_) => Normalisation::MeanOfBatches,
+            None => Normalisation::WholeStep,
+        }
+    }
+
+    fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
+        Some(vec![batch.learned.len() as f64])
+    }
+
+    fn prepare(&self, batch: &Batch, _: &BatchFeatures) -> Result<Prepared> {
+        Ok(Prepared { denominators: vec![batch.learned.len() as f64], rows: None })
+    }
+
+    fn share(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        _: &Prepared,
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<Share> {
+        let Loss { numerator, metrics, .. } = self.loss(batch, features, train)?;
+        let share = 1.0 / denominators.first().copied().unwrap_or(1.0).max(1.0);
+        let loss = numerator.map(|numerator| numerator * share).transpose()?;
+        Ok(Share { loss, metrics })
+    }
+
+    /// The teacher is always the full softmax here, so that acceptance is exact.
+    fn held_out_needs(&self) -> FeatureNeeds {
+        FeatureNeeds { teacher: TeacherKind::Full, ..self.needs() }
+    }
+
+    fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
+        let mut metrics = DraftMetrics::default();
+        let mut batch = batch.clone();
+        for delay in 1..=self.draft.config().gamma as u32 {
+            batch.delays.fill(delay);
+            metrics.merge(&self.loss(&batch, features, false)?.metrics);
+        }
+        Ok(metrics)
+    }
+
+    fn draft_len(&self) -> usize {
+        self.draft.config().gamma
+    }
+
+    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+        batch.learned.clone()
     }
 }

@@ -8,13 +8,33 @@ use longdraft_models::draft::Draft;
 
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds};
-use crate::loss::Loss;
+use crate::loss::{Loss, Share};
+use crate::metrics::DraftMetrics;
 
 pub use eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
     MaskRule, OovRows, RowPlan, StepCounts,
 };
 pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
+
+/// What micro-batches are divided by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalisation {
+    /// The learned rows of the whole optimizer step.
+    WholeStep,
+    /// Each by its own, and by the number of micro-batches: what the public trainers do.
+    MeanOfBatches,
+}
+
+/// What is measured and learned of a micro-batch, known before the draft runs.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// What each part of the loss is divided by: summed over the micro-batches of an optimizer
+    /// step, or times their number, as [`Objective::normalisation`] says.
+    pub denominators: Vec<f64>,
+    /// Rows of every test-time step.
+    rows: Option<RowPlan>,
+}
 
 /// A draft with its loss. It cannot tell where features come from.
 pub trait Objective {
@@ -29,4 +49,46 @@ pub trait Objective {
     /// # Errors
     /// - the features are not those that [`Self::needs`] names, or shapes do not fit
     fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss>;
+
+    /// What micro-batches are divided by.
+    fn normalisation(&self) -> Normalisation;
+
+    /// A micro-batch's denominators, if its masks alone decide them.
+    fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>>;
+
+    /// Finds what is learned of a micro-batch; the draft does not run.
+    ///
+    /// # Errors
+    /// - as [`Self::loss`]
+    fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared>;
+
+    /// A micro-batch's share of the loss of an optimizer step, `denominators` being the step's.
+    ///
+    /// # Errors
+    /// - as [`Self::loss`]
+    fn share(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        prepared: &Prepared,
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<Share>;
+
+    /// What held-out rows need of the target.
+    fn held_out_needs(&self) -> FeatureNeeds {
+        self.needs()
+    }
+
+    /// Counters of a held-out row, at every delay or step.
+    ///
+    /// # Errors
+    /// - as [`Self::loss`], with [`Self::held_out_needs`]
+    fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics>;
+
+    /// Tokens of the longest chain that is trained for: delays or steps.
+    fn draft_len(&self) -> usize;
+
+    /// Tokens at which the teacher is read, ascending.
+    fn teacher_rows(&self, batch: &Batch) -> Vec<u32>;
 }

@@ -1,6 +1,7 @@
 //! Learning rate by optimizer step `n = 1..T`.
 
 mod deepspeed;
+mod eagle3_cosine;
 mod warmup_cosine;
 
 use schemars::JsonSchema;
@@ -21,6 +22,10 @@ pub enum Kind {
     WarmupCosine,
     /// DeepSpeed's WarmupCosineLR as the published runs used it, with two steps at rate 0.
     DeepspeedWarmupCosine,
+    /// EAGLE-3's public trainer: warm-up, then cosine down to 0; the floor is not used.
+    Eagle3Cosine,
+    /// The same warm-up, then the base rate.
+    ConstantAfterWarmup,
     /// The base rate always.
     Constant,
 }
@@ -51,6 +56,8 @@ impl Schedule {
         self.base
             * match self.kind {
                 Kind::Constant => 1.0,
+                Kind::Eagle3Cosine => eagle3_cosine::factor(self, n),
+                Kind::ConstantAfterWarmup => eagle3_cosine::flat_factor(self, n),
                 Kind::WarmupCosine => warmup_cosine::factor(self, n),
                 Kind::DeepspeedWarmupCosine => deepspeed::factor(self, n),
             }

@@ -52,12 +52,13 @@ pub(super) fn data_sets(
     let pad = target.config().pad_token_id;
     let pad = pad.or(target.config().eos_token_ids.first().copied());
     let set = |mut documents: Vec<Document>| {
-        let (packing, overlong) = match config.draft.compat {
+        let (packing, overlong) = if config.draft.method.is_compat(config) {
             // Published rows: one document, truncated.
-            Some(_) => (Packing::None, Overlong::Truncate),
-            None => (data.packing, data.overlong),
+            (Packing::None, Overlong::Truncate)
+        } else {
+            (data.packing, data.overlong)
         };
-        if config.draft.compat.is_some() {
+        if config.draft.method.masks_padding(config) {
             mask_padding(&mut documents, pad);
         }
         let rows = arrange(&documents, data.row_tokens, packing, overlong);

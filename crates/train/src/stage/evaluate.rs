@@ -1,39 +1,52 @@
-//! Held-out rows, each at every delay.
+//! Held-out rows, each at every delay or step.
 
 use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::Target;
 
 use super::{DataSet, Stage};
 use crate::error::Result;
-use crate::features::{FeatureNeeds, TeacherKind, run_target};
+use crate::features::{FeatureSource, Part};
 use crate::metrics::{DraftMetrics, Rate};
-use crate::objective::{GlideObjective, Objective};
+use crate::objective::Objective;
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
 
 impl Stage {
-    /// Loss, agreement and acceptance of the held-out rows at ordinary positions. The teacher is
-    /// always the full softmax here, so that acceptance is exact.
+    /// Loss, agreement and acceptance of the held-out rows at ordinary positions.
     ///
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
         let mut metrics = DraftMetrics::default();
-        for row in measure(&self.target, &self.objective, &self.held_out, &self.draws)? {
+        for row in measure(
+            &self.held_out_features(),
+            self.objective.as_ref(),
+            &self.held_out,
+            &self.draws,
+        )? {
             metrics.merge(&row);
         }
         Ok(metrics)
     }
 
+    /// Where held-out features come from: never from memory, which holds training rows.
+    fn held_out_features(&self) -> FeatureSource {
+        match &self.features {
+            FeatureSource::Stored(store) => FeatureSource::Stored(store.clone()),
+            FeatureSource::Online(_) | FeatureSource::Memory(_) => {
+                FeatureSource::Online(Arc::clone(&self.target))
+            }
+        }
+    }
+
     /// Lets go of everything but the draft and the held-out rows.
     pub fn into_evaluator(self) -> Evaluator {
         Evaluator {
-            target: self.target,
+            features: self.held_out_features(),
             objective: self.objective,
             held_out: self.held_out,
             draws: self.draws,
@@ -43,8 +56,9 @@ impl Stage {
 
 /// A trained draft with its stage's held-out rows.
 pub struct Evaluator {
-    target: Arc<Target>,
-    objective: GlideObjective,
+    /// Of its held-out rows.
+    features: FeatureSource,
+    objective: Box<dyn Objective>,
     held_out: DataSet,
     draws: Draws,
 }
@@ -55,8 +69,9 @@ impl Evaluator {
     /// # Errors
     /// - the target cannot run
     pub fn on_rows_of(&self, other: &Self) -> Result<RowMetrics> {
-        let rows = measure(&self.target, &self.objective, &other.held_out, &other.draws)?;
-        Ok(RowMetrics { rows, gamma: self.objective.glide().config().gamma })
+        let objective = self.objective.as_ref();
+        let rows = measure(&other.features, objective, &other.held_out, &other.draws)?;
+        Ok(RowMetrics { rows, gamma: objective.draft_len() })
     }
 }
 
@@ -100,25 +115,28 @@ impl RowMetrics {
 
 /// Counters of every held-out row.
 fn measure(
-    target: &Target,
-    objective: &GlideObjective,
+    features: &FeatureSource,
+    objective: &dyn Objective,
     held_out: &DataSet,
     draws: &Draws,
 ) -> Result<Vec<DraftMetrics>> {
+    let needs = objective.held_out_needs();
+    let one = |index: usize| {
+        let batch = held_out_batch(index, held_out, draws);
+        let rows = objective.teacher_rows(&batch);
+        let found = features.features(Part::HeldOut, &batch, &needs, &rows)?;
+        if index + 1 < held_out.rows.len() {
+            features.read_ahead(Part::HeldOut, index + 1);
+        }
+        objective.measure(&batch, &found)
+    };
+    (0..held_out.rows.len()).map(one).collect()
+}
+
+/// A held-out row at ordinary positions.
+pub(super) fn held_out_batch(index: usize, held_out: &DataSet, draws: &Draws) -> Batch {
     let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
     let draws = Draws { anchor, ..draws.clone() };
-    let gamma = objective.glide().config().gamma;
-    let needs = FeatureNeeds { teacher: TeacherKind::Full, ..objective.needs() };
     let epochs = DrawEpochs { positions: 0, delays: 0 };
-    let one = |(index, row)| {
-        let mut batch = Batch::from_row(index, row, &held_out.documents, &draws, epochs);
-        let features = run_target(target, &batch, &needs)?;
-        let mut metrics = DraftMetrics::default();
-        for delay in 1..=gamma as u32 {
-            batch.delays.fill(delay);
-            metrics.merge(&objective.loss(&batch, &features, false)?.metrics);
-        }
-        Ok(metrics)
-    };
-    held_out.rows.iter().enumerate().map(one).collect()
+    Batch::from_row(index, &held_out.rows[index], &held_out.documents, &draws, epochs)
 }

@@ -1,5 +1,6 @@
 //! One training stage: fetch, features, forward, backward, clip, step, log, checkpoint.
 
+mod capture;
 mod data_sets;
 mod encoder;
 mod evaluate;
@@ -25,10 +26,11 @@ use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
-use crate::objective::{GlideObjective, Objective};
+use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::schedule::Schedule;
 
+pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics};
@@ -48,7 +50,7 @@ pub struct Stage {
     config: TrainConfig,
     target: Arc<Target>,
     tokenizer: TextTokenizer,
-    objective: GlideObjective,
+    objective: Box<dyn Objective>,
     optimizer: AdamW,
     schedule: Schedule,
     sampler: Sampler,
@@ -124,7 +126,7 @@ impl Stage {
         self.log_held_out(&metrics)?;
         let step = self.progress.step;
         observer.on_event(Event::Evaluated(step, &metrics));
-        let gamma = self.objective.glide().config().gamma;
+        let gamma = self.objective.draft_len();
         let length = metrics.simulated_acceptance_length(Rate::Top1, gamma);
         if self.progress.best.is_none_or(|best| length > best.length) {
             self.progress.best = Some(Best { step, length });
@@ -148,7 +150,7 @@ impl Stage {
 
     /// The draft as it stands.
     pub fn objective(&self) -> &dyn Objective {
-        &self.objective
+        self.objective.as_ref()
     }
 
     /// The frozen target.
@@ -184,16 +186,16 @@ impl Stage {
             ended: self.progress.ended,
             metrics_bytes: self.log.position()?,
             identity: self.identity.clone(),
-            draft: self.objective.glide().config().clone(),
+            method: self.config.draft.method,
+            draft: self.objective.draft().config_json(),
             target_fingerprint: self.target.fingerprint().to_owned(),
         })
     }
 
     fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
         let state = self.state()?;
-        let parameters = self.objective.draft().parameters();
-        let moments = self.optimizer.state();
-        let path = self.checkpointer.save(place, &state, parameters, moments, &self.tokenizer)?;
+        let (draft, moments) = (self.objective.draft(), self.optimizer.state());
+        let path = self.checkpointer.save(place, &state, draft, moments, &self.tokenizer)?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }
@@ -211,11 +213,11 @@ impl Stage {
         if !report.step.is_multiple_of(self.config.train.log_every) {
             return Ok(());
         }
-        self.log.write(&report.to_json(self.objective.glide().config().gamma))
+        self.log.write(&report.to_json(self.objective.draft_len()))
     }
 
     fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {
-        let gamma = self.objective.glide().config().gamma;
+        let gamma = self.objective.draft_len();
         let record = json!({ "step": self.progress.step, "held_out": metrics.to_json(gamma) });
         self.log.write(&record)
     }
@@ -229,7 +231,7 @@ impl Stage {
             step: self.progress.step,
             steps: self.schedule.steps,
             epoch: self.sampler.cursor().epoch,
-            loss: self.mean_loss(&outcome.metrics),
+            loss: outcome.metrics.loss(),
             target_loss: outcome.target_loss,
             grad_norm: outcome.grad_norm,
             learning_rate: outcome.learning_rate,
@@ -239,11 +241,5 @@ impl Stage {
             memory_mib: memory::peak_resident_mib(),
             metrics: outcome.metrics,
         }
-    }
-
-    /// `(1−λ) hard + λ soft`, in nats per learned row.
-    fn mean_loss(&self, metrics: &DraftMetrics) -> f64 {
-        let weight = self.config.objective.soft_weight;
-        (1.0 - weight) * metrics.hard_loss() + weight * metrics.soft_loss()
     }
 }

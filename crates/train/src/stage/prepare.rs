@@ -4,25 +4,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use longdraft_data::batch::{AnchorOffset, Draws};
 use longdraft_data::packing::{Overlong, PackedRow, Packing};
 use longdraft_data::sampler::{Cursor, Sampler};
-use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+use longdraft_models::draft::{Draft, Parameter};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
+use super::capture::recipe;
 use super::data_sets::data_sets;
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Event, Observer, Progress, Stage};
-use crate::checkpoint::{Checkpointer, RunIdentity, RunLock, draft_file};
+use crate::checkpoint::{Checkpointer, RunIdentity, RunLock};
 use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
-use crate::features::{FeatureSource, FeatureStore};
-use crate::objective::GlideObjective;
+use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
+use crate::method::Materials;
 use crate::objective::Objective;
-use crate::optim::AdamW;
+use crate::optim::{AdamW, AdamWState};
 use crate::schedule::Schedule;
 
 impl Stage {
@@ -40,25 +40,22 @@ impl Stage {
     ) -> Result<Self> {
         let lock = RunLock::acquire(&config.output)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, observer)?;
-        let glide = glide_config(&config, target.config());
-        let draft = match &config.draft.from {
-            Some(path) => GlideDraft::load(&draft_file(path), &glide, &target)?,
-            None => GlideDraft::initialise(&glide, &target, config.draft.init, config.train.seed)?,
+        let materials = Materials {
+            config: &config,
+            target: &target,
+            tokenizer: &tokenizer,
+            documents: &train.documents,
         };
-        let weights = config.draft.delay_weights.clone();
-        let draws = Draws {
-            seed: config.train.seed,
-            anchor: AnchorOffset {
-                max_position: config
-                    .data
-                    .anchor
-                    .max_position
-                    .min(target.config().max_position_embeddings),
-                ..config.data.anchor
-            },
-            delay_weights: weights.unwrap_or_else(|| vec![1.0; glide.gamma]),
-            shared_delay: config.draft.compat.is_some(),
-        };
+        let objective = config.draft.method.build(&materials, observer)?;
+        let mut draws = draws(&config, &target, objective.draft_len());
+        let features = features(
+            &config,
+            &target,
+            &tokenizer,
+            (&train, &held_out),
+            objective.as_ref(),
+            &mut draws,
+        )?;
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
@@ -66,14 +63,13 @@ impl Stage {
             warmup_ratio: config.schedule.warmup_ratio,
             floor_ratio: config.schedule.floor_ratio,
         };
-        let identity = identity(&config, &target, &train, &draft)?;
+        let identity = identity(&config, &target, &train, (objective.draft(), &features))?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
         checkpointer.clean();
-        let objective = GlideObjective::new(Arc::clone(&target), draft, config.objective.clone());
         let resumed = resume(
             &config.output,
             &checkpointer,
-            &objective,
+            objective.as_ref(),
             (&identity, resume_policy),
             observer,
         )?;
@@ -98,10 +94,6 @@ impl Stage {
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
         let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes)?;
-        let features = match config.train.features {
-            FeatureMode::Online => FeatureSource::Online(Arc::clone(&target)),
-            FeatureMode::Memory => FeatureSource::Offline(FeatureStore::default()),
-        };
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
         Ok(Self {
             config,
@@ -125,12 +117,51 @@ impl Stage {
     }
 }
 
-fn glide_config(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
-    let mut glide = GlideConfig::for_target(target, config.draft.compat);
-    glide.final_norm = config.draft.final_norm;
-    let weights = config.draft.delay_weights.as_ref().map(Vec::len);
-    glide.gamma = config.draft.gamma.or(weights).unwrap_or(glide.gamma);
-    glide
+/// How positions and delays are drawn.
+pub(super) fn draws(config: &TrainConfig, target: &Target, draft_len: usize) -> Draws {
+    let anchor = config.data.anchor;
+    let weights = config.draft.delay_weights.clone();
+    Draws {
+        seed: config.train.seed,
+        position_seed: config.train.seed,
+        anchor: AnchorOffset {
+            max_position: anchor.max_position.min(target.config().max_position_embeddings),
+            ..anchor
+        },
+        delay_weights: weights.unwrap_or_else(|| vec![1.0; draft_len]),
+        shared_delay: config.draft.compat.is_some(),
+    }
+}
+
+/// Where features come from; stored ones bring their positions along.
+fn features(
+    config: &TrainConfig,
+    target: &Arc<Target>,
+    tokenizer: &TextTokenizer,
+    data: (&DataSet, &DataSet),
+    objective: &dyn Objective,
+    draws: &mut Draws,
+) -> Result<FeatureSource> {
+    Ok(match &config.train.features {
+        FeatureMode::Online => FeatureSource::Online(Arc::clone(target)),
+        FeatureMode::Memory => FeatureSource::Memory(MemoryFeatures::default()),
+        FeatureMode::Stored(place) => {
+            let captured = StoredFeatures::recipe(place)?;
+            draws.position_seed = captured.seed;
+            draws.anchor = captured.anchor;
+            let wanted = recipe(config, (target, tokenizer), data, objective, draws);
+            FeatureSource::Stored(StoredFeatures::open(place, &wanted, Arc::clone(target))?)
+        }
+    })
+}
+
+/// Tells features with other values apart.
+fn features_identity(features: &FeatureSource) -> String {
+    match features {
+        FeatureSource::Online(_) => "online".to_owned(),
+        FeatureSource::Memory(_) => "memory".to_owned(),
+        FeatureSource::Stored(store) => format!("stored {}", store.identity()),
+    }
 }
 
 /// Steps of the whole run: as given, the token budget by the tokens of a step, or the epochs' rows
@@ -144,7 +175,7 @@ fn total_steps(config: &TrainConfig, train: &DataSet) -> u64 {
         let all: usize = train.rows.iter().map(PackedRow::tokens).sum();
         let of_a_step = all as f64 / rows * rows_of_a_step;
         (tokens as f64 / of_a_step).ceil()
-    } else if config.draft.compat.is_some() {
+    } else if config.draft.method.is_compat(config) {
         per_epoch.floor() * run.epochs
     } else {
         (per_epoch * run.epochs).round()
@@ -157,7 +188,7 @@ fn identity(
     config: &TrainConfig,
     target: &Target,
     train: &DataSet,
-    start: &GlideDraft,
+    (start, features): (&dyn Draft, &FeatureSource),
 ) -> Result<RunIdentity> {
     let mut hasher = blake3::Hasher::new();
     for document in &train.documents {
@@ -181,7 +212,7 @@ fn identity(
         Some(_) => fingerprint(start)?,
         None => "initial values".to_owned(),
     };
-    Ok(RunIdentity {
+    let mut identity = RunIdentity {
         values: vec![
             ("target".into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
@@ -195,17 +226,32 @@ fn identity(
             ("train.steps".into(), total_steps(config, train).to_string()),
             ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
             ("train.seed".into(), run.seed.to_string()),
-            ("train.features".into(), json(serde_json::to_value(run.features))?),
+            ("train.features".into(), features_identity(features)),
         ],
-    })
+    };
+    // What the trained tensors rest on, such as the draft's vocabulary.
+    for (name, tensor) in start.fixed_tensors()? {
+        identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
+    }
+    Ok(identity)
+}
+
+/// A tensor's values as a short hash.
+fn tensor_hash(tensor: &Tensor) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let values: Vec<f64> = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?;
+    values.iter().for_each(|value| {
+        hasher.update(&value.to_le_bytes());
+    });
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
 /// A draft's values as a short hash.
-fn fingerprint(draft: &GlideDraft) -> Result<String> {
+fn fingerprint(draft: &dyn Draft) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    for (name, tensor) in draft.named_tensors() {
-        hasher.update(name.as_bytes());
-        let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+    for parameter in draft.parameters() {
+        hasher.update(parameter.name.as_bytes());
+        let values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
         values.iter().for_each(|value| {
             hasher.update(&value.to_le_bytes());
         });
@@ -233,7 +279,7 @@ fn row_layout(config: &TrainConfig) -> String {
 }
 
 struct Resumed {
-    optimizer: crate::optim::AdamWState,
+    optimizer: AdamWState,
     cursor: Cursor,
     progress: Progress,
     metrics_bytes: u64,
@@ -243,7 +289,7 @@ struct Resumed {
 fn resume(
     output: &Path,
     checkpointer: &Checkpointer,
-    objective: &GlideObjective,
+    objective: &dyn Objective,
     (identity, policy): (&RunIdentity, ResumePolicy),
     observer: &mut dyn Observer,
 ) -> Result<Option<Resumed>> {
@@ -269,17 +315,22 @@ fn resume(
         })?;
         parameter.var.set(&tensor.to_device(parameter.var.device())?)?;
     }
+    // Weights mean nothing over another vocabulary, forced or not.
+    for (name, tensor) in objective.draft().fixed_tensors()? {
+        let same = match saved.get(name.as_str()) {
+            Some(saved) => tensor_hash(saved)? == tensor_hash(&tensor)?,
+            None => false,
+        };
+        if !same {
+            let problem = format!("the saved draft has another `{name}`");
+            return Err(TrainError::checkpoint(&loaded.path, problem));
+        }
+    }
     // Files hold tensors by name; the optimizer wants the draft's order.
-    let position = |name: &str| loaded.draft.iter().position(|(known, _)| known == name);
-    let reorder = |moments: &[Vec<f32>]| -> Vec<Vec<f32>> {
-        let of = |name: &str| position(name).map(|i| moments[i].clone()).unwrap_or_default();
-        parameters.iter().map(|parameter| of(&parameter.name)).collect()
-    };
-    let optimizer = crate::optim::AdamWState {
-        first: reorder(&loaded.optimizer.first),
-        second: reorder(&loaded.optimizer.second),
-        step: loaded.optimizer.step,
-    };
+    let moments =
+        |parameter: &Parameter| loaded.moments.get(&parameter.name).cloned().unwrap_or_default();
+    let (first, second) = parameters.iter().map(moments).unzip();
+    let optimizer = AdamWState { first, second, step: loaded.steps };
     observer.on_event(Event::Resumed(loaded.state.step));
     Ok(Some(Resumed {
         optimizer,

@@ -1,5 +1,7 @@
 //! Features, loss, gradients and the update of one optimizer step.
 
+use std::collections::VecDeque;
+
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
@@ -7,11 +9,13 @@ use longdraft_models::target::{Tap, Taps};
 
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
-use crate::features::{FeatureSource, FeatureStore, sequence_of};
-use crate::loss::Loss;
+use crate::features::{BatchFeatures, FeatureSource, MemoryFeatures, Part, sequence_of};
 use crate::metrics::DraftMetrics;
-use crate::objective::Objective;
+use crate::objective::{Normalisation, Prepared};
 use crate::optim::Gradients;
+
+/// Features of a micro-batch and what is learned of it.
+type Held = (BatchFeatures, Prepared);
 
 /// What a step came to.
 pub(super) struct Outcome {
@@ -24,18 +28,19 @@ pub(super) struct Outcome {
 impl Stage {
     /// Lays out a packed training row; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
-        let positions = if self.features.pins_positions() { 0 } else { epoch };
+        let pinned = self.features.pins_positions() || !self.draws.anchor.redraw;
+        let positions = if pinned { 0 } else { epoch };
         let epochs = DrawEpochs { positions, delays: epoch };
         let data = &self.train;
         Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
     }
 
-    /// Runs the target over every training row once, if features are to be stored.
+    /// Runs the target over every training row once, if features are kept in memory.
     pub(super) fn capture(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if !self.features.pins_positions() || self.is_finished() {
+        if !matches!(self.features, FeatureSource::Memory(_)) || self.is_finished() {
             return Ok(());
         }
-        let mut store = FeatureStore::default();
+        let mut store = MemoryFeatures::default();
         let rows = self.train.rows.len();
         let needs = self.objective.needs();
         for row in 0..rows {
@@ -45,7 +50,7 @@ impl Stage {
             store.capture(&self.target, &self.batch(row, 0), &needs)?;
             observer.on_event(Event::Captured(row + 1, rows));
         }
-        self.features = FeatureSource::Offline(store);
+        self.features = FeatureSource::Memory(store);
         Ok(())
     }
 
@@ -54,28 +59,39 @@ impl Stage {
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
-        let total: usize = batches.iter().map(|batch| batch.learned.len()).sum();
-        if total == 0 {
+        let (denominators, mut held) = self.denominators(batches)?;
+        if denominators.iter().all(|count| *count == 0.0) {
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
-        let needs = self.objective.needs();
         let parameters = self.objective.draft().parameters();
         let mut gradients = Gradients::new(parameters);
         let mut metrics = DraftMetrics::default();
-        for batch in batches {
-            let features = self.features.features(batch, &needs)?;
-            let loss = self.objective.loss(batch, &features, true)?;
-            metrics.merge(&loss.metrics);
-            if !self.mean_loss(&loss.metrics).is_finite() {
+        for (index, batch) in batches.iter().enumerate() {
+            let (features, prepared) = if let Some(held) = held.pop_front() {
+                held
+            } else {
+                let features = self.features_of(batches, index)?;
+                let prepared = self.objective.prepare(batch, &features)?;
+                (features, prepared)
+            };
+            let denominators = match self.objective.normalisation() {
+                Normalisation::WholeStep => denominators.clone(),
+                Normalisation::MeanOfBatches => {
+                    let own = prepared.denominators.iter();
+                    own.map(|count| count.max(1.0) * batches.len() as f64).collect()
+                }
+            };
+            let share = self.objective.share(batch, &features, &prepared, &denominators, true)?;
+            metrics.merge(&share.metrics);
+            if !share.metrics.loss().is_finite() {
                 return Err(TrainError::NotFinite {
                     step,
                     what: "loss",
                     origins: batch.origins.clone(),
                 });
             }
-            let share = self.share(&loss, total, batches.len());
-            if let Some(numerator) = loss.numerator {
-                gradients.add(parameters, &(numerator * share)?.backward()?)?;
+            if let Some(loss) = share.loss {
+                gradients.add(parameters, &loss.backward()?)?;
             }
         }
         if !gradients.norm().is_finite() {
@@ -88,14 +104,38 @@ impl Stage {
         Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
     }
 
-    /// Factor of a micro-batch's `Σ ℓ`: one over all learned rows of the step; in compat one over
-    /// its own, micro-batches weighted equally.
-    fn share(&self, loss: &Loss, total: usize, micro_batches: usize) -> f64 {
-        if self.config.draft.compat.is_some() {
-            1.0 / (loss.denominator.max(1) * micro_batches) as f64
-        } else {
-            1.0 / total as f64
+    /// Features of a micro-batch; those of the next one are read meanwhile.
+    fn features_of(&self, batches: &[Batch], index: usize) -> Result<BatchFeatures> {
+        let batch = &batches[index];
+        let (needs, rows) = (self.objective.needs(), self.objective.teacher_rows(batch));
+        let features = self.features.features(Part::Train, batch, &needs, &rows)?;
+        let next = batches.get(index + 1).map(|batch| batch.row).or_else(|| self.sampler.peek());
+        if let Some(next) = next {
+            self.features.read_ahead(Part::Train, next);
         }
+        Ok(features)
+    }
+
+    /// Sums of the micro-batches' denominators. Where these depend on features, all of the step's
+    /// features come along: the target runs once.
+    fn denominators(&mut self, batches: &[Batch]) -> Result<(Vec<f64>, VecDeque<Held>)> {
+        let mut held = VecDeque::new();
+        let of_masks = batches.iter().map(|batch| self.objective.denominators_of_masks(batch));
+        let all: Vec<Vec<f64>> = if let Some(all) = of_masks.collect::<Option<_>>() {
+            all
+        } else {
+            for (index, batch) in batches.iter().enumerate() {
+                let features = self.features_of(batches, index)?;
+                let prepared = self.objective.prepare(batch, &features)?;
+                held.push_back((features, prepared));
+            }
+            held.iter().map(|(_, prepared)| prepared.denominators.clone()).collect()
+        };
+        let mut sums = all.first().cloned().unwrap_or_default();
+        for counts in all.iter().skip(1) {
+            sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        Ok((sums, held))
     }
 
     /// The target's own mean loss on the learned rows, every `target_loss_every` steps.

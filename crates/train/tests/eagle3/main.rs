@@ -11,6 +11,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
+use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, Objective, OovRows,
 };
@@ -229,6 +230,43 @@ fn packed_documents_lose_what_they_lose_alone() {
     }
 }
 
+/// What a stage does with its micro-batches: one of them is too short for the later steps.
+#[test]
+fn shares_of_micro_batches_sum_to_the_loss_of_the_whole_step() {
+    let mode = Eagle3ObjectiveConfig { ttt_steps: 4, ..Default::default() };
+    let objective = objective(&draft_config(), mode);
+    let whole = batch(&[20, 6, 17], 0);
+    let all = features(&whole, 7);
+    let prepared = objective.prepare(&whole, &all).expect("prepared");
+    let denominators = prepared.denominators.clone();
+    let loss = |batch: &Batch, features: &BatchFeatures| {
+        let prepared = objective.prepare(batch, features).expect("prepared");
+        let share = objective.share(batch, features, &prepared, &denominators, true);
+        let share = share.expect("share");
+        let loss = share.loss.map_or(0.0, |loss| loss.to_scalar::<f32>().expect("scalar"));
+        (f64::from(loss), share.metrics, prepared.denominators)
+    };
+    let (whole_loss, whole_metrics, _) = loss(&whole, &all);
+    let (mut sum, mut metrics) = (0.0, DraftMetrics::default());
+    let mut counts = vec![0.0; denominators.len()];
+    let mut empty = 0;
+    for range in [0..20, 20..26, 26..43] {
+        let (batch, features) = part(&whole, &all, range);
+        let (loss, own, own_counts) = loss(&batch, &features);
+        sum += loss;
+        metrics.merge(&own);
+        empty += own_counts.iter().filter(|count| **count == 0.0).count();
+        counts.iter_mut().zip(own_counts).for_each(|(sum, count)| *sum += count);
+    }
+    assert!(empty > 0, "every part learns at every step: nothing is shown");
+    assert_eq!(counts, denominators);
+    assert!((sum - whole_loss).abs() < 1e-5 * whole_loss, "{sum} against {whole_loss}");
+    assert!((metrics.loss() - whole_loss).abs() < 1e-5 * whole_loss);
+    assert!((metrics.loss() - whole_metrics.loss()).abs() < 1e-6);
+    assert_eq!(metrics.rows, whole_metrics.rows);
+    assert_eq!(metrics.by_delay[3].rows, whole_metrics.by_delay[3].rows);
+}
+
 #[test]
 fn batches_without_a_learned_row_lose_nothing() {
     let masked = |mut batch: Batch| {
@@ -320,7 +358,7 @@ fn features_of_a_target_feed_the_trait() {
     assert_eq!(loss.metrics.by_delay[0].rows, plan.counts()[0].0);
     let mean = loss.numerator.expect("learned").to_dtype(DType::F64).expect("f64");
     let mean = mean.to_scalar::<f64>().expect("scalar") / loss.denominator as f64;
-    assert!((mean - loss.metrics.soft_loss()).abs() < 1e-5 * mean);
+    assert!((mean - loss.metrics.loss()).abs() < 1e-5 * mean);
 }
 
 #[test]

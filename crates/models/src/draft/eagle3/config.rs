@@ -61,7 +61,17 @@ impl Eagle3Config {
         target: &TargetConfig,
         draft_vocab_size: usize,
     ) -> std::result::Result<Self, Problems> {
-        Ok(Self {
+        let layers = Self::published_layers(target.num_hidden_layers)?;
+        Ok(Self::for_target_layers(target, draft_vocab_size, layers))
+    }
+
+    /// The same on layers of one's own choice.
+    pub fn for_target_layers(
+        target: &TargetConfig,
+        draft_vocab_size: usize,
+        target_layers: [LayerId; TAPPED_LAYERS],
+    ) -> Self {
+        Self {
             hidden_size: target.hidden_size,
             target_hidden_size: target.hidden_size,
             intermediate_size: target.intermediate_size,
@@ -74,13 +84,13 @@ impl Eagle3Config {
             rope: target.rope.clone(),
             dynamic_ntk: None,
             max_position_embeddings: target.max_position_embeddings,
-            target_layers: Self::published_layers(target.num_hidden_layers)?,
+            target_layers,
             fc_norm: false,
             norm_output: false,
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,
-        })
+        }
     }
 
     /// The norms of EAGLE-3.1, which keep the state's size over many steps and long contexts.

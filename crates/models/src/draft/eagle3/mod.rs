@@ -22,7 +22,7 @@ pub use config::{Eagle3Config, TAPPED_LAYERS};
 pub use model::{Eagle3Draft, KeyValues};
 pub use unroll::TestTimeSteps;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
-pub use weights::is_at;
+pub use weights::{is_at, save_tensors};
 
 #[cfg(test)]
 mod tests;

@@ -44,6 +44,15 @@ impl Draft for Eagle3Draft {
     fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
+
+    /// The vocabulary map unless every token is kept, embeddings if they are the draft's own.
+    fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        self.fixed()
+    }
+
+    fn config_json(&self) -> serde_json::Value {
+        self.config.to_json()
+    }
 }
 
 impl Eagle3Draft {

@@ -118,8 +118,8 @@ impl VocabularyMap {
         let rest = size - forced.len();
         forced.extend(order.into_iter().take(rest).map(TargetTokenId));
         let map = Self::new(forced, target_size)?;
-        let covered = map.kept.iter().map(|id| counts.counts[id.0 as usize]).sum();
-        Ok((map, Coverage { covered, total: counts.counts.iter().sum() }))
+        let coverage = counts.coverage(&map);
+        Ok((map, coverage))
     }
 
     /// `Vd`
@@ -217,6 +217,14 @@ impl TokenCounts {
             self.seen += 1;
         }
         Ok(())
+    }
+}
+
+impl TokenCounts {
+    /// How many of the counted tokens a map keeps.
+    pub fn coverage(&self, map: &VocabularyMap) -> Coverage {
+        let count = |id: &TargetTokenId| self.counts.get(id.0 as usize).copied().unwrap_or(0);
+        Coverage { covered: map.kept.iter().map(count).sum(), total: self.counts.iter().sum() }
     }
 }
 

@@ -163,6 +163,12 @@ impl Eagle3Draft {
     /// - a tensor cannot be made
     pub fn stored_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         let mut all = self.named_tensors();
+        all.extend(self.fixed()?);
+        Ok(all)
+    }
+
+    pub(super) fn fixed(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::new();
         if !self.vocabulary.is_identity() {
             let flags = self.vocabulary.membership().into_iter().map(u8::from);
             let (offsets, flags) = (self.vocabulary.offsets(), flags.collect::<Vec<_>>());
@@ -181,22 +187,23 @@ impl Eagle3Draft {
     /// # Errors
     /// - the folder cannot be written
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
-        let tensors = self.stored_tensors()?;
-        let layers = self.config.target_layers.map(|layer| layer.0);
-        let metadata = HashMap::from([
-            ("format".to_owned(), "pt".to_owned()),
-            ("draft".to_owned(), "eagle3".to_owned()),
-            ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
-            ("target_layers".to_owned(), format!("{layers:?}")),
-            ("fc_norm".to_owned(), self.config.fc_norm.to_string()),
-            ("norm_output".to_owned(), self.config.norm_output.to_string()),
-        ]);
-        safetensors::save(&folder.join(DRAFT_FILE), &tensors, metadata)?;
-        pth::save(&folder.join(PTH_FILE), &tensors)?;
-        let mut value = self.config.to_json();
-        value["target_fingerprint"] = target_fingerprint.into();
-        let text = format!("{value:#}\n");
-        safetensors::write_atomically(&folder.join("config.json"), text.as_bytes())
+        save_tensors(folder, &self.config, &self.stored_tensors()?, target_fingerprint)
+    }
+
+    /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
+    /// file's own.
+    ///
+    /// # Errors
+    /// - as [`Self::from_source`], or the file has no head
+    pub fn load(path: &Path, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
+        let source = open_weights(path)?;
+        let names = published_names(source.as_ref())?;
+        let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
+        let rows = head.and_then(|shape| shape.first().copied()).ok_or_else(|| {
+            ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing")
+        })?;
+        let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
+        Self::from_source(source.as_ref(), &config, embedding)
     }
 
     /// The same draft over another vocabulary: head rows of tokens that both keep move along, the
@@ -234,6 +241,33 @@ impl Eagle3Draft {
             }
         })
     }
+}
+
+/// Writes a draft's tensors as safetensors and `.pth`, with its `config.json`.
+///
+/// # Errors
+/// - the folder cannot be written
+pub fn save_tensors(
+    folder: &Path,
+    config: &Eagle3Config,
+    tensors: &[(String, Tensor)],
+    target_fingerprint: &str,
+) -> Result<()> {
+    let layers = config.target_layers.map(|layer| layer.0);
+    let metadata = HashMap::from([
+        ("format".to_owned(), "pt".to_owned()),
+        ("draft".to_owned(), "eagle3".to_owned()),
+        ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
+        ("target_layers".to_owned(), format!("{layers:?}")),
+        ("fc_norm".to_owned(), config.fc_norm.to_string()),
+        ("norm_output".to_owned(), config.norm_output.to_string()),
+    ]);
+    safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
+    pth::save(&folder.join(PTH_FILE), tensors)?;
+    let mut value = config.to_json();
+    value["target_fingerprint"] = target_fingerprint.into();
+    let text = format!("{value:#}\n");
+    safetensors::write_atomically(&folder.join("config.json"), text.as_bytes())
 }
 
 fn fresh(spec: &TensorSpec, deviation: f64, seed: u64, device: &Device) -> Result<Tensor> {

@@ -52,6 +52,10 @@ impl Draft for GlideDraft {
     fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
+
+    fn config_json(&self) -> serde_json::Value {
+        serde_json::to_value(&self.config).unwrap_or_default()
+    }
 }
 
 impl GlideDraft {

@@ -111,6 +111,10 @@ impl GlideDraft {
     ) -> Result<Self> {
         check(config, target)?;
         let last: HashMap<&str, Tensor> = target.last_layer()?.into_iter().collect();
+        if init == Init::LastLayer && last.is_empty() {
+            let problem = "`init: last_layer` needs the target's last layer, which was not loaded";
+            return Err(ModelError::invalid(Path::new("draft configuration"), problem));
+        }
         let device = target.device();
         Self::build(config, Some(target.final_norm().clone()), |entry| {
             let TensorSpec { name, shape } = &entry.spec;

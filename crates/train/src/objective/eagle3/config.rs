@@ -1,10 +1,11 @@
 //! Switches of the objective.
 
 use longdraft_models::error::Problems;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which published behaviour to reproduce number for number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Eagle3Compat {
     /// SpecForge: the mask is not shifted, its last bit of a document is 0, and cross-entropy is
@@ -13,7 +14,7 @@ pub enum Eagle3Compat {
 }
 
 /// What is minimised at a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Eagle3Loss {
     /// Cross-entropy with the teacher's law over the draft's vocabulary.
@@ -26,7 +27,7 @@ pub enum Eagle3Loss {
 }
 
 /// Which rows a step learns, by the loss mask `m`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskRule {
     /// Row `t` at step `i` iff `m_{t+1} = … = m_{t+i+2} = 1` in one document: the chain starts at a
@@ -38,7 +39,7 @@ pub enum MaskRule {
 }
 
 /// What becomes of rows whose most likely token the draft cannot propose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OovRows {
     /// They are measured, not learned.
@@ -49,7 +50,7 @@ pub enum OovRows {
 }
 
 /// Switches of the objective; defaults are the default mode's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Eagle3ObjectiveConfig {
     /// Reproduces a published trainer; none is the default mode.

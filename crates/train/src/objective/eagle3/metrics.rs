@@ -1,7 +1,7 @@
 //! Counters of a draft's agreement with its target at every step; numerators and denominators are
 //! summed over batches and ranks before they are divided.
 
-use crate::metrics::{DelayCounts, DraftMetrics, Rate};
+use crate::metrics::{DelayCounts, DraftMetrics, LossPart, Rate};
 
 /// Rows of one test-time step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -93,19 +93,26 @@ impl Eagle3Metrics {
         length
     }
 
-    /// The same as counters per delay: delay `d` is step `d − 1`. The loss stands as the soft one,
-    /// over `rows` rows.
-    pub(super) fn by_delay(&self, weights: &[f64], rows: usize) -> DraftMetrics {
+    /// The same as counters per delay: delay `d` is step `d − 1`. Its rows are those that the first
+    /// step learns.
+    pub(super) fn by_delay(&self, weights: &[f64]) -> DraftMetrics {
         let counts = |step: &StepCounts| DelayCounts {
             rows: step.supervised,
             top1_count: step.top1_count,
-            acceptance_sum: step.acceptance() * step.supervised as f64,
+            acceptance_sum: step.acceptance_sum,
+            acceptance_rows: step.acceptance_rows,
+        };
+        let part = |(step, weight): (&StepCounts, &f64)| LossPart {
+            weight: *weight,
+            sum: step.loss_sum,
+            denominator: step.loss_denominator,
         };
         DraftMetrics {
             by_delay: self.steps.iter().map(counts).collect(),
+            parts: self.steps.iter().zip(weights).map(part).collect(),
             hard_sum: 0.0,
-            soft_sum: self.loss(weights) * rows as f64,
-            rows,
+            soft_sum: 0.0,
+            rows: self.steps.first().map_or(0, |step| step.learned),
         }
     }
 }

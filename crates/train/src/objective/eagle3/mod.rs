@@ -23,11 +23,12 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
 
-use super::Objective;
+use super::{Normalisation, Objective, Prepared};
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
-use crate::loss::Loss;
-use rows::supervised_rows;
+use crate::loss::{Loss, Share};
+use crate::metrics::DraftMetrics;
+use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
 pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
@@ -115,9 +116,14 @@ impl Eagle3Objective {
     /// an optimizer step and give the sums to [`Self::evaluate`]; compat divides every batch by its
     /// own numbers times the number of batches.
     pub fn denominators(&self, plan: &RowPlan) -> Vec<f64> {
+        self.counts_to_divide_by(plan).iter().map(|count| count.max(1.0)).collect()
+    }
+
+    /// The same, 0 where a step learns nothing, so that sums over batches are exact.
+    fn counts_to_divide_by(&self, plan: &RowPlan) -> Vec<f64> {
         let padded = self.config.compat.is_some() && self.config.loss == Eagle3Loss::Ce;
         let of_step = |learned| if padded { plan.padded_tokens() } else { learned };
-        plan.counts().iter().map(|(_, learned)| of_step(*learned).max(1) as f64).collect()
+        plan.counts().iter().map(|(_, learned)| of_step(*learned) as f64).collect()
     }
 }
 
@@ -149,7 +155,55 @@ impl Objective for Eagle3Objective {
         let outcome = self.evaluate(batch, features, &plan, &self.denominators(&plan), train)?;
         let rows = batch.learned.len().max(1);
         let numerator = outcome.loss.map(|loss| loss * rows as f64).transpose()?;
-        let metrics = outcome.metrics.by_delay(&self.config.weights(), rows);
+        let metrics = outcome.metrics.by_delay(&self.config.weights());
         Ok(Loss { numerator, denominator: rows, metrics })
+    }
+
+    fn normalisation(&self) -> Normalisation {
+        match self.config.compat {
+            Some(_) => Normalisation::MeanOfBatches,
+            None => Normalisation::WholeStep,
+        }
+    }
+
+    /// Which rows are learned depends on the teacher, unless rows that the draft cannot propose
+    /// are kept.
+    fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
+        let kept = self.config.compat.is_none() && self.config.oov_rows == OovRows::Keep;
+        let count = |rows: &Vec<u32>| rows.len() as f64;
+        kept.then(|| supervised_rows(&self.config, batch).iter().map(count).collect())
+    }
+
+    fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared> {
+        let plan = self.plan(batch, features)?;
+        Ok(Prepared { denominators: self.counts_to_divide_by(&plan), rows: Some(plan) })
+    }
+
+    fn share(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        prepared: &Prepared,
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<Share> {
+        let plan = prepared.rows.as_ref().ok_or_else(|| untapped("the rows of every step"))?;
+        let denominators: Vec<f64> = denominators.iter().map(|count| count.max(1.0)).collect();
+        let outcome = self.evaluate(batch, features, plan, &denominators, train)?;
+        let metrics = outcome.metrics.by_delay(&self.config.weights());
+        Ok(Share { loss: outcome.loss, metrics })
+    }
+
+    fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
+        let prepared = self.prepare(batch, features)?;
+        Ok(self.share(batch, features, &prepared, &prepared.denominators, false)?.metrics)
+    }
+
+    fn draft_len(&self) -> usize {
+        self.config.ttt_steps
+    }
+
+    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+        rows_read(batch.ids.len(), &supervised_rows(&self.config, batch))
     }
 }

@@ -128,6 +128,18 @@ pub(super) fn supervised_rows(config: &Eagle3ObjectiveConfig, batch: &Batch) -> 
     (0..config.ttt_steps).map(rows).collect()
 }
 
+/// Teacher rows that `supervised` rows of every step read, ascending: row `t` of step `i` reads
+/// `t + 1 + i`.
+pub(super) fn rows_read(tokens: usize, supervised: &[Vec<u32>]) -> Vec<u32> {
+    let mut read = vec![false; tokens];
+    for (i, rows) in supervised.iter().enumerate() {
+        for &t in rows {
+            read[t as usize + 1 + i] = true;
+        }
+    }
+    (0..tokens as u32).filter(|&t| read[t as usize]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -200,7 +200,7 @@ impl Eagle3Objective {
         statistics: Option<&RowStatistics>,
         factors: &[Factors],
     ) -> Eagle3Metrics {
-        let own = self.denominators(plan);
+        let own = self.counts_to_divide_by(plan);
         let mut first = 0;
         let mut of_step = |(i, step): (usize, &StepRows)| {
             let mut counts = StepCounts {
@@ -224,6 +224,8 @@ impl Eagle3Objective {
             first += step.rows.len();
             if counts.learned == 0 {
                 counts.loss_sum = self.loss_of_an_empty_step();
+                // A loss that no row has is not diluted by those of other batches.
+                counts.loss_denominator = if counts.loss_sum == 0.0 { own[i] } else { 1.0 };
             }
             counts
         };

@@ -6,6 +6,7 @@ use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
 use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
 
+use super::rows::rows_read;
 use crate::error::Result;
 
 /// By token; only rows that some step reads are filled in.
@@ -28,13 +29,7 @@ impl TeacherSummary {
         supervised: &[Vec<u32>],
     ) -> Result<Self> {
         let tokens = hidden.dim(0)?;
-        let mut read = vec![false; tokens];
-        for (i, rows) in supervised.iter().enumerate() {
-            for &t in rows {
-                read[t as usize + 1 + i] = true;
-            }
-        }
-        let rows: Vec<u32> = (0..tokens as u32).filter(|&t| read[t as usize]).collect();
+        let rows = rows_read(tokens, supervised);
         let mut summary = Self {
             log_sum_exp: vec![f64::INFINITY; tokens],
             best: vec![TargetTokenId(0); tokens],

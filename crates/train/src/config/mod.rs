@@ -1,19 +1,23 @@
 //! The configuration of one training stage.
 
+mod check;
+mod draft;
+
 use std::path::PathBuf;
 
 use longdraft_data::batch::AnchorOffset;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
-use longdraft_models::draft::glide::{Compat, FinalNorm, Init};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::objective::GlideObjectiveConfig;
+use crate::features::store::{Compression, StoreDtype};
 use crate::optim::AdamWConfig;
 use crate::schedule;
 use crate::tracking::TrackingConfig;
+
+pub use draft::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig};
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,7 +32,7 @@ pub struct TrainConfig {
     pub draft: DraftConfig,
     /// What is minimised.
     #[serde(default)]
-    pub objective: GlideObjectiveConfig,
+    pub objective: ObjectiveConfig,
     /// What it learns from.
     pub data: DataConfig,
     /// AdamW.
@@ -40,6 +44,9 @@ pub struct TrainConfig {
     /// Length of the run and what it does on the way.
     #[serde(default)]
     pub train: RunConfig,
+    /// How `longdraft capture` writes features.
+    #[serde(default)]
+    pub capture: CaptureConfig,
     /// How several processes share the work.
     #[serde(default)]
     pub parallel: ParallelConfig,
@@ -55,24 +62,6 @@ pub struct ParallelConfig {
     /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
     /// target.
     pub zero: u8,
-}
-
-/// The draft layer.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DraftConfig {
-    /// `longspec` reproduces the published training; none is the default mode.
-    pub compat: Option<Compat>,
-    /// Norm between the layer and the head.
-    pub final_norm: FinalNorm,
-    /// Initial values.
-    pub init: Init,
-    /// Draft length that delays are trained for (default 5; compat 4).
-    pub gamma: Option<usize>,
-    /// Weight of delay 1, 2, ..., gamma (default: equal).
-    pub delay_weights: Option<Vec<f64>>,
-    /// Start from this draft file or folder instead of initial values.
-    pub from: Option<PathBuf>,
 }
 
 /// Training and held-out text.
@@ -130,14 +119,65 @@ impl Default for ScheduleConfig {
 }
 
 /// Where features come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum FeatureMode {
     /// The target runs for every batch.
     #[default]
     Online,
     /// The target runs once a row; later epochs reuse its features and positions.
     Memory,
+    /// `longdraft capture` wrote them to this folder or URL; the target's layers are not loaded.
+    Stored(String),
+}
+
+impl FeatureMode {
+    /// Where stored features lie.
+    pub fn store(&self) -> Option<&str> {
+        match self {
+            Self::Stored(location) => Some(location),
+            Self::Online | Self::Memory => None,
+        }
+    }
+}
+
+impl From<String> for FeatureMode {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "online" => Self::Online,
+            "memory" => Self::Memory,
+            _ => Self::Stored(text),
+        }
+    }
+}
+
+impl From<FeatureMode> for String {
+    fn from(mode: FeatureMode) -> Self {
+        match mode {
+            FeatureMode::Online => "online".to_owned(),
+            FeatureMode::Memory => "memory".to_owned(),
+            FeatureMode::Stored(location) => location,
+        }
+    }
+}
+
+/// How `longdraft capture` writes features.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CaptureConfig {
+    /// How numbers are held; `f32` trains like the target online, bit for bit.
+    pub dtype: StoreDtype,
+    /// Compression of shards.
+    pub compression: Compression,
+    /// MiB that make a shard, the unit of work and of repair.
+    pub shard_mib: u64,
+}
+
+impl Default for CaptureConfig {
+    fn default() -> Self {
+        let (dtype, compression) = (StoreDtype::default(), Compression::default());
+        Self { dtype, compression, shard_mib: 64 }
+    }
 }
 
 /// Budget, seeds and saving.
@@ -158,7 +198,9 @@ pub struct RunConfig {
     pub tokens_per_step: Option<usize>,
     /// Run key: every random draw follows from it.
     pub seed: u64,
-    /// Where features come from.
+    /// Where features come from: `online` (the target runs for every batch), `memory` (once a row),
+    /// or the folder or URL (`s3://`, `gs://`, `az://`) of a store that `longdraft capture` writes.
+    #[schemars(with = "String")]
     pub features: FeatureMode,
     /// Save a checkpoint after every so many steps (and always at the end).
     pub save_every: u64,
@@ -214,97 +256,5 @@ impl RunConfig {
     pub fn rows_of_a_step(&self, row_tokens: usize) -> usize {
         let of_tokens = |tokens: usize| tokens.div_ceil(row_tokens.max(1)).max(1);
         self.tokens_per_step.map_or(self.rows_per_step, of_tokens)
-    }
-}
-
-impl TrainConfig {
-    /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, problem: &str| {
-            if !holds {
-                problems.push(problem.to_owned());
-            }
-        };
-        let weight = self.objective.soft_weight;
-        require((0.0..=1.0).contains(&weight), "`objective.soft_weight` must be between 0 and 1");
-        require(self.objective.top_k > 0, "`objective.top_k` must be at least 1");
-        require(!self.data.train.is_empty(), "`data.train` must name at least one source");
-        require(self.data.row_tokens >= 2, "`data.row_tokens` must be at least 2");
-        require(
-            (0.0..=1.0).contains(&self.data.max_bad_rows),
-            "`data.max_bad_rows` must be between 0 and 1",
-        );
-        require(self.train.rows_per_step > 0, "`train.rows_per_step` must be at least 1");
-        require(self.train.log_every > 0, "`train.log_every` must be at least 1");
-        require(self.train.save_every > 0, "`train.save_every` must be at least 1");
-        let run = &self.train;
-        require(run.steps != Some(0), "`train.steps` must be above 0");
-        require(run.tokens != Some(0), "`train.tokens` must be above 0");
-        require(run.epochs > 0.0 && run.epochs.is_finite(), "`train.epochs` must be above 0");
-        require(
-            run.steps.is_none() || run.tokens.is_none(),
-            "`train.tokens` and `train.steps` are two budgets: give one of them",
-        );
-        require(run.tokens_per_step != Some(0), "`train.tokens_per_step` must be above 0");
-        require(
-            run.max_minutes.is_none_or(|minutes| minutes > 0.0),
-            "`train.max_minutes` must be above 0",
-        );
-        require(run.patience != Some(0), "`train.patience` must be above 0");
-        require(
-            run.patience.is_none() || run.evaluate_every > 0,
-            "`train.patience` counts evaluations: set `train.evaluate_every`",
-        );
-        let rate = self.schedule.learning_rate;
-        require(rate > 0.0 && rate.is_finite(), "`schedule.learning_rate` must be positive");
-        require(
-            (0.0..=1.0).contains(&self.schedule.warmup_ratio),
-            "`schedule.warmup_ratio` must be between 0 and 1",
-        );
-        let (beta1, beta2) = self.optimizer.betas;
-        let unit = 0.0..1.0;
-        require(
-            unit.contains(&beta1) && unit.contains(&beta2),
-            "`optimizer.betas` must lie in [0, 1)",
-        );
-        require(matches!(self.parallel.zero, 0 | 1 | 3), "`parallel.zero` is 0, 1 or 3");
-        require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
-        if let Some(weights) = &self.draft.delay_weights {
-            require(
-                weights.iter().all(|w| *w >= 0.0 && w.is_finite())
-                    && weights.iter().sum::<f64>() > 0.0,
-                "`draft.delay_weights` must be non-negative with a positive sum",
-            );
-            require(
-                self.draft.gamma.is_none_or(|gamma| gamma == weights.len()),
-                "`draft.delay_weights` needs one weight for each delay 1..gamma",
-            );
-        }
-        require(self.draft.gamma != Some(0), "`draft.gamma` must be at least 1");
-        if self.draft.compat.is_some() {
-            require(
-                self.draft.final_norm == FinalNorm::None,
-                "`draft.compat: longspec` has no final norm: set `draft.final_norm: none`",
-            );
-            require(
-                self.objective.soft_weight == 0.0,
-                "`draft.compat: longspec` learns hard labels: set `objective.soft_weight: 0`",
-            );
-            require(
-                self.train.features == FeatureMode::Online,
-                "`draft.compat: longspec` draws new positions every step: set `train.features: online`",
-            );
-        }
-        require(
-            self.train.features == FeatureMode::Online
-                || self.objective.soft_weight == 0.0
-                || self.objective.soft_targets == crate::objective::SoftTargetKind::TopK,
-            "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
-        );
-        let sources = self.data.train.iter().chain(&self.data.held_out);
-        problems.extend(sources.flat_map(SourceConfig::problems));
-        problems.extend(self.tracking.problems());
-        problems
     }
 }

@@ -1,20 +1,20 @@
-//! Features of packed rows, captured once and read in every epoch.
+//! Features of packed rows in memory, captured once and read in every epoch.
 
 use std::collections::HashMap;
 
 use longdraft_data::Batch;
 use longdraft_models::target::Target;
 
-use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, run_target};
+use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, key, run_target};
 use crate::error::{Result, TrainError};
 
 /// Features in memory, keyed by packed row. Training reuses the positions of the capture.
 #[derive(Default)]
-pub struct FeatureStore {
-    rows: HashMap<usize, (u64, BatchFeatures)>,
+pub struct MemoryFeatures {
+    rows: HashMap<usize, (String, BatchFeatures)>,
 }
 
-impl FeatureStore {
+impl MemoryFeatures {
     /// Runs the target on a batch and keeps the result.
     ///
     /// # Errors
@@ -56,26 +56,13 @@ impl FeatureStore {
         match self.rows.get(&batch.row) {
             Some((captured, features)) if *captured == key(batch) => Ok(features.clone()),
             Some(_) => Err(TrainError::checkpoint(
-                "feature store",
+                "features in memory",
                 format!("row {} was captured with other tokens or positions", batch.row),
             )),
             None => Err(TrainError::checkpoint(
-                "feature store",
+                "features in memory",
                 format!("row {} was not captured", batch.row),
             )),
         }
     }
-}
-
-/// Hash of what the target saw.
-fn key(batch: &Batch) -> u64 {
-    let mut hasher = blake3::Hasher::new();
-    for values in [&batch.ids, &batch.position_ids, &batch.learned] {
-        values.iter().for_each(|value| {
-            hasher.update(&value.to_le_bytes());
-        });
-    }
-    let mut first = [0; 8];
-    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    u64::from_le_bytes(first)
 }

@@ -1,0 +1,96 @@
+//! `longdraft capture`: the target's features into a store, for training without the target.
+
+use std::sync::Arc;
+
+use longdraft_models::target::{Target, TargetOptions};
+use longdraft_train::features::store::Estimate;
+use longdraft_train::stage::{Capture, CaptureOptions, Ending};
+use serde_json::json;
+
+use crate::cli::CaptureArguments;
+use crate::configuration::read_stage;
+use crate::failure::{Failure, Result};
+use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+
+/// Captures what is not complete; a second call, or one of another process, goes on.
+pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
+    let config = read_stage(&arguments.config, &arguments.overrides)?;
+    let Some(place) = config.train.features.store() else {
+        return Err(Failure::usage("`train.features` names no place for the features")
+            .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
+    };
+    let place = place.to_owned();
+    let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    let started = std::time::Instant::now();
+    let mut progress = TrainingProgress::new(stop_on_interrupt());
+    let options = CaptureOptions { verify: arguments.verify };
+    let capture = Capture::prepare(&config, target, &tokenizer, options, &mut progress)?;
+    let estimate = capture.estimate();
+    eprintln!("{}", describe(&estimate, capture.shards(), &place));
+    let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };
+    let seconds = started.elapsed().as_secs_f64();
+    if json {
+        println!(
+            "{}",
+            json!({
+                "output": place, "finished": ending == Ending::Finished,
+                "tokens": estimate.tokens, "bytes": estimate.bytes, "shards": capture.shards(),
+                "bytes_per_token": estimate.bytes_per_token(), "seconds": seconds,
+            })
+        );
+    } else if arguments.dry_run {
+        println!("no features were written");
+    } else if ending == Ending::Finished {
+        println!(
+            "done in {}: {place}; train from it with `longdraft train {}` and the same arguments",
+            clock(seconds),
+            arguments.config.display()
+        );
+    } else {
+        println!("stopped: the same command goes on from there");
+    }
+    Ok(())
+}
+
+/// What is going to be written, before it is.
+fn describe(estimate: &Estimate, shards: usize, place: &str) -> String {
+    let free = match estimate.free {
+        Some(free) => format!("{} free", bytes(free)),
+        None => "free space unknown".to_owned(),
+    };
+    format!(
+        "features of {} tokens: {:.0} bytes a token, {} in {shards} shards ({} still to write); \
+         {free} at {place}",
+        estimate.tokens,
+        estimate.bytes_per_token(),
+        bytes(estimate.bytes),
+        bytes(estimate.bytes_left),
+    )
+}
+
+/// Bytes in decimal units.
+fn bytes(count: u64) -> String {
+    let (mut value, mut unit) = (count as f64, "B");
+    for larger in ["kB", "MB", "GB", "TB"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = larger;
+    }
+    let digits = usize::from(unit != "B");
+    format!("{value:.digits$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_like_those_of_disks() {
+        let shown = [0, 999, 1000, 67_000_000, 12_000_000_000_000, 5_000_000_000_000_000];
+        let shown = shown.map(bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "67.0 MB", "12.0 TB", "5000.0 TB"]);
+    }
+}

@@ -1,0 +1,188 @@
+//! Claims: several processes capture into one store, a shard by one of them at a time.
+//!
+//! A claim is an object `claims/SHARD.N` that is created atomically. Its owner renews it; a claim
+//! whose owner is dead (a process of this machine), or that was not renewed for the length of a
+//! lease, is stale, and who creates `claims/SHARD.N+1` first takes over. Nothing is ever deleted
+//! under another process, so exactly one takes over. Should a process that was only slow come back,
+//! it finds the higher number and lets go.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::location::Location;
+use crate::error::Result;
+
+/// A claim that was not renewed for so long is stale.
+pub(super) const LEASE: Duration = Duration::from_mins(10);
+
+/// More takeovers of one shard than this mean that something else is wrong.
+const MOST_TAKEOVERS: usize = 10_000;
+
+/// Who works on a shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Owner {
+    host: String,
+    pid: u32,
+    /// When the process started, as the system counts it; tells reused process ids apart.
+    started: Option<u64>,
+    /// Seconds since 1970.
+    renewed: u64,
+}
+
+impl Owner {
+    fn this_process() -> Self {
+        let pid = std::process::id();
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
+        Self { host, pid, started: started(pid), renewed: now() }
+    }
+
+    fn is_stale(&self, this: &Self) -> bool {
+        let dead = self.host == this.host && !is_alive(self);
+        dead || now().saturating_sub(self.renewed) > LEASE.as_secs()
+    }
+}
+
+/// A shard that this process works on.
+#[derive(Debug)]
+pub(super) struct Claim {
+    shard: String,
+    number: usize,
+    owner: Owner,
+}
+
+impl Claim {
+    /// Takes a shard; `None` if another living process works on it.
+    pub(super) fn take(location: &Location, shard: &str) -> Result<Option<Self>> {
+        let owner = Owner::this_process();
+        for number in 0..MOST_TAKEOVERS {
+            let object = object(shard, number);
+            if location.create(&object, bytes(&owner))? {
+                return Ok(Some(Self { shard: shard.to_owned(), number, owner }));
+            }
+            // What cannot be read was torn by a crash of the machine.
+            let holder: Option<Owner> = match location.get(&object)? {
+                Some(bytes) => serde_json::from_slice(&bytes).ok(),
+                // Its owner has finished since.
+                None => return Ok(None),
+            };
+            if holder.is_some_and(|holder| !holder.is_stale(&owner)) {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Says that this process is still at work, if that is due; tells whether the shard is still
+    /// this process's.
+    pub(super) fn renew(&mut self, location: &Location) -> Result<bool> {
+        if now().saturating_sub(self.owner.renewed) < LEASE.as_secs() / 5 {
+            return Ok(true);
+        }
+        if location.size(&object(&self.shard, self.number + 1))?.is_some() {
+            return Ok(false);
+        }
+        self.owner.renewed = now();
+        location.put(&object(&self.shard, self.number), bytes(&self.owner))?;
+        Ok(true)
+    }
+
+    /// Lets go, after the shard is complete or when it is given up.
+    pub(super) fn release(self, location: &Location) -> Result<()> {
+        // The highest first: a lower one that is left alone is stale.
+        (0..=self.number).rev().try_for_each(|n| location.delete(&object(&self.shard, n)))
+    }
+}
+
+fn object(shard: &str, number: usize) -> String {
+    format!("claims/{shard}.{number}")
+}
+
+fn bytes(owner: &Owner) -> Vec<u8> {
+    serde_json::to_vec(owner).unwrap_or_default()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Start of a process of this machine in clock ticks, where the system tells.
+fn started(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the start is the 20th field behind it.
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(unix)]
+fn is_alive(owner: &Owner) -> bool {
+    use nix::errno::Errno;
+    use nix::sys::signal::kill;
+    use nix::unistd::Pid;
+    // Signal none: only whether the process exists.
+    let exists = kill(Pid::from_raw(owner.pid as i32), None) != Err(Errno::ESRCH);
+    exists && (owner.started.is_none() || owner.started == started(owner.pid))
+}
+
+#[cfg(not(unix))]
+fn is_alive(_: &Owner) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn location() -> (tempfile::TempDir, Location) {
+        let folder = tempfile::tempdir().expect("folder");
+        let location = Location::open(&folder.path().display().to_string(), true).expect("open");
+        (folder, location)
+    }
+
+    fn write(location: &Location, number: usize, owner: &Owner) {
+        assert!(location.create(&object("s", number), bytes(owner)).expect("create"));
+    }
+
+    #[test]
+    fn a_shard_is_taken_once_until_it_is_let_go() -> Result<()> {
+        let (_folder, location) = location();
+        let claim = Claim::take(&location, "s")?.expect("free");
+        assert!(Claim::take(&location, "s")?.is_none());
+        assert!(Claim::take(&location, "other")?.is_some());
+        claim.release(&location)?;
+        assert!(Claim::take(&location, "s")?.is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn claims_of_dead_processes_and_ended_leases_are_taken_over() -> Result<()> {
+        let this = Owner::this_process();
+        let dead = Owner { started: Some(1), ..this.clone() };
+        let elsewhere = Owner { host: "elsewhere".into(), ..this.clone() };
+        let ended = Owner { renewed: now() - LEASE.as_secs() - 5, ..elsewhere.clone() };
+        for (owner, taken) in [(&this, false), (&dead, true), (&elsewhere, false), (&ended, true)] {
+            let (_folder, location) = location();
+            write(&location, 0, owner);
+            let claim = Claim::take(&location, "s")?;
+            assert_eq!(claim.is_some(), taken, "{owner:?}");
+            if let Some(claim) = claim {
+                assert_eq!(claim.number, 1);
+                claim.release(&location)?;
+                assert_eq!(location.size(&object("s", 0))?, None);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn who_was_overtaken_lets_go() -> Result<()> {
+        let (_folder, location) = location();
+        let mut claim = Claim::take(&location, "s")?.expect("free");
+        claim.owner.renewed -= LEASE.as_secs();
+        assert!(claim.renew(&location)?);
+        assert!(now() - claim.owner.renewed < 5);
+        claim.owner.renewed -= LEASE.as_secs();
+        write(&location, 1, &Owner::this_process());
+        assert!(!claim.renew(&location)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! Reading a store: shards are mapped into memory, and one thread reads a row ahead.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_kernels::rope::rope;
+use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_models::target::{LastKv, Tap, Target};
+use longdraft_models::weights::safetensors::SafetensorsSource;
+
+use super::location::Location;
+use super::recipe::{Compression, Contents, Part, Recipe};
+use super::record::Record;
+use super::write::{INDEX, Index, Receipt, RowEntry, hash_of};
+use crate::error::{Result, TrainError};
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
+
+/// Shards that stay open: their pages belong to the system, so they cost addresses only.
+const OPEN_SHARDS: usize = 64;
+
+/// Features that were captured earlier. Of the target only embeddings, head and rotary
+/// frequencies are used.
+#[derive(Clone)]
+pub struct StoredFeatures {
+    store: Arc<Store>,
+    target: Arc<Target>,
+    ahead: Arc<Mutex<Option<Ahead>>>,
+}
+
+/// A row that is being read.
+struct Ahead {
+    part: Part,
+    row: usize,
+    thread: JoinHandle<Result<Record>>,
+}
+
+struct Store {
+    location: Location,
+    index: Index,
+    /// The one used last stands last.
+    open: Mutex<Vec<(String, Arc<SafetensorsSource>)>>,
+}
+
+impl StoredFeatures {
+    /// Opens a complete store for a run that would capture `wanted` itself.
+    ///
+    /// # Errors
+    /// - there is no store, its capture is not finished, or it was made for another target,
+    ///   tokenizer, text or objective: everything that differs is named
+    pub fn open(spec: &str, wanted: &Recipe, target: Arc<Target>) -> Result<Self> {
+        let store = Store::open(spec)?;
+        let differences = store.index.recipe.differences_in_use(wanted);
+        if !differences.is_empty() {
+            let problem = format!(
+                "was captured for another configuration: {}; capture again into another place",
+                differences.join("; ")
+            );
+            return Err(store.location.problem("", problem));
+        }
+        Ok(Self { store: Arc::new(store), target, ahead: Arc::default() })
+    }
+
+    /// Reads only the recipe: positions are drawn as it says.
+    ///
+    /// # Errors
+    /// - there is no complete store
+    pub fn recipe(spec: &str) -> Result<Recipe> {
+        Ok(Store::open(spec)?.index.recipe)
+    }
+
+    /// Names the store's content, wherever it lies.
+    pub fn identity(&self) -> String {
+        let text = serde_json::to_vec(&self.store.index.recipe).unwrap_or_default();
+        blake3::hash(&text).to_hex()[..16].to_owned()
+    }
+
+    /// Starts to read a row on another thread, unless one is being read.
+    pub fn read_ahead(&self, part: Part, row: usize) {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if ahead.is_none() {
+            let store = Arc::clone(&self.store);
+            let thread = std::thread::spawn(move || store.record(part, row));
+            *ahead = Some(Ahead { part, row, thread });
+        }
+    }
+
+    fn record(&self, part: Part, row: usize) -> Result<Record> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match ahead.filter(|ahead| ahead.part == part && ahead.row == row) {
+            // A thread that panicked has said so; the row is read here instead.
+            Some(ahead) => ahead.thread.join().unwrap_or_else(|_| self.store.record(part, row)),
+            None => self.store.record(part, row),
+        }
+    }
+
+    /// Features of a batch, as the target would give them.
+    ///
+    /// # Errors
+    /// - the batch has other tokens or positions than the captured row, the teacher is asked for at
+    ///   rows that were not kept, or the row's shard is missing or damaged
+    pub fn features(
+        &self,
+        part: Part,
+        batch: &Batch,
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> Result<BatchFeatures> {
+        let row = batch.row;
+        let (receipt, entry) = self.store.entry(part, row)?;
+        if entry.key != key(batch) {
+            let problem = format!("row {row} was captured with other tokens or positions");
+            return Err(self.store.location.problem(&receipt.object, problem));
+        }
+        let record = self.record(part, row)?;
+        let device = self.target.device();
+        let last_kv = match &record.last_kv {
+            Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
+                let table = self.target.rope().table(&batch.position_ids, device)?;
+                let k = rope(&keys.to_device(device)?, &table)?;
+                Some(LastKv { k, v: values.to_device(device)? })
+            }
+            _ => None,
+        };
+        let hidden_taps = needs.taps.iter().any(|tap| matches!(tap, Tap::Hidden(_)));
+        let aux_hidden = record.aux_hidden.as_ref().filter(|_| hidden_taps);
+        let aux_hidden = aux_hidden.map(|aux| aux.to_device(device)).transpose()?;
+        let teacher =
+            self.teacher(&record, batch, needs.teacher, teacher_rows).map_err(|at| match at {
+                Missing::Row(token) => self.store.location.problem(
+                    &receipt.object,
+                    format!(
+                        "row {row}: the teacher of token {token} was not kept: the store was \
+                         captured for an objective that learns other rows"
+                    ),
+                ),
+                Missing::Other(error) => error,
+            })?;
+        Ok(BatchFeatures { last_kv, aux_hidden, teacher })
+    }
+
+    fn teacher(
+        &self,
+        record: &Record,
+        batch: &Batch,
+        kind: TeacherKind,
+        rows: &[u32],
+    ) -> std::result::Result<TeacherFeatures, Missing> {
+        let every = kind == TeacherKind::EveryToken;
+        if kind == TeacherKind::None || (rows.is_empty() && !every) {
+            return Ok(TeacherFeatures::None);
+        }
+        let place = |token: &u32| record.teacher_rows.binary_search(token).ok();
+        let places: Vec<u32> = rows
+            .iter()
+            .map(|token| place(token).map(|at| at as u32).ok_or(Missing::Row(*token)))
+            .collect::<std::result::Result<_, _>>()?;
+        let device = self.target.device();
+        let hidden = || -> Result<Tensor> {
+            let hidden = record.final_hidden.as_ref();
+            let hidden = hidden.ok_or_else(|| untapped("the teacher's final states"))?;
+            let hidden = hidden.to_device(device)?;
+            if places.len() == record.teacher_rows.len() {
+                return Ok(hidden);
+            }
+            let chosen = Tensor::from_slice(&places, places.len(), device)?;
+            Ok(hidden.index_select(&chosen, 0)?)
+        };
+        Ok(match kind {
+            TeacherKind::None => TeacherFeatures::None,
+            TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
+            TeacherKind::EveryToken => {
+                let width = self.target.config().hidden_size;
+                let all = Tensor::zeros((batch.ids.len(), width), DType::F32, device)?;
+                if rows.is_empty() {
+                    return Ok(TeacherFeatures::EveryToken { hidden: all });
+                }
+                // Rows that nobody reads stay 0.
+                let at = Tensor::from_slice(rows, rows.len(), device)?;
+                TeacherFeatures::EveryToken { hidden: all.index_add(&at, &hidden()?, 0)? }
+            }
+            TeacherKind::TopK(k) => {
+                let k = k.min(self.target.config().vocab_size);
+                let entries = match &record.top_k {
+                    Some(stored) => select(stored, record.teacher_rows.len(), &places),
+                    None => linear_top_k(&hidden()?, self.target.head(), k)?,
+                };
+                TeacherFeatures::TopK { entries, k, hidden: None }
+            }
+        })
+    }
+}
+
+/// Why there is no teacher.
+enum Missing {
+    /// At this token.
+    Row(u32),
+    Other(TrainError),
+}
+
+impl From<TrainError> for Missing {
+    fn from(error: TrainError) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<candle_core::Error> for Missing {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// A file name without any way out of the store.
+fn is_plain(object: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !object.starts_with('.') && object.chars().all(plain)
+}
+
+/// Entries of some of the rows.
+fn select(stored: &TopK, rows: usize, places: &[u32]) -> TopK {
+    let k = stored.ids.len() / rows.max(1);
+    let of = |place: &u32| *place as usize * k..(*place as usize + 1) * k;
+    TopK {
+        ids: places.iter().flat_map(|place| stored.ids[of(place)].iter().copied()).collect(),
+        log_probs: places
+            .iter()
+            .flat_map(|place| stored.log_probs[of(place)].iter().copied())
+            .collect(),
+    }
+}
+
+impl Store {
+    fn open(spec: &str) -> Result<Self> {
+        let location = Location::open(spec, false)?;
+        let bytes = location.get(INDEX)?.ok_or_else(|| {
+            location.problem(
+                "",
+                "capturing these features was not finished: run `longdraft capture` again",
+            )
+        })?;
+        let index: Index =
+            serde_json::from_slice(&bytes).map_err(|error| location.problem(INDEX, error))?;
+        if index.recipe.format != Recipe::FORMAT {
+            let problem = format!("format `{}` is not `{}`", index.recipe.format, Recipe::FORMAT);
+            return Err(location.problem(INDEX, problem));
+        }
+        let receipts = index.train.iter().chain(&index.held_out);
+        if let Some(other) = receipts.map(|shard| &shard.object).find(|object| !is_plain(object)) {
+            return Err(location.problem(INDEX, format!("`{other}` is not a file of this store")));
+        }
+        Ok(Self { location, index, open: Mutex::default() })
+    }
+
+    /// The shard of a row, and the row in it.
+    fn entry(&self, part: Part, row: usize) -> Result<(&Receipt, &RowEntry)> {
+        let shards = self.index.part(part);
+        let first = |shard: &Receipt| shard.rows.first().is_some_and(|entry| entry.row <= row);
+        let shard = shards.partition_point(first).checked_sub(1).map(|at| &shards[at]);
+        let entry = shard
+            .and_then(|shard| Some((shard, shard.rows.iter().find(|entry| entry.row == row)?)));
+        entry.ok_or_else(|| {
+            let problem = format!("{} row {row} was not captured", part.name());
+            self.location.problem("", problem)
+        })
+    }
+
+    fn record(&self, part: Part, row: usize) -> Result<Record> {
+        let (receipt, entry) = self.entry(part, row)?;
+        let contents: &Contents = &self.index.recipe.part(part).contents;
+        let problem = |problem: &dyn std::fmt::Display| {
+            self.location.problem(&receipt.object, format!("row {row}: {problem}"))
+        };
+        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents)
+            .map_err(|error| problem(&error))?;
+        record.check(entry.tokens, contents).map_err(|text| problem(&text))?;
+        Ok(record)
+    }
+
+    /// A shard, mapped; its hash is checked when it is opened.
+    fn shard(&self, receipt: &Receipt) -> Result<Arc<SafetensorsSource>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = open.iter().position(|(object, _)| *object == receipt.object) {
+            let found = open.remove(at);
+            let source = Arc::clone(&found.1);
+            open.push(found);
+            return Ok(source);
+        }
+        if open.len() >= OPEN_SHARDS {
+            open.remove(0);
+        }
+        let source = Arc::new(self.map(receipt)?);
+        open.push((receipt.object.clone(), Arc::clone(&source)));
+        Ok(source)
+    }
+
+    fn map(&self, receipt: &Receipt) -> Result<SafetensorsSource> {
+        let object = &receipt.object;
+        let remedy = "run `longdraft capture` again: it captures this shard alone";
+        let damaged = || self.location.problem(object, format!("is damaged: {remedy}"));
+        let missing = || self.location.problem(object, format!("is missing: {remedy}"));
+        let plain = self.index.recipe.compression == Compression::None;
+        if let Some(folder) = self.location.folder().filter(|_| plain) {
+            if self.location.size(object)?.ok_or_else(missing)? != receipt.bytes
+                || hash_of(&self.location, object)? != receipt.blake3
+            {
+                return Err(damaged());
+            }
+            return Ok(SafetensorsSource::open_file(&folder.join(object))?);
+        }
+        let mut bytes = self.location.get(object)?.ok_or_else(missing)?;
+        if blake3::hash(&bytes).to_hex().as_str() != receipt.blake3 {
+            return Err(damaged());
+        }
+        if !plain {
+            bytes = zstd::decode_all(bytes.as_slice())
+                .map_err(|error| self.location.problem(object, error))?;
+        }
+        // A file without a name, so that nothing is left behind however the process ends.
+        let fail = |error: std::io::Error| self.location.problem(object, error);
+        let mut file = tempfile::NamedTempFile::new().map_err(fail)?;
+        file.write_all(&bytes).map_err(fail)?;
+        file.flush().map_err(fail)?;
+        let source = SafetensorsSource::open_file(file.path())?;
+        drop(file);
+        Ok(source)
+    }
+}

@@ -1,0 +1,347 @@
+//! One packed row in a shard: tensors under `ROW.name`.
+//!
+//! | name | shape | |
+//! |---|---|---|
+//! | `input_ids`, `position_ids` | `[T]` u32 | |
+//! | `loss_mask` | `[⌈T/8⌉]` u8 | bit t of byte ⌊t/8⌋ is token t's, lowest first |
+//! | `document_lengths` | `[documents]` u32 | |
+//! | `keys`, `values` | `[T, K, D]` | last layer, keys before rotary embedding |
+//! | `aux_hidden_states` | `[T, L·H]` | tapped layers side by side |
+//! | `teacher_rows` | `[R]` u32 | tokens at which the teacher is kept |
+//! | `final_hidden` | `[R, H]` | after the final norm |
+//! | `topk_ids`, `topk_log_probs` | `[R, k]` u32, f16 (f32 in f32 stores) | in place of `final_hidden` |
+//!
+//! Nothing is padded.
+
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
+use longdraft_data::Batch;
+use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::recipe::{Contents, StoreDtype, StoredTeacher};
+use crate::error::TrainError;
+use crate::features::sequence_of;
+
+/// As everywhere in this crate, but for the check of shapes.
+type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// Keys (before rotary embedding) and values, `[T, K, D]` each.
+pub(super) type UnrotatedKv = (Tensor, Tensor);
+
+/// Features of one packed row.
+#[derive(Debug, Clone)]
+pub struct Record {
+    pub(super) last_kv: Option<UnrotatedKv>,
+    pub(super) aux_hidden: Option<Tensor>,
+    pub(super) teacher_rows: Vec<u32>,
+    pub(super) final_hidden: Option<Tensor>,
+    pub(super) top_k: Option<TopK>,
+}
+
+/// A named tensor as bytes.
+type Raw = (String, Dtype, Vec<usize>, Vec<u8>);
+
+impl Record {
+    /// Runs the target on a batch and keeps what `contents` name, the teacher at `teacher_rows`.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn capture(
+        target: &Target,
+        batch: &Batch,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<Self> {
+        let hidden = |id: &usize| Tap::Hidden(longdraft_models::LayerId(*id));
+        let mut taps: Vec<Tap> = contents.layers.iter().map(hidden).collect();
+        if contents.last_kv {
+            taps.push(Tap::LastKv);
+        }
+        let reads_teacher = contents.teacher != StoredTeacher::None && !teacher_rows.is_empty();
+        if reads_teacher {
+            taps.push(Tap::FinalHidden);
+        }
+        let features = target.forward(&sequence_of(batch), &Taps::of(&taps))?;
+        let last_kv = if contents.last_kv {
+            let values = features.last_kv()?.v.clone();
+            Some((features.last_keys_unrotated()?.clone(), values))
+        } else {
+            None
+        };
+        let layers = contents.layers.iter();
+        let layers: Vec<&Tensor> =
+            layers.filter_map(|id| features.hidden.get(&longdraft_models::LayerId(*id))).collect();
+        let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
+        let mut record = Self {
+            last_kv,
+            aux_hidden,
+            teacher_rows: teacher_rows.to_vec(),
+            final_hidden: None,
+            top_k: None,
+        };
+        if reads_teacher {
+            let hidden = features.final_hidden()?;
+            let rows = Tensor::from_slice(teacher_rows, teacher_rows.len(), hidden.device())?;
+            let hidden = hidden.index_select(&rows, 0)?;
+            match contents.teacher {
+                StoredTeacher::TopK(k) => {
+                    let k = k.min(target.config().vocab_size);
+                    record.top_k = Some(linear_top_k(&hidden, target.head(), k)?);
+                }
+                _ => record.final_hidden = Some(hidden),
+            }
+        }
+        Ok(record)
+    }
+
+    /// The record's tensors as bytes.
+    fn raw(&self, batch: &Batch, dtype: StoreDtype) -> Result<Vec<Raw>> {
+        let row = batch.row;
+        let name = |name: &str| format!("{row}.{name}");
+        let ids = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let documents = batch.document_ids.chunk_by(|a, b| a == b);
+        let lengths: Vec<u32> = documents.map(|run| run.len() as u32).collect();
+        let mut all: Vec<Raw> = Vec::new();
+        for (key, values) in [
+            ("input_ids", &batch.ids),
+            ("position_ids", &batch.position_ids),
+            ("document_lengths", &lengths),
+            ("teacher_rows", &self.teacher_rows),
+        ] {
+            all.push((name(key), Dtype::U32, vec![values.len()], ids(values)));
+        }
+        let bits = batch.loss_mask.chunks(8).map(|eight| {
+            let bits = eight.iter().enumerate();
+            bits.fold(0_u8, |byte, (bit, learned)| byte | (u8::from(*learned) << bit))
+        });
+        let bits: Vec<u8> = bits.collect();
+        all.push((name("loss_mask"), Dtype::U8, vec![bits.len()], bits));
+        let mut add = |key: &str, tensor: &Tensor| -> Result<()> {
+            let (kind, bytes) = bytes_of(tensor, dtype)?;
+            all.push((name(key), kind, tensor.dims().to_vec(), bytes));
+            Ok(())
+        };
+        if let Some((keys, values)) = &self.last_kv {
+            add("keys", keys)?;
+            add("values", values)?;
+        }
+        if let Some(aux) = &self.aux_hidden {
+            add("aux_hidden_states", aux)?;
+        }
+        if let Some(hidden) = &self.final_hidden {
+            add("final_hidden", hidden)?;
+        }
+        if let Some(TopK { ids: top, log_probs }) = &self.top_k {
+            let k = top.len() / self.teacher_rows.len().max(1);
+            let shape = vec![self.teacher_rows.len(), k];
+            all.push((name("topk_ids"), Dtype::U32, shape.clone(), ids(top)));
+            let (kind, bytes) = match dtype {
+                StoreDtype::F32 => {
+                    (Dtype::F32, log_probs.iter().flat_map(|v| v.to_le_bytes()).collect())
+                }
+                StoreDtype::Bf16 => {
+                    let halves = log_probs.iter().map(|v| f16::from_f32(*v));
+                    (Dtype::F16, halves.flat_map(f16::to_le_bytes).collect())
+                }
+            };
+            all.push((name("topk_log_probs"), kind, shape, bytes));
+        }
+        Ok(all)
+    }
+
+    /// Reads a row of a shard.
+    ///
+    /// # Errors
+    /// - a tensor is missing or of another kind
+    pub(super) fn read(
+        source: &SafetensorsSource,
+        row: usize,
+        contents: &Contents,
+    ) -> Result<Self> {
+        let name = |name: &str| format!("{row}.{name}");
+        let load = |key: &str| source.load(&name(key), DType::F32);
+        let ids = |key: &str| -> Result<Vec<u32>> {
+            Ok(source.load_integers(&name(key))?.iter().map(|id| *id as u32).collect())
+        };
+        let last_kv =
+            contents.last_kv.then(|| Ok::<_, TrainError>((load("keys")?, load("values")?)));
+        let aux = (!contents.layers.is_empty()).then(|| load("aux_hidden_states"));
+        let teacher_rows = ids("teacher_rows")?;
+        let mut record = Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: aux.transpose()?,
+            teacher_rows,
+            final_hidden: None,
+            top_k: None,
+        };
+        if !record.teacher_rows.is_empty() {
+            match contents.teacher {
+                StoredTeacher::None => {}
+                StoredTeacher::FinalHidden => record.final_hidden = Some(load("final_hidden")?),
+                StoredTeacher::TopK(_) => {
+                    let log_probs = load("topk_log_probs")?.flatten_all()?.to_vec1()?;
+                    record.top_k = Some(TopK { ids: ids("topk_ids")?, log_probs });
+                }
+            }
+        }
+        Ok(record)
+    }
+}
+
+impl Record {
+    /// What of the shapes does not belong to a row of `tokens` tokens. Files may come from anywhere.
+    pub(super) fn check(&self, tokens: usize, contents: &Contents) -> Result<(), String> {
+        let kv =
+            self.last_kv.iter().flat_map(|(keys, values)| [("keys", keys), ("values", values)]);
+        let aux = self.aux_hidden.iter().map(|aux| ("aux_hidden_states", aux));
+        for (name, tensor) in kv.chain(aux) {
+            let rank = if name == "aux_hidden_states" { 2 } else { 3 };
+            if tensor.rank() != rank || tensor.dims()[0] != tokens {
+                return Err(format!("`{name}` {:?} of {tokens} tokens", tensor.dims()));
+            }
+        }
+        let rows = &self.teacher_rows;
+        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || rows.last().is_some_and(|last| *last as usize >= tokens) {
+            return Err(format!("`teacher_rows` are no ascending rows of {tokens} tokens"));
+        }
+        if let Some(hidden) = &self.final_hidden
+            && (hidden.rank() != 2 || hidden.dims()[0] != rows.len())
+        {
+            return Err(format!("`final_hidden` {:?} of {} rows", hidden.dims(), rows.len()));
+        }
+        if let (Some(entries), StoredTeacher::TopK(k)) = (&self.top_k, contents.teacher) {
+            let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
+            let fits = ids == log_probs && ids.is_multiple_of(rows.len()) && ids <= rows.len() * k;
+            if !fits {
+                return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a row"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a shard of these rows.
+///
+/// # Errors
+/// - a tensor cannot be read
+pub(super) fn encode(rows: &[(Batch, Record)], dtype: StoreDtype) -> Result<Vec<u8>> {
+    let mut all: Vec<Raw> = Vec::new();
+    for (batch, record) in rows {
+        all.extend(record.raw(batch, dtype)?);
+    }
+    let fail = |error: safetensors::SafeTensorError| candle_core::Error::Msg(error.to_string());
+    let mut views = Vec::with_capacity(all.len());
+    for (name, kind, shape, bytes) in &all {
+        views.push((name, TensorView::new(*kind, shape.clone(), bytes).map_err(fail)?));
+    }
+    Ok(safetensors::serialize(views, None).map_err(fail)?)
+}
+
+fn bytes_of(tensor: &Tensor, dtype: StoreDtype) -> Result<(Dtype, Vec<u8>)> {
+    let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
+    Ok(match dtype {
+        StoreDtype::F32 => {
+            let values: Vec<f32> = flat.to_dtype(DType::F32)?.to_vec1()?;
+            (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        StoreDtype::Bf16 => {
+            let values: Vec<bf16> = flat.to_dtype(DType::BF16)?.to_vec1()?;
+            (Dtype::BF16, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn contents(teacher: StoredTeacher) -> Contents {
+        Contents { last_kv: true, layers: vec![0], teacher }
+    }
+
+    /// A row of 9 tokens, the teacher at 3 of them.
+    fn record() -> (Batch, Record) {
+        let random =
+            |shape: &[usize]| Tensor::randn(0_f32, 1.0, shape, &Device::Cpu).expect("random");
+        let batch = Batch {
+            ids: (0..9).collect(),
+            position_ids: (5..14).collect(),
+            document_ids: vec![0, 0, 0, 0, 1, 1, 1, 1, 1],
+            loss_mask: (0..9).map(|t| t % 3 == 0).collect(),
+            row: 4,
+            ..Batch::default()
+        };
+        let record = Record {
+            last_kv: Some((random(&[9, 2, 4]), random(&[9, 2, 4]))),
+            aux_hidden: Some(random(&[9, 8])),
+            teacher_rows: vec![1, 4, 8],
+            final_hidden: Some(random(&[3, 8])),
+            top_k: None,
+        };
+        (batch, record)
+    }
+
+    fn written(rows: &[(Batch, Record)], dtype: StoreDtype, contents: &Contents) -> Record {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("shard.safetensors");
+        std::fs::write(&path, encode(rows, dtype).expect("bytes")).expect("write");
+        let source = SafetensorsSource::open_file(&path).expect("open");
+        assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
+        assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
+        Record::read(&source, 4, contents).expect("read")
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().and_then(|flat| flat.to_vec1()).expect("values")
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_exactly_or_rounded() {
+        let contents = contents(StoredTeacher::FinalHidden);
+        let (batch, record) = record();
+        let rows = [(batch, record.clone())];
+        for (dtype, tolerance) in [(StoreDtype::F32, 0.0), (StoreDtype::Bf16, 1.0 / 256.0)] {
+            let read = written(&rows, dtype, &contents);
+            assert_eq!(read.check(9, &contents), Ok(()));
+            assert_eq!(read.teacher_rows, record.teacher_rows);
+            let kv = |record: &Record| record.last_kv.clone().expect("kv");
+            for (a, b) in [
+                (&kv(&record).0, &kv(&read).0),
+                (&kv(&record).1, &kv(&read).1),
+                (record.aux_hidden.as_ref().expect("aux"), read.aux_hidden.as_ref().expect("aux")),
+                (
+                    record.final_hidden.as_ref().expect("final"),
+                    read.final_hidden.as_ref().expect("final"),
+                ),
+            ] {
+                assert_eq!(a.dims(), b.dims());
+                for (a, b) in values(a).iter().zip(values(b)) {
+                    assert!((a - b).abs() <= tolerance * a.abs(), "{a} and {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_of_another_row_are_named() {
+        let (_, record) = record();
+        let full = contents(StoredTeacher::FinalHidden);
+        assert!(record.check(8, &full).expect_err("shorter").contains("`keys`"));
+        let late = Record { teacher_rows: vec![1, 4, 9], ..record.clone() };
+        assert!(late.check(9, &full).expect_err("outside").contains("teacher_rows"));
+        let twice = Record { teacher_rows: vec![1, 1, 4], ..record.clone() };
+        assert!(twice.check(9, &full).expect_err("twice").contains("teacher_rows"));
+        let fewer = Record { teacher_rows: vec![1], ..record.clone() };
+        assert!(fewer.check(9, &full).expect_err("fewer").contains("final_hidden"));
+        let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
+        let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };
+        assert!(top_k.check(9, &contents(StoredTeacher::TopK(2))).is_err());
+    }
+}

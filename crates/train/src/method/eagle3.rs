@@ -1,0 +1,201 @@
+//! EAGLE-3 from a configuration, with its draft vocabulary from the supervised tokens.
+
+use std::path::Path;
+
+use candle_core::Tensor;
+use longdraft_models::draft::eagle3::{
+    Coverage, Eagle3Config, Eagle3Draft, Ties, TokenCounts, VocabularyMap, save_tensors,
+};
+use longdraft_models::error::Problems;
+use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
+use serde_json::Value;
+
+use super::Materials;
+use crate::checkpoint::draft_file;
+use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig};
+use crate::error::{Result, TrainError};
+use crate::objective::{Eagle3Objective, Objective};
+use crate::stage::{Event, Observer};
+
+pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
+    let objective = &config.objective.eagle3;
+    let mut problems: Vec<String> = objective.problems().0;
+    for problem in &mut problems {
+        // The objective names its keys without their place.
+        *problem = problem.replacen('`', "`objective.eagle3.", 1);
+    }
+    let mut require = |holds: bool, problem: &str| {
+        if !holds {
+            problems.push(problem.to_owned());
+        }
+    };
+    let (draft, plain) = (&config.draft, DraftConfig::default());
+    for (name, holds) in [
+        ("compat", draft.compat.is_none()),
+        ("final_norm", draft.final_norm == plain.final_norm),
+        ("init", draft.init == plain.init),
+        ("gamma", draft.gamma.is_none()),
+        ("delay_weights", draft.delay_weights.is_none()),
+    ] {
+        let way_out = match name {
+            "compat" => ": set `objective.eagle3.compat`",
+            "gamma" => ": set `objective.eagle3.ttt_steps`",
+            "delay_weights" => ": set `objective.eagle3.step_weights`",
+            _ => "",
+        };
+        require(holds, &format!("`draft.{name}` is GLIDE's{way_out}"));
+    }
+    require(
+        config.objective.glide() == ObjectiveConfig::default().glide(),
+        "`objective.soft_weight`, `soft_targets`, `top_k` and `tail` are GLIDE's: EAGLE-3 learns \
+         the target's law alone",
+    );
+    let eagle3 = &draft.eagle3;
+    require(
+        eagle3.draft_vocab_size != Some(0),
+        "`draft.eagle3.draft_vocab_size` must be at least 1",
+    );
+    require(
+        eagle3.attention_window != Some(0),
+        "`draft.eagle3.attention_window` must be at least 1",
+    );
+    require(
+        !eagle3.remap || draft.from.is_some(),
+        "`draft.eagle3.remap` changes the vocabulary of a trained draft: set `draft.from`",
+    );
+    require(
+        objective.compat.is_none() || !config.data.anchor.enabled,
+        "`objective.eagle3.compat` knows no anchor offsets: set `data.anchor.enabled: false`",
+    );
+    problems
+}
+
+pub(super) fn build(
+    materials: &Materials<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Objective>> {
+    let Materials { config, target, .. } = materials;
+    let wanted = &config.draft.eagle3;
+    let sizes = sizes(wanted, target.config())?;
+    let counts = counts(materials)?;
+    let seed = config.train.seed;
+    let draft = match &config.draft.from {
+        None => {
+            let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
+            Eagle3Draft::initialise(&sizes, map, target.embedding(), seed)?
+        }
+        Some(path) => {
+            let path = draft_file(path);
+            let trained = Eagle3Draft::load(&path, &sizes, target.embedding())?;
+            let kept = trained.vocabulary().draft_size();
+            if wanted.remap {
+                trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?
+            } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
+                let problem = format!(
+                    "the draft proposes {kept} tokens, `draft.eagle3.draft_vocab_size` is {}: a \
+                     trained vocabulary stays as it is unless `draft.eagle3.remap` is set",
+                    sizes.draft_vocab_size
+                );
+                return Err(ModelError::invalid(path, problem).into());
+            } else {
+                trained
+            }
+        }
+    };
+    report(&draft, &counts, observer);
+    let objective = config.objective.eagle3.clone();
+    Ok(Box::new(Eagle3Objective::new(draft, target.head(), objective)?))
+}
+
+/// The draft's sizes: as wanted, else the target's.
+fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
+    let vocabulary = Eagle3Config::DRAFT_VOCABULARY.min(target.vocab_size);
+    let vocabulary = wanted.draft_vocab_size.unwrap_or(vocabulary);
+    let path = Path::new("`draft.eagle3`");
+    let refuse = |problems| ModelError::Invalid { path: path.to_path_buf(), problems };
+    let layers = match wanted.target_layers {
+        Some(ids) => ids.map(LayerId),
+        None => Eagle3Config::published_layers(target.num_hidden_layers).map_err(|_| {
+            let layers = target.num_hidden_layers;
+            refuse(Problems(vec![format!(
+                "a target of {layers} layers has no published choice of three: set \
+                 `draft.eagle3.target_layers`"
+            )]))
+        })?,
+    };
+    let plain = Eagle3Config::for_target_layers(target, vocabulary, layers);
+    let sizes = Eagle3Config {
+        hidden_size: wanted.hidden_size.unwrap_or(plain.hidden_size),
+        intermediate_size: wanted.intermediate_size.unwrap_or(plain.intermediate_size),
+        num_attention_heads: wanted.num_attention_heads.unwrap_or(plain.num_attention_heads),
+        num_key_value_heads: wanted.num_key_value_heads.unwrap_or(plain.num_key_value_heads),
+        head_dim: wanted.head_dim.unwrap_or(plain.head_dim),
+        fc_norm: wanted.fc_norm,
+        norm_output: wanted.norm_output,
+        embed_proj: wanted.embed_proj,
+        attention_window: wanted.attention_window,
+        ..plain
+    };
+    sizes.problems_with(target).into_result(path)?;
+    Ok(sizes)
+}
+
+fn counts(materials: &Materials<'_>) -> Result<TokenCounts> {
+    let mut counts = TokenCounts::new(materials.target.config().vocab_size);
+    for document in materials.documents {
+        counts.add(&document.ids, &document.loss_mask)?;
+    }
+    Ok(counts)
+}
+
+/// The most frequent supervised tokens. The default mode also keeps the tokens that end a text and
+/// every special token of the documents: a template brings them, whatever their count.
+fn chosen(materials: &Materials<'_>, counts: &TokenCounts, size: usize) -> Result<VocabularyMap> {
+    let target = materials.target.config();
+    if materials.config.objective.eagle3.compat.is_some() {
+        let (map, _) = VocabularyMap::most_frequent(counts, size, Ties::FirstSeen, &[])?;
+        return Ok(map);
+    }
+    let special = materials.tokenizer.special_ids();
+    let mut seen = vec![false; target.vocab_size];
+    for id in materials.documents.iter().flat_map(|document| &document.ids) {
+        if let Some(seen) = seen.get_mut(*id as usize) {
+            *seen = true;
+        }
+    }
+    let seen = |id: &u32| seen.get(*id as usize).copied().unwrap_or(false);
+    let forced = special.into_iter().filter(seen).chain(target.eos_token_ids.iter().copied());
+    let forced: Vec<TargetTokenId> =
+        forced.filter(|id| (*id as usize) < target.vocab_size).map(TargetTokenId).collect();
+    let (map, _) = VocabularyMap::most_frequent(counts, size, Ties::LowerId, &forced)?;
+    Ok(map)
+}
+
+/// Tells how much of the supervised text the draft can propose.
+fn report(draft: &Eagle3Draft, counts: &TokenCounts, observer: &mut dyn Observer) {
+    let map = draft.vocabulary();
+    let coverage = counts.coverage(map);
+    let text = format!(
+        "draft vocabulary: {} of {} tokens, {:.2} % of the supervised ones",
+        map.draft_size(),
+        map.target_size(),
+        100.0 * coverage.share()
+    );
+    if coverage.share() < Coverage::LOW {
+        let text = format!("{text}: raise `draft.eagle3.draft_vocab_size`");
+        observer.on_event(Event::Warning(&text));
+    } else {
+        observer.on_event(Event::Note(&text));
+    }
+}
+
+pub(super) fn write(
+    folder: &Path,
+    config: &Value,
+    tensors: &[(String, Tensor)],
+    target_fingerprint: &str,
+) -> Result<()> {
+    let config = Eagle3Config::from_json(config, None)
+        .map_err(|problems| TrainError::checkpoint("state.json", problems))?;
+    Ok(save_tensors(folder, &config, tensors, target_fingerprint)?)
+}

@@ -1,0 +1,101 @@
+//! GLIDE from a configuration.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, save_tensors};
+use serde_json::Value;
+
+use super::Materials;
+use crate::checkpoint::draft_file;
+use crate::config::{DraftConfig, FeatureMode, TrainConfig};
+use crate::error::{Result, TrainError};
+use crate::objective::{GlideObjective, Objective, SoftTargetKind};
+
+pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut require = |holds: bool, problem: &str| {
+        if !holds {
+            problems.push(problem.to_owned());
+        }
+    };
+    let objective = &config.objective;
+    let unit = 0.0..=1.0;
+    require(
+        unit.contains(&objective.soft_weight),
+        "`objective.soft_weight` must be between 0 and 1",
+    );
+    require(objective.top_k > 0, "`objective.top_k` must be at least 1");
+    let draft = &config.draft;
+    require(
+        draft.eagle3 == DraftConfig::default().eagle3,
+        "`draft.eagle3` is for another draft: set `draft.method: eagle3`",
+    );
+    require(
+        objective.eagle3 == crate::objective::Eagle3ObjectiveConfig::default(),
+        "`objective.eagle3` is for another draft: set `draft.method: eagle3`",
+    );
+    if let Some(weights) = &draft.delay_weights {
+        require(
+            weights.iter().all(|w| *w >= 0.0 && w.is_finite()) && weights.iter().sum::<f64>() > 0.0,
+            "`draft.delay_weights` must be non-negative with a positive sum",
+        );
+        require(
+            draft.gamma.is_none_or(|gamma| gamma == weights.len()),
+            "`draft.delay_weights` needs one weight for each delay 1..gamma",
+        );
+    }
+    require(draft.gamma != Some(0), "`draft.gamma` must be at least 1");
+    if draft.compat.is_some() {
+        require(
+            draft.final_norm == FinalNorm::None,
+            "`draft.compat: longspec` has no final norm: set `draft.final_norm: none`",
+        );
+        require(
+            objective.soft_weight == 0.0,
+            "`draft.compat: longspec` learns hard labels: set `objective.soft_weight: 0`",
+        );
+        require(
+            config.train.features == FeatureMode::Online,
+            "`draft.compat: longspec` draws new positions every step: set `train.features: online`",
+        );
+    }
+    require(
+        config.train.features != FeatureMode::Memory
+            || objective.soft_weight == 0.0
+            || objective.soft_targets == SoftTargetKind::TopK,
+        "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
+    );
+    problems
+}
+
+pub(super) fn build(materials: &Materials<'_>) -> Result<Box<dyn Objective>> {
+    let Materials { config, target, .. } = materials;
+    let glide = layer(config, target.config());
+    let draft = match &config.draft.from {
+        Some(path) => GlideDraft::load(&draft_file(path), &glide, target)?,
+        None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
+    };
+    Ok(Box::new(GlideObjective::new(Arc::clone(target), draft, config.objective.glide())))
+}
+
+fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
+    let mut glide = GlideConfig::for_target(target, config.draft.compat);
+    glide.final_norm = config.draft.final_norm;
+    let weights = config.draft.delay_weights.as_ref().map(Vec::len);
+    glide.gamma = config.draft.gamma.or(weights).unwrap_or(glide.gamma);
+    glide
+}
+
+pub(super) fn write(
+    folder: &Path,
+    config: &Value,
+    tensors: &[(String, Tensor)],
+    target_fingerprint: &str,
+) -> Result<()> {
+    let config: GlideConfig = serde_json::from_value(config.clone())
+        .map_err(|error| TrainError::checkpoint("state.json", error))?;
+    Ok(save_tensors(folder, &config, tensors, target_fingerprint)?)
+}

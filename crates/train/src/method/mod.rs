@@ -1,0 +1,99 @@
+//! Draft methods that can be trained: the one place that lists them.
+//!
+//! A method brings a draft (`longdraft_models::draft`), an [`Objective`] and a file of this folder,
+//! which checks the configuration and builds both. Stages, checkpoints, `capture` and `extract` know
+//! methods only through [`Method`] and [`Objective`].
+
+mod eagle3;
+mod glide;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_data::Document;
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::TrainConfig;
+use crate::error::Result;
+use crate::objective::Objective;
+use crate::stage::Observer;
+
+/// Which draft is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// One layer over the target's last-layer keys and values, trained at several delays.
+    #[default]
+    Glide,
+    /// One layer over three of the target's layers and its own states, trained for several steps.
+    Eagle3,
+}
+
+/// What a draft is built from.
+pub(crate) struct Materials<'a> {
+    pub(crate) config: &'a TrainConfig,
+    pub(crate) target: &'a Arc<Target>,
+    pub(crate) tokenizer: &'a TextTokenizer,
+    /// Training documents.
+    pub(crate) documents: &'a [Document],
+}
+
+impl Method {
+    /// What of a configuration does not fit the method, by dotted key.
+    pub(crate) fn problems(self, config: &TrainConfig) -> Vec<String> {
+        match self {
+            Self::Glide => glide::problems(config),
+            Self::Eagle3 => eagle3::problems(config),
+        }
+    }
+
+    /// Whether a configuration reproduces a published trainer, which takes one document a row.
+    pub(crate) fn is_compat(self, config: &TrainConfig) -> bool {
+        match self {
+            Self::Glide => config.draft.compat.is_some(),
+            Self::Eagle3 => config.objective.eagle3.compat.is_some(),
+        }
+    }
+
+    /// Whether a token with the pad's id is never learned.
+    pub(crate) fn masks_padding(self, config: &TrainConfig) -> bool {
+        self == Self::Glide && config.draft.compat.is_some()
+    }
+
+    /// A draft with its objective, fresh or from `draft.from`.
+    ///
+    /// # Errors
+    /// - the configuration does not fit the target, or the file to start from is unusable
+    pub(crate) fn build(
+        self,
+        materials: &Materials<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn Objective>> {
+        match self {
+            Self::Glide => glide::build(materials),
+            Self::Eagle3 => eagle3::build(materials, observer),
+        }
+    }
+
+    /// Writes a checkpoint's draft as a folder that engines and `draft.from` read.
+    ///
+    /// # Errors
+    /// - the folder cannot be written, or `config` is not this method's
+    pub fn write(
+        self,
+        folder: &Path,
+        config: &Value,
+        tensors: &[(String, Tensor)],
+        target_fingerprint: &str,
+    ) -> Result<()> {
+        match self {
+            Self::Glide => glide::write(folder, config, tensors, target_fingerprint),
+            Self::Eagle3 => eagle3::write(folder, config, tensors, target_fingerprint),
+        }
+    }
+}

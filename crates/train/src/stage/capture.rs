@@ -1,0 +1,299 @@
+//! A stage's features into a store, for offline training.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use longdraft_data::Batch;
+use longdraft_data::batch::{DrawEpochs, Draws};
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+
+use super::data_sets::data_sets;
+use super::evaluate::held_out_batch;
+use super::prepare::draws;
+use super::{DataSet, Ending, Event, Observer};
+use crate::config::TrainConfig;
+use crate::error::{Result, TrainError};
+use crate::features::store::{
+    Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter, StoredTeacher, Turn,
+    Work,
+};
+use crate::features::{FeatureNeeds, Part};
+use crate::method::Materials;
+use crate::objective::Objective;
+
+/// Pause before a shard of another process is looked at again.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// How to capture.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CaptureOptions {
+    /// Check the hash of every complete shard, also where that means fetching it.
+    pub verify: bool,
+}
+
+/// A stage that captures features instead of training on them.
+pub struct Capture {
+    target: Arc<Target>,
+    rows: Rows,
+    recipe: Recipe,
+    store: StoreWriter,
+    estimate: Estimate,
+}
+
+/// Rows of both parts, as training lays them out.
+struct Rows {
+    train: DataSet,
+    held_out: DataSet,
+    draws: Draws,
+    objective: Box<dyn Objective>,
+}
+
+impl Capture {
+    /// Reads the text, lays the rows out and opens the store at `train.features`. What is written
+    /// is known before the target runs.
+    ///
+    /// # Errors
+    /// - unusable data, no place for a store in the configuration, a store of another
+    ///   configuration, too little free space
+    pub fn prepare(
+        config: &TrainConfig,
+        target: Arc<Target>,
+        tokenizer: &TextTokenizer,
+        options: CaptureOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        let place = config.train.features.store().ok_or_else(|| {
+            TrainError::features("train.features", "names no place for a store of features")
+        })?;
+        let (train, held_out) = data_sets(config, &target, tokenizer, observer)?;
+        let materials =
+            Materials { config, target: &target, tokenizer, documents: &train.documents };
+        let objective = config.draft.method.build(&materials, observer)?;
+        let draws = draws(config, &target, objective.draft_len());
+        let data = (&train, &held_out);
+        let recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
+        let store = StoreWriter::open(place, recipe.clone(), options.verify)?;
+        let rows = Rows { train, held_out, draws, objective };
+        let estimate = estimate(&rows, &recipe, &store, &target)?;
+        if let Some(free) = estimate.free.filter(|free| *free < estimate.bytes_left) {
+            let problem =
+                format!("{} bytes are still to be written, {free} are free", estimate.bytes_left);
+            return Err(TrainError::features(place, problem));
+        }
+        Ok(Self { target, rows, recipe, store, estimate })
+    }
+
+    /// What the store takes.
+    pub fn estimate(&self) -> Estimate {
+        self.estimate
+    }
+
+    /// Shards of training and held-out rows.
+    pub fn shards(&self) -> usize {
+        self.recipe.train.shards.len() + self.recipe.held_out.shards.len()
+    }
+
+    /// Captures every shard that is not complete, sharing the work with other processes, and writes
+    /// the index; stops between rows when the observer asks to.
+    ///
+    /// # Errors
+    /// - the target cannot run, a full disk; complete shards stay
+    pub fn run(&self, observer: &mut dyn Observer) -> Result<Ending> {
+        self.store.begin()?;
+        let mut open = self.store.shards();
+        let all = self.recipe.train.rows + self.recipe.held_out.rows;
+        let mut done = 0;
+        while !open.is_empty() {
+            let mut busy = Vec::new();
+            for shard in open {
+                if observer.should_stop() {
+                    return Ok(Ending::Stopped);
+                }
+                match self.store.take(&shard)? {
+                    Turn::Busy => busy.push(shard),
+                    Turn::Complete => done += shard.rows.len(),
+                    Turn::Mine(work) => {
+                        if let Some(damage) = &work.damage {
+                            let text = format!("{damage}: captured again");
+                            observer.on_event(Event::Warning(&text));
+                        }
+                        match self.shard(&shard, work, (done, all), observer)? {
+                            Shard::Done => done += shard.rows.len(),
+                            Shard::Lost => busy.push(shard),
+                            Shard::Stopped => return Ok(Ending::Stopped),
+                        }
+                    }
+                }
+            }
+            open = busy;
+            if !open.is_empty() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        observer.on_event(Event::Captured(all, all));
+        self.store.finish()?;
+        Ok(Ending::Finished)
+    }
+
+    fn shard(
+        &self,
+        shard: &ShardPlan,
+        mut work: Work,
+        (done, all): (usize, usize),
+        observer: &mut dyn Observer,
+    ) -> Result<Shard> {
+        let contents = &self.recipe.part(shard.part).contents;
+        for (count, row) in shard.rows.clone().enumerate() {
+            if observer.should_stop() {
+                self.store.give_up(work)?;
+                return Ok(Shard::Stopped);
+            }
+            let batch = self.rows.batch(shard.part, row);
+            let teacher_rows = self.rows.objective.teacher_rows(&batch);
+            let added = Record::capture(&self.target, &batch, contents, &teacher_rows)
+                .and_then(|record| self.store.add(&mut work, batch, record));
+            match added {
+                Ok(true) => observer.on_event(Event::Captured(done + count + 1, all)),
+                Ok(false) => return Ok(Shard::Lost),
+                Err(error) => {
+                    // The claim of a process that ends is stale in any case.
+                    let _ = self.store.give_up(work);
+                    return Err(error);
+                }
+            }
+        }
+        self.store.complete(work)?;
+        Ok(Shard::Done)
+    }
+}
+
+/// How work on a shard ended.
+enum Shard {
+    Done,
+    /// Another process took it over.
+    Lost,
+    Stopped,
+}
+
+impl Rows {
+    fn batch(&self, part: Part, row: usize) -> Batch {
+        batch(part, row, (&self.train, &self.held_out), &self.draws)
+    }
+}
+
+fn batch(part: Part, row: usize, data: (&DataSet, &DataSet), draws: &Draws) -> Batch {
+    let epochs = DrawEpochs { positions: 0, delays: 0 };
+    match part {
+        Part::Train => Batch::from_row(row, &data.0.rows[row], &data.0.documents, draws, epochs),
+        Part::HeldOut => held_out_batch(row, data.1, draws),
+    }
+}
+
+/// The store that a configuration would capture.
+pub(super) fn recipe(
+    config: &TrainConfig,
+    (target, tokenizer): (&Target, &TextTokenizer),
+    data: (&DataSet, &DataSet),
+    objective: &dyn Objective,
+    draws: &Draws,
+) -> Recipe {
+    let of_part = |part| part_recipe(config, target, data, objective, draws, part);
+    Recipe {
+        format: Recipe::FORMAT.to_owned(),
+        target: target.fingerprint().to_owned(),
+        // A tokenizer without JSON form is equal to no other.
+        tokenizer: tokenizer.fingerprint().unwrap_or_default(),
+        dtype: config.capture.dtype,
+        compression: config.capture.compression,
+        seed: draws.position_seed,
+        anchor: draws.anchor,
+        train: of_part(Part::Train),
+        held_out: of_part(Part::HeldOut),
+    }
+}
+
+fn part_recipe(
+    config: &TrainConfig,
+    target: &Target,
+    data: (&DataSet, &DataSet),
+    objective: &dyn Objective,
+    draws: &Draws,
+    part: Part,
+) -> PartRecipe {
+    let (rows, needs) = match part {
+        Part::Train => (data.0.rows.len(), objective.needs()),
+        Part::HeldOut => (data.1.rows.len(), objective.held_out_needs()),
+    };
+    let contents = Contents::of(&needs);
+    let (mut text, mut teacher) = (blake3::Hasher::new(), blake3::Hasher::new());
+    let (mut tokens, mut shards, mut filled) = (0, Vec::new(), u64::MAX);
+    for row in 0..rows {
+        let batch = batch(part, row, data, draws);
+        let teacher_rows = kept_rows(objective, &needs, &batch);
+        hash_text(&mut text, &batch);
+        hash_u32(&mut teacher, &teacher_rows);
+        tokens += batch.ids.len();
+        let size = (batch.ids.len(), teacher_rows.len());
+        let bytes = contents.row_bytes(target.config(), config.capture.dtype, size);
+        if filled.saturating_add(bytes) > config.capture.shard_mib << 20 {
+            shards.push(row);
+            filled = 0;
+        }
+        filled += bytes;
+    }
+    let short = |hasher: &blake3::Hasher| hasher.finalize().to_hex()[..16].to_owned();
+    let (text, teacher_rows) = (short(&text), short(&teacher));
+    PartRecipe { contents, text, teacher_rows, rows, tokens, shards }
+}
+
+/// Rows at which the teacher is kept.
+fn kept_rows(objective: &dyn Objective, needs: &FeatureNeeds, batch: &Batch) -> Vec<u32> {
+    match Contents::of(needs).teacher {
+        StoredTeacher::None => Vec::new(),
+        StoredTeacher::FinalHidden | StoredTeacher::TopK(_) => objective.teacher_rows(batch),
+    }
+}
+
+fn hash_u32(hasher: &mut blake3::Hasher, values: &[u32]) {
+    hasher.update(&(values.len() as u64).to_le_bytes());
+    values.iter().for_each(|value| {
+        hasher.update(&value.to_le_bytes());
+    });
+}
+
+/// Tokens, documents and masks; not the positions, which are drawn.
+fn hash_text(hasher: &mut blake3::Hasher, batch: &Batch) {
+    hash_u32(hasher, &batch.ids);
+    for (document, learned) in batch.document_ids.iter().zip(&batch.loss_mask) {
+        hasher.update(&document.to_le_bytes());
+        hasher.update(&[u8::from(*learned)]);
+    }
+}
+
+fn estimate(
+    rows: &Rows,
+    recipe: &Recipe,
+    store: &StoreWriter,
+    target: &Target,
+) -> Result<Estimate> {
+    let (mut bytes, mut bytes_left) = (0, 0);
+    for shard in store.shards() {
+        let contents = &recipe.part(shard.part).contents;
+        let of_row = |row| {
+            let batch = rows.batch(shard.part, row);
+            let teacher = match contents.teacher {
+                StoredTeacher::None => 0,
+                _ => rows.objective.teacher_rows(&batch).len(),
+            };
+            contents.row_bytes(target.config(), recipe.dtype, (batch.ids.len(), teacher))
+        };
+        let of_shard: u64 = shard.rows.clone().map(of_row).sum();
+        bytes += of_shard;
+        if !store.has_receipt(&shard)? {
+            bytes_left += of_shard;
+        }
+    }
+    let tokens = (recipe.train.tokens + recipe.held_out.tokens) as u64;
+    Ok(Estimate { tokens, bytes, bytes_left, free: store.free_bytes() })
+}

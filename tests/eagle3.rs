@@ -1,0 +1,244 @@
+//! EAGLE-3 drafts through the binary: train, kill, resume, start from another draft, extract.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
+
+/// Arguments that turn the workshop's configuration into an EAGLE-3 run.
+const EAGLE3: [&str; 6] = [
+    "draft.method=eagle3",
+    "draft.eagle3.target_layers=[0,1,2]",
+    "draft.eagle3.draft_vocab_size=40",
+    "objective.eagle3.ttt_steps=3",
+    "data.anchor.enabled=false",
+    "schedule.learning_rate=0.002",
+];
+
+/// A workshop whose target has the three layers that the draft reads.
+fn shop() -> Workshop {
+    let shop = Workshop::new();
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 4.into();
+    support::write_target(&shop.target, &config);
+    shop
+}
+
+fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["train", config], &EAGLE3[..], more].concat()
+}
+
+/// Every record without the figures that clocks and memory decide.
+fn metrics(run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    text.lines()
+        .map(|line| {
+            let mut record: Value = serde_json::from_str(line).expect("whole lines");
+            for clock in ["tokens_per_second", "memory_mib"] {
+                record.as_object_mut().map(|record| record.remove(clock));
+            }
+            record
+        })
+        .collect()
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
+}
+
+#[test]
+fn train_evaluate_extract_and_report() {
+    let shop = shop();
+    let config = shop.config();
+    let more = ["train.evaluate_every=20", "train.epochs=6", "--json"];
+    let output = run(&arguments(&config, &more));
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("draft vocabulary: 40 of 258 tokens, 100.00 %"), "{said}");
+    let out = last_json(&support::stdout(&output));
+    assert_eq!(out["finished"], true);
+    for rates in ["top1_by_delay", "acceptance_by_delay", "loss_by_step"] {
+        assert_eq!(out["held_out"][rates].as_array().map(Vec::len), Some(3), "{rates}");
+    }
+    let accuracy = |i: usize| out["held_out"]["top1_by_delay"][i].as_f64().expect("accuracy");
+    let length = 1.0 + accuracy(0) * (1.0 + accuracy(1) * (1.0 + accuracy(2)));
+    let reported = out["held_out"]["simulated_acceptance_length"].as_f64().expect("length");
+    assert!((length - reported).abs() < 1e-9);
+    let records = metrics(&shop.path("run"));
+    let steps: Vec<&Value> = records.iter().filter(|r| r["held_out"].is_null()).collect();
+    let loss = |record: &Value| record["loss"].as_f64().expect("loss");
+    // L = Σ 0.8^i · loss_i
+    for record in &steps {
+        let of_step = |i: usize| record["loss_by_step"][i].as_f64().expect("loss");
+        let sum = of_step(0) + 0.8 * of_step(1) + 0.64 * of_step(2);
+        assert!((loss(record) - sum).abs() < 1e-9 * sum);
+    }
+    assert!(loss(steps[steps.len() - 1]) < 0.9 * loss(steps[0]), "the loss does not fall");
+    assert!(Path::new(&shop.path("run/checkpoints/best/draft.safetensors")).is_file());
+
+    let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
+    assert_eq!(extracted["tensors"], 15, "13 trained tensors, d2t, t2d");
+    let config = std::fs::read_to_string(shop.path("run/draft/config.json")).expect("config");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    assert_eq!(config["architectures"][0], "LlamaForCausalLMEagle3");
+    assert_eq!(config["draft_vocab_size"], 40);
+    let page = std::fs::read_to_string(succeed_report(&shop)).expect("page");
+    assert!(page.contains("Loss by step"), "the report lacks the method's chart");
+}
+
+fn succeed_report(shop: &Workshop) -> String {
+    succeed(&["report", &shop.path("run")]);
+    shop.path("run/report.html")
+}
+
+#[test]
+fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
+    let shop = shop();
+    let config = shop.config();
+    let whole = shop.path("whole");
+    let more = ["train.evaluate_every=7", "train.epochs=2"];
+    let output = format!("output={whole}");
+    succeed(&arguments(&config, &[&more[..], &[&output]].concat()));
+    let killed = shop.path("killed");
+    let output = format!("output={killed}");
+    let all = arguments(&config, &[&more[..], &[&output]].concat());
+    let mut kills = 0;
+    for delay in (30..).step_by(43).map(Duration::from_millis) {
+        let mut child = longdraft(&all)
+            .stderr(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let started = Instant::now();
+        let status = loop {
+            match child.try_wait().expect("wait") {
+                Some(status) => break Some(status),
+                None if started.elapsed() >= delay => break None,
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        if let Some(status) = status {
+            assert!(status.success(), "a resumed run failed");
+            break;
+        }
+        child.kill().expect("kill");
+        child.wait().expect("reap");
+        kills += 1;
+        assert!(kills < 200, "the run never ends");
+    }
+    assert!(kills > 0, "nothing was interrupted");
+    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    assert_eq!(metrics(&whole), metrics(&killed));
+}
+
+#[test]
+fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
+    let shop = shop();
+    let config = shop.config();
+    succeed(&arguments(&config, &["train.steps=3"]));
+    let from = format!("draft.from={}", shop.path("run"));
+    let output = format!("output={}", shop.path("next"));
+    let warm = ["train.steps=2", &from, &output];
+    // 41 tokens are asked for, 40 were trained.
+    let more = [&warm[..], &["draft.eagle3.draft_vocab_size=41"]].concat();
+    let text = fail(&arguments(&config, &more), 1);
+    assert!(text.contains("the draft proposes 40 tokens"), "{text}");
+    assert!(text.contains("draft.eagle3.remap"), "{text}");
+    succeed(&arguments(&config, &warm));
+    let more = [&more[..], &["draft.eagle3.remap=true"]].concat();
+    let output = format!("output={}", shop.path("remapped"));
+    succeed(&arguments(&config, &[&more[..], &[&output]].concat()));
+    // Text with other counts: the vocabulary of a resumed run would be another one.
+    let rows = "{\"text\": \"0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ\"}\n".repeat(60);
+    std::fs::write(shop.path("rows.jsonl"), rows).expect("rows");
+    let text = fail(&arguments(&config, &["train.steps=3"]), 1);
+    assert!(text.contains("draft d2t was"), "{text}");
+    let text = fail(&arguments(&config, &["train.steps=5", "--force-resume"]), 1);
+    assert!(text.contains("the saved draft has another `d2t`"), "{text}");
+}
+
+#[test]
+fn every_objective_and_draft_option_trains() {
+    let shop = shop();
+    let config = shop.config();
+    let options: [&[&str]; 6] = [
+        &["objective.eagle3.loss=lk_alpha"],
+        &["objective.eagle3.loss=lk_lambda", "objective.eagle3.kl_decay=3"],
+        &["objective.eagle3.mask_rule=input", "objective.eagle3.oov_rows=keep"],
+        &["objective.eagle3.compat=specforge", "train.rows_per_step=3"],
+        &["draft.eagle3.fc_norm=true", "draft.eagle3.norm_output=true"],
+        &[
+            "draft.eagle3.hidden_size=16",
+            "draft.eagle3.embed_proj=true",
+            "draft.eagle3.attention_window=9",
+            "objective.eagle3.step_weights=[1,0.5,0]",
+            "train.features=memory",
+        ],
+    ];
+    for (index, options) in options.into_iter().enumerate() {
+        let output = format!("output={}", shop.path(&format!("run{index}")));
+        let more = [options, &[&output, "train.steps=2"]].concat();
+        succeed(&arguments(&config, &more));
+        succeed(&["extract", &shop.path(&format!("run{index}"))]);
+    }
+}
+
+#[test]
+fn keys_of_another_method_and_unfit_targets_are_refused() {
+    let shop = shop();
+    let config = shop.config();
+    let more = ["draft.gamma=4", "objective.soft_weight=0.5", "objective.eagle3.ttt_steps=0"];
+    let text = fail(&arguments(&config, &more), 2);
+    for part in ["`draft.gamma` is GLIDE's", "soft_weight", "`objective.eagle3.ttt_steps` = 0"] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let text = fail(&["train", &config, "draft.eagle3.fc_norm=true"], 2);
+    assert!(text.contains("set `draft.method: eagle3`"), "{text}");
+    let text = fail(&["train", &config, "draft.method=eagle3"], 1);
+    assert!(text.contains("set `draft.eagle3.target_layers`"), "{text}");
+    let more = ["draft.eagle3.target_layers=[0,1,9]"];
+    let text = fail(&arguments(&config, &more), 1);
+    assert!(text.contains("tapped layer 9 of a target with 4 layers"), "{text}");
+}
+
+#[test]
+fn stages_of_a_curriculum_hand_the_draft_on() {
+    let shop = shop();
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    let path = shop.path("curriculum.yaml");
+    let stages = "stages:\n- name: one\n- name: two\n  data: {row_tokens: 256}\n";
+    std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
+    let out = last_json(&succeed(&arguments(&path, &["train.epochs=1", "--json"])));
+    assert_eq!(out["held_out"]["by_draft"].as_array().map(Vec::len), Some(2));
+    let first = |stage: &str| {
+        metrics(&shop.path(&format!("run/{stage}")))[0]["loss"].as_f64().expect("loss")
+    };
+    assert!(first("two") < first("one"));
+}
+
+#[test]
+fn a_real_target_trains() {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/stories260K");
+    if !target.is_dir() {
+        eprintln!("skipped: no stories260K beside the project");
+        return;
+    }
+    let shop = Workshop::new();
+    let config = shop.config();
+    let target = format!("target={}", target.display());
+    let more = [
+        &target,
+        "draft.eagle3.draft_vocab_size=200",
+        "draft.eagle3.target_layers=[0,2,3]",
+        "train.steps=12",
+        "--json",
+    ];
+    let out = last_json(&succeed(&arguments(&config, &more)));
+    assert_eq!(out["steps"], 12);
+    let records = metrics(&shop.path("run"));
+    let loss = |index: usize| records[index]["loss"].as_f64().expect("loss");
+    assert!(loss(11) < loss(0), "{} then {}", loss(0), loss(11));
+}

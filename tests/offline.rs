@@ -1,0 +1,323 @@
+//! Captured features: offline training equals online training, and stores survive what happens to
+//! them.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use serde_json::Value;
+use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
+
+const EAGLE3: [&str; 3] =
+    ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
+
+/// Small shards, so that there are several.
+const GLIDE: [&str; 1] = ["objective.top_k=8"];
+
+fn shop() -> Workshop {
+    let shop = Workshop::new();
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 4.into();
+    config["hidden_size"] = 64.into();
+    support::write_target(&shop.target, &config);
+    shop
+}
+
+/// Takes the decoder layers out of the target's file.
+fn remove_layers(target: &Path) {
+    let path = target.join("model.safetensors");
+    let source = SafetensorsSource::open_file(&path).expect("weights");
+    let ends = source.names().into_iter().filter(|name| !name.contains(".layers."));
+    let load = |name: String| {
+        let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
+        (name, tensor)
+    };
+    let tensors: Vec<_> = ends.map(load).collect();
+    drop(source);
+    save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+}
+
+fn metrics(run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    text.lines()
+        .map(|line| {
+            let mut record: Value = serde_json::from_str(line).expect("whole lines");
+            for clock in ["tokens_per_second", "memory_mib"] {
+                record.as_object_mut().map(|record| record.remove(clock));
+            }
+            record
+        })
+        .collect()
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
+}
+
+/// Names and bytes of a store's files.
+fn files(store: &str) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(store).expect("store").flatten();
+    entries
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, std::fs::read(entry.path()).expect("file"))
+        })
+        .collect()
+}
+
+fn shard(store: &str, index: usize) -> PathBuf {
+    Path::new(store).join(format!("train-{index:05}.safetensors"))
+}
+
+#[test]
+fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
+    let top_k = ["objective.soft_targets=top_k", "objective.top_k=8"];
+    let specforge = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
+    let short = ["draft.eagle3.draft_vocab_size=30", "objective.eagle3.loss=lk_lambda"];
+    let modes: [(&str, Vec<&str>); 5] = [
+        ("glide", GLIDE.to_vec()),
+        ("glide top-k", top_k.to_vec()),
+        ("eagle3", EAGLE3.to_vec()),
+        ("eagle3 vocabulary", [&EAGLE3[..], &short].concat()),
+        ("eagle3 compat", [&EAGLE3[..], &specforge].concat()),
+    ];
+    let shop = shop();
+    let config = shop.config();
+    // Three epochs at the positions of the first one.
+    let fixed = ["data.anchor.redraw=false", "train.evaluate_every=20", "capture.dtype=f32"];
+    let run_of = |index: usize, name: &str| shop.path(&format!("{name}{index}"));
+    let command = |verb: &'static str, index: usize, options: &[&str], features: &str| {
+        let output = format!("output={}", run_of(index, &format!("{verb}-{}", features.len())));
+        let features = format!("train.features={features}");
+        let all = [&[verb, &config, &output, &features], options, &fixed].concat();
+        succeed(&all);
+        output.replacen("output=", "", 1)
+    };
+    let online: Vec<String> =
+        (0..modes.len()).map(|index| command("train", index, &modes[index].1, "online")).collect();
+    for (index, (_, options)) in modes.iter().enumerate() {
+        command("capture", index, options, &run_of(index, "features"));
+    }
+    remove_layers(&shop.target);
+    for (index, (name, options)) in modes.iter().enumerate() {
+        let offline = command("train", index, options, &run_of(index, "features"));
+        assert_eq!(metrics(&online[index]), metrics(&offline), "{name}");
+        assert_eq!(draft_bytes(&online[index]), draft_bytes(&offline), "{name}");
+    }
+    // Without its layers the target cannot run.
+    let output = format!("output={}", shop.path("more"));
+    let text = fail(&["train", &config, &output], 1);
+    assert!(text.contains("model.layers.0"), "{text}");
+}
+
+#[test]
+fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the_store() {
+    let shop = shop();
+    let config = shop.config();
+    for (method, options) in [("glide", &GLIDE[..]), ("eagle3", &EAGLE3)] {
+        let common = ["data.anchor.redraw=false", "train.epochs=1"];
+        let common = [options, &common].concat();
+        let output = format!("output={}", shop.path(&format!("{method}-online")));
+        succeed(&[&["train", &config, &output], &common[..]].concat());
+        let features = format!("train.features=file://{}", shop.path(&format!("{method}-store")));
+        let options = ["capture.compression=zstd", &features];
+        let out = succeed(&[&["capture", &config, "--json"], &options[..], &common[..]].concat());
+        assert_eq!(last_json(&out)["finished"], true);
+        let offline = shop.path(&format!("{method}-offline"));
+        let output = format!("output={offline}");
+        succeed(&[&["train", &config, &output], &options[..], &common[..]].concat());
+        let online = metrics(&shop.path(&format!("{method}-online")));
+        for (online, offline) in online.iter().zip(metrics(&offline)) {
+            let loss = |record: &Value| {
+                let record =
+                    if record["held_out"].is_null() { record } else { &record["held_out"] };
+                record["loss"].as_f64().expect("loss")
+            };
+            let (a, b) = (loss(online), loss(&offline));
+            assert!((a - b).abs() < 0.01 * a, "{method}: {a} and {b}");
+        }
+        // The positions are the store's, whatever the run's seed.
+        let output = format!("output={}", shop.path(&format!("{method}-seed")));
+        let seed = ["train.seed=9"];
+        succeed(&[&["train", &config, &output], &options[..], &common[..], &seed].concat());
+    }
+}
+
+#[test]
+fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes() {
+    let shop = shop();
+    let config = shop.config();
+    // A row a shard.
+    let common = [&EAGLE3[..], &["capture.shard_mib=1", "data.row_tokens=512"]].concat();
+    let capture = |store: &str| {
+        let features = format!("train.features={store}");
+        let mut command = longdraft(&[&["capture", &config, &features], &common[..]].concat());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let (whole, killed) = (shop.path("whole"), shop.path("killed"));
+    assert!(capture(&whole).status().expect("runs").success());
+    let mut kills = 0;
+    for delay in (8..).step_by(9).map(Duration::from_millis) {
+        // Two at a time; both are killed.
+        let mut children =
+            [capture(&killed), capture(&killed)].map(|mut c| c.spawn().expect("runs"));
+        let started = Instant::now();
+        let mut finished = false;
+        while started.elapsed() < delay && !finished {
+            finished = children.iter_mut().all(|c| c.try_wait().expect("wait").is_some());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if finished {
+            for child in &mut children {
+                assert!(child.wait().expect("wait").success(), "a capture that goes on failed");
+            }
+            break;
+        }
+        for child in &mut children {
+            let _ = child.kill();
+            child.wait().expect("reap");
+        }
+        kills += 1;
+        assert!(kills < 300, "the capture never ends");
+    }
+    assert!(kills > 0, "nothing was interrupted");
+    let claims = std::fs::read_dir(format!("{killed}/claims")).expect("claims").flatten();
+    let staged = |name: &str| name.contains('#');
+    let claims = claims.filter(|entry| !staged(&entry.file_name().to_string_lossy()));
+    assert_eq!(claims.count(), 0, "claims are left");
+    let (whole, mut killed) = (files(&whole), files(&killed));
+    // Half files of a kill while index or recipe were written go when they are old; those of shards
+    // went when the shard was taken over.
+    killed.retain(|name, _| !staged(name) || !(name.contains("index") || name.contains("recipe")));
+    let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&whole), names(&killed));
+    assert!(whole == killed, "bytes differ");
+}
+
+#[test]
+fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
+    let shop = shop();
+    let config = shop.config();
+    let store = shop.path("features");
+    let features = format!("train.features={store}");
+    let train = ["train", &config, &features, "train.steps=6", "train.rows_per_step=8"];
+    let text = fail(&train, 1);
+    assert!(text.contains("no such folder") && text.contains("longdraft capture"), "{text}");
+    succeed(&["capture", &config, &features]);
+    let before = files(&store);
+    let path = shard(&store, 0);
+    let bytes = std::fs::read(&path).expect("shard");
+    let mut flipped = bytes.clone();
+    let middle = bytes.len() / 2;
+    flipped[middle] ^= 1;
+    let damages: [(&str, Option<&[u8]>); 4] = [
+        ("is damaged", Some(&flipped)),
+        ("is damaged", Some(&bytes[..middle])),
+        ("is damaged", Some(b"")),
+        ("is missing", None),
+    ];
+    for (index, (problem, damage)) in damages.into_iter().enumerate() {
+        match damage {
+            Some(bytes) => std::fs::write(&path, bytes).expect("write"),
+            None => std::fs::remove_file(&path).expect("remove"),
+        }
+        let output = format!("output={}", shop.path(&format!("run{index}")));
+        let text = fail(&[&train[..], &[&output]].concat(), 1);
+        assert!(text.contains("train-00000.safetensors") && text.contains(problem), "{text}");
+        let untouched = shard(&store, 0).with_file_name("held_out-00000.safetensors");
+        let time = |path: &Path| path.metadata().and_then(|data| data.modified()).expect("time");
+        let held_out = time(&untouched);
+        let output = run(&["capture", &config, &features]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stderr(&output).contains("captured again"), "{}", stderr(&output));
+        assert_eq!(held_out, time(&untouched), "a whole shard was captured again");
+        assert!(files(&store) == before, "another content");
+    }
+    succeed(&train);
+    // A name that leads out of the store.
+    let index = Path::new(&store).join("index.json");
+    let text = std::fs::read_to_string(&index).expect("index");
+    let other = text.replace("train-00000.safetensors", "../train-00000.safetensors");
+    std::fs::write(&index, other).expect("write");
+    let said = fail(&train, 1);
+    assert!(said.contains("is not a file of this store"), "{said}");
+    std::fs::write(&index, text).expect("write");
+    // Receipts and indexes that make no sense.
+    for file in ["index.json", "recipe.json"] {
+        let path = Path::new(&store).join(file);
+        let bytes = std::fs::read(&path).expect("file");
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("write");
+        let command = if file == "index.json" { "train" } else { "capture" };
+        let text = fail(&[command, &config, &features], 1);
+        assert!(text.contains(file), "{text}");
+        std::fs::write(&path, bytes).expect("write");
+    }
+}
+
+#[test]
+fn stores_of_another_target_text_or_objective_are_refused() {
+    let shop = shop();
+    let config = shop.config();
+    let features = format!("train.features={}", shop.path("features"));
+    let common = [&EAGLE3[..], &[&features]].concat();
+    let capture = [&["capture", &config], &common[..]].concat();
+    let train = [&["train", &config], &common[..]].concat();
+    succeed(&capture);
+    for (option, part) in [
+        ("data.row_tokens=64", "training text was"),
+        ("draft.eagle3.target_layers=[0,1,2]", "train features are"),
+        ("objective.eagle3.mask_rule=input", "the teacher of token"),
+    ] {
+        let text = fail(&[&train[..], &[option]].concat(), 1);
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let text = fail(&[&capture[..], &["capture.dtype=f32", "train.seed=3"]].concat(), 1);
+    assert!(text.contains("dtype was Bf16, now F32"), "{text}");
+    assert!(text.contains("train.seed was 0, now 3"), "{text}");
+    let text = fail(&["capture", &config], 2);
+    assert!(text.contains("train.features"), "{text}");
+    // Other weights of the same shape.
+    let mut other = support::tiny_config("llama");
+    other["num_hidden_layers"] = 4.into();
+    other["hidden_size"] = 64.into();
+    other["rope_theta"] = 500.0.into();
+    support::write_target(&shop.target, &other);
+    for command in [&capture, &train] {
+        let text = fail(command, 1);
+        assert!(text.contains("target was"), "{text}");
+    }
+}
+
+#[test]
+fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
+    let shop = shop();
+    let config = shop.config();
+    let store = shop.path("features");
+    let features = format!("train.features={store}");
+    let output = run(&["capture", &config, &features, "--dry-run"]);
+    let text = stderr(&output);
+    assert!(output.status.success() && text.contains("bytes a token"), "{text}");
+    assert!(files(&store).is_empty());
+    // Files may not grow beyond 64 KiB.
+    let binary = env!("CARGO_BIN_EXE_longdraft");
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 64; exec {binary} capture {config} {features} --threads 1"
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().expect("bash");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("train-00000.safetensors") && !text.contains("panicked"), "{text}");
+    assert!(files(&store).keys().all(|name| name == "recipe.json"), "{:?}", files(&store).keys());
+    let out = last_json(&succeed(&["capture", &config, &features, "--json"]));
+    let told = out["bytes"].as_u64().expect("bytes") as f64;
+    let shards = files(&store).into_iter().filter(|(name, _)| name.ends_with(".safetensors"));
+    let written: usize = shards.map(|(_, bytes)| bytes.len()).sum();
+    assert!((told / written as f64 - 1.0).abs() < 0.05, "{told} told, {written} written");
+}
