@@ -151,6 +151,10 @@ fn every_development_case_passes_where_they_are_at_hand() {
         let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
         assert!(last_json(&out)["cases"].as_u64() >= Some(3));
     }
+    if let Some(cases) = shared("golden/pretrain") {
+        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
+        assert!(last_json(&out)["cases"].as_u64() >= Some(3));
+    }
     if let (Some(case), Some(target)) = (shared("golden/stories260K"), shared("models/stories260K"))
     {
         let target = target.display().to_string();

@@ -4,8 +4,8 @@
 //! cargo bench --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]
 //! ```
 //!
-//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py` and `pytorch_eagle3.py`, which print
-//! one JSON line with `tokens_per_s` and `peak_rss_mib`. Every measurement is a process of its own:
+//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, `pytorch_eagle3.py` and
+//! `pytorch_pretrain.py`, which print one JSON line with `tokens_per_s` and `peak_rss_mib`. Every measurement is a process of its own:
 //! one warm-up step, then the median of the timed ones. Ratios are ours over PyTorch's, the median
 //! over rounds. Beside them: `long_32k_*`, steps over one document of 32768 tokens over those of
 //! 1024; `matmul`, the smallest ratio to numpy's BLAS over training shapes; `decode_bandwidth`, the
@@ -16,6 +16,7 @@
 mod eagle3;
 mod glide;
 mod machine;
+mod pretrain;
 
 use std::process::{Command, Output};
 
@@ -37,8 +38,9 @@ struct Case {
 
 const GLIDE: &str = "pytorch_glide.py";
 const EAGLE3: &str = "pytorch_eagle3.py";
+const PRETRAIN: &str = "pytorch_pretrain.py";
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
     Case { name: "glide_online_1024", program: GLIDE, tokens: 1024, steps: STEPS, flags: &[] },
     Case {
         name: "glide_llm_loss_1024",
@@ -69,6 +71,8 @@ const CASES: [Case; 6] = [
         steps: STEPS,
         flags: &["--all-rows"],
     },
+    Case { name: "pretrain_1024", program: PRETRAIN, tokens: 1024, steps: 3, flags: &[] },
+    Case { name: "pretrain_2048", program: PRETRAIN, tokens: 2048, steps: 3, flags: &[] },
 ];
 
 /// Steps of ours alone, timed once: 32768 tokens in one document.
@@ -109,9 +113,11 @@ fn main() {
     for case in CASES.iter().filter(|case| wanted(case.name)) {
         beside(case, &python, &baselines, rounds, &mut report);
     }
-    for (memory, case) in
-        [("memory_glide", "memory_glide_online_1024"), ("memory_eagle3", "memory_eagle3_2048")]
-    {
+    for (memory, case) in [
+        ("memory_glide", "memory_glide_online_1024"),
+        ("memory_eagle3", "memory_eagle3_2048"),
+        ("memory_pretrain", "memory_pretrain_1024"),
+    ] {
         if let Some(ratio) = report.get(case).cloned() {
             report.insert(memory.to_owned(), ratio);
         }
@@ -232,11 +238,13 @@ fn worker(name: &str) -> Value {
         _ => {}
     }
     let case = CASES.iter().chain(&LONG).find(|case| case.name == name).expect("a case");
+    let tokens = if case.program == PRETRAIN { pretrain::SEQUENCES } else { 1 } * case.tokens;
     let seconds = match case.program {
+        PRETRAIN => pretrain::step(case.tokens, case.steps),
         EAGLE3 => eagle3::step(case.tokens, case.steps),
         _ => glide::step(case.tokens, case.steps, case.flags),
     };
-    let tokens_per_s = case.tokens as f64 / seconds;
+    let tokens_per_s = tokens as f64 / seconds;
     json!({"impl": "longdraft", "tokens_per_s": tokens_per_s, "peak_rss_mib": peak_mib()})
 }
 

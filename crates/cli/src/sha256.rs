@@ -28,6 +28,11 @@ pub(crate) fn of_f32(values: &[f32]) -> String {
     hex(&hasher.finalize())
 }
 
+/// Sum of a text.
+pub(crate) fn of_text(text: &str) -> String {
+    hex(&Sha256::digest(text.as_bytes()))
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,6 +6,9 @@ use crate::source::PromptOverflow;
 use crate::template::Rendered;
 use crate::template::conversation::Conversation;
 
+/// A conversation's text and the bytes of it that the model generates.
+pub type GeneratedText = (String, Vec<Range<usize>>);
+
 /// What this crate needs of a tokenizer.
 pub trait TextEncoder: Sync {
     /// Ids of a text and the byte range that each covers, in the order of the text.
@@ -32,7 +35,7 @@ pub trait TextEncoder: Sync {
     fn render_generated(
         &self,
         _conversation: &Conversation,
-    ) -> std::result::Result<Option<(String, Vec<Range<usize>>)>, String> {
+    ) -> std::result::Result<Option<GeneratedText>, String> {
         Ok(None)
     }
 

@@ -20,8 +20,9 @@ pub mod sampler;
 pub mod shards;
 pub mod source;
 pub mod template;
+pub mod token_stream;
 
 pub use batch::{AnchorOffset, Batch};
-pub use document::{Document, TextEncoder};
+pub use document::{Document, GeneratedText, TextEncoder};
 pub use error::{DataError, Result};
 pub use source::SourceConfig;

@@ -13,11 +13,14 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod channel_scale;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;
 pub mod matrix;
+pub mod orthogonalise;
 pub mod random;
+pub mod relu_squared;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;

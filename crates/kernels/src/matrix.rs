@@ -40,10 +40,16 @@ impl QuantisedMatrix {
         Blocks::transposed(&self.bytes, self.format, self.outputs, self.inputs)
     }
 
-    fn row(&self, row: usize) -> Vec<f32> {
-        let size = self.inputs / BLOCK * self.format.bytes();
-        let bytes = &self.bytes[row * size..(row + 1) * size];
-        Blocks::transposed(bytes, self.format, 1, self.inputs).widened()
+    fn row_bytes(&self) -> usize {
+        self.inputs / BLOCK * self.format.bytes()
+    }
+
+    fn row(&self, row: u32) -> Result<&[u8]> {
+        let (row, size) = (row as usize, self.row_bytes());
+        if row >= self.outputs {
+            bail!("row {row} lies outside a matrix of {} rows", self.outputs);
+        }
+        Ok(&self.bytes[row * size..(row + 1) * size])
     }
 }
 
@@ -104,11 +110,34 @@ impl Matrix {
                 weight.index_select(&ids, 0)?.to_dtype(DType::F32)
             }
             Self::Quantised(matrix) => {
-                if let Some(id) = ids.iter().find(|id| **id as usize >= matrix.outputs) {
-                    bail!("row {id} lies outside a matrix of {} rows", matrix.outputs);
+                let mut values = Vec::with_capacity(ids.len() * matrix.inputs);
+                for &id in ids {
+                    let row = Blocks::transposed(matrix.row(id)?, matrix.format, 1, matrix.inputs);
+                    values.extend(row.widened());
                 }
-                let values: Vec<f32> = ids.iter().flat_map(|id| matrix.row(*id as usize)).collect();
                 Tensor::from_vec(values, (ids.len(), matrix.inputs), &Device::Cpu)
+            }
+        }
+    }
+
+    /// The matrix of some rows, held as this one.
+    ///
+    /// # Errors
+    /// - a row lies outside the matrix
+    pub fn select(&self, rows: &[u32]) -> Result<Self> {
+        match self {
+            Self::Dense(weight) => {
+                let rows = Tensor::from_slice(rows, rows.len(), weight.device())?;
+                Ok(Self::Dense(weight.index_select(&rows, 0)?))
+            }
+            Self::Quantised(matrix) => {
+                let QuantisedMatrix { format, inputs, .. } = **matrix;
+                let mut bytes = Vec::with_capacity(rows.len() * matrix.row_bytes());
+                for &row in rows {
+                    bytes.extend_from_slice(matrix.row(row)?);
+                }
+                let chosen = QuantisedMatrix::new(format, rows.len(), inputs, bytes)?;
+                Ok(Self::Quantised(Arc::new(chosen)))
             }
         }
     }
@@ -299,7 +328,8 @@ mod tests {
         let ids = [95, 0, 7];
         let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
         assert_eq!(rows(&stored)?, rows(&widened)?);
-        assert!(stored.rows(&[96]).is_err());
+        assert_eq!(stored.select(&ids)?.to_dense()?.to_vec2::<f32>()?, rows(&stored)?);
+        assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
         assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
         assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
         Ok(())

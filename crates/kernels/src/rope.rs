@@ -194,6 +194,23 @@ impl RopeTable {
         &self.sin
     }
 
+    /// The table that turns the other way: `y = [a cos + b sin | b cos − a sin]`.
+    ///
+    /// # Errors
+    /// - the tensor cannot be made
+    pub fn reversed(&self) -> Result<Self> {
+        Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()? })
+    }
+
+    /// The table of the first tokens.
+    ///
+    /// # Errors
+    /// - there are fewer
+    pub fn first(&self, tokens: usize) -> Result<Self> {
+        let part = |table: &Tensor| table.narrow(0, 0, tokens);
+        Ok(Self { cos: part(&self.cos)?, sin: part(&self.sin)? })
+    }
+
     /// Tables of successive tokens, laid end to end.
     ///
     /// # Errors
@@ -338,6 +355,14 @@ mod tests {
     fn reference_gradient_matches_differences() -> Result<()> {
         let table = Rope::new(4, 100.0, RopeScaling::None)?.table(&[0, 3, 9], &Device::Cpu)?;
         gradcheck(&[Noise::new(5).tensor(&[3, 2, 4])], |t| reference(&t[0], &table));
+        Ok(())
+    }
+
+    #[test]
+    fn the_reversed_table_undoes_the_rotation() -> Result<()> {
+        let table = Rope::new(8, 1e4, RopeScaling::None)?.table(&[1, 7], &Device::Cpu)?;
+        let x = Noise::new(8).tensor(&[2, 3, 8]);
+        assert_close("back", &rope(&rope(&x, &table)?, &table.reversed()?)?, &x, 1e-6);
         Ok(())
     }
 

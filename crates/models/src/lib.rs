@@ -3,11 +3,13 @@
 //! Shapes, everywhere the same: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value
 //! heads, `D` head dim, `I` MLP width, `V` target vocabulary, `G` draft length.
 
+pub mod bits_per_byte;
 pub mod config;
 pub mod draft;
 pub mod error;
 pub mod hub;
 pub mod ids;
+pub mod language_model;
 pub mod target;
 pub mod tokenizer;
 pub mod weights;

@@ -1,10 +1,24 @@
 //! `longdraft config`: what a configuration comes to, and what can be configured.
 
+use std::path::Path;
+
+use longdraft_train::pretrain::PretrainConfig;
 use serde_json::json;
 
 use crate::cli::ConfigCommand;
-use crate::configuration::{json_schema, markdown, read, show};
+use crate::commands::pretrain::check_grid;
+use crate::configuration::{
+    Kind, json_schema, kind_of, markdown, markdown_of, read, read_pretrain, schema_of, show,
+};
 use crate::failure::{Failure, Result};
+
+fn check(path: &Path) -> Result<()> {
+    match kind_of(path)? {
+        Kind::Train => read(path, &[]).map(|_| ()),
+        Kind::Pretrain => read_pretrain(path, &[]).map(|_| ()),
+        Kind::Grid => check_grid(path),
+    }
+}
 
 /// Shows, checks or describes.
 pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
@@ -16,7 +30,7 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
         ConfigCommand::Check { configs } => {
             let mut problems = Vec::new();
             for path in configs {
-                if let Err(failure) = read(path, &[]) {
+                if let Err(failure) = check(path) {
                     problems.push(failure.message().to_owned());
                 }
             }
@@ -30,11 +44,20 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
             }
             Err(Failure::usage(problems.join("\n")))
         }
-        ConfigCommand::Schema { markdown: true } => {
+        ConfigCommand::Schema { markdown, pretrain: true } => {
+            let schema = schema_of::<PretrainConfig>();
+            if *markdown {
+                print!("{}", markdown_of(&schema));
+            } else {
+                println!("{schema:#}");
+            }
+            Ok(())
+        }
+        ConfigCommand::Schema { markdown: true, .. } => {
             print!("{}", markdown());
             Ok(())
         }
-        ConfigCommand::Schema { markdown: false } => {
+        ConfigCommand::Schema { markdown: false, .. } => {
             println!("{:#}", json_schema());
             Ok(())
         }

@@ -10,6 +10,7 @@ mod extract;
 mod fetch;
 mod generate;
 mod parity;
+mod pretrain;
 mod quickstart;
 mod report;
 mod train;
@@ -40,6 +41,10 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
+        Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),
+        Command::Pretrain(pretrain) => pretrain::run(&pretrain, arguments.json),
+        Command::Quantize(quantize) => pretrain::quantize(&quantize, arguments.json),
+        Command::Experiment(experiment) => pretrain::experiment(&experiment, arguments.json),
         Command::Data(command) => data::run(&command, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),

@@ -17,13 +17,16 @@ use std::path::{Path, PathBuf};
 
 use longdraft_train::config::TrainConfig;
 use longdraft_train::curriculum::StartFrom;
+use longdraft_train::pretrain::PretrainConfig;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::failure::{Failure, Result};
 use overrides::{Change, Override};
 use tree::{Node, Origin, Tree};
 
-pub(crate) use schema::{json_schema, markdown};
+pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
 pub(crate) use show::show;
 
 /// Something that is wrong with a configuration.
@@ -115,6 +118,51 @@ pub(crate) fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfi
     }
 }
 
+/// What a file configures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `train`: a stage or a curriculum.
+    Train,
+    /// `pretrain`: its `data.train` lists paths.
+    Pretrain,
+    /// `experiment`: a base and runs.
+    Grid,
+}
+
+/// Tells by a composed file's keys what it configures.
+pub(crate) fn kind_of(path: &Path) -> Result<Kind> {
+    let root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+    if root.child("base").is_some() && root.child("runs").is_some() {
+        return Ok(Kind::Grid);
+    }
+    let paths = root.at("data.train").is_some_and(|node| match &node.value {
+        Tree::List(items) => items.iter().any(|item| matches!(item.value, Tree::Scalar(_))),
+        _ => false,
+    });
+    Ok(if paths { Kind::Pretrain } else { Kind::Train })
+}
+
+/// Composes the configuration of a pretraining run; every problem is an exit 2.
+pub(crate) fn read_pretrain(path: &Path, arguments: &[String]) -> Result<PretrainConfig> {
+    read_as(path, arguments, PretrainConfig::problems)
+}
+
+/// Composes a configuration of any type.
+pub(crate) fn read_as<T: JsonSchema + DeserializeOwned>(
+    path: &Path,
+    arguments: &[String],
+    problems: fn(&T) -> Vec<String>,
+) -> Result<T> {
+    let mut root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+    let changes = arguments.iter().map(|argument| Override::parse(argument)?.apply(&mut root));
+    let wrong: Vec<Problem> = changes.filter_map(std::result::Result::err).collect();
+    if !wrong.is_empty() {
+        return Err(failure(&wrong));
+    }
+    let (config, _) = checked(&root, problems).map_err(|problems| failure(&problems))?;
+    Ok(config)
+}
+
 /// One stage from a text that goes by `name` and needs no other file.
 pub(crate) fn parse_stage(text: &str, name: &str, arguments: &[String]) -> Result<TrainConfig> {
     let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;
@@ -162,10 +210,18 @@ fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Compose
 
 /// Resolves references and checks one stage's tree.
 fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
+    let (config, tree) = checked(tree, TrainConfig::problems)?;
+    Ok(Located { config, tree })
+}
+
+/// Resolves references and checks a tree against a type and its own rules.
+fn checked<T: JsonSchema + DeserializeOwned>(
+    tree: &Node,
+    problems: fn(&T) -> Vec<String>,
+) -> std::result::Result<(T, Node), Vec<Problem>> {
     let tree = interpolate::resolve(tree)?;
-    let config: TrainConfig = check::typed(&tree)?;
-    let problems: Vec<Problem> = config
-        .problems()
+    let config: T = check::typed(&tree)?;
+    let problems: Vec<Problem> = problems(&config)
         .into_iter()
         .map(|text| {
             // The first key that a problem names is where to look.
@@ -174,7 +230,7 @@ fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
             Problem::at(tree.origin_of(key), text.as_str())
         })
         .collect();
-    if problems.is_empty() { Ok(Located { config, tree }) } else { Err(problems) }
+    if problems.is_empty() { Ok((config, tree)) } else { Err(problems) }
 }
 
 fn curriculum(

@@ -6,7 +6,8 @@ use longdraft_train::config::TrainConfig;
 use longdraft_train::curriculum::StartFrom;
 use serde_json::{Map, Value, json};
 
-use super::check::{alternative, schema_of};
+use super::check::alternative;
+pub(crate) use super::check::schema_of;
 
 /// JSON Schema of a configuration file: a stage, a curriculum or a fragment of either.
 pub(crate) fn json_schema() -> Value {
@@ -65,8 +66,12 @@ fn stage_properties(schema: &Value) -> Map<String, Value> {
 
 /// Tables of every key: type, default, meaning.
 pub(crate) fn markdown() -> String {
-    let schema = schema_of::<TrainConfig>();
-    let mut sections = vec![(String::new(), &schema)];
+    markdown_of(&schema_of::<TrainConfig>())
+}
+
+/// The same for any schema.
+pub(crate) fn markdown_of(schema: &Value) -> String {
+    let mut sections = vec![(String::new(), schema)];
     let mut out = String::new();
     let mut index = 0;
     while let Some((prefix, place)) = sections.get(index).cloned() {
@@ -82,8 +87,8 @@ pub(crate) fn markdown() -> String {
         let required = place.get("required").and_then(Value::as_array);
         let Some(properties) = place.get("properties").and_then(Value::as_object) else { continue };
         for (key, property) in properties {
-            let target = alternative(&schema, property, &Value::Null);
-            let items = target.get("items").map(|items| alternative(&schema, items, &Value::Null));
+            let target = alternative(schema, property, &Value::Null);
+            let items = target.get("items").map(|items| alternative(schema, items, &Value::Null));
             let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             if target.get("properties").is_some() {
                 sections.push((full.clone(), target));
@@ -103,7 +108,7 @@ pub(crate) fn markdown() -> String {
             let _ = writeln!(
                 out,
                 "| `{key}` | {} | {default} | {meaning} |",
-                type_name(&schema, property).replace('|', "\\|")
+                type_name(schema, property).replace('|', "\\|")
             );
         }
     }

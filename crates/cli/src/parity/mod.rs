@@ -4,6 +4,7 @@
 mod eagle3;
 mod forward;
 mod glide;
+mod pretrain;
 
 use std::path::Path;
 
@@ -100,9 +101,13 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>) -> Result<CaseRepor
     match meta["kind"].as_str() {
         Some("eagle3") => eagle3::run(folder, &meta, &name),
         Some("glide") => glide::run(folder, &meta, &name),
+        Some("pretrain") => pretrain::run(folder, &meta, &name),
+        Some("pretrain-units") => pretrain::run_units(folder, &meta, &name),
         Some("forward") => forward::run(folder, &meta, &name, target),
         Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
-            .hint("this build knows the kinds eagle3, glide and forward")),
+            .hint(
+                "this build knows the kinds eagle3, glide, pretrain, pretrain-units and forward",
+            )),
         None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),
     }
 }

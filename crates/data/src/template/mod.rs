@@ -318,6 +318,7 @@ pub(crate) fn render_conversation(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::GeneratedText;
     use crate::document::tests::Bytes;
 
     /// [`Bytes`] whose template marks what the assistant says, without the end of its turn.
@@ -339,7 +340,7 @@ mod tests {
         fn render_generated(
             &self,
             conversation: &Conversation,
-        ) -> std::result::Result<Option<(String, Vec<Range<usize>>)>, String> {
+        ) -> std::result::Result<Option<GeneratedText>, String> {
             let text = self.render_chat(conversation, false)?;
             let starts = text.match_indices("<assistant>").map(|(at, header)| at + header.len());
             let turns = starts.map(|at| at..at + text[at..].find('|').unwrap_or(0)).collect();

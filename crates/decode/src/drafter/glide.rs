@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_kernels::linear::linear;
 use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, SelfKv};
 use longdraft_models::target::{LastKv, Target};
@@ -104,7 +103,7 @@ impl<'a> GlideModel<'a> {
         let hidden =
             self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
         let logits = match &self.head {
-            Some(head) => linear(&hidden, head.weight(), None)?,
+            Some(head) => head.matrix().linear(&hidden, None)?,
             None => target.logits(&hidden)?,
         };
         Ok(logits.to_vec2()?)

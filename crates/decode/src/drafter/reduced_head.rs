@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use candle_core::Tensor;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::target::Target;
 use longdraft_models::{ModelError, TargetTokenId};
@@ -13,7 +13,7 @@ use crate::error::Result;
 /// Rows of the target's head for some tokens.
 pub struct ReducedHead {
     /// `[Vd, H]`
-    weight: Tensor,
+    matrix: Matrix,
     vocabulary: VocabularyMap,
 }
 
@@ -24,8 +24,7 @@ impl ReducedHead {
     /// - the map is for another vocabulary
     pub fn new(target: &Target, vocabulary: VocabularyMap) -> Result<Self> {
         let rows: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
-        let rows = Tensor::from_slice(&rows, rows.len(), target.device())?;
-        Ok(Self { weight: target.head().index_select(&rows, 0)?, vocabulary })
+        Ok(Self { matrix: target.head_matrix().select(&rows)?, vocabulary })
     }
 
     /// Reads a list of tokens: a line each, the id and, if it is known, how often it occurs
@@ -59,8 +58,8 @@ impl ReducedHead {
     }
 
     /// `[Vd, H]`
-    pub fn weight(&self) -> &Tensor {
-        &self.weight
+    pub fn matrix(&self) -> &Matrix {
+        &self.matrix
     }
 
     /// What its rows stand for.

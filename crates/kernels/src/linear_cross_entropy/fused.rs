@@ -13,7 +13,7 @@ use crate::linear::{Weight, product_nn, product_nt};
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time.
-const CHUNK_ROWS: usize = 256;
+pub(super) const CHUNK_ROWS: usize = 256;
 
 /// What was asked for by what trains.
 pub(super) struct Gradients {

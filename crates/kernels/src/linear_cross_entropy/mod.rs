@@ -22,6 +22,7 @@
 mod fused;
 mod reference;
 mod row;
+mod softcapped;
 mod teacher;
 mod top_k;
 mod weighted;
@@ -29,6 +30,7 @@ mod weighted;
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 pub use reference::reference;
+pub use softcapped::{softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference};
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
 pub const TAIL_FLOOR: f64 = 1e-6;
@@ -152,23 +154,31 @@ pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
         return reference(inputs);
     }
     let (loss, rows, gradients) = fused::forward(inputs)?;
-    let loss_sum = if gradients.hidden.is_none() && gradients.head.is_none() {
-        Tensor::new(loss as f32, inputs.hidden.device())?
-    } else {
-        let tensor = |values: Option<Vec<f32>>, like: &Tensor| {
-            let tensor = |values| {
-                Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype())
-            };
-            values.map(tensor).transpose()
-        };
-        let op = Precomputed {
-            loss: loss as f32,
-            hidden: tensor(gradients.hidden, inputs.hidden)?,
-            head: tensor(gradients.head, inputs.head)?,
-        };
-        inputs.hidden.apply_op2(inputs.head, op)?
-    };
+    let loss_sum = with_gradients(loss, gradients, inputs.hidden, inputs.head)?;
     Ok(Output { loss_sum, rows })
+}
+
+/// The loss as a scalar that hands on the gradients computed along with it.
+fn with_gradients(
+    loss: f64,
+    gradients: fused::Gradients,
+    hidden: &Tensor,
+    head: &Tensor,
+) -> Result<Tensor> {
+    if gradients.hidden.is_none() && gradients.head.is_none() {
+        return Tensor::new(loss as f32, hidden.device());
+    }
+    let tensor = |values: Option<Vec<f32>>, like: &Tensor| {
+        let tensor =
+            |values| Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype());
+        values.map(tensor).transpose()
+    };
+    let op = Precomputed {
+        loss: loss as f32,
+        hidden: tensor(gradients.hidden, hidden)?,
+        head: tensor(gradients.head, head)?,
+    };
+    hidden.apply_op2(head, op)
 }
 
 fn check(inputs: &Inputs<'_>) -> Result<()> {

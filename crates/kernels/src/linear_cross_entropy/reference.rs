@@ -106,7 +106,7 @@ fn to_f64(values: &Tensor) -> Result<Vec<f64>> {
     values.to_dtype(DType::F64)?.to_vec1()
 }
 
-fn log_softmax(logits: &Tensor) -> Result<Tensor> {
+pub(super) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
     let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
     shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(D::Minus1)?.log()?)
 }

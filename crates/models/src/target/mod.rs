@@ -144,6 +144,22 @@ impl Target {
         &self.rope
     }
 
+    /// Stretches RoPE's base for sequences `stretch` times as long as those of training (NTK):
+    /// `theta · stretch^(D/(D−2))`. Returns the new base.
+    ///
+    /// # Errors
+    /// - `stretch` is not positive
+    pub fn stretch_rope(&mut self, stretch: f64) -> Result<f64> {
+        let head_dim = self.config.head_dim;
+        let mut rope = self.config.rope.clone();
+        if head_dim > 2 {
+            let dimensions = head_dim as f64;
+            rope.theta *= stretch.powf(dimensions / (dimensions - 2.0));
+        }
+        self.rope = rope.build(head_dim)?;
+        Ok(rope.theta)
+    }
+
     /// Output head, `[V, H]`.
     ///
     /// # Errors

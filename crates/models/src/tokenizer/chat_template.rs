@@ -178,7 +178,6 @@ fn with_generation_filters(source: &str) -> String {
 }
 
 /// The body of a `generation` block.
-#[expect(clippy::needless_pass_by_value, reason = "filters take their arguments so")]
 fn generation(state: &State<'_, '_>, body: String) -> String {
     if state.lookup("mark_generation").is_some_and(|mark| mark.is_true()) {
         format!("{}{body}{}", GENERATION[0], GENERATION[1])

@@ -2,7 +2,9 @@
 
 mod chat_template;
 mod gguf;
+mod sentence_piece;
 mod stream;
+mod train;
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,7 +16,9 @@ use crate::error::{ModelError, Result};
 use crate::weights::gguf::GgufSource;
 
 pub use chat_template::{ChatTemplate, Message};
+pub use sentence_piece::{Piece, PieceKind, SentencePieces};
 pub use stream::TextStream;
+pub use train::{SMALLEST_VOCABULARY, train_bpe};
 
 /// A tokenizer with special-token names and, if the model has one, a chat template.
 #[derive(Clone)]
@@ -128,6 +132,18 @@ impl TextTokenizer {
     /// Number of token ids, added tokens included.
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// Whether one character of a written token is one byte of text (GPT-2's way).
+    pub fn is_byte_level(&self) -> bool {
+        let decoder = self.inner.get_decoder().and_then(|d| serde_json::to_value(d).ok());
+        decoder.is_some_and(|decoder| decoder.to_string().contains("\"ByteLevel\""))
+    }
+
+    /// Whether a token is special: no text of its own.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        self.token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
     /// Tells tokenizers apart: equal for the same vocabulary, merges and normalisation.

@@ -4,6 +4,7 @@
 //! misshapen tensor is known before the first one is read, and reads tensors one by one in the
 //! dtype asked for, so that peak memory stays close to the final weights.
 
+pub mod artifact;
 pub mod gguf;
 pub mod memory;
 mod mmap;

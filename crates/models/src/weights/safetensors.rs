@@ -158,6 +158,11 @@ impl SafetensorsSource {
                 .filter_map(|b| b.try_into().ok().map(u32::from_le_bytes))
                 .map(i64::from)
                 .collect()),
+            Dtype::I16 => Ok(data
+                .chunks_exact(2)
+                .map(|b| i64::from(i16::from_le_bytes([b[0], b[1]])))
+                .collect()),
+            Dtype::I8 => Ok(data.iter().map(|&b| i64::from(i8::from_le_bytes([b]))).collect()),
             Dtype::BOOL | Dtype::U8 => Ok(data.iter().map(|&b| i64::from(b)).collect()),
             other => Err(ModelError::invalid(
                 &self.path,
@@ -184,6 +189,20 @@ impl SafetensorsSource {
             }
             _ => self.load(name, DType::F32),
         }
+    }
+
+    /// Reads a tensor of f64, row-major.
+    ///
+    /// # Errors
+    /// - it does not exist or is of another type
+    pub fn load_f64(&self, name: &str) -> Result<Vec<f64>> {
+        let (entry, data) = self.find(name)?;
+        if entry.dtype != Dtype::F64 {
+            let problem = format!("tensor `{name}` is {:?}, f64 expected", entry.dtype);
+            return Err(ModelError::invalid(&self.path, problem));
+        }
+        let values = data.chunks_exact(8).filter_map(|b| b.try_into().ok());
+        Ok(values.map(f64::from_le_bytes).collect())
     }
 
     fn find(&self, name: &str) -> Result<(&Entry, &[u8])> {

@@ -12,4 +12,5 @@ mod store;
 
 pub use lock::RunLock;
 pub use state::{Best, CheckpointState, RunIdentity};
+pub(crate) use store::seal;
 pub use store::{BEST, Checkpointer, LAST, PREVIOUS, Place, draft_file, read_draft, read_state};

@@ -44,6 +44,16 @@ pub enum Place {
     Best,
 }
 
+impl Place {
+    /// Name of the folder, and of the one that what was there goes to.
+    pub(crate) fn names(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::Last => (LAST, Some(PREVIOUS)),
+            Self::Best => (BEST, None),
+        }
+    }
+}
+
 /// Saves into and resumes from one folder.
 #[derive(Debug, Clone)]
 pub struct Checkpointer {
@@ -85,15 +95,12 @@ impl Checkpointer {
         optimizer: &AdamWState,
         tokenizer: &TextTokenizer,
     ) -> Result<PathBuf> {
-        let (name, previous) = match place {
-            Place::Last => (LAST, Some(PREVIOUS)),
-            Place::Best => (BEST, None),
-        };
+        let (name, previous) = place.names();
         self.put(name, previous, |folder| write_files(folder, state, draft, optimizer, tokenizer))
     }
 
     /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.
-    fn put(
+    pub(crate) fn put(
         &self,
         name: &str,
         previous: Option<&str>,
@@ -150,21 +157,35 @@ impl Checkpointer {
     /// # Errors
     /// - checkpoints exist but none is usable; every damage is named
     pub fn load_latest(&self) -> Result<Option<Loaded>> {
+        let newest = self.newest(load)?;
+        Ok(newest.map(|(mut loaded, warning)| {
+            loaded.warning = warning;
+            loaded
+        }))
+    }
+
+    /// What `load` makes of the newest undamaged checkpoint, and why a newer one was passed over.
+    ///
+    /// # Errors
+    /// - as [`Self::load_latest`]
+    pub(crate) fn newest<T>(
+        &self,
+        load: impl Fn(&Path) -> Result<T>,
+    ) -> Result<Option<(T, Option<String>)>> {
         let mut damages: Vec<String> = Vec::new();
         for name in [LAST, PREVIOUS] {
             let path = self.folder.join(name);
             if !path.is_dir() {
                 continue;
             }
-            match load(&path) {
-                Ok(mut loaded) => {
+            match Manifest::verify(&path).and_then(|()| load(&path)) {
+                Ok(loaded) => {
                     if !damages.is_empty() {
                         let aside = self.folder.join(DAMAGED);
                         let _ = std::fs::remove_dir_all(&aside);
                         let _ = std::fs::rename(self.folder.join(LAST), aside);
                     }
-                    loaded.warning = (!damages.is_empty()).then(|| damages.join("; "));
-                    return Ok(Some(loaded));
+                    return Ok(Some((loaded, (!damages.is_empty()).then(|| damages.join("; ")))));
                 }
                 Err(error) => damages.push(error.to_string()),
             }
@@ -204,6 +225,12 @@ fn write_files(
     let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
     let text = serde_json::to_string_pretty(state).map_err(|error| fail(&error))?;
     std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))?;
+    seal(folder)
+}
+
+/// Writes the manifest of a folder's files and hands them all to the disk.
+pub(crate) fn seal(folder: &Path) -> Result<()> {
+    let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
     let manifest = Manifest::of(folder)?;
     let text = serde_json::to_string_pretty(&manifest).map_err(|error| fail(&error))?;
     std::fs::write(folder.join(MANIFEST), text).map_err(|error| fail(&error))?;
@@ -215,7 +242,6 @@ fn write_files(
 }
 
 fn load(path: &Path) -> Result<Loaded> {
-    Manifest::verify(path)?;
     let state = read_state(path)?;
     let draft = read_draft(path)?;
     let source = SafetensorsSource::open_file(&path.join(OPTIMIZER))?;

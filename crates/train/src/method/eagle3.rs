@@ -82,11 +82,11 @@ pub(super) fn build(
     let draft = match &config.draft.from {
         None => {
             let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, target.embedding(), seed)?
+            Eagle3Draft::initialise(&sizes, map, target.embedding()?, seed)?
         }
         Some(path) => {
             let path = draft_file(path);
-            let trained = Eagle3Draft::load(&path, &sizes, target.embedding())?;
+            let trained = Eagle3Draft::load(&path, &sizes, target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?
@@ -104,7 +104,7 @@ pub(super) fn build(
     };
     report(&draft, &counts, observer);
     let objective = config.objective.eagle3.clone();
-    Ok(Box::new(Eagle3Objective::new(draft, target.head(), objective)?))
+    Ok(Box::new(Eagle3Objective::new(draft, target.head()?, objective)?))
 }
 
 /// The draft's sizes: as wanted, else the target's.

@@ -1,7 +1,9 @@
-//! Optimizers over a draft's parameters.
+//! Optimizers over a model's parameters.
 
 mod adamw;
 mod gradients;
+mod muon;
 
 pub use adamw::{AdamW, AdamWConfig, AdamWState, DeadParameters};
 pub use gradients::Gradients;
+pub use muon::{Muon, MuonConfig, MuonOutcome, MuonState, Orthogonalisation, TensorState};

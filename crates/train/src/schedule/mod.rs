@@ -2,6 +2,7 @@
 
 mod deepspeed;
 mod eagle3_cosine;
+pub mod warmdown;
 mod warmup_cosine;
 
 use schemars::JsonSchema;

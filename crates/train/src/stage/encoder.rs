@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use longdraft_data::TextEncoder;
 use longdraft_data::template::conversation::Conversation;
+use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::TargetConfig;
 use longdraft_models::tokenizer::TextTokenizer;
 
@@ -50,7 +50,7 @@ impl TextEncoder for Encoder<'_> {
     fn render_generated(
         &self,
         conversation: &Conversation,
-    ) -> Result<Option<(String, Vec<Range<usize>>)>, String> {
+    ) -> Result<Option<GeneratedText>, String> {
         let Some(template) = self.tokenizer.chat_template() else { return Ok(None) };
         template
             .render_generated(&conversation.messages, conversation.tools.as_ref())

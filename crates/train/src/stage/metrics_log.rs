@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 
-pub(super) struct MetricsLog {
+pub(crate) struct MetricsLog {
     path: PathBuf,
     file: File,
 }
 
 impl MetricsLog {
     /// Opens the log and cuts it to `bytes`.
-    pub(super) fn open(path: &Path, bytes: u64) -> Result<Self> {
+    pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self> {
         let fail = |error: std::io::Error| TrainError::checkpoint(path, error);
         let mut file =
             OpenOptions::new().create(true).write(true).truncate(false).open(path).map_err(fail)?;
@@ -26,7 +26,7 @@ impl MetricsLog {
         Ok(Self { path: path.to_path_buf(), file })
     }
 
-    pub(super) fn write(&mut self, record: &Value) -> Result<()> {
+    pub(crate) fn write(&mut self, record: &Value) -> Result<()> {
         // One write call a line, so that a kill leaves whole lines or one torn one at the end.
         let line = format!("{record}\n");
         self.file
@@ -35,7 +35,7 @@ impl MetricsLog {
     }
 
     /// Synced length in bytes.
-    pub(super) fn position(&mut self) -> Result<u64> {
+    pub(crate) fn position(&mut self) -> Result<u64> {
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.path, error);
         self.file.sync_all().map_err(fail)?;
         self.file.stream_position().map_err(fail)

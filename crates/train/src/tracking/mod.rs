@@ -24,6 +24,7 @@ mod swanlab;
 mod tensorboard;
 mod timestamp;
 mod tracked;
+mod trackers;
 mod wandb;
 
 pub use config::{MlflowConfig, Sink, SwanLabConfig, TrackingConfig, WandbConfig};
@@ -35,6 +36,7 @@ pub use swanlab::SwanLab;
 pub use tensorboard::TensorBoard;
 pub use timestamp::Moment;
 pub use tracked::Tracked;
+pub use trackers::Trackers;
 pub use wandb::Wandb;
 
 /// Scalars of one step.

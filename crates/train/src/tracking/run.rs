@@ -62,15 +62,26 @@ pub struct Run {
 impl Run {
     /// The run of a configuration in this process, resumed after `resumed_step` steps.
     pub fn new(config: &TrainConfig, resumed_step: u64) -> Self {
+        let value = serde_json::to_value(config).unwrap_or_default();
+        Self::of(&config.output, &config.tracking, value, resumed_step)
+    }
+
+    /// The run of any configuration, given as an object.
+    pub fn of(
+        directory: &Path,
+        tracking: &TrackingConfig,
+        config: Value,
+        resumed_step: u64,
+    ) -> Self {
         let started = Moment::now();
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let pid = std::process::id();
-        let seed = format!("{started:?} {host} {pid} {}", config.output.display());
+        let seed = format!("{started:?} {host} {pid} {}", directory.display());
         Self {
-            directory: config.output.clone(),
-            name: config.tracking.run_name(&config.output),
-            tracking: config.tracking.clone(),
-            config: serde_json::to_value(config).unwrap_or_default(),
+            directory: directory.to_path_buf(),
+            name: tracking.run_name(directory),
+            tracking: tracking.clone(),
+            config,
             resumed_step,
             started,
             host,

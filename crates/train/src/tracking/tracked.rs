@@ -9,7 +9,7 @@ use crate::metrics::DraftMetrics;
 use crate::stage::{Event, Observer};
 
 /// A tracker's name, and the tracker or why there is none.
-type Opened = (&'static str, Result<Box<dyn Tracker>>);
+pub(super) type Opened = (&'static str, Result<Box<dyn Tracker>>);
 
 /// Opens the trackers of a run that was resumed after so many steps.
 type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
@@ -147,7 +147,7 @@ impl Observer for Tracked<'_> {
 }
 
 /// The trackers that a run reports to.
-fn open(run: &Run) -> Vec<Opened> {
+pub(super) fn open(run: &Run) -> Vec<Opened> {
     fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
         tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
     }

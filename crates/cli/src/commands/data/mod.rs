@@ -1,6 +1,7 @@
 //! `longdraft data`: what sources become, before a draft is trained on it.
 
 mod inspect;
+mod pack;
 mod prepare;
 mod regenerate;
 mod stats;
@@ -18,6 +19,8 @@ use crate::cli::{DataCommand, LearnChoice};
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 
+pub(crate) use pack::encode_with_bytes;
+
 /// Runs one of the commands.
 pub(crate) fn run(command: &DataCommand, json: bool) -> Result<()> {
     match command {
@@ -25,6 +28,8 @@ pub(crate) fn run(command: &DataCommand, json: bool) -> Result<()> {
         DataCommand::Stats(arguments) => stats::run(arguments, json),
         DataCommand::Prepare(arguments) => prepare::run(arguments, json),
         DataCommand::Regenerate(arguments) => regenerate::run(arguments, json),
+        DataCommand::Tokenizer(arguments) => pack::tokenizer(arguments, json),
+        DataCommand::Pack(arguments) => pack::run(arguments, json),
     }
 }
 

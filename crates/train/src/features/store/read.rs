@@ -183,9 +183,11 @@ impl StoredFeatures {
             }
             TeacherKind::TopK(k) => {
                 let k = k.min(self.target.config().vocab_size);
-                let entries = match &record.top_k {
-                    Some(stored) => select(stored, record.teacher_rows.len(), &places),
-                    None => linear_top_k(&hidden()?, self.target.head(), k)?,
+                let entries = if let Some(stored) = &record.top_k {
+                    select(stored, record.teacher_rows.len(), &places)
+                } else {
+                    let head = self.target.head().map_err(TrainError::from)?;
+                    linear_top_k(&hidden()?, head, k)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }

@@ -1,0 +1,39 @@
+//! A pretraining step: nine layers, 512 wide, 8 heads over 4, vocabulary 1024, tied head, softcap,
+//! Muon and Adam; random tokens.
+
+use std::time::Instant;
+
+use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
+use longdraft_train::optim::{Gradients, Muon, MuonConfig};
+
+use super::median;
+
+/// Sequences of a step, as the other side's default.
+pub(super) const SEQUENCES: usize = 4;
+
+/// Seconds of a step of [`SEQUENCES`] sequences, the median of `steps` after one warm-up.
+pub(super) fn step(sequence: usize, steps: usize) -> f64 {
+    let config = LanguageModelConfig::default();
+    let model = LanguageModel::initialise(&config, 0).expect("model");
+    let parameters = model.parameters();
+    let layout = Layout::new(&config, &[sequence; SEQUENCES], sequence).expect("layout");
+    let optimizer = MuonConfig { matrix_lr: 0.02, clip_norm: 0.3, ..MuonConfig::default() };
+    let mut optimizer = Muon::new(optimizer, parameters);
+    let mut times = Vec::new();
+    for step in 0..=steps {
+        let id = |t: usize| ((t * 7919 + step * 104_729) % config.vocab_size) as u32;
+        let tokens: Vec<u32> = (0..=SEQUENCES * sequence).map(id).collect();
+        let started = Instant::now();
+        let count = tokens.len() - 1;
+        let hidden = model.hidden(&tokens[..count], &layout).expect("forward");
+        let output = model.cross_entropy(&hidden, &tokens[1..]).expect("loss");
+        let mean = (output.loss_sum / count as f64).expect("mean");
+        let mut gradients = Gradients::new(parameters);
+        gradients.add(parameters, &mean.backward().expect("backward")).expect("gradients");
+        optimizer.step(parameters, &gradients, 1.0).expect("step");
+        if step > 0 {
+            times.push(started.elapsed().as_secs_f64());
+        }
+    }
+    median(&mut times)
+}

@@ -1,0 +1,183 @@
+//! `longdraft data tokenizer` and `data pack`: from text to what `pretrain` reads.
+
+use std::path::{Path, PathBuf};
+
+use longdraft_data::source::read_jsonl;
+use longdraft_data::token_stream::{START_OF_DOCUMENT, ShardWriter, sidecar_path};
+use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
+use longdraft_train::pretrain::Tokenizer;
+use serde_json::json;
+
+use crate::cli::{DataPackArguments, DataTokenizerArguments};
+use crate::failure::{Failure, Result};
+
+/// Calls `each` with the text of every row; it says whether to go on.
+fn texts(
+    inputs: &[PathBuf],
+    field: &str,
+    mut each: impl FnMut(&str) -> Result<bool>,
+) -> Result<()> {
+    for input in inputs {
+        for row in read_jsonl(input)? {
+            if !each(row?.text(field)?)? {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn create_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))
+}
+
+/// Trains a tokenizer.
+pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Result<()> {
+    let (mut all, mut bytes) = (Vec::new(), 0);
+    let most = arguments.max_bytes.unwrap_or(usize::MAX);
+    texts(&arguments.inputs, &arguments.field, |text| {
+        bytes += text.len();
+        all.push(text.to_owned());
+        Ok(bytes < most)
+    })?;
+    if all.is_empty() {
+        return Err(Failure::usage("there is no text to train a tokenizer on"));
+    }
+    let tokenizer = train_bpe(all.into_iter(), arguments.vocabulary)?;
+    create_folder(&arguments.output)?;
+    tokenizer.save(&arguments.output)?;
+    let output = arguments.output.display();
+    if json {
+        let vocabulary = tokenizer.vocabulary();
+        println!(
+            "{}",
+            json!({"output": arguments.output, "vocabulary": vocabulary, "bytes": bytes})
+        );
+    } else {
+        println!("{} tokens from {bytes} bytes of text in {output}", tokenizer.vocabulary());
+    }
+    Ok(())
+}
+
+/// Shards of one name, a new one every so many tokens.
+struct Shards<'a> {
+    arguments: &'a DataPackArguments,
+    name: &'static str,
+    writers: Option<(ShardWriter, Option<ShardWriter>)>,
+    count: usize,
+    tokens: u64,
+    bytes: u64,
+}
+
+impl<'a> Shards<'a> {
+    fn new(arguments: &'a DataPackArguments, name: &'static str) -> Self {
+        Self { arguments, name, writers: None, count: 0, tokens: 0, bytes: 0 }
+    }
+
+    fn write(&mut self, tokens: &[u16], bytes: &[u16]) -> Result<()> {
+        if self.writers.is_none() {
+            let name = format!("{}_{:06}.bin", self.name, self.count);
+            let path = self.arguments.output.join(name);
+            let counts = self.arguments.byte_counts;
+            let counts = counts.then(|| ShardWriter::create(&sidecar_path(&path))).transpose()?;
+            self.writers = Some((ShardWriter::create(&path)?, counts));
+            self.count += 1;
+        }
+        if let Some((writer, counts)) = &mut self.writers {
+            writer.write(tokens)?;
+            if let Some(counts) = counts {
+                counts.write(bytes)?;
+            }
+            self.tokens += tokens.len() as u64;
+            self.bytes += bytes.iter().map(|count| u64::from(*count)).sum::<u64>();
+            if writer.len() >= self.arguments.shard_tokens {
+                self.finish()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if let Some((writer, counts)) = self.writers.take() {
+            writer.finish()?;
+            counts.map_or(Ok(()), ShardWriter::finish)?;
+        }
+        Ok(())
+    }
+}
+
+/// Tokens of a text with the bytes that each newly covers: their sum is the text's length.
+pub(crate) fn encode_with_bytes(
+    tokenizer: &TextTokenizer,
+    text: &str,
+) -> Result<(Vec<u32>, Vec<u32>)> {
+    let encoded = tokenizer.encode(text)?;
+    let mut covered = 0;
+    let mut bytes: Vec<u32> = Vec::with_capacity(encoded.ids.len());
+    for range in &encoded.offsets {
+        let end = range.end.max(covered).min(text.len());
+        bytes.push((end - covered) as u32);
+        covered = end;
+    }
+    if let Some(last) = bytes.last_mut() {
+        *last += (text.len() - covered) as u32;
+    }
+    Ok((encoded.ids, bytes))
+}
+
+/// Writes shards.
+pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
+    if arguments.shard_tokens == 0 {
+        return Err(Failure::usage("--shard-tokens must be at least 1"));
+    }
+    let tokenizer = Tokenizer::open(&arguments.tokenizer)?.text_tokenizer()?;
+    if tokenizer.vocabulary() > 1 << 16 {
+        let problem = format!("{} tokens, shards hold 65536", tokenizer.vocabulary());
+        return Err(Failure::usage(problem).hint("train one with `longdraft data tokenizer`"));
+    }
+    let start = u32::from(START_OF_DOCUMENT);
+    if tokenizer.token(start).is_none() || !tokenizer.is_special(start) {
+        let problem = "token 1 of the tokenizer is no special token: documents begin with it";
+        return Err(Failure::usage(problem).hint("train one with `longdraft data tokenizer`"));
+    }
+    create_folder(&arguments.output)?;
+    let mut train = Shards::new(arguments, "train");
+    let mut validation = Shards::new(arguments, "val");
+    let mut documents = 0_usize;
+    texts(&arguments.inputs, &arguments.field, |text| {
+        let (ids, counts) = encode_with_bytes(&tokenizer, text)?;
+        let mut tokens = vec![START_OF_DOCUMENT];
+        tokens.extend(ids.iter().map(|id| *id as u16));
+        let mut bytes = vec![0];
+        bytes.extend(counts.iter().map(|count| u16::try_from(*count).unwrap_or(u16::MAX)));
+        documents += 1;
+        let every = arguments.validation_every;
+        let held_out = every > 0 && documents.is_multiple_of(every);
+        let shards = if held_out { &mut validation } else { &mut train };
+        shards.write(&tokens, &bytes)?;
+        Ok(true)
+    })?;
+    train.finish()?;
+    validation.finish()?;
+    if documents == 0 {
+        return Err(Failure::usage("there is no text to pack"));
+    }
+    let (output, tokens, held_out) = (&arguments.output, train.tokens, validation.tokens);
+    let ratio = (tokens + held_out) as f64 / (train.bytes + validation.bytes).max(1) as f64;
+    if json {
+        let files = train.count + validation.count;
+        println!(
+            "{}",
+            json!({"output": output, "documents": documents, "shards": files, "train_tokens": tokens,
+                   "validation_tokens": held_out, "tokens_per_byte": ratio})
+        );
+    } else {
+        println!(
+            "{documents} documents: {tokens} tokens to train on, {held_out} to score, {ratio:.4} \
+             tokens per byte, in {}",
+            output.display()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! `longdraft experiment`: a grid of runs, several seeds each, scored in several ways.
+//!
+//! Every run lives in `output/NAME/seed-N`; what it came to is in `scores.json` there, and a second
+//! call goes on behind the last finished one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use longdraft_models::bits_per_byte::Tail;
+use longdraft_models::language_model::{LanguageModel, open};
+use longdraft_models::weights::artifact::Embedding;
+use longdraft_train::pretrain::{Pretraining, build_artifact};
+use longdraft_train::stage::{Ending, ResumePolicy};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::table::Summary;
+use super::{Progress, train, write_json};
+use crate::cli::ExperimentArguments;
+use crate::configuration::{read_as, read_pretrain};
+use crate::failure::{Failure, Result};
+use crate::progress::stop_on_interrupt;
+
+/// A grid.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Grid {
+    /// Configuration of `pretrain` that all runs share, relative to the grid.
+    base: PathBuf,
+    /// Folder of all runs.
+    output: PathBuf,
+    /// A run each.
+    seeds: Vec<u64>,
+    /// Changes of all runs.
+    #[serde(default)]
+    set: Vec<String>,
+    /// What differs.
+    runs: Vec<GridRun>,
+    /// How every run is scored.
+    evaluations: Vec<Evaluation>,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GridRun {
+    /// Names line and folder.
+    name: String,
+    /// Changes: dotted.key=value.
+    #[serde(default)]
+    set: Vec<String>,
+}
+
+/// Which weights are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Weights {
+    /// As trained.
+    Live,
+    /// From the artifact.
+    #[default]
+    Artifact,
+    /// From an artifact whose embedding is f16.
+    ArtifactF16Embedding,
+}
+
+/// One column of the table.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Evaluation {
+    /// Names the column.
+    name: String,
+    /// Which weights.
+    #[serde(default)]
+    weights: Weights,
+    /// Window in lengths of training.
+    #[serde(default = "one")]
+    window_factor: f64,
+    /// Stride in windows; without one, windows do not overlap.
+    #[serde(default)]
+    stride_factor: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Grid {
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut require = |holds: bool, text: &str| {
+            if !holds {
+                problems.push(text.to_owned());
+            }
+        };
+        require(!self.seeds.is_empty(), "`seeds` is empty");
+        require(!self.runs.is_empty(), "`runs` is empty");
+        require(!self.evaluations.is_empty(), "`evaluations` is empty");
+        let plain = |name: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            !name.is_empty() && !name.starts_with('.') && name.chars().all(allowed)
+        };
+        require(
+            self.runs.iter().all(|run| plain(&run.name)),
+            "`runs` have names of letters, digits, -, _ and dots",
+        );
+        let mut names: Vec<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        require(names.len() == self.runs.len(), "`runs` have names of their own");
+        let factor = |factor: f64| factor > 0.0 && factor <= 64.0;
+        require(
+            self.evaluations.iter().all(|e| {
+                factor(e.window_factor) && e.stride_factor.is_none_or(|s| s > 0.0 && s <= 1.0)
+            }),
+            "`evaluations` need `window_factor` in 0 to 64 and `stride_factor` in 0 to 1",
+        );
+        problems
+    }
+}
+
+/// Runs what is missing, then prints the table.
+pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
+    let grid: Grid = read_as(&arguments.grid, &[], Grid::problems)?;
+    let base = arguments.grid.parent().unwrap_or(Path::new(".")).join(&grid.base);
+    for name in &arguments.only {
+        if !grid.runs.iter().any(|run| run.name == *name) {
+            return Err(Failure::usage(format!("there is no run `{name}` in the grid")));
+        }
+    }
+    let stop = stop_on_interrupt();
+    let wanted = |run: &&GridRun| arguments.only.is_empty() || arguments.only.contains(&run.name);
+    let mut lines: Vec<(String, BTreeMap<String, Vec<f64>>)> = Vec::new();
+    for run in grid.runs.iter().filter(wanted) {
+        let mut columns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for &seed in &grid.seeds {
+            let output = grid.output.join(&run.name).join(format!("seed-{seed}"));
+            let mut set: Vec<String> = grid.set.iter().chain(&run.set).cloned().collect();
+            set.extend(arguments.overrides.iter().cloned());
+            set.push(format!("output={}", output.display()));
+            set.push(format!("train.seed={seed}"));
+            let mut progress = Progress::new(std::sync::Arc::clone(&stop));
+            let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
+                println!("stopped: the same command goes on from there");
+                return Ok(());
+            };
+            for (name, value) in scores {
+                columns.entry(name).or_default().extend(value.as_f64());
+            }
+        }
+        lines.push((run.name.clone(), columns));
+    }
+    let table = to_json(&grid, &lines);
+    write_json(&grid.output.join("table.json"), &table)?;
+    if json {
+        println!("{table}");
+    } else {
+        print(&grid, &lines);
+    }
+    Ok(())
+}
+
+/// Composes every run of a grid without running it.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let grid: Grid = read_as(path, &[], Grid::problems)?;
+    let base = path.parent().unwrap_or(Path::new(".")).join(&grid.base);
+    for run in &grid.runs {
+        let set: Vec<String> = grid.set.iter().chain(&run.set).cloned().collect();
+        read_pretrain(&base, &set)?;
+    }
+    Ok(())
+}
+
+/// Scores of one run, by column; `None` if the user stopped it.
+fn scores(
+    grid: &Grid,
+    base: &Path,
+    set: &[String],
+    output: &Path,
+    progress: &mut Progress,
+) -> Result<Option<Map<String, Value>>> {
+    let file = output.join("scores.json");
+    let key = json!({ "set": set, "evaluations": grid.evaluations });
+    if let Ok(text) = std::fs::read_to_string(&file)
+        && let Ok(Value::Object(mut known)) = serde_json::from_str::<Value>(&text)
+        && known.get("of") == Some(&key)
+        && let Some(Value::Object(scores)) = known.remove("scores")
+    {
+        return Ok(Some(scores));
+    }
+    eprintln!("== {}", output.display());
+    let config = read_pretrain(base, set)?;
+    let trained = train(config, ResumePolicy::Strict, progress)?;
+    if trained.ending != Ending::Finished {
+        return Ok(None);
+    }
+    let mut scores = Map::new();
+    for evaluation in &grid.evaluations {
+        let value = score(&trained.run, evaluation, output)?;
+        scores.insert(evaluation.name.clone(), json!(value));
+    }
+    let summary = trained.to_json();
+    scores.insert("tokens_per_second".into(), summary["median_tokens_per_second"].clone());
+    write_json(&file, &json!({ "of": key, "scores": scores, "run": summary }))?;
+    Ok(Some(scores))
+}
+
+fn score(run: &Pretraining, evaluation: &Evaluation, output: &Path) -> Result<f64> {
+    let stream = run.validation().ok_or_else(|| {
+        Failure::usage("an experiment needs `data.validation` and `data.tokenizer`")
+    })?;
+    let config = run.config();
+    let model = weights(run, evaluation.weights, output)?;
+    let length = config.train.sequence_length as f64;
+    let window = ((length * evaluation.window_factor).round() as usize).max(1);
+    let batch_tokens = config.evaluation.batch_tokens;
+    let score = match evaluation.stride_factor {
+        None => stream.score_plain(&model, window, batch_tokens)?,
+        Some(factor) => {
+            let stride = ((window as f64 * factor).round() as usize).clamp(1, window);
+            stream.score_sliding(&model, (window, stride), Tail::Score, batch_tokens)?
+        }
+    };
+    Ok(score.bits_per_byte())
+}
+
+fn weights(run: &Pretraining, weights: Weights, output: &Path) -> Result<LanguageModel> {
+    let live = run.final_model()?;
+    let file = match weights {
+        Weights::Live => return Ok(live),
+        Weights::Artifact => output.join(super::ARTIFACT),
+        Weights::ArtifactF16Embedding => {
+            let file = output.join("model-f16-embedding.ldq");
+            let mut config = run.config().artifact.clone();
+            config.quantise.embedding = Embedding::F16;
+            build_artifact(&live, run.tokenizer_hash(), &config, &file)?;
+            file
+        }
+    };
+    Ok(open(&file)?.0.frozen()?)
+}
+
+fn names(grid: &Grid) -> Vec<&str> {
+    let columns = grid.evaluations.iter().map(|evaluation| evaluation.name.as_str());
+    columns.chain(["tokens_per_second"]).collect()
+}
+
+fn to_json(grid: &Grid, lines: &[(String, BTreeMap<String, Vec<f64>>)]) -> Value {
+    let mut runs = Map::new();
+    for (name, columns) in lines {
+        let mut line = Map::new();
+        for column in names(grid) {
+            let values = columns.get(column).cloned().unwrap_or_default();
+            if let Some(mean) = Summary::of(&values) {
+                line.insert(
+                    column.to_owned(),
+                    json!({ "n": mean.n, "mean": mean.mean, "deviation": mean.deviation,
+                            "half_width_95": mean.half_width, "values": values }),
+                );
+            }
+        }
+        runs.insert(name.clone(), Value::Object(line));
+    }
+    json!({ "seeds": grid.seeds, "runs": runs })
+}
+
+fn print(grid: &Grid, lines: &[(String, BTreeMap<String, Vec<f64>>)]) {
+    let columns = names(grid);
+    let width = lines.iter().map(|line| line.0.len()).max().unwrap_or(0).max(3);
+    println!("bits per byte, mean of {} seeds ± 95 % interval", grid.seeds.len());
+    let head: Vec<String> = columns.iter().map(|name| format!("{name:>20}")).collect();
+    println!("{:width$} {}", "run", head.join(" "));
+    for (name, values) in lines {
+        let cells: Vec<String> = columns
+            .iter()
+            .map(|column| {
+                let mean = Summary::of(values.get(*column).map_or(&[], Vec::as_slice));
+                let text = mean.map_or_else(|| "-".to_owned(), |mean| mean.to_string());
+                format!("{text:>20}")
+            })
+            .collect();
+        println!("{name:width$} {}", cells.join(" "));
+    }
+}

@@ -1,0 +1,247 @@
+//! `longdraft pretrain`, and what is done with its models: `quantize`, `eval bpb`, `experiment`.
+
+mod bits_per_byte;
+mod experiment;
+mod quantize;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use longdraft_models::bits_per_byte::Score;
+use longdraft_train::pretrain::{
+    ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
+    ScoredStream, build_artifact, peak_memory_mib,
+};
+use longdraft_train::stage::{Ending, ResumePolicy};
+use serde_json::{Value, json};
+
+use super::median;
+use crate::cli::TrainArguments;
+use crate::configuration::read_pretrain;
+use crate::failure::{Failure, Result};
+use crate::progress::{clock, stop_on_interrupt};
+
+pub(crate) use bits_per_byte::run as bits_per_byte;
+pub(crate) use experiment::{check as check_grid, run as experiment};
+pub(crate) use quantize::run as quantize;
+
+/// Time between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// The artifact in a run directory.
+const ARTIFACT: &str = "model.ldq";
+
+/// Trains; a second call with the same configuration goes on where the first one stopped.
+pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
+    let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    let config = read_pretrain(&arguments.config, &arguments.overrides)?;
+    let mut progress = Progress::new(stop_on_interrupt());
+    let trained = train(config, policy, &mut progress)?;
+    let output = trained.run.config().output.display();
+    if json {
+        println!("{}", trained.to_json());
+    } else if trained.ending == Ending::Finished {
+        trained.print();
+        println!("done: {output}");
+    } else {
+        let steps = trained.run.totals().0;
+        println!("stopped after step {steps}: the same command goes on from there");
+    }
+    Ok(())
+}
+
+/// A run that ended.
+pub(super) struct Trained {
+    pub(super) run: Pretraining,
+    pub(super) ending: Ending,
+    pub(super) artifact: Option<ArtifactReport>,
+    speed: f64,
+    hash: String,
+}
+
+/// Runs to the end, then writes the artifact and scores it.
+pub(super) fn train(
+    config: PretrainConfig,
+    policy: ResumePolicy,
+    progress: &mut Progress,
+) -> Result<Trained> {
+    let mut run = Pretraining::prepare(config, policy, progress)?;
+    let config = run.config().clone();
+    // Not before: a refused run keeps the configuration that it was made with.
+    let text = save_config(&config)?;
+    let hash = crate::sha256::of_text(&text)[..12].to_owned();
+    eprintln!(
+        "configuration {hash}; {:.2} M parameters; {} tokens to train on, {} targets to score; {} \
+         tokens a step in sequences of {}; seed {}; {} threads",
+        config.model.parameter_count() as f64 / 1e6,
+        run.training_tokens(),
+        run.validation().map_or(0, ScoredStream::targets),
+        config.train.batch_tokens,
+        config.train.sequence_length,
+        config.train.seed,
+        rayon::current_num_threads()
+    );
+    let ending = run.run(progress)?;
+    let mut artifact = None;
+    if ending == Ending::Finished {
+        let model = run.final_model()?;
+        let path = config.output.join(ARTIFACT);
+        let hash = run.tokenizer_hash().to_owned();
+        if let Some(stream) = run.validation() {
+            let (window, stride) = config.windows();
+            let length = config.train.sequence_length;
+            let lengths = (length, window, stride, config.evaluation.batch_tokens);
+            let report =
+                ArtifactReport::measure(&model, &hash, &config.artifact, &path, stream, lengths)?;
+            write_json(&config.output.join("result.json"), &report.to_json())?;
+            artifact = Some(report);
+        } else {
+            build_artifact(&model, &hash, &config.artifact, &path)?;
+        }
+    }
+    Ok(Trained { run, ending, artifact, speed: median(&progress.speeds), hash })
+}
+
+fn write_json(path: &std::path::Path, value: &Value) -> Result<()> {
+    let text = format!("{value:#}\n");
+    Ok(longdraft_models::weights::safetensors::write_atomically(path, text.as_bytes())?)
+}
+
+impl Trained {
+    pub(super) fn to_json(&self) -> Value {
+        let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
+        let config = self.run.config();
+        let operations = config.model.training_operations_per_token(config.train.sequence_length);
+        json!({
+            "output": config.output, "config_hash": self.hash, "seed": config.train.seed,
+            "parameters": config.model.parameter_count(), "steps": steps, "tokens": tokens,
+            "seconds": elapsed_ms / 1000.0, "finished": self.ending == Ending::Finished,
+            "median_tokens_per_second": self.speed, "gflops": 1e-9 * self.speed * operations,
+            "clip_share": clipped, "peak_memory_mib": peak_memory_mib(),
+            "result": self.artifact.as_ref().map(ArtifactReport::to_json),
+        })
+    }
+
+    fn print(&self) {
+        let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
+        let config = self.run.config();
+        let operations = config.model.training_operations_per_token(config.train.sequence_length);
+        println!(
+            "{steps} steps, {tokens} tokens in {}; {:.0} tokens/s, {:.1} GFLOP/s of the model; \
+             {:.0} % of steps clipped; {:.0} MiB at most",
+            clock(elapsed_ms / 1000.0),
+            self.speed,
+            1e-9 * self.speed * operations,
+            100.0 * clipped,
+            peak_memory_mib().unwrap_or(f64::NAN)
+        );
+        if let Some(artifact) = &self.artifact {
+            print_artifact(artifact, config.train.sequence_length, config.artifact.compression);
+        }
+    }
+}
+
+/// The figures of live weights and artifact.
+pub(super) fn print_artifact(
+    report: &ArtifactReport,
+    length: usize,
+    compression: longdraft_models::weights::artifact::Compression,
+) {
+    let of = |score: &Score| {
+        format!(
+            "{:.6} bits per byte ({} of {} targets, {} bytes)",
+            score.bits_per_byte(),
+            score.tokens,
+            score.total_tokens,
+            score.bytes
+        )
+    };
+    let (window, stride) = report.windows;
+    println!("live weights, plain {length}:      {}", of(&report.live));
+    println!("artifact, plain {length}:          {}", of(&report.plain));
+    println!("artifact, sliding {window}/{stride}: {}", of(&report.sliding));
+    println!(
+        "penalty of quantisation {:.6}; trained at {length}, windows of {window}, RoPE base {:.1}",
+        report.penalty(),
+        report.rope_base
+    );
+    let sizes = report.sizes;
+    println!(
+        "artifact of {} bytes ({} before {}), {} of code, {} in all: {} the limit of 16000000",
+        sizes.artifact_bytes,
+        sizes.payload_bytes,
+        compression.implementation(),
+        sizes.code_bytes,
+        sizes.total(),
+        if sizes.fits() { "within" } else { "BEYOND" }
+    );
+}
+
+/// Keeps the composed configuration and the version beside the run; returns the text.
+fn save_config(config: &PretrainConfig) -> Result<String> {
+    let fail = |error: &dyn std::fmt::Display| {
+        Failure::work(format!("{}: {error}", config.output.display()))
+    };
+    std::fs::create_dir_all(&config.output).map_err(|error| fail(&error))?;
+    let text = serde_saphyr::to_string(config).map_err(|error| fail(&error))?;
+    let whole = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
+    std::fs::write(config.output.join("config.yaml"), whole).map_err(|error| fail(&error))?;
+    Ok(text)
+}
+
+/// Prints a run's events; stops it when the user asks.
+pub(super) struct Progress {
+    stop: Arc<AtomicBool>,
+    last_line: Option<Instant>,
+    speeds: Vec<f64>,
+}
+
+impl Progress {
+    pub(super) fn new(stop: Arc<AtomicBool>) -> Self {
+        Self { stop, last_line: None, speeds: Vec::new() }
+    }
+
+    fn step(&mut self, report: &PretrainStep) {
+        let speed = report.tokens as f64 / report.seconds.max(1e-9);
+        self.speeds.push(speed);
+        let due = report.step <= 10
+            || report.progress >= 1.0
+            || self.last_line.is_none_or(|line| line.elapsed() >= LINE_EVERY);
+        if due {
+            self.last_line = Some(Instant::now());
+            eprintln!(
+                "step {}/{}  loss {:.4}  norm {:.3}  clip {:.2}  multiplier {:.3}  momentum {:.4}  \
+                 {speed:.0} tok/s  {:.0} %",
+                report.step,
+                report.steps,
+                report.loss,
+                report.grad_norm,
+                report.clip_factor,
+                report.multiplier,
+                report.momentum,
+                100.0 * report.progress.min(1.0)
+            );
+        }
+    }
+}
+
+impl PretrainObserver for Progress {
+    fn on_event(&mut self, event: PretrainEvent<'_>) {
+        match event {
+            PretrainEvent::Resumed(step) => eprintln!("resumed after step {step}"),
+            PretrainEvent::Note(text) => eprintln!("{text}"),
+            PretrainEvent::Warning(text) => eprintln!("warning: {text}"),
+            PretrainEvent::Step(report) => self.step(report),
+            PretrainEvent::Evaluated(step, bits) => {
+                eprintln!("validation after step {step}: {bits:.4} bits per byte");
+            }
+            PretrainEvent::Saved(path) => eprintln!("saved {}", path.display()),
+        }
+    }
+
+    fn should_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

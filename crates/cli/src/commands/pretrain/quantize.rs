@@ -1,0 +1,109 @@
+//! `longdraft quantize`: artifact, read back, scored.
+
+use longdraft_data::token_stream::TokenStream;
+use longdraft_models::language_model::open;
+use longdraft_models::weights::artifact::{
+    Compression, Embedding, QuantiseConfig, QuantiseFormat, Sizes,
+};
+use longdraft_train::pretrain::{
+    ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact,
+};
+use serde_json::json;
+
+use super::print_artifact;
+use crate::cli::{CompressionChoice, EmbeddingChoice, FormatChoice, QuantizeArguments};
+use crate::failure::{Failure, Result};
+
+/// Writes the artifact and scores it if there is data.
+pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
+    let config = config(arguments)?;
+    let (model, hash) = open(&arguments.model)?;
+    let model = model.frozen()?;
+    if arguments.data.is_empty() {
+        let sizes = build_artifact(&model, &hash, &config, &arguments.output)?;
+        print_sizes(arguments, sizes, json);
+        return require_fit(sizes);
+    }
+    let scoring = &arguments.scoring;
+    let tokenizer = scoring.tokenizer.as_deref().ok_or_else(|| {
+        Failure::usage("bits per byte need the tokenizer").hint("add --tokenizer")
+    })?;
+    let tokenizer = Tokenizer::open(tokenizer)?;
+    if !hash.is_empty() && hash != tokenizer.hash() {
+        eprintln!("warning: the model was trained with another tokenizer");
+    }
+    let stream = TokenStream::open(&arguments.data)?;
+    let vocabulary = model.config().vocab_size;
+    stream.check(vocabulary)?;
+    let stream = ScoredStream::new(&stream, &tokenizer, vocabulary, scoring.max_tokens)?;
+    stream.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    let (window, stride) = super::bits_per_byte::windows(scoring)?;
+    let length = scoring.training_length.unwrap_or(window);
+    let lengths = (length, window, stride, scoring.batch_tokens);
+    let report =
+        ArtifactReport::measure(&model, &hash, &config, &arguments.output, &stream, lengths)?;
+    if json {
+        println!("{}", report.to_json());
+    } else {
+        print_artifact(&report, length, config.compression);
+    }
+    require_fit(report.sizes)
+}
+
+fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
+    let quantise = QuantiseConfig {
+        format: match arguments.format {
+            FormatChoice::Compat => QuantiseFormat::Compat,
+            FormatChoice::Modern => QuantiseFormat::Modern,
+        },
+        keep_max_elements: arguments.keep_max_elements,
+        levels: arguments.levels,
+        embedding: match arguments.embedding {
+            EmbeddingChoice::Codes => Embedding::Codes,
+            EmbeddingChoice::F16 => Embedding::F16,
+        },
+        ..QuantiseConfig::default()
+    };
+    let problems = quantise.problems("--");
+    if !problems.is_empty() {
+        return Err(Failure::usage(problems.join("; ")).hint("add --format modern"));
+    }
+    Ok(ArtifactConfig {
+        quantise,
+        compression: match arguments.compression {
+            CompressionChoice::Zlib => Compression::Zlib,
+            CompressionChoice::Zstd => Compression::Zstd,
+        },
+        code_bytes: arguments.code_bytes,
+        budget_bytes: arguments.budget_bytes,
+    })
+}
+
+fn print_sizes(arguments: &QuantizeArguments, sizes: Sizes, json: bool) {
+    if json {
+        println!(
+            "{}",
+            json!({
+                "output": arguments.output, "artifact_bytes": sizes.artifact_bytes,
+                "payload_bytes": sizes.payload_bytes, "code_bytes": sizes.code_bytes,
+                "total_bytes": sizes.total(), "fits": sizes.fits()
+            })
+        );
+    } else {
+        println!(
+            "{}: {} bytes ({} before compression), {} with code",
+            arguments.output.display(),
+            sizes.artifact_bytes,
+            sizes.payload_bytes,
+            sizes.total()
+        );
+    }
+}
+
+fn require_fit(sizes: Sizes) -> Result<()> {
+    if sizes.fits() {
+        return Ok(());
+    }
+    Err(Failure::work(format!("{} bytes are beyond the limit of 16000000", sizes.total()))
+        .hint("train a smaller model, or use --format modern with --levels or --budget-bytes"))
+}

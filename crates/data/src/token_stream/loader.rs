@@ -1,0 +1,223 @@
+//! Batches of `[B, S]` inputs and targets.
+//!
+//! `sequential`, as published: a cursor takes `B S + 1` tokens a micro-batch and goes on behind
+//! them, so one token a micro-batch is never an input; it wraps at the end.
+//! `shuffled`: blocks of `S` in a seeded permutation per epoch (a Feistel network over the block
+//! index), nothing dropped; the last block begins early where `S` does not divide the stream.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{START_OF_DOCUMENT, TokenStream};
+use crate::error::{DataError, Result};
+use longdraft_kernels::random::CounterRng;
+
+/// Order of the tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoaderKind {
+    /// One after the other.
+    #[default]
+    Sequential,
+    /// Blocks in a new order every epoch.
+    Shuffled,
+}
+
+/// Where a loader stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// Passes over the stream.
+    pub epoch: u64,
+    /// Next token (sequential) or block (shuffled) of the pass.
+    pub index: u64,
+}
+
+/// `B` sequences of `S` tokens, laid end to end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// `[B S]`
+    pub inputs: Vec<u32>,
+    /// The next tokens, `[B S]`.
+    pub targets: Vec<u32>,
+}
+
+impl Batch {
+    /// A number for each input that is equal within a document of a sequence, `[B S]`.
+    pub fn document_ids(&self, sequence: usize) -> Vec<i32> {
+        let mut document = 0;
+        let ids = self.inputs.iter().enumerate().map(|(index, token)| {
+            let starts = *token == u32::from(START_OF_DOCUMENT);
+            document += i32::from(starts || index % sequence.max(1) == 0);
+            document
+        });
+        ids.collect()
+    }
+}
+
+/// Draws batches.
+pub trait Loader {
+    /// The next `sequences` sequences of `length` tokens.
+    ///
+    /// # Errors
+    /// - a file cannot be read
+    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch>;
+
+    /// Where it goes on.
+    fn position(&self) -> Position;
+}
+
+/// One after the other.
+pub struct Sequential<'a> {
+    stream: &'a TokenStream,
+    position: Position,
+}
+
+impl<'a> Sequential<'a> {
+    /// A loader from a position on.
+    pub fn new(stream: &'a TokenStream, position: Position) -> Self {
+        Self { stream, position }
+    }
+}
+
+impl Loader for Sequential<'_> {
+    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch> {
+        let count = sequences * length + 1;
+        let tokens = self.stream.read_wrapping(self.position.index as usize, count)?;
+        let next = self.position.index + count as u64;
+        self.position.epoch += next / self.stream.len() as u64;
+        self.position.index = next % self.stream.len() as u64;
+        let wide: Vec<u32> = tokens.into_iter().map(u32::from).collect();
+        Ok(Batch { inputs: wide[..count - 1].to_vec(), targets: wide[1..].to_vec() })
+    }
+
+    fn position(&self) -> Position {
+        self.position
+    }
+}
+
+/// Blocks in a new order every epoch.
+pub struct Shuffled<'a> {
+    stream: &'a TokenStream,
+    position: Position,
+    seed: u64,
+}
+
+impl<'a> Shuffled<'a> {
+    /// A loader from a position on; the order is a function of the seed.
+    pub fn new(stream: &'a TokenStream, position: Position, seed: u64) -> Self {
+        Self { stream, position, seed }
+    }
+}
+
+impl Loader for Shuffled<'_> {
+    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch> {
+        let targets = self.stream.len() - 1;
+        if targets < length || length == 0 {
+            let path = self.stream.paths().next().map(ToOwned::to_owned).unwrap_or_default();
+            let problem = format!("{} tokens hold no sequence of {length}", self.stream.len());
+            return Err(DataError::shards(path, problem));
+        }
+        let blocks = targets.div_ceil(length) as u64;
+        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new() };
+        for _ in 0..sequences {
+            if self.position.index >= blocks {
+                self.position = Position { epoch: self.position.epoch + 1, index: 0 };
+            }
+            let block = permuted(self.position.index, blocks, self.seed, self.position.epoch);
+            let start = (block as usize * length).min(targets - length);
+            let tokens = self.stream.read(start..start + length + 1)?;
+            batch.inputs.extend(tokens[..length].iter().map(|token| u32::from(*token)));
+            batch.targets.extend(tokens[1..].iter().map(|token| u32::from(*token)));
+            self.position.index += 1;
+        }
+        Ok(batch)
+    }
+
+    fn position(&self) -> Position {
+        self.position
+    }
+}
+
+/// Place `index` of a permutation of `0..count`: four Feistel rounds over the next even power of
+/// two, repeated until the value lies in the range.
+fn permuted(index: u64, count: u64, seed: u64, epoch: u64) -> u64 {
+    let bits = (64 - count.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+    let mask = (1_u64 << bits) - 1;
+    let mut value = index;
+    loop {
+        let (mut left, mut right) = (value >> bits, value & mask);
+        for round in 0..4 {
+            let mix = CounterRng::new(seed, "shuffled blocks", &[epoch, round, right]).next_u64();
+            (left, right) = (right, left ^ (mix & mask));
+        }
+        value = left << bits | right;
+        if value < count {
+            return value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write_shard;
+    use super::*;
+
+    fn stream(tokens: &[u16]) -> (tempfile::TempDir, TokenStream) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        write_shard(&dir.path().join("a.bin"), tokens).expect("written");
+        let stream = TokenStream::open(&[dir.path().to_path_buf()]).expect("stream");
+        (dir, stream)
+    }
+
+    #[test]
+    fn a_permutation_holds_every_place_once_and_differs_by_epoch() {
+        for count in [1, 2, 3, 17, 64, 100] {
+            for epoch in 0..3 {
+                let mut places: Vec<u64> =
+                    (0..count).map(|i| permuted(i, count, 5, epoch)).collect();
+                places.sort_unstable();
+                assert!(places.into_iter().eq(0..count));
+            }
+        }
+        let order = |epoch| (0..50).map(|i| permuted(i, 50, 5, epoch)).collect::<Vec<_>>();
+        assert_ne!(order(0), order(1));
+    }
+
+    #[test]
+    fn shuffled_blocks_drop_nothing_and_go_on_from_their_position() -> Result<()> {
+        let tokens: Vec<u16> = (0..24).collect();
+        let (_dir, stream) = stream(&tokens);
+        let mut loader = Shuffled::new(&stream, Position::default(), 9);
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let batch = loader.next_batch(2, 4)?;
+            assert!(batch.inputs.iter().zip(&batch.targets).all(|(a, b)| a + 1 == *b));
+            seen.extend(batch.targets);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert!(seen.into_iter().eq(1..24));
+        let mut again = Shuffled::new(&stream, loader.position(), 9);
+        assert_eq!(loader.next_batch(5, 4)?, again.next_batch(5, 4)?);
+        assert!(loader.next_batch(1, 24).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_sequential_cursor_skips_one_input_a_batch_and_wraps() -> Result<()> {
+        let (_dir, stream) = stream(&[1, 2, 3, 4, 5, 6, 7]);
+        let mut loader = Sequential::new(&stream, Position::default());
+        assert_eq!(loader.next_batch(1, 4)?.inputs, [1, 2, 3, 4]);
+        assert_eq!(loader.position(), Position { epoch: 0, index: 5 });
+        let batch = loader.next_batch(2, 2)?;
+        assert_eq!((batch.inputs, batch.targets), (vec![6, 7, 1, 2], vec![7, 1, 2, 3]));
+        assert_eq!(loader.position(), Position { epoch: 1, index: 3 });
+        Ok(())
+    }
+
+    #[test]
+    fn documents_of_a_sequence_are_told_apart() {
+        let batch = Batch { inputs: vec![1, 5, 1, 6, 7, 8], targets: vec![0; 6] };
+        assert_eq!(batch.document_ids(3), [1, 1, 2, 3, 3, 3]);
+    }
+}

@@ -1,0 +1,203 @@
+//! A learned factor a channel: `y = x ∘ w`, and `y = r + x ∘ w` behind a branch.
+//!
+//! Backward: `dx = g ∘ w`, `dw = Σ_rows g ∘ x`, `dr = g`. Residual scales, mixes of two streams
+//! and skip connections of a decoder are all made of these two. Nothing but the inputs is kept;
+//! `dw` sums chunks of rows in a fixed order.
+
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+/// Rows of a parallel task, whose weight gradients are summed together.
+const ROWS_PER_CHUNK: usize = 64;
+
+/// `x ∘ w`.
+///
+/// # Shapes
+/// - `x`: `[.., C]`, `weight`: `[C]` → `[.., C]`
+///
+/// # Errors
+/// - `weight` is not `[C]`
+pub fn scale_channels(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    check(x, weight)?;
+    if !all_cpu_f32(&[x, weight]) {
+        return x.broadcast_mul(weight);
+    }
+    let none = Tensor::zeros(0, x.dtype(), x.device())?;
+    x.contiguous()?.apply_op3(&weight.contiguous()?, &none, ChannelScale { residual: false })
+}
+
+/// `residual + x ∘ w`.
+///
+/// # Shapes
+/// - `residual`, `x`: `[.., C]`, `weight`: `[C]` → `[.., C]`
+///
+/// # Errors
+/// - `weight` is not `[C]`, or the streams differ in shape
+pub fn add_scaled(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    check(x, weight)?;
+    if residual.shape() != x.shape() {
+        bail!("add_scaled: {:?} and {:?} differ in shape", residual.shape(), x.shape());
+    }
+    if !all_cpu_f32(&[residual, x, weight]) {
+        return reference(residual, x, weight);
+    }
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    x.apply_op3(&weight, &residual.contiguous()?, ChannelScale { residual: true })
+}
+
+/// [`add_scaled`] from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`add_scaled`]
+pub fn reference(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    residual + x.broadcast_mul(weight)?
+}
+
+fn check(x: &Tensor, weight: &Tensor) -> Result<()> {
+    let channels = x.dim(D::Minus1)?;
+    if weight.dims() != [channels] {
+        bail!("channel scale: weight [{channels}] expected, found {:?}", weight.shape());
+    }
+    Ok(())
+}
+
+struct ChannelScale {
+    residual: bool,
+}
+
+impl CustomOp3 for ChannelScale {
+    fn name(&self) -> &'static str {
+        "channel_scale"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(s1, l1, "channel_scale")?;
+        let w = f32_slice(s2, l2, "channel_scale")?;
+        let mut out = if self.residual {
+            f32_slice(s3, l3, "channel_scale")?.to_vec()
+        } else {
+            vec![0.0; x.len()]
+        };
+        add_products(&mut out, x, w);
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        residual: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let dx = if x.track_op() {
+            let mut dx = vec![0.0; x.elem_count()];
+            with_f32(grad, |g| {
+                with_f32(weight, |w| {
+                    add_products(&mut dx, g, w);
+                    Ok(())
+                })
+            })?;
+            Some(Tensor::from_vec(dx, x.shape(), x.device())?)
+        } else {
+            None
+        };
+        let dw = if weight.track_op() {
+            let channels = weight.elem_count();
+            let dw = with_f32(grad, |g| with_f32(x, |x| Ok(product_sums(g, x, channels))))?;
+            Some(Tensor::from_vec(dw, weight.shape(), weight.device())?)
+        } else {
+            None
+        };
+        let d_residual = (self.residual && residual.track_op()).then(|| grad.clone());
+        Ok((dx, dw, d_residual))
+    }
+}
+
+/// `out += x ∘ w`, `w` a row.
+fn add_products(out: &mut [f32], x: &[f32], w: &[f32]) {
+    let chunk = w.len().max(1) * ROWS_PER_CHUNK;
+    out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(out, x)| {
+        for (out, x) in out.chunks_mut(w.len().max(1)).zip(x.chunks(w.len().max(1))) {
+            for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+                *out += x * w;
+            }
+        }
+    });
+}
+
+/// `Σ_rows a ∘ b`
+fn product_sums(a: &[f32], b: &[f32], channels: usize) -> Vec<f32> {
+    let chunk = channels.max(1) * ROWS_PER_CHUNK;
+    let partials: Vec<Vec<f32>> = a
+        .par_chunks(chunk)
+        .zip(b.par_chunks(chunk))
+        .map(|(a, b)| {
+            let mut sums = vec![0.0_f32; channels];
+            for (a, b) in a.chunks(channels.max(1)).zip(b.chunks(channels.max(1))) {
+                for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+                    *sum += a * b;
+                }
+            }
+            sums
+        })
+        .collect();
+    let mut total = vec![0.0; channels];
+    for partial in partials {
+        total.iter_mut().zip(partial).for_each(|(total, part)| *total += part);
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, channels) in [(1, 1, 1), (2, 3, 7), (3, 200, 33)] {
+            let mut noise = Noise::new(seed);
+            let (r, x) = (noise.var(&[rows, channels]), noise.var(&[rows, channels]));
+            let (w, direction) = (noise.var(&[channels]), noise.tensor(&[rows, channels]));
+            let (fused, plain) = (add_scaled(&r, &x, &w)?, reference(&r, &x, &w)?);
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("residual", &r), ("x", &x), ("weight", &w)] {
+                let fused = fused.get(var).expect("fused");
+                assert_close(name, fused, plain.get(var).expect("plain"), 1e-5);
+            }
+            let scaled = scale_channels(&x, &w)?;
+            assert_close("scaled", &scaled, &x.broadcast_mul(&w)?, 1e-6);
+            let scaled = (scaled * &direction)?.sum_all()?.backward()?;
+            assert_close("x", scaled.get(&x).expect("x"), plain.get(&x).expect("x"), 1e-5);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() {
+        let mut noise = Noise::new(4);
+        let inputs = [noise.tensor(&[3, 2]), noise.tensor(&[3, 2]), noise.tensor(&[2])];
+        gradcheck(&inputs, |t| reference(&t[0], &t[1], &t[2]));
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_errors() {
+        let mut noise = Noise::new(5);
+        let (x, w) = (noise.tensor(&[2, 4]), noise.tensor(&[3]));
+        assert!(scale_channels(&x, &w).is_err() && add_scaled(&x, &x, &w).is_err());
+        assert!(add_scaled(&noise.tensor(&[1, 4]), &x, &noise.tensor(&[4])).is_err());
+    }
+}

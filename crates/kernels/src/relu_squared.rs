@@ -1,0 +1,115 @@
+//! Squared rectifier (So et al. 2021): `y = r²` with `r = max(x, s x)`; slope `s = 0` is ReLU².
+//!
+//! Backward: `dx = 2 r g` where `x > 0`, `2 s r g` elsewhere. Nothing but the input is kept.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::simd::vectorised;
+use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+
+const CHUNK: usize = 8192;
+
+/// `max(x, slope · x)²`.
+///
+/// # Shapes
+/// - any → the same
+///
+/// # Errors
+/// - `slope` lies outside `[0, 1)`
+pub fn relu_squared(x: &Tensor, slope: f64) -> Result<Tensor> {
+    if !(0.0..1.0).contains(&slope) {
+        bail!("relu_squared: slope in [0, 1) expected, found {slope}");
+    }
+    if all_cpu_f32(&[x]) {
+        x.contiguous()?.apply_op1(ReluSquared { slope: slope as f32 })
+    } else {
+        reference(x, slope)
+    }
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - a tensor op fails
+pub fn reference(x: &Tensor, slope: f64) -> Result<Tensor> {
+    ((x.relu()? * (1.0 - slope))? + (x * slope)?)?.sqr()
+}
+
+struct ReluSquared {
+    slope: f32,
+}
+
+impl CustomOp1 for ReluSquared {
+    fn name(&self) -> &'static str {
+        "relu_squared"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(storage, layout, "relu_squared")?;
+        let mut out = vec![0.0; x.len()];
+        out.par_chunks_mut(CHUNK)
+            .zip(x.par_chunks(CHUNK))
+            .for_each(|(out, x)| squares(x, out, self.slope));
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let dx = with_f32(x, |x| {
+            with_f32(grad, |g| {
+                let mut dx = vec![0.0; x.len()];
+                dx.par_chunks_mut(CHUNK)
+                    .zip(x.par_chunks(CHUNK).zip(g.par_chunks(CHUNK)))
+                    .for_each(|(dx, (x, g))| gradients(x, g, dx, self.slope));
+                Ok(dx)
+            })
+        })?;
+        Ok(Some(Tensor::from_vec(dx, x.shape(), x.device())?))
+    }
+}
+
+vectorised! {
+    fn squares(x: &[f32], out: &mut [f32], slope: f32) {
+        for (out, &x) in out.iter_mut().zip(x) {
+            let r = if x > 0.0 { x } else { slope * x };
+            *out = r * r;
+        }
+    }
+
+    fn gradients(x: &[f32], g: &[f32], dx: &mut [f32], slope: f32) {
+        for ((dx, &x), &g) in dx.iter_mut().zip(x).zip(g) {
+            let factor = if x > 0.0 { 2.0 } else { 2.0 * slope * slope };
+            *dx = factor * x * g;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, shape, slope) in [(1, [1, 1], 0.0), (2, [7, 13], 0.5), (3, [90, 101], 0.0)] {
+            let mut noise = Noise::new(seed);
+            let (x, direction) = (noise.var(&shape), noise.tensor(&shape));
+            let (fused, plain) = (relu_squared(&x, slope)?, reference(&x, slope)?);
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() {
+        gradcheck(&[Noise::new(4).tensor(&[3, 5])], |t| reference(&t[0], 0.5));
+    }
+
+    #[test]
+    fn a_negative_slope_is_an_error() {
+        assert!(relu_squared(&Noise::new(5).tensor(&[2]), -0.1).is_err());
+    }
+}

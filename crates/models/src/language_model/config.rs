@@ -1,0 +1,220 @@
+//! Sizes and switches of the decoder.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What stretches RoPE's base when a sequence is longer than the reference length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeRule {
+    /// `base (T/R)^(hd/(hd−2))` for `T > R`, in training as well.
+    #[default]
+    Ntk,
+    /// The base always.
+    None,
+}
+
+/// Rotary embedding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Longest sequence (R) that the base is meant for.
+    pub reference_length: usize,
+    /// What happens beyond it.
+    pub rule: RopeRule,
+    /// Leading dimensions of a head that turn (default: all).
+    pub dimensions: Option<usize>,
+}
+
+impl Default for RopeConfig {
+    fn default() -> Self {
+        let rule = RopeRule::Ntk;
+        Self { base: 10_000.0, reference_length: 1024, rule, dimensions: None }
+    }
+}
+
+/// Between the two products of the MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `max(x, 0)²`
+    #[default]
+    ReluSquared,
+    /// `max(x, x/2)²`
+    LeakyReluSquared,
+}
+
+impl Activation {
+    /// Slope left of zero, before squaring.
+    pub fn slope(self) -> f64 {
+        match self {
+            Self::ReluSquared => 0.0,
+            Self::LeakyReluSquared => 0.5,
+        }
+    }
+}
+
+/// The decoder; defaults are the published baseline's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
+pub struct LanguageModelConfig {
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Blocks.
+    pub num_layers: usize,
+    /// Width of the residual stream.
+    pub model_dim: usize,
+    /// Query heads; they share the width evenly.
+    pub num_heads: usize,
+    /// Key-value heads.
+    pub num_kv_heads: usize,
+    /// Width of the MLP in widths of the model.
+    pub mlp_mult: usize,
+    /// Width of the MLP instead of `mlp_mult`.
+    pub mlp_dim: Option<usize>,
+    /// Between the MLP's products.
+    pub activation: Activation,
+    /// Whether the head is the embedding.
+    pub tie_embeddings: bool,
+    /// Deviation of a tied embedding at the start.
+    pub tied_embed_init_std: f64,
+    /// Largest size of a logit (c).
+    pub logit_softcap: f64,
+    /// Added to the mean square of every norm. Runs with different values are not comparable.
+    pub rms_norm_eps: f64,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Gain of the queries at the start.
+    pub qk_gain_init: f64,
+    /// Start matrices of the blocks orthogonal instead of uniform.
+    pub orthogonal_init: bool,
+    /// Divide the normed input of block i by `sqrt(i + 1)`.
+    pub depth_scaled_norm: bool,
+    /// Take the part along a token's own value out of its attention output.
+    pub exclusive_attention: bool,
+}
+
+impl Default for LanguageModelConfig {
+    fn default() -> Self {
+        Self {
+            vocab_size: 1024,
+            num_layers: 9,
+            model_dim: 512,
+            num_heads: 8,
+            num_kv_heads: 4,
+            mlp_mult: 2,
+            mlp_dim: None,
+            activation: Activation::ReluSquared,
+            tie_embeddings: true,
+            tied_embed_init_std: 0.005,
+            logit_softcap: 30.0,
+            rms_norm_eps: 1e-6,
+            rope: RopeConfig::default(),
+            qk_gain_init: 1.5,
+            orthogonal_init: false,
+            depth_scaled_norm: false,
+            exclusive_attention: false,
+        }
+    }
+}
+
+impl LanguageModelConfig {
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.model_dim / self.num_heads.max(1)
+    }
+
+    /// Width of the MLP.
+    pub fn mlp_width(&self) -> usize {
+        self.mlp_dim.unwrap_or(self.mlp_mult * self.model_dim)
+    }
+
+    /// Blocks whose output is kept for a later one.
+    pub fn encoder_layers(&self) -> usize {
+        self.num_layers / 2
+    }
+
+    /// Dimensions of a head that RoPE turns.
+    pub fn rope_dimensions(&self) -> usize {
+        self.rope.dimensions.unwrap_or(self.head_dim())
+    }
+
+    /// RoPE's base for sequences or windows of a configured length, never that of a short last one.
+    pub fn effective_rope_base(&self, length: usize) -> f64 {
+        let RopeConfig { base, reference_length, rule, .. } = self.rope;
+        let dimensions = self.rope_dimensions() as f64;
+        if rule == RopeRule::None || length <= reference_length || dimensions <= 2.0 {
+            return base;
+        }
+        let stretch = length as f64 / reference_length as f64;
+        base * stretch.powf(dimensions / (dimensions - 2.0))
+    }
+
+    /// Number of trained values.
+    pub fn parameter_count(&self) -> usize {
+        let size = |spec: &crate::weights::TensorSpec| spec.shape.iter().product::<usize>();
+        super::tensor_specs(self).iter().map(size).sum()
+    }
+
+    /// Multiplications and additions of forward and backward pass a token, at a sequence length:
+    /// six a matrix entry, and the causal half of attention.
+    pub fn training_operations_per_token(&self, sequence: usize) -> f64 {
+        let head = self.vocab_size * self.model_dim;
+        let block = self.model_dim * (2 * self.model_dim + 2 * self.mlp_width())
+            + 2 * self.model_dim * self.num_kv_heads * self.head_dim();
+        let matrices = (head + self.num_layers * block) as f64;
+        6.0 * matrices + 6.0 * (self.num_layers * sequence * self.model_dim) as f64
+    }
+
+    /// Everything that makes no sense, keys under `prefix`.
+    pub fn problems(&self, prefix: &str) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut require = |holds: bool, key: &str, problem: &str| {
+            if !holds {
+                problems.push(format!("`{prefix}{key}` {problem}"));
+            }
+        };
+        // Token files hold 16 bits a token.
+        let sizes = [
+            ("vocab_size", self.vocab_size, 1 << 16),
+            ("num_layers", self.num_layers, 1 << 12),
+            ("model_dim", self.model_dim, 1 << 16),
+            ("num_heads", self.num_heads, 1 << 12),
+            ("num_kv_heads", self.num_kv_heads, 1 << 12),
+            ("mlp_mult", self.mlp_mult, 1 << 8),
+            ("mlp_dim", self.mlp_width(), 1 << 20),
+            ("rope.reference_length", self.rope.reference_length, 1 << 30),
+        ];
+        for (key, value, most) in sizes {
+            require((1..=most).contains(&value), key, &format!("must be in 1 to {most}"));
+        }
+        let heads = self.num_heads.max(1);
+        require(self.model_dim.is_multiple_of(heads), "num_heads", "must divide `model_dim`");
+        let kv_heads = self.num_kv_heads.max(1);
+        require(heads.is_multiple_of(kv_heads), "num_kv_heads", "must divide `num_heads`");
+        require(self.head_dim().is_multiple_of(2), "num_heads", "must leave heads of even width");
+        let turned = self.rope_dimensions();
+        require(
+            turned >= 2 && turned.is_multiple_of(2) && turned <= self.head_dim(),
+            "rope.dimensions",
+            "must be even, at least 2 and at most the width of a head",
+        );
+        let positive = [
+            ("logit_softcap", self.logit_softcap),
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("rope.base", self.rope.base),
+        ];
+        for (key, value) in positive {
+            require(value > 0.0 && value.is_finite(), key, "must be positive");
+        }
+        for (key, value) in
+            [("tied_embed_init_std", self.tied_embed_init_std), ("qk_gain_init", self.qk_gain_init)]
+        {
+            require(value.is_finite(), key, "must be a finite number");
+        }
+        problems
+    }
+}

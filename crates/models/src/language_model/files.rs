@@ -1,0 +1,126 @@
+//! Language models on disk: a folder with `config.json` and `model.safetensors`, or an artifact.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use serde_json::{Value, json};
+
+use super::{LanguageModel, LanguageModelConfig};
+use crate::error::{ModelError, Result};
+use crate::weights::artifact::ArtifactSource;
+use crate::weights::safetensors::{SafetensorsSource, save as save_tensors, write_atomically};
+
+/// What `config.json` says of these models.
+const MODEL_TYPE: &str = "longdraft_language_model";
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+
+/// The folder or artifact that a path means: itself, a run's newest checkpoint; `None` if it is no
+/// model of this kind.
+pub fn locate(path: &Path) -> Option<PathBuf> {
+    if path.is_file() {
+        return path.extension().is_some_and(|e| e == "ldq").then(|| path.to_path_buf());
+    }
+    let folders = [
+        path.to_path_buf(),
+        path.join("checkpoints").join("last"),
+        path.join("checkpoints").join("last_2"),
+    ];
+    folders.into_iter().find(|folder| {
+        let text = std::fs::read_to_string(folder.join(CONFIG)).unwrap_or_default();
+        serde_json::from_str::<Value>(&text).is_ok_and(|config| config["model_type"] == MODEL_TYPE)
+    })
+}
+
+/// `config.json` of a model.
+pub fn config_of(config: &LanguageModelConfig, tokenizer_hash: &str) -> Value {
+    json!({ "model_type": MODEL_TYPE, "tokenizer_hash": tokenizer_hash, "model": config })
+}
+
+/// Opens what [`locate`] found, or any path that it would find; returns the tokenizer's hash too.
+///
+/// # Errors
+/// - there is no such model, or a list of what is wrong with it
+pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
+    let Some(place) = locate(path) else {
+        let problem = "no language model: neither an .ldq file, nor a folder or run with a \
+                       config.json of this kind";
+        return Err(ModelError::invalid(path, problem));
+    };
+    if place.is_file() {
+        let source = ArtifactSource::open(&place)?;
+        let artifact = source.artifact();
+        let config = checked(&place, artifact.config.clone())?;
+        let hash = artifact.tokenizer.clone();
+        return Ok((LanguageModel::from_source(&config, &source)?, hash));
+    }
+    let file = place.join(CONFIG);
+    let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
+    let mut value: Value =
+        serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
+    let config = checked(&file, value["model"].take())?;
+    let source = SafetensorsSource::open_file(&place.join(WEIGHTS))?;
+    let hash = value["tokenizer_hash"].as_str().unwrap_or_default().to_owned();
+    Ok((LanguageModel::from_source(&config, &source)?, hash))
+}
+
+fn checked(path: &Path, value: Value) -> Result<LanguageModelConfig> {
+    let config: LanguageModelConfig =
+        serde_json::from_value(value).map_err(|error| ModelError::invalid(path, error))?;
+    match config.problems("model.").first() {
+        Some(problem) => Err(ModelError::invalid(path, problem)),
+        None => Ok(config),
+    }
+}
+
+/// Writes tensors and `config.json` into a folder.
+///
+/// # Errors
+/// - a file cannot be written
+pub fn save(
+    folder: &Path,
+    config: &LanguageModelConfig,
+    tokenizer_hash: &str,
+    tensors: &[(String, Tensor)],
+) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(ModelError::io(folder))?;
+    save_tensors(&folder.join(WEIGHTS), tensors, HashMap::new())?;
+    let text = format!("{:#}\n", config_of(config, tokenizer_hash));
+    write_atomically(&folder.join(CONFIG), text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_read_back_and_other_folders_are_not_models() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        assert!(locate(dir.path()).is_none() && open(dir.path()).is_err());
+        let config = LanguageModelConfig {
+            vocab_size: 11,
+            num_layers: 2,
+            model_dim: 8,
+            num_heads: 2,
+            num_kv_heads: 1,
+            ..LanguageModelConfig::default()
+        };
+        let model = LanguageModel::initialise(&config, 4)?;
+        let tensors: Vec<(String, Tensor)> = model
+            .parameters()
+            .iter()
+            .map(|p| (p.name.clone(), p.var.as_tensor().clone()))
+            .collect();
+        save(&dir.path().join("checkpoints/last"), &config, "abc", &tensors)?;
+        let (read, hash) = open(dir.path())?;
+        assert_eq!((read.config(), hash.as_str()), (&config, "abc"));
+        for (a, b) in model.parameters().iter().zip(read.parameters()) {
+            assert_eq!(
+                a.var.flatten_all()?.to_vec1::<f32>()?,
+                b.var.flatten_all()?.to_vec1::<f32>()?
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! The forward pass over sequences laid end to end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor, Var};
+use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::channel_scale::add_scaled;
+use longdraft_kernels::linear_cross_entropy::{
+    Output, softcapped_linear_cross_entropy, softcapped_logits,
+};
+use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable};
+
+use super::block::{Block, Pass, norm};
+use super::{Group, LanguageModelConfig, group_of, tensor_specs, weights};
+use crate::draft::Parameter;
+use crate::error::{ModelError, Result};
+use crate::weights::{TensorSpec, WeightSource};
+
+/// What attention sees in a row of sequences, and how RoPE turns it.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    ranges: Arc<KeyRanges>,
+    table: RopeTable,
+    tokens: usize,
+}
+
+impl Layout {
+    /// Sequences laid end to end, positions from 0 in each; `rope_length` is the configured
+    /// sequence or window length, which decides RoPE's base.
+    ///
+    /// # Errors
+    /// - the tables cannot be made
+    pub fn new(
+        config: &LanguageModelConfig,
+        lengths: &[usize],
+        rope_length: usize,
+    ) -> Result<Self> {
+        let ids: Vec<i32> = (0..).zip(lengths).flat_map(|(id, &length)| vec![id; length]).collect();
+        Self::with_documents(config, lengths, &ids, rope_length)
+    }
+
+    /// The same, attention held within runs of equal `document_ids`, `[T]`.
+    ///
+    /// # Errors
+    /// - as [`Self::new`], or not an id a token
+    pub fn with_documents(
+        config: &LanguageModelConfig,
+        lengths: &[usize],
+        document_ids: &[i32],
+        rope_length: usize,
+    ) -> Result<Self> {
+        let tokens = lengths.iter().sum();
+        if document_ids.len() != tokens {
+            let problem = format!("{} document ids for {tokens} tokens", document_ids.len());
+            return Err(candle_core::Error::Msg(problem).into());
+        }
+        let base = config.effective_rope_base(rope_length);
+        let rope = Rope::new(config.rope_dimensions(), base, RopeScaling::None)?;
+        let longest = lengths.iter().max().copied().unwrap_or(0);
+        let positions: Vec<u32> = (0..longest as u32).collect();
+        // The published rotation turns the other way than the one of Llama.
+        let whole = rope.table(&positions, &Device::Cpu)?.reversed()?;
+        let tables: Vec<RopeTable> = lengths
+            .iter()
+            .map(|&length| if length == longest { Ok(whole.clone()) } else { whole.first(length) })
+            .collect::<candle_core::Result<_>>()?;
+        Ok(Self {
+            ranges: Arc::new(KeyRanges::packed(document_ids, None, Delays::Same(0))),
+            table: RopeTable::concatenated(&tables)?,
+            tokens,
+        })
+    }
+
+    /// Tokens of the row.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
+
+/// The decoder and its trained tensors.
+#[derive(Debug, Clone)]
+pub struct LanguageModel {
+    config: LanguageModelConfig,
+    parameters: Vec<Parameter>,
+    embedding: Tensor,
+    head: Tensor,
+    blocks: Vec<Block>,
+    skips: Option<Tensor>,
+}
+
+impl LanguageModel {
+    /// A model with initial values, a function of `seed`.
+    ///
+    /// # Errors
+    /// - a tensor cannot be made
+    pub fn initialise(config: &LanguageModelConfig, seed: u64) -> Result<Self> {
+        let tensors = tensor_specs(config)
+            .into_iter()
+            .map(|spec| {
+                let tensor = weights::initial(config, &spec, seed)?;
+                Ok((spec, tensor))
+            })
+            .collect::<Result<_>>()?;
+        Self::build(config, tensors)
+    }
+
+    /// A model with the tensors of any source.
+    ///
+    /// # Errors
+    /// - a list of every missing, misshapen and unexpected tensor
+    pub fn from_source(config: &LanguageModelConfig, source: &dyn WeightSource) -> Result<Self> {
+        Self::build(config, weights::read(config, source)?)
+    }
+
+    fn build(config: &LanguageModelConfig, tensors: Vec<(TensorSpec, Tensor)>) -> Result<Self> {
+        let parameters: Vec<Parameter> = tensors
+            .into_iter()
+            .map(|(spec, tensor)| {
+                let decay = group_of(&spec.name) == Group::Matrix;
+                let var = Var::from_tensor(&tensor)?;
+                Ok(Parameter { name: spec.name, var, decay, dead: false })
+            })
+            .collect::<Result<_>>()?;
+        Self::assemble(config.clone(), parameters, |var| var.as_tensor().clone())
+    }
+
+    /// The same values without a gradient graph; later steps change them as well.
+    ///
+    /// # Errors
+    /// - none for a model that was built
+    pub fn frozen(&self) -> Result<Self> {
+        Self::assemble(self.config.clone(), self.parameters.clone(), |var| var.detach())
+    }
+
+    fn assemble(
+        config: LanguageModelConfig,
+        parameters: Vec<Parameter>,
+        value: impl Fn(&Var) -> Tensor,
+    ) -> Result<Self> {
+        let by_name: HashMap<&str, &Var> =
+            parameters.iter().map(|p| (p.name.as_str(), &p.var)).collect();
+        let tensor = |name: &str| -> Result<Tensor> {
+            let var = by_name.get(name).ok_or_else(|| {
+                ModelError::Tensor(candle_core::Error::Msg(format!("no tensor `{name}`")))
+            })?;
+            Ok(value(var))
+        };
+        let blocks = (0..config.num_layers)
+            .map(|layer| {
+                let own = |name: &str| tensor(&format!("blocks.{layer}.{name}"));
+                Ok(Block {
+                    c_q: own("attn.c_q.weight")?,
+                    c_k: own("attn.c_k.weight")?,
+                    c_v: own("attn.c_v.weight")?,
+                    attn_proj: own("attn.proj.weight")?,
+                    q_gain: own("attn.q_gain")?,
+                    fc: own("mlp.fc.weight")?,
+                    mlp_proj: own("mlp.proj.weight")?,
+                    attn_scale: own("attn_scale")?,
+                    mlp_scale: own("mlp_scale")?,
+                    resid_mix: own("resid_mix")?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let embedding = tensor("tok_emb.weight")?;
+        let head =
+            if config.tie_embeddings { embedding.clone() } else { tensor("lm_head.weight")? };
+        let skips = if config.encoder_layers() > 0 { Some(tensor("skip_weights")?) } else { None };
+        Ok(Self { config, parameters, embedding, head, blocks, skips })
+    }
+
+    /// Sizes and switches.
+    pub fn config(&self) -> &LanguageModelConfig {
+        &self.config
+    }
+
+    /// Every trained tensor, in the order of [`tensor_specs`].
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Hidden states that the head reads.
+    ///
+    /// # Shapes
+    /// - `ids`: `[T]` → `[T, d]`
+    ///
+    /// # Errors
+    /// - an id lies outside the vocabulary, or the layout is of another length
+    pub fn hidden(&self, ids: &[u32], layout: &Layout) -> Result<Tensor> {
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
+            let size = self.config.vocab_size;
+            let message = format!("token {id} lies outside the vocabulary of {size}");
+            return Err(ModelError::Tokenizer(message));
+        }
+        if ids.len() != layout.tokens {
+            let problem = format!("{} tokens in a layout of {}", ids.len(), layout.tokens);
+            return Err(candle_core::Error::Msg(problem).into());
+        }
+        let eps = self.config.rms_norm_eps;
+        let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
+        let x0 = norm(&self.embedding.index_select(&ids, 0)?, eps)?;
+        let (ranges, table) = (&layout.ranges, &layout.table);
+        let pass = Pass { config: &self.config, ranges, table, x0: &x0 };
+        let encoders = self.config.encoder_layers();
+        let mut kept = Vec::new();
+        let mut x = x0.clone();
+        for (layer, block) in self.blocks.iter().enumerate() {
+            if layer >= encoders
+                && let (Some(skip), Some(weights)) = (kept.pop(), &self.skips)
+            {
+                let weight = weights.narrow(0, layer - encoders, 1)?.squeeze(0)?;
+                x = add_scaled(&x, &skip, &weight)?;
+            }
+            x = block.forward(&x, layer, &pass)?;
+            if layer < encoders {
+                kept.push(x.clone());
+            }
+        }
+        norm(&x, eps)
+    }
+
+    /// Cross-entropy of `labels` under the logits of `hidden`; nothing of size `[T, V]` is stored.
+    ///
+    /// # Shapes
+    /// - `hidden`: `[R, d]`, `labels`: `[R]` → the sum and every row's
+    ///
+    /// # Errors
+    /// - a label lies outside the vocabulary
+    pub fn cross_entropy(&self, hidden: &Tensor, labels: &[u32]) -> Result<Output> {
+        let softcap = self.config.logit_softcap;
+        Ok(softcapped_linear_cross_entropy(hidden, &self.head, labels, softcap)?)
+    }
+
+    /// Soft-capped logits.
+    ///
+    /// # Shapes
+    /// - `[R, d]` → `[R, V]`
+    ///
+    /// # Errors
+    /// - the width differs
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(softcapped_logits(hidden, &self.head, self.config.logit_softcap)?)
+    }
+}

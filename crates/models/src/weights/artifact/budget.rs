@@ -1,0 +1,54 @@
+//! Clipping that makes the file fit a budget: fewer deviations spread codes wider and compress
+//! worse, more deviations leave codes near zero. The entropy of a weight falls with `log2 k`.
+
+use candle_core::Tensor;
+
+use super::{Artifact, Compression, QuantiseConfig, QuantiseFormat, quantise};
+use crate::error::{ModelError, Result};
+
+/// Bisections of `log k`.
+const STEPS: usize = 8;
+/// Deviations that are tried.
+const RANGE: (f64, f64) = (2.0, 64.0);
+
+/// The smallest number of deviations whose file holds at most `bytes` bytes.
+///
+/// # Errors
+/// - even the coarsest codes are too large, or a tensor cannot be quantised
+pub fn fit_to_budget(
+    tensors: &[(String, Tensor)],
+    config: &QuantiseConfig,
+    compression: Compression,
+    bytes: u64,
+) -> Result<QuantiseConfig> {
+    let with = |deviations: f64| QuantiseConfig {
+        format: QuantiseFormat::Modern,
+        clip_deviations: Some(deviations),
+        ..config.clone()
+    };
+    let size = |deviations: f64| -> Result<u64> {
+        let config = with(deviations);
+        let stored = tensors.iter().map(|(name, tensor)| {
+            let stored = quantise(name, tensor, &config)?;
+            Ok((name.clone(), stored))
+        });
+        let tensors = stored.collect::<Result<_>>()?;
+        let (config, tokenizer) = (serde_json::Value::Null, String::new());
+        let artifact = Artifact { config, tokenizer, tensors };
+        Ok(artifact.to_bytes(compression)?.len() as u64)
+    };
+    let (mut low, mut high) = RANGE;
+    if size(low)? <= bytes {
+        return Ok(with(low));
+    }
+    let smallest = size(high)?;
+    if smallest > bytes {
+        let problem = format!("a budget of {bytes} bytes: the smallest file has {smallest}");
+        return Err(ModelError::Tensor(candle_core::Error::Msg(problem)));
+    }
+    for _ in 0..STEPS {
+        let middle = (low * high).sqrt();
+        if size(middle)? <= bytes { high = middle } else { low = middle }
+    }
+    Ok(with(high))
+}

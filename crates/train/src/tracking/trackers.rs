@@ -1,0 +1,62 @@
+//! The trackers of a run that hands over its scalars itself.
+
+use super::tracked::open;
+use super::{Moment, Outcome, Row, Run, Tracker};
+
+/// Open trackers; one that fails is dropped with a warning.
+pub struct Trackers {
+    open: Vec<Box<dyn Tracker>>,
+    warnings: Vec<String>,
+}
+
+impl Trackers {
+    /// Opens what the run lists.
+    pub fn open(run: &Run) -> Self {
+        let mut trackers = Self { open: Vec::new(), warnings: Vec::new() };
+        for (name, opened) in open(run) {
+            match opened {
+                Ok(tracker) => trackers.open.push(tracker),
+                Err(error) => trackers.warnings.push(format!("not tracked by {name}: {error}")),
+            }
+        }
+        trackers
+    }
+
+    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> super::Result<()>) {
+        for mut tracker in std::mem::take(&mut self.open) {
+            match call(tracker.as_mut()) {
+                Ok(()) => self.open.push(tracker),
+                Err(error) => {
+                    let name = tracker.name();
+                    self.warnings.push(format!("{name} is switched off: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Hands over the scalars of a step.
+    pub fn log(&mut self, step: u64, scalars: Vec<(String, f64)>) {
+        let row = Row { step, time: Moment::now(), scalars };
+        self.each(|tracker| tracker.log(&row));
+    }
+
+    /// A checkpoint is about to count on all rows so far.
+    pub fn flush(&mut self) {
+        self.each(|tracker| tracker.flush());
+    }
+
+    /// Ends all; returns what the user should know.
+    pub fn finish(mut self, outcome: Outcome) -> Vec<String> {
+        let mut notes = Vec::new();
+        self.each(|tracker| {
+            notes.extend(tracker.finish(outcome, Moment::now())?);
+            Ok(())
+        });
+        notes
+    }
+
+    /// Warnings since the last call.
+    pub fn warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+}

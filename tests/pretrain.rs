@@ -1,0 +1,351 @@
+//! Pretraining through the binary: from text to a scored artifact, grids, faults.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use support::{fail, last_json, run, stdout, succeed};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Text, a tokenizer, shards and a configuration.
+struct Shop {
+    dir: tempfile::TempDir,
+    config: String,
+}
+
+impl Shop {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let rows: String = (0..80)
+            .map(|i| {
+                let text = format!("row {i}: {}", "the cat sat on the mat. ".repeat(1 + i % 5));
+                format!("{}\n", json!({ "text": text }))
+            })
+            .collect();
+        std::fs::write(path("rows.jsonl"), rows).expect("rows");
+        let (rows, data) = (path("rows.jsonl"), path("data"));
+        let out = succeed(&[
+            "data",
+            "tokenizer",
+            &rows,
+            "--vocabulary",
+            "280",
+            "--output",
+            &data,
+            "--json",
+        ]);
+        assert!(last_json(&out)["vocabulary"].as_u64() <= Some(280));
+        let out = succeed(&[
+            "data",
+            "pack",
+            &rows,
+            "--tokenizer",
+            &data,
+            "--output",
+            &data,
+            "--validation-every",
+            "8",
+            "--byte-counts",
+            "--json",
+        ]);
+        let packed = last_json(&out);
+        assert_eq!((&packed["documents"], &packed["shards"]), (&json!(80), &json!(2)));
+        let config = path("pretrain.yaml");
+        let text = format!(
+            "output: {}\nmodel: {{vocab_size: 280, num_layers: 2, model_dim: 16, num_heads: 2, \
+             num_kv_heads: 1}}\ndata:\n  train: [{data}/train_000000.bin]\n  \
+             validation: [{data}/val_000000.bin]\n  tokenizer: {data}\n\
+             optimizer: {{momentum_warmup_steps: 2}}\nschedule: {{warmdown_steps: 3}}\n\
+             train: {{iterations: 4, sequence_length: 32, batch_tokens: 64, evaluate_every: 2}}\n\
+             artifact: {{quantise: {{keep_max_elements: 64}}}}\n",
+            path("run")
+        );
+        std::fs::write(&config, text).expect("config");
+        Self { dir, config }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+}
+
+#[test]
+fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
+    let shop = Shop::new();
+    let out = last_json(&succeed(&["pretrain", &shop.config, "--json"]));
+    assert_eq!(
+        (&out["finished"], &out["steps"], &out["tokens"]),
+        (&json!(true), &4.into(), &256.into())
+    );
+    let result = &out["result"];
+    for key in ["live_bpb", "artifact_bpb", "sliding_bpb", "penalty", "total_bytes"] {
+        assert!(result[key].as_f64().is_some_and(f64::is_finite), "{key}: {result}");
+    }
+    assert_eq!(result["sliding_scored"], result["total_targets"]);
+    // The side-cars' counts and the tokenizer's table agree.
+    let data = shop.path("data");
+    let score = |model: &str, more: &[&str]| {
+        let bin = format!("{data}/val_000000.bin");
+        let mut arguments = vec!["eval", "bpb", model, "--data", &bin, "--tokenizer", &data];
+        arguments.extend(["--window", "32", "--json"]);
+        arguments.extend(more);
+        last_json(&succeed(&arguments))
+    };
+    let artifact = shop.path("run/model.ldq");
+    let with = score(&artifact, &["--plain"]);
+    assert!(
+        (with["bits_per_byte"].as_f64().expect("bpb")
+            - result["artifact_bpb"].as_f64().expect("bpb"))
+        .abs()
+            < 1e-9
+    );
+    std::fs::remove_file(format!("{data}/val_000000.bytes.bin")).expect("remove");
+    let without = score(&artifact, &["--plain"]);
+    assert_eq!(
+        (&with["bytes"], &with["bits_per_byte"]),
+        (&without["bytes"], &without["bits_per_byte"])
+    );
+    let live = score(&shop.path("run"), &["--plain"]);
+    assert!(
+        (live["bits_per_byte"].as_f64().expect("bpb") - result["live_bpb"].as_f64().expect("bpb"))
+            .abs()
+            < 1e-9
+    );
+    for more in [&["--stride", "5"][..], &["--doc-isolated"], &["--stride", "32"]] {
+        let sliding = score(&artifact, more);
+        assert_eq!(sliding["tokens"], sliding["total_tokens"], "{more:?}");
+    }
+    let dropped = score(&artifact, &["--stride", "7", "--tail", "drop"]);
+    assert!(dropped["tokens"].as_u64() <= dropped["total_tokens"].as_u64());
+    // Text is encoded with the same tokenizer, and has the bytes that it has.
+    let rows = shop.path("rows.jsonl");
+    let text = last_json(&succeed(&[
+        "eval",
+        "bpb",
+        &artifact,
+        "--data",
+        &rows,
+        "--tokenizer",
+        &data,
+        "--window",
+        "32",
+        "--json",
+    ]));
+    let bytes: usize = std::fs::read_to_string(&rows)
+        .expect("rows")
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<Value>(line).expect("row")["text"].as_str().expect("text").len()
+        })
+        .sum();
+    assert_eq!(text["bytes"].as_u64(), Some(bytes as u64));
+    // Finished: nothing is left to do, and the report reads the run.
+    let again = last_json(&succeed(&["pretrain", &shop.config, "--json"]));
+    assert_eq!(again["result"], *result);
+    succeed(&["report", &shop.path("run")]);
+}
+
+#[test]
+fn quantize_writes_reads_back_and_scores_in_every_form() {
+    let shop = Shop::new();
+    succeed(&["pretrain", &shop.config]);
+    let (run_folder, data) = (shop.path("run"), shop.path("data"));
+    let (output, bin) = (shop.path("small.ldq"), format!("{data}/val_000000.bin"));
+    let mut sizes = Vec::new();
+    for form in [
+        &[][..],
+        &["--embedding", "f16"],
+        &["--format", "modern", "--levels", "31", "--compression", "zstd"],
+    ] {
+        let mut arguments = vec!["quantize", &run_folder, "--output", &output, "--data", &bin];
+        arguments.extend(["--tokenizer", &data, "--window", "32", "--json"]);
+        arguments.extend(["--keep-max-elements", "64", "--code-bytes", "1000"]);
+        arguments.extend(form);
+        let out = last_json(&succeed(&arguments));
+        let file = std::fs::metadata(&output).expect("artifact").len();
+        assert_eq!(out["artifact_bytes"].as_u64(), Some(file));
+        assert_eq!(out["total_bytes"].as_u64(), Some(file + 1000));
+        assert!(out["penalty"].as_f64().is_some_and(|penalty| penalty.abs() < 1.0));
+        sizes.push(file);
+    }
+    assert!(sizes[0] < sizes[1] && sizes[2] < sizes[1], "{sizes:?}");
+    let text = fail(&["quantize", &run_folder, "--output", &output, "--code-bytes", "16000000"], 1);
+    assert!(text.contains("beyond the limit of 16000000"), "{text}");
+    let text = fail(&["quantize", &run_folder, "--output", &output, "--levels", "31"], 2);
+    assert!(text.contains("--format modern"), "{text}");
+    // Damaged and foreign files.
+    let whole = std::fs::read(&output).expect("artifact");
+    let broken = shop.path("broken.ldq");
+    for bytes in [&whole[..whole.len() / 2], b"LDQ8", b""] {
+        std::fs::write(&broken, bytes).expect("write");
+        fail(&["eval", "bpb", &broken, "--data", &bin, "--tokenizer", &data], 1);
+    }
+}
+
+#[test]
+fn a_grid_runs_once_and_prints_means_with_intervals() {
+    let shop = Shop::new();
+    let grid = shop.path("grid.yaml");
+    let text = format!(
+        "base: pretrain.yaml\noutput: {}\nseeds: [1, 2]\nset: [train.iterations=2]\nruns:\n\
+         - {{name: a}}\n- {{name: b, set: [optimizer.matrix_lr=0.01]}}\nevaluations:\n\
+         - {{name: plain, weights: live}}\n- {{name: sliding, stride_factor: 0.5}}\n\
+         - {{name: half, weights: artifact_f16_embedding, window_factor: 1.375}}\n",
+        shop.path("grid")
+    );
+    std::fs::write(&grid, text).expect("grid");
+    let first = succeed(&["experiment", &grid, "--json"]);
+    let table = last_json(&first);
+    for name in ["plain", "sliding", "half", "tokens_per_second"] {
+        assert_eq!(table["runs"]["b"][name]["n"], 2, "{name}");
+        assert!(table["runs"]["b"][name]["half_width_95"].is_number(), "{name}");
+    }
+    let again = run(&["experiment", &grid, "--json"]);
+    assert_eq!(stdout(&again), first);
+    assert!(!support::stderr(&again).contains("=="), "nothing runs again");
+    assert!(fail(&["experiment", &grid, "--only", "c"], 2).contains("no run `c`"));
+}
+
+#[test]
+fn wrong_configurations_and_data_are_named() {
+    let shop = Shop::new();
+    let text = fail(
+        &[
+            "pretrain",
+            &shop.config,
+            "train.batch_tokens=65",
+            "+model.num_head=2",
+            "model.num_heads=3",
+        ],
+        2,
+    );
+    assert!(text.contains("did you mean `num_heads`"), "{text}");
+    let text = fail(&["pretrain", &shop.config, "train.batch_tokens=65", "model.num_heads=3"], 2);
+    assert!(text.contains("batch_tokens") && text.contains("num_heads"), "{text}");
+    let text = fail(&["pretrain", &shop.config, "model.vocab_size=40"], 1);
+    assert!(text.contains("beyond the vocabulary of 40"), "{text}");
+    succeed(&["pretrain", &shop.config]);
+    let text = fail(&["pretrain", &shop.config, "train.seed=5"], 1);
+    assert!(text.contains("train.seed was 1337, now 5"), "{text}");
+    let kept = std::fs::read_to_string(shop.path("run/config.yaml")).expect("config.yaml");
+    assert!(kept.contains("seed: 1337"), "{kept}");
+    let text =
+        fail(&["eval", "bpb", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")], 2);
+    assert!(text.contains("--tokenizer"), "{text}");
+    fail(
+        &[
+            "data",
+            "tokenizer",
+            &shop.path("rows.jsonl"),
+            "--vocabulary",
+            "9",
+            "--output",
+            &shop.path("t"),
+        ],
+        1,
+    );
+}
+
+#[test]
+fn shipped_configurations_compose() {
+    for name in ["baseline", "pr96", "modern", "books"] {
+        let config = root().join(format!("conf/pretrain/{name}.yaml")).display().to_string();
+        // The data is not there: the configuration itself is in order.
+        let folder = tempfile::tempdir().expect("tempdir");
+        let output = format!("output={}", folder.path().join("run").display());
+        let missing = format!("data.train=[{}]", folder.path().join("none.bin").display());
+        let text = fail(&["pretrain", &config, &output, &missing], 1);
+        assert!(text.contains("none.bin"), "{text}");
+    }
+}
+
+#[test]
+fn the_keys_in_the_docs_are_those_of_the_types() {
+    let page = std::fs::read_to_string(root().join("docs/pretraining.md")).expect("page");
+    let (_, keys) = page.split_once("# Keys\n").expect("keys");
+    let schema = succeed(&["config", "schema", "--pretrain", "--markdown"]);
+    assert_eq!(
+        keys, schema,
+        "docs/pretraining.md differs from `config schema --pretrain --markdown`"
+    );
+}
+
+#[test]
+fn a_target_is_scored_over_text() {
+    let shop = support::Workshop::new();
+    let rows = shop.path("rows.jsonl");
+    let target = shop.target();
+    let mut scores = Vec::new();
+    for more in [&["--plain"][..], &["--stride", "16"], &["--ntk-reference", "32"]] {
+        let mut arguments = vec!["eval", "bpb", &target, "--data", &rows, "--window", "64"];
+        arguments.extend(["--max-tokens", "700", "--json"]);
+        arguments.extend(more);
+        scores.push(last_json(&succeed(&arguments)));
+    }
+    assert_eq!(scores[1]["tokens"], scores[1]["total_tokens"]);
+    assert!(scores.iter().all(|score| score["bits_per_byte"].as_f64().is_some_and(|b| b > 1.0)));
+    assert_eq!(scores[2]["rope_rule"], "ntk");
+    assert!(scores[2]["rope_base"].as_f64() > scores[1]["rope_base"].as_f64());
+}
+
+#[test]
+fn the_reference_stream_is_scored_exactly() {
+    let golden = root().join("../shared/golden/pretrain/tied-l4-d64");
+    if !golden.exists() {
+        eprintln!("skipped: {} is not there", golden.display());
+        return;
+    }
+    let text = std::fs::read_to_string(golden.join("meta.json")).expect("meta");
+    let meta: Value = serde_json::from_str(&text).expect("JSON");
+    let given = &meta["config"];
+    let keys = [
+        "vocab_size",
+        "num_layers",
+        "model_dim",
+        "num_heads",
+        "num_kv_heads",
+        "mlp_mult",
+        "tie_embeddings",
+        "logit_softcap",
+    ];
+    let mut model = json!({
+        "rms_norm_eps": meta["rms_norm_eps"],
+        "rope": {"base": given["rope_base"], "reference_length": given["rope_train_len"]}
+    });
+    for key in keys {
+        model[key] = given[key].clone();
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let config =
+        json!({"model_type": "longdraft_language_model", "tokenizer_hash": "", "model": model});
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+    let weights = golden.join("weights_trained.safetensors");
+    std::fs::copy(weights, dir.path().join("model.safetensors")).expect("weights");
+    let path = |name: &str| golden.join(name).display().to_string();
+    let want = &meta["eval"]["fp32"]["L128_s32"]["sliding_full"];
+    let out = last_json(&succeed(&[
+        "eval",
+        "bpb",
+        &dir.path().display().to_string(),
+        "--data",
+        &path("val_000000.bin"),
+        "--tokenizer",
+        &path("tokenizer.model"),
+        "--window",
+        "128",
+        "--stride",
+        "32",
+        "--json",
+    ]));
+    for key in ["windows", "tokens", "bytes"] {
+        assert_eq!(out[key], want[key], "{key}");
+    }
+    let error =
+        out["bits_per_byte"].as_f64().expect("bpb") - want["val_bpb"].as_f64().expect("bpb");
+    assert!(error.abs() < 1e-6, "{error}");
+}
