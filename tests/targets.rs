@@ -11,7 +11,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
-use support::{fail, random_tensors, tiny_config, write_target};
+use support::{fail, random_tensors, succeed, tiny_config, write_target};
 
 const HEAD_DIM: usize = 8;
 
@@ -156,6 +156,21 @@ fn weights_held_as_stored_compute_the_bits_of_their_f32_values() {
         };
         assert_eq!(values(&stored), values(&widened));
     }
+}
+
+#[test]
+fn generate_says_the_same_with_weights_as_stored() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf").display().to_string();
+    std::fs::write(&path, gguf_bytes_of(GgmlDType::Q8_0)).expect("write");
+    let say = |dtype: &str| {
+        let fixed = ["generate", "--target", &path, "--prompt", "ABC", "--max-tokens", "40"];
+        let options = ["--ignore-eos", "--lookup", "--dtype", dtype];
+        succeed(&[&fixed[..], &options].concat())
+    };
+    let stored = say("stored");
+    assert!(!stored.is_empty());
+    assert_eq!(stored, say("f32"));
 }
 
 #[test]

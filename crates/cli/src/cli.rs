@@ -49,7 +49,22 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
     Generate(GenerateArguments),
-    /// Measure a draft on prompts.
+    /// Train a small language model from token shards; goes on by itself when the output directory
+    /// holds a checkpoint.
+    ///
+    /// Example: longdraft pretrain conf/pretrain/books.yaml train.seed=1
+    Pretrain(TrainArguments),
+    /// Write a language model as int8 codes in one compressed file, read it back and score it.
+    ///
+    /// Example: longdraft quantize runs/books --output books.ldq --data runs/books-data/val.bin
+    /// --tokenizer runs/books-data
+    Quantize(QuantizeArguments),
+    /// Run a grid of pretraining runs, several seeds each, and print a table with intervals; goes
+    /// on where it stopped.
+    ///
+    /// Example: longdraft experiment conf/pretrain/findings.yaml
+    Experiment(ExperimentArguments),
+    /// Measure a draft on prompts, or a language model in bits per byte.
     #[command(subcommand)]
     Eval(EvalCommand),
     /// Look at training data, measure it, prepare it, or have the target answer it anew.
@@ -148,6 +163,9 @@ pub(crate) enum ConfigCommand {
         /// Tables of every key instead, as in docs/configuration.md.
         #[arg(long)]
         markdown: bool,
+        /// Of `pretrain` instead of `train`.
+        #[arg(long)]
+        pretrain: bool,
     },
 }
 
@@ -227,6 +245,9 @@ pub(crate) enum WeightDtype {
     Bf16,
     /// IEEE half.
     F16,
+    /// As the file holds them: quantised blocks (Q4_0, Q4_1, Q8_0) where it has such, else 32 bits.
+    /// The output is that of f32.
+    Stored,
 }
 
 /// Arguments of `quickstart`.
@@ -250,6 +271,151 @@ pub(crate) enum EvalCommand {
     ///
     /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts mt-bench
     Decode(EvalDecodeArguments),
+    /// Bits per byte of a language model over sliding windows.
+    ///
+    /// Example: longdraft eval bpb runs/books --data val.bin --tokenizer sp.model --window 2048
+    Bpb(EvalBpbArguments),
+}
+
+/// A scored stream and its windows.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct BpbArguments {
+    /// SentencePiece `.model`, or folder with a `tokenizer.json` (a target brings its own).
+    #[arg(long)]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Tokens of a window (default: 1024).
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) window: usize,
+    /// Targets that a window moves on by (default: a quarter of the window).
+    #[arg(long)]
+    pub(crate) stride: Option<usize>,
+    /// Length of the sequences in training, for the report and for windows without overlap.
+    #[arg(long)]
+    pub(crate) training_length: Option<usize>,
+    /// Use only the first tokens.
+    #[arg(long)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Tokens that go through the model at once.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) batch_tokens: usize,
+}
+
+/// What becomes of targets behind the last complete window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum TailChoice {
+    /// A shorter window scores them.
+    Score,
+    /// They are left out, as published.
+    Drop,
+}
+
+/// Arguments of `eval bpb`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalBpbArguments {
+    /// Run of `pretrain`, checkpoint, `.ldq` file; or a target: Hugging Face folder, GGUF file, hub
+    /// model.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// `.bin` files or folders of them, or text (JSONL, text files).
+    #[arg(long, required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// How it is scored.
+    #[command(flatten)]
+    pub(crate) scoring: BpbArguments,
+    /// Windows without overlap, at the window's length.
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// What becomes of the last targets.
+    #[arg(long, default_value = "score")]
+    pub(crate) tail: TailChoice,
+    /// Start anew at every start of a document.
+    #[arg(long)]
+    pub(crate) doc_isolated: bool,
+    /// Stretch RoPE for windows beyond so many tokens (targets; own models know theirs).
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ntk_reference: Option<usize>,
+}
+
+/// Rules of an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FormatChoice {
+    /// As published.
+    Compat,
+    /// Scales rounded before use, no floor, any number of levels.
+    Modern,
+}
+
+/// How the embedding is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum EmbeddingChoice {
+    /// As any other matrix.
+    Codes,
+    /// As f16.
+    F16,
+}
+
+/// Compression of an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CompressionChoice {
+    /// zlib, level 9.
+    Zlib,
+    /// zstd, level 22.
+    Zstd,
+}
+
+/// Arguments of `quantize`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuantizeArguments {
+    /// Run of `pretrain`, checkpoint, model folder or `.ldq` file.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+    /// The artifact, `.ldq`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Rules.
+    #[arg(long, default_value = "compat")]
+    pub(crate) format: FormatChoice,
+    /// Largest code: 127 for int8, 31 for int6 (modern).
+    #[arg(long, default_value_t = 127)]
+    pub(crate) levels: u8,
+    /// How the embedding is stored.
+    #[arg(long, default_value = "codes")]
+    pub(crate) embedding: EmbeddingChoice,
+    /// Tensors of at most so many values are kept.
+    #[arg(long, default_value_t = 65_536)]
+    pub(crate) keep_max_elements: usize,
+    /// Compression.
+    #[arg(long, default_value = "zlib")]
+    pub(crate) compression: CompressionChoice,
+    /// Bytes of code that are counted with the file.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) code_bytes: u64,
+    /// Clip rows so that file and code hold at most so many bytes (modern).
+    #[arg(long)]
+    pub(crate) budget_bytes: Option<u64>,
+    /// Score live weights and artifact on these `.bin` files.
+    #[arg(long, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// How it is scored.
+    #[command(flatten)]
+    pub(crate) scoring: BpbArguments,
+}
+
+/// Arguments of `experiment`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExperimentArguments {
+    /// Grid (YAML).
+    #[arg(value_name = "GRID")]
+    pub(crate) grid: PathBuf,
+    /// Change values of every run: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Run only runs of these names.
+    #[arg(long, num_args = 1..)]
+    pub(crate) only: Vec<String>,
 }
 
 /// Arguments of `eval decode`.
@@ -312,6 +478,60 @@ pub(crate) enum DataCommand {
     ///
     /// Example: longdraft data regenerate prompts.jsonl --target model.gguf --output answers.jsonl
     Regenerate(DataRegenerateArguments),
+    /// Train a small byte-level BPE tokenizer on text.
+    ///
+    /// Example: longdraft data tokenizer books.jsonl --vocabulary 1024 --output runs/books-data
+    Tokenizer(DataTokenizerArguments),
+    /// Write text as the packed token shards that `pretrain` reads.
+    ///
+    /// Example: longdraft data pack books.jsonl --tokenizer runs/books-data --output runs/books-data
+    Pack(DataPackArguments),
+}
+
+/// Arguments of `data tokenizer`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataTokenizerArguments {
+    /// Text: JSONL, Parquet, text files, folders of them.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// Tokens, special ones and bytes included.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) vocabulary: usize,
+    /// Use only about so many bytes of text.
+    #[arg(long)]
+    pub(crate) max_bytes: Option<usize>,
+    /// Folder for `tokenizer.json`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+}
+
+/// Arguments of `data pack`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataPackArguments {
+    /// Text: JSONL, Parquet, text files, folders of them.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// SentencePiece `.model`, or folder with a `tokenizer.json`.
+    #[arg(long)]
+    pub(crate) tokenizer: PathBuf,
+    /// Folder for `train_000000.bin`, ... and `val_000000.bin`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Every so many documents one goes to the validation shard (0: none).
+    #[arg(long, default_value_t = 20)]
+    pub(crate) validation_every: usize,
+    /// Tokens of a shard.
+    #[arg(long, default_value_t = 100_000_000)]
+    pub(crate) shard_tokens: usize,
+    /// Write the true byte count of every token beside each shard.
+    #[arg(long)]
+    pub(crate) byte_counts: bool,
 }
 
 /// Which mask a source gets that is named without a configuration.

@@ -152,13 +152,14 @@ impl DecodingArguments {
     /// Opens target, tokenizer and draft.
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
         let dtype = match self.dtype {
-            WeightDtype::F32 => DType::F32,
+            WeightDtype::F32 | WeightDtype::Stored => DType::F32,
             WeightDtype::Bf16 => DType::BF16,
             WeightDtype::F16 => DType::F16,
         };
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
-        let options = TargetOptions { dtype, ..TargetOptions::default() };
+        let quantised = self.dtype == WeightDtype::Stored;
+        let options = TargetOptions { dtype, quantised, ..TargetOptions::default() };
         let target = Target::open(target, &options)?;
         let draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
         let head = match &self.draft_vocab {

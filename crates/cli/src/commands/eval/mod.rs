@@ -202,7 +202,7 @@ pub(crate) fn summary(cell: &Cell) -> Value {
 /// Fails unless every output that had to be equal was; rounded weights may differ at near-ties.
 pub(crate) fn require_lossless(cell: &Cell, dtype: WeightDtype) -> Result<()> {
     let differing = cell.checked - cell.equal;
-    let near_ties = dtype != WeightDtype::F32
+    let near_ties = matches!(dtype, WeightDtype::Bf16 | WeightDtype::F16)
         && cell.largest_regret.is_some_and(|regret| regret <= NEAR_TIE)
         && differing as f64 <= MOST_NEAR_TIES * cell.checked as f64;
     if differing == 0 || near_ties {
