@@ -8,6 +8,8 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor, Var};
 use longdraft_kernels::attention::{Delays, KeyRanges, attention};
 use longdraft_kernels::linear::linear;
+use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, linear_each};
+use longdraft_kernels::threads::awake;
 use rayon::prelude::*;
 
 fn main() {
@@ -80,30 +82,80 @@ fn read_speed() -> f64 {
     1e-9 * (values.len() * 4) as f64 / seconds
 }
 
-/// The products of one decoded token of SmolLM2-135M, one after the other as the model asks for them.
+/// Weights of SmolLM2-135M in the groups in which one decoded token reads them.
+struct Weights {
+    /// Queries, keys and values; output; gate and up; down.
+    layers: Vec<([Matrix; 3], Matrix, [Matrix; 2], Matrix)>,
+    head: Matrix,
+    bytes: usize,
+}
+
+impl Weights {
+    fn of(mut matrix: impl FnMut(usize, usize) -> (Matrix, usize)) -> Self {
+        let mut bytes = 0;
+        let mut next = |inputs, outputs| {
+            let (matrix, size) = matrix(inputs, outputs);
+            bytes += size;
+            matrix
+        };
+        let mut layer = || {
+            let attention = [576, 192, 192].map(|outputs| next(576, outputs));
+            let output = next(576, 576);
+            (attention, output, [1536; 2].map(|outputs| next(576, outputs)), next(1536, 576))
+        };
+        let layers = (0..30).map(|_| layer()).collect();
+        let head = next(576, 49_152);
+        Self { layers, head, bytes }
+    }
+
+    fn dense(dtype: DType) -> Self {
+        Self::of(|inputs, outputs| {
+            let w = Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w");
+            (Matrix::Dense(w.to_dtype(dtype).expect("w")), inputs * outputs * dtype.size_in_bytes())
+        })
+    }
+
+    fn quantised(layers: BlockFormat, head: BlockFormat) -> Self {
+        Self::of(|inputs, outputs| {
+            let format = if outputs > 10_000 { head } else { layers };
+            let bytes = vec![17; inputs * outputs / 32 * format.bytes()];
+            let size = bytes.len();
+            let matrix = QuantisedMatrix::new(format, outputs, inputs, bytes).expect("matrix");
+            (Matrix::Quantised(Arc::new(matrix)), size)
+        })
+    }
+
+    fn pass(&self, narrow: &Tensor, wide: &Tensor) {
+        for ([q, k, v], output, [gate, up], down) in &self.layers {
+            linear_each(narrow, [(q, None), (k, None), (v, None)]).expect("product");
+            output.linear(narrow, None).expect("product");
+            linear_each(narrow, [(gate, None), (up, None)]).expect("product");
+            down.linear(wide, None).expect("product");
+        }
+        self.head.linear(narrow, None).expect("product");
+    }
+}
+
+/// The products of one decoded token, in the order in which the model asks for them.
 fn one_token() {
-    let shapes =
-        [(576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576)];
-    let weight = |(inputs, outputs): (usize, usize)| {
-        Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w")
-    };
-    let mut weights: Vec<Tensor> = (0..30).flat_map(|_| shapes.map(weight)).collect();
-    weights.push(weight((576, 49_152)));
-    let bytes: usize = weights.iter().map(|w| w.elem_count() * 4).sum();
-    for rows in [1, 5] {
-        let input = |size| Tensor::rand(-1.0_f32, 1.0, (rows, size), &Device::Cpu).expect("x");
-        let (narrow, wide) = (input(576), input(1536));
-        let seconds = median(|| {
-            for w in &weights {
-                let x = if w.dims()[1] == 576 { &narrow } else { &wide };
-                linear(x, w, None).expect("product");
-            }
-        });
-        let speed = 1e-9 * bytes as f64 / seconds;
-        let share = speed / read_speed();
-        println!(
-            "all products of a token, {rows} rows: {speed:.1} GB/s, {share:.2} of reading alone"
-        );
+    let all = [
+        ("f32", Weights::dense(DType::F32)),
+        ("bf16", Weights::dense(DType::BF16)),
+        ("Q4_1, head Q8_0", Weights::quantised(BlockFormat::Q4_1, BlockFormat::Q8_0)),
+    ];
+    for (name, weights) in all {
+        for rows in [1, 5, 8] {
+            let input = |size| Tensor::rand(-1.0_f32, 1.0, (rows, size), &Device::Cpu).expect("x");
+            let (narrow, wide) = (input(576), input(1536));
+            let seconds = awake(|| median(|| weights.pass(&narrow, &wide)));
+            let speed = 1e-9 * weights.bytes as f64 / seconds;
+            println!(
+                "all products of a token, {name}, {rows} rows: {:.2} ms, {speed:.1} GB/s, {:.2} of \
+                 reading alone",
+                1e3 * seconds,
+                speed / read_speed()
+            );
+        }
     }
 }
 

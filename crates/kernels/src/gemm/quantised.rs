@@ -227,13 +227,13 @@ unsafe fn tile(
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m128i, __m512, __m512i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm512_add_ps,
-        _mm512_and_si512, _mm512_castsi128_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi16,
-        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_extracti32x4_epi32,
-        _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_mul_ps, _mm512_permutexvar_epi32,
-        _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps, _mm512_srli_epi32,
-        _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16,
-        _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
+        __m128i, __m512, __m512i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_setr_epi32,
+        _mm512_add_ps, _mm512_and_si512, _mm512_castsi128_si512, _mm512_cvtepi8_epi32,
+        _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps,
+        _mm512_extracti32x4_epi32, _mm512_fmadd_ps, _mm512_inserti32x4, _mm512_mul_ps,
+        _mm512_permutexvar_epi32, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+        _mm512_setzero_ps, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+        _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
     };
 
     use super::super::micro::{Destination, store};
@@ -285,14 +285,11 @@ mod x86 {
             _ => (34, 2),
         };
         let starts: [*const u8; GROUP] = operands.starts(0, dst.cols);
-        let step = operands.b_stride as i32;
-        let last = dst.cols as i32 - 1;
-        let offsets: [i32; GROUP] = std::array::from_fn(|i| (i as i32).min(last) * step);
         let mut acc = [_mm512_setzero_ps(); ROWS];
         for block in 0..operands.depth / BLOCK {
             let at = block * bytes;
-            // SAFETY: the block lies within every column; its first four bytes are the scale and
-            // what follows; the memory ahead is only fetched.
+            // SAFETY: the block lies within every column and has more than four bytes; the memory
+            // ahead is only fetched.
             unsafe {
                 if operands.ahead > 0 {
                     let next = starts[0].wrapping_add(operands.ahead + block * bytes * GROUP);
@@ -300,21 +297,20 @@ mod x86 {
                         _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
                     }
                 }
-                let scales = scales::<FORMAT>(starts[0].add(at), &offsets);
-                let quants = starts.map(|start| start.add(at + head));
-                let low = turned(&quants);
-                let k = block * BLOCK;
+                let scales = scales::<FORMAT>(&starts, at);
+                let mut low = turned(&starts, at + head);
+                let mut high = low;
                 if FORMAT == Q8_0 {
-                    add::<ROWS, FORMAT>(&operands, k, &low, &scales, &mut acc);
-                    let high = turned(&quants.map(|q| q.add(16)));
-                    add::<ROWS, FORMAT>(&operands, k + 16, &high, &scales, &mut acc);
+                    high = turned(&starts, at + head + 16);
                 } else {
                     let mask = _mm512_set1_epi32(0x0f0f_0f0f);
-                    let high = low.map(|q| _mm512_and_si512(_mm512_srli_epi32::<4>(q), mask));
-                    let low = low.map(|q| _mm512_and_si512(q, mask));
-                    add::<ROWS, FORMAT>(&operands, k, &low, &scales, &mut acc);
-                    add::<ROWS, FORMAT>(&operands, k + 16, &high, &scales, &mut acc);
+                    for (low, high) in low.iter_mut().zip(&mut high) {
+                        *high = _mm512_and_si512(_mm512_srli_epi32::<4>(*low), mask);
+                        *low = _mm512_and_si512(*low, mask);
+                    }
                 }
+                add::<ROWS, FORMAT>(&operands, block * BLOCK, &low, &scales, &mut acc);
+                add::<ROWS, FORMAT>(&operands, block * BLOCK + 16, &high, &scales, &mut acc);
             }
         }
         for (row, acc) in acc.into_iter().enumerate() {
@@ -330,17 +326,25 @@ mod x86 {
     /// Scale and minimum of a block of every column.
     ///
     /// # Safety
-    /// Four bytes are readable at every offset.
+    /// Four bytes are readable behind every start plus `at`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn scales<const FORMAT: u8>(
-        first: *const u8,
-        offsets: &[i32; GROUP],
-    ) -> (__m512, __m512) {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *offsets;
-        let offsets = _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
-        // SAFETY: passed on to the caller.
-        let pairs = unsafe { _mm512_i32gather_epi32::<1>(offsets, first.cast()) };
+    unsafe fn scales<const FORMAT: u8>(starts: &[*const u8; GROUP], at: usize) -> (__m512, __m512) {
+        macro_rules! pair {
+            ($i:expr) => {
+                // SAFETY: passed on to the caller.
+                unsafe { starts[$i].add(at).cast::<i32>().read_unaligned() }
+            };
+        }
+        // One by one: gathering takes longer.
+        let mut pairs =
+            _mm512_castsi128_si512(_mm_setr_epi32(pair!(0), pair!(1), pair!(2), pair!(3)));
+        let four = _mm_setr_epi32(pair!(4), pair!(5), pair!(6), pair!(7));
+        pairs = _mm512_inserti32x4::<1>(pairs, four);
+        let four = _mm_setr_epi32(pair!(8), pair!(9), pair!(10), pair!(11));
+        pairs = _mm512_inserti32x4::<2>(pairs, four);
+        let four = _mm_setr_epi32(pair!(12), pair!(13), pair!(14), pair!(15));
+        pairs = _mm512_inserti32x4::<3>(pairs, four);
         let scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
         let least = if FORMAT == Q4_1 {
             _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(pairs)))
@@ -353,33 +357,36 @@ mod x86 {
     /// 16 bytes of 16 columns: quarter `j` of vector `i` holds step `4 i + j` of every column.
     ///
     /// # Safety
-    /// 16 bytes are readable at every start.
+    /// 16 bytes are readable behind every start plus `at`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn turned(starts: &[*const u8; GROUP]) -> [__m512i; 4] {
+    unsafe fn turned(starts: &[*const u8; GROUP], at: usize) -> [__m512i; 4] {
+        macro_rules! column {
+            ($i:expr) => {
+                // SAFETY: passed on to the caller.
+                unsafe { _mm_loadu_si128(starts[$i].add(at).cast()) }
+            };
+        }
         // Quarter `l` of vector `z` is column `4 l + z`.
-        let column = |i: usize| -> __m128i {
-            // SAFETY: passed on to the caller.
-            unsafe { _mm_loadu_si128(starts[i].cast()) }
-        };
-        let four = |z: usize| {
-            let v = _mm512_castsi128_si512(column(z));
-            let v = _mm512_inserti32x4::<1>(v, column(4 + z));
-            let v = _mm512_inserti32x4::<2>(v, column(8 + z));
-            _mm512_inserti32x4::<3>(v, column(12 + z))
-        };
-        let (a, b, c, d) = (four(0), four(1), four(2), four(3));
+        macro_rules! four {
+            ($z:expr) => {{
+                let v = _mm512_castsi128_si512(column!($z));
+                let v = _mm512_inserti32x4::<1>(v, column!(4 + $z));
+                let v = _mm512_inserti32x4::<2>(v, column!(8 + $z));
+                _mm512_inserti32x4::<3>(v, column!(12 + $z))
+            }};
+        }
+        let (a, b, c, d) = (four!(0), four!(1), four!(2), four!(3));
         let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
         let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
-        // Word `j` of quarter `l` now holds one step of columns `4 l` to `4 l + 3`.
-        let steps = [
-            _mm512_unpacklo_epi16(ab, cd),
-            _mm512_unpackhi_epi16(ab, cd),
-            _mm512_unpacklo_epi16(ab_high, cd_high),
-            _mm512_unpackhi_epi16(ab_high, cd_high),
-        ];
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        steps.map(|steps| _mm512_permutexvar_epi32(order, steps))
+        // Word `j` of quarter `l` holds one step of columns `4 l` to `4 l + 3`.
+        [
+            _mm512_permutexvar_epi32(order, _mm512_unpacklo_epi16(ab, cd)),
+            _mm512_permutexvar_epi32(order, _mm512_unpackhi_epi16(ab, cd)),
+            _mm512_permutexvar_epi32(order, _mm512_unpacklo_epi16(ab_high, cd_high)),
+            _mm512_permutexvar_epi32(order, _mm512_unpackhi_epi16(ab_high, cd_high)),
+        ]
     }
 
     /// Adds 16 steps of 16 columns to every row's sums.
@@ -407,7 +414,7 @@ mod x86 {
                 for (row, acc) in acc.iter_mut().enumerate() {
                     // SAFETY: passed on to the caller.
                     let x = unsafe { operands.left(row, first_step + 4 * i + j) };
-                    *acc = std::arch::x86_64::_mm512_fmadd_ps(_mm512_set1_ps(x), values, *acc);
+                    *acc = _mm512_fmadd_ps(_mm512_set1_ps(x), values, *acc);
                 }
             }
         }
