@@ -170,6 +170,7 @@ pub(super) unsafe fn columns(isa: Isa, dst: Output, a: Mat<'_>, b: Blocks<'_>) {
         unsafe { block::<f32>(isa, dst, a, Mat::rows(&[], 0, b.cols, b.cols)) };
         return;
     }
+    assert_eq!(a.col_stride, 1, "rows of the left operand have gaps");
     let depth = depth_of(a.cols);
     for first_col in (0..b.cols).step_by(GROUP) {
         let cols = first_col..(first_col + GROUP).min(b.cols);
@@ -191,7 +192,8 @@ pub(super) unsafe fn columns(isa: Isa, dst: Output, a: Mat<'_>, b: Blocks<'_>) {
 }
 
 /// # Safety
-/// The CPU has the instruction set; `dst` is writable for `a.rows` rows and the columns.
+/// The CPU has the instruction set; `dst` is writable for `a.rows` <= [`ROWS`] rows and the columns, at
+/// most [`GROUP`].
 unsafe fn tile(
     isa: Isa,
     dst: Destination,
@@ -205,7 +207,11 @@ unsafe fn tile(
     if isa == Isa::Avx512 {
         let stride = b.stride();
         let first = cols.start * stride + steps.start / BLOCK * b.format.bytes();
-        let ahead = if cols.end + GROUP <= b.cols { GROUP * stride } else { 0 };
+        // Columns lie one behind the other: the next tile's bytes are fetched as this one's are
+        // read, as many for every block.
+        let before = steps.start / BLOCK * b.format.bytes();
+        let whole = cols.end + cols.len() <= b.cols;
+        let ahead = if whole { cols.len() * (stride + before) - before } else { 0 };
         let a = a.data.as_ptr();
         let at = b.data[first..].as_ptr();
         let operands = Operands { depth, a, a_strides, b: at, b_stride: stride, ahead };
@@ -245,8 +251,8 @@ mod x86 {
     const Q8_0: u8 = 2;
 
     /// # Safety
-    /// AVX-512F and AVX-512BW; the operands hold `dst.rows` <= 8 rows and `dst.cols` <= 16 columns
-    /// of `depth` steps in blocks; `dst` is writable for them.
+    /// AVX-512F and AVX-512BW; the operands hold `dst.rows` <= 8 rows, each of them without gaps, and
+    /// `dst.cols` <= 16 columns of `depth` steps in blocks; `dst` is writable for them.
     pub(super) unsafe fn tile(format: BlockFormat, operands: Operands<u8>, dst: Destination) {
         macro_rules! by_rows {
             ($format:ident) => {
@@ -285,14 +291,16 @@ mod x86 {
             _ => (34, 2),
         };
         let starts: [*const u8; GROUP] = operands.starts(0, dst.cols);
+        let rows: [*const f32; ROWS] =
+            std::array::from_fn(|row| operands.a.wrapping_add(row * operands.a_strides.0));
         let mut acc = [_mm512_setzero_ps(); ROWS];
         for block in 0..operands.depth / BLOCK {
             let at = block * bytes;
-            // SAFETY: the block lies within every column and has more than four bytes; the memory
-            // ahead is only fetched.
+            // SAFETY: the block lies within every column and has more than four bytes, and its
+            // steps within every row; the memory ahead is only fetched.
             unsafe {
                 if operands.ahead > 0 {
-                    let next = starts[0].wrapping_add(operands.ahead + block * bytes * GROUP);
+                    let next = starts[0].wrapping_add(operands.ahead + at * GROUP);
                     for line in 0..(bytes * GROUP).div_ceil(64) {
                         _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
                     }
@@ -309,8 +317,8 @@ mod x86 {
                         *low = _mm512_and_si512(*low, mask);
                     }
                 }
-                add::<ROWS, FORMAT>(&operands, block * BLOCK, &low, &scales, &mut acc);
-                add::<ROWS, FORMAT>(&operands, block * BLOCK + 16, &high, &scales, &mut acc);
+                add::<ROWS, FORMAT>(&rows, block * BLOCK, &low, &scales, &mut acc);
+                add::<ROWS, FORMAT>(&rows, block * BLOCK + 16, &high, &scales, &mut acc);
             }
         }
         for (row, acc) in acc.into_iter().enumerate() {
@@ -396,7 +404,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn add<const ROWS: usize, const FORMAT: u8>(
-        operands: &Operands<u8>,
+        rows: &[*const f32; ROWS],
         first_step: usize,
         turned: &[__m512i; 4],
         scales: &(__m512, __m512),
@@ -411,9 +419,9 @@ mod x86 {
             ];
             for (j, quarter) in quarters.into_iter().enumerate() {
                 let values = widened::<FORMAT>(quarter, scales);
-                for (row, acc) in acc.iter_mut().enumerate() {
+                for (row, acc) in rows.iter().zip(acc.iter_mut()) {
                     // SAFETY: passed on to the caller.
-                    let x = unsafe { operands.left(row, first_step + 4 * i + j) };
+                    let x = unsafe { *row.add(first_step + 4 * i + j) };
                     *acc = _mm512_fmadd_ps(_mm512_set1_ps(x), values, *acc);
                 }
             }
