@@ -176,7 +176,7 @@ impl Matrix {
                     bail!("linear: residual {:?} for [{rows}, {outputs}]", residual.shape());
                 }
                 let start = residual.flatten_all()?.to_vec1::<f32>()?;
-                let mut sums = sums_of(x, &[(self, Some(start))])?;
+                let mut sums = sums_of(x, vec![(self, Some(start))])?;
                 let sum = sums.pop().unwrap_or_default();
                 Tensor::from_vec(sum, (rows, outputs), x.device())
             }
@@ -230,7 +230,7 @@ fn frozen_each(x: &Tensor, maps: &[(&Matrix, Option<&Tensor>)]) -> Result<Vec<Te
         let values = bias.map(Tensor::to_vec1::<f32>).transpose()?;
         started.push((*matrix, values.map(|values| values.repeat(rows))));
     }
-    let sums = sums_of(x, &started)?;
+    let sums = sums_of(x, started)?;
     let tensor = |(values, (matrix, _)): (Vec<f32>, &(&Matrix, _))| {
         Tensor::from_vec(values, (rows, matrix.dims()?.0), x.device())
     };
@@ -238,21 +238,23 @@ fn frozen_each(x: &Tensor, maps: &[(&Matrix, Option<&Tensor>)]) -> Result<Vec<Te
 }
 
 /// `x Wᵀ` for every weight, `[R, O]` each, added to what is given.
-fn sums_of(x: &Tensor, maps: &[(&Matrix, Option<Vec<f32>>)]) -> Result<Vec<Vec<f32>>> {
+fn sums_of(x: &Tensor, maps: Vec<(&Matrix, Option<Vec<f32>>)>) -> Result<Vec<Vec<f32>>> {
     let (rows, inputs) = x.dims2()?;
     let mut sums = Vec::with_capacity(maps.len());
+    let mut added = Vec::with_capacity(maps.len());
     for (matrix, start) in maps {
         let (outputs, width) = matrix.dims()?;
         if width != inputs {
             bail!("linear: input {:?} does not fit weight [{outputs}, {width}]", x.shape());
         }
-        sums.push(start.clone().unwrap_or_else(|| vec![0.0; rows * outputs]));
+        added.push((matrix, start.is_some()));
+        sums.push(start.unwrap_or_else(|| vec![0.0; rows * outputs]));
     }
     let storages: Vec<_> =
-        maps.iter().map(|(matrix, _)| matrix.dense().map(Tensor::storage_and_layout)).collect();
+        added.iter().map(|(matrix, _)| matrix.dense().map(Tensor::storage_and_layout)).collect();
     with_f32(x, |x| {
-        let mut products = Vec::with_capacity(maps.len());
-        for ((dst, storage), (matrix, start)) in sums.iter_mut().zip(&storages).zip(maps) {
+        let mut products = Vec::with_capacity(added.len());
+        for ((dst, storage), (matrix, accumulate)) in sums.iter_mut().zip(&storages).zip(&added) {
             let right = match (matrix, storage) {
                 (Matrix::Quantised(matrix), _) => Right::Quantised(matrix.blocks()),
                 (_, Some((storage, layout))) => match &**storage {
@@ -263,7 +265,7 @@ fn sums_of(x: &Tensor, maps: &[(&Matrix, Option<Vec<f32>>)]) -> Result<Vec<Vec<f
                 },
                 _ => bail!("linear: CPU weight expected"),
             };
-            products.push(Product { dst, right, accumulate: start.is_some() });
+            products.push(Product { dst, right, accumulate: *accumulate });
         }
         matmul_each(Mat::rows(x, rows, inputs, inputs), &mut products);
         Ok(())
