@@ -64,7 +64,37 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
         let length = cell["simulated_length"].as_f64().expect("length");
         assert!(low.as_f64() <= Some(length) && Some(length) <= high.as_f64(), "{cell}");
     }
+    let gain = &out["held_out"]["gains_on_own_text"][1];
+    let length = |draft: usize| cells[draft][2]["simulated_length"].as_f64().expect("length");
+    assert_eq!(gain["stage"], "answers");
+    assert_eq!(gain["gain"].as_f64(), Some(length(2) - length(1)));
     assert!(Path::new(&shop.path("run/report.html")).is_file());
+    // The same drafts measured on their own, on the second stage's text.
+    let [base, long] = ["run/base", "run/long"].map(|run| shop.path(run));
+    let measured = last_json(&succeed(&[
+        "eval",
+        "held-out",
+        &config,
+        "stage=long",
+        "--draft",
+        &base,
+        "--draft",
+        &long,
+        "--json",
+    ]));
+    for (draft, row) in cells.iter().take(2).enumerate() {
+        let found = &measured["drafts"][draft];
+        assert_eq!(found["simulated_acceptance_length"], row[1]["simulated_length"]);
+        assert_eq!(found["interval"], row[1]["interval"]);
+    }
+    let gains: Vec<&Value> =
+        (0..2).map(|draft| &measured["drafts"][draft]["gain_over_first"]["gain"]).collect();
+    assert_eq!(gains, [&serde_json::json!(0.0), &out["held_out"]["gains_on_own_text"][0]["gain"]]);
+    let nothing = fail(
+        &["eval", "held-out", &config, "--draft", &base, "stage=base", "data.held_out_rows=0"],
+        2,
+    );
+    assert!(nothing.contains("no held-out rows"), "{nothing}");
     let file = std::fs::read_to_string(shop.path("run/curriculum.json")).expect("file");
     let file: Value = serde_json::from_str(&file).expect("JSON");
     assert_eq!(file["stages"][1], serde_json::json!({"name": "long", "output": "long"}));

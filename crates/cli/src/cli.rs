@@ -271,10 +271,29 @@ pub(crate) enum EvalCommand {
     ///
     /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts mt-bench
     Decode(EvalDecodeArguments),
+    /// Acceptance that drafts would have on a configuration's held-out rows, without decoding.
+    ///
+    /// Example: longdraft eval held-out conf/glide/smollm2.yaml --draft runs/a --draft runs/b
+    HeldOut(EvalHeldOutArguments),
     /// Bits per byte of a language model over sliding windows.
     ///
     /// Example: longdraft eval bpb runs/books --data val.bin --tokenizer sp.model --window 2048
     Bpb(EvalBpbArguments),
+}
+
+/// Arguments of `eval held-out`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalHeldOutArguments {
+    /// Configuration (YAML) with target and held-out text; of a curriculum, `stage=NAME` picks one.
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Run directory, checkpoint, draft folder or file; again for each draft that is compared with
+    /// the first.
+    #[arg(long = "draft", value_name = "PATH", required = true)]
+    pub(crate) drafts: Vec<PathBuf>,
+    /// Replace values of the configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
 }
 
 /// A scored stream and its windows.

@@ -95,6 +95,19 @@ impl TrainingProgress {
         }
     }
 
+    /// Rows done, as a bar where there is a terminal.
+    fn rows(&mut self, done: usize, all: usize, bar: &str, line: &str) {
+        let shown = self.bar(all as u64, done as u64, format!("rows {bar}"));
+        if !shown && self.due(done == all) {
+            eprintln!("{line} {done}/{all} rows");
+        }
+        if done == all
+            && let Some(bar) = self.bar.take()
+        {
+            bar.finish();
+        }
+    }
+
     fn evaluated(&mut self, step: u64, metrics: &DraftMetrics) {
         let agreement: Vec<String> = metrics
             .by_delay
@@ -120,16 +133,9 @@ impl Observer for TrainingProgress {
             Event::Note(text) => self.say(text),
             Event::Warning(text) => self.say(&format!("warning: {text}")),
             Event::Captured(done, all) => {
-                let shown = self.bar(all as u64, done as u64, "rows through the target".into());
-                if !shown && self.due(done == all) {
-                    eprintln!("captured the target's features of {done}/{all} rows");
-                }
-                if done == all
-                    && let Some(bar) = self.bar.take()
-                {
-                    bar.finish();
-                }
+                self.rows(done, all, "through the target", "captured the target's features of");
             }
+            Event::Measured(done, all) => self.rows(done, all, "measured", "measured"),
             Event::Step(report) => self.step(report),
             Event::Evaluated(step, metrics) => self.evaluated(step, metrics),
             Event::Saved(path) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
-use longdraft_train::stage::{Ending, Evaluator, ResumePolicy};
+use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
 use serde_json::{Value, json};
 
 use crate::commands::{report, train};
@@ -62,9 +62,9 @@ pub(crate) fn run(
         target = Some((opened_as, opened));
         before = Some(run);
     }
-    let table = table(&evaluators)?;
-    print_table(&evaluators, &table);
-    let record = record(&evaluators, &table);
+    let table = HeldOutTable::measure(&evaluators)?;
+    table.print();
+    let record = table.to_json();
     let path = output.join(TABLE_FILE);
     std::fs::write(&path, format!("{record:#}\n"))
         .map_err(|error| crate::failure::Failure::work(format!("{}: {error}", path.display())))?;
@@ -94,55 +94,66 @@ fn describe(output: &Path, stages: &[LocatedStage]) -> CurriculumFile {
     CurriculumFile { stages: stages.iter().map(entry).collect() }
 }
 
-/// Greedy simulated acceptance length with its 95 % bootstrap interval.
-#[derive(Clone, Copy)]
-struct Cell {
-    length: f64,
-    low: f64,
-    high: f64,
+/// Every stage's draft on every stage's held-out rows.
+struct HeldOutTable {
+    stages: Vec<String>,
+    /// By text, then by draft.
+    by_text: Vec<Vec<RowMetrics>>,
 }
 
-/// Every draft on every stage's held-out rows.
-fn table(evaluators: &[(String, Evaluator)]) -> Result<Vec<Vec<Cell>>> {
-    let mut rows = Vec::new();
-    for (_, draft) in evaluators {
-        let mut row = Vec::new();
-        for (_, text) in evaluators {
-            let metrics = draft.on_rows_of(text)?;
-            let (low, high) = metrics.interval();
-            row.push(Cell { length: metrics.simulated_length(), low, high });
-        }
-        rows.push(row);
-    }
-    Ok(rows)
-}
-
-fn print_table(evaluators: &[(String, Evaluator)], table: &[Vec<Cell>]) {
-    println!("simulated acceptance length (greedy, 95 % interval) of each stage's draft on each");
-    println!("stage's held-out rows:");
-    print!("{:>16}", "draft \\ text");
-    evaluators.iter().for_each(|(name, _)| print!("  {name:>22}"));
-    println!();
-    for ((name, _), row) in evaluators.iter().zip(table) {
-        print!("{name:>16}");
-        for Cell { length, low, high } in row {
-            let cell = format!("{length:.3} [{low:.3}, {high:.3}]");
-            print!("  {cell:>22}");
-        }
-        println!();
-    }
-}
-
-fn record(evaluators: &[(String, Evaluator)], table: &[Vec<Cell>]) -> Value {
-    let names: Vec<&str> = evaluators.iter().map(|(name, _)| name.as_str()).collect();
-    let cells: Vec<Vec<Value>> = table
-        .iter()
-        .map(|row| {
-            let cell = |cell: &Cell| {
-                json!({ "simulated_length": cell.length, "interval": [cell.low, cell.high] })
-            };
-            row.iter().map(cell).collect()
+impl HeldOutTable {
+    fn measure(evaluators: &[(String, Evaluator)]) -> Result<Self> {
+        let drafts: Vec<&Evaluator> = evaluators.iter().map(|(_, draft)| draft).collect();
+        let by_text = drafts.iter().map(|text| text.measure(&drafts));
+        Ok(Self {
+            stages: evaluators.iter().map(|(name, _)| name.clone()).collect(),
+            by_text: by_text.collect::<std::result::Result<_, _>>()?,
         })
-        .collect();
-    json!({ "stages": names, "by_draft": cells })
+    }
+
+    /// Each later stage with what its draft gains on its own text over the draft before.
+    fn gains(&self) -> impl Iterator<Item = (&str, (f64, (f64, f64)))> {
+        (1..self.stages.len()).map(|stage| {
+            let text = &self.by_text[stage];
+            (self.stages[stage].as_str(), text[stage].gain_over(&text[stage - 1]))
+        })
+    }
+
+    fn print(&self) {
+        println!("simulated acceptance length (greedy, 95 % interval) of each stage's draft on");
+        println!("each stage's held-out rows:");
+        print!("{:>16}", "draft \\ text");
+        self.stages.iter().for_each(|name| print!("  {name:>22}"));
+        println!();
+        for (draft, name) in self.stages.iter().enumerate() {
+            print!("{name:>16}");
+            for text in &self.by_text {
+                let (low, high) = text[draft].interval();
+                let cell = format!("{:.3} [{low:.3}, {high:.3}]", text[draft].simulated_length());
+                print!("  {cell:>22}");
+            }
+            println!();
+        }
+        for (name, (gain, (low, high))) in self.gains() {
+            println!(
+                "{name} on its own text: {gain:+.3} [{low:+.3}, {high:+.3}] over the draft before"
+            );
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let cell = |text: &Vec<RowMetrics>, draft: usize| {
+            json!({
+                "simulated_length": text[draft].simulated_length(),
+                "interval": text[draft].interval(),
+            })
+        };
+        let row = |draft| self.by_text.iter().map(|text| cell(text, draft)).collect();
+        let cells: Vec<Vec<Value>> = (0..self.stages.len()).map(row).collect();
+        let gain = |(stage, (gain, interval)): (&str, (f64, (f64, f64)))| json!({ "stage": stage, "gain": gain, "interval": interval });
+        json!({
+            "stages": self.stages, "by_draft": cells,
+            "gains_on_own_text": self.gains().map(gain).collect::<Vec<_>>(),
+        })
+    }
 }

@@ -41,6 +41,9 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
+        Command::Eval(EvalCommand::HeldOut(held_out)) => {
+            eval::held_out::run(&held_out, arguments.json)
+        }
         Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),
         Command::Pretrain(pretrain) => pretrain::run(&pretrain, arguments.json),
         Command::Quantize(quantize) => pretrain::quantize(&quantize, arguments.json),

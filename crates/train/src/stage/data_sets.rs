@@ -26,17 +26,40 @@ pub fn source_paths(source: &SourceConfig) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Reads, splits and packs.
+/// Reads, splits and packs; malformed rows are kept beside the run.
 pub(super) fn data_sets(
     config: &TrainConfig,
     target: &Target,
     tokenizer: &TextTokenizer,
     observer: &mut dyn Observer,
 ) -> Result<(DataSet, DataSet)> {
+    let aside = Some(config.output.join("quarantine.jsonl"));
+    let (train, held_out) = read_all(config, target, tokenizer, aside, observer)?;
+    Ok((packed(config, target, train), packed(config, target, held_out)))
+}
+
+/// The held-out rows alone; nothing is written.
+pub(super) fn held_out_set(
+    config: &TrainConfig,
+    target: &Target,
+    tokenizer: &TextTokenizer,
+    observer: &mut dyn Observer,
+) -> Result<DataSet> {
+    let (_, held_out) = read_all(config, target, tokenizer, None, observer)?;
+    Ok(packed(config, target, held_out))
+}
+
+/// Documents for training and the held-out ones.
+fn read_all(
+    config: &TrainConfig,
+    target: &Target,
+    tokenizer: &TextTokenizer,
+    aside: Option<PathBuf>,
+    observer: &mut dyn Observer,
+) -> Result<(Vec<Document>, Vec<Document>)> {
     let encoder = Encoder::new(tokenizer, target.config());
     let data = &config.data;
-    let aside = config.output.join("quarantine.jsonl");
-    let mut quarantine = Quarantine::new(Some(aside), data.max_bad_rows)?;
+    let mut quarantine = Quarantine::new(aside, data.max_bad_rows)?;
     let mut read = |sources: &[SourceConfig]| {
         let read = |source| read_one(source, &encoder, &mut quarantine, observer);
         sources.iter().map(read).collect::<Result<Vec<_>>>()
@@ -48,23 +71,24 @@ pub(super) fn data_sets(
     {
         held_out = split_last(first, data.held_out_rows * data.row_tokens);
     }
-    let documents = sources.concat();
-    let pad = target.config().pad_token_id;
-    let pad = pad.or(target.config().eos_token_ids.first().copied());
-    let set = |mut documents: Vec<Document>| {
-        let (packing, overlong) = if config.draft.method.is_compat(config) {
-            // Published rows: one document, truncated.
-            (Packing::None, Overlong::Truncate)
-        } else {
-            (data.packing, data.overlong)
-        };
-        if config.draft.method.masks_padding(config) {
-            mask_padding(&mut documents, pad);
-        }
-        let rows = arrange(&documents, data.row_tokens, packing, overlong);
-        DataSet { documents, rows }
+    Ok((sources.concat(), held_out))
+}
+
+/// Documents in rows.
+fn packed(config: &TrainConfig, target: &Target, mut documents: Vec<Document>) -> DataSet {
+    let data = &config.data;
+    let (packing, overlong) = if config.draft.method.is_compat(config) {
+        // Published rows: one document, truncated.
+        (Packing::None, Overlong::Truncate)
+    } else {
+        (data.packing, data.overlong)
     };
-    Ok((set(documents), set(held_out)))
+    if config.draft.method.masks_padding(config) {
+        let pad = target.config().pad_token_id;
+        mask_padding(&mut documents, pad.or(target.config().eos_token_ids.first().copied()));
+    }
+    let rows = arrange(&documents, data.row_tokens, packing, overlong);
+    DataSet { documents, rows }
 }
 
 /// Reads a source and tells what it left out.

@@ -1,14 +1,21 @@
 //! Held-out rows, each at every delay or step.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
 use longdraft_kernels::random::CounterRng;
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
 
-use super::{DataSet, Stage};
+use super::data_sets::held_out_set;
+use super::prepare::{draws, features};
+use super::{DataSet, Event, Observer, Stage};
+use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::{FeatureSource, Part};
+use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 
@@ -21,16 +28,10 @@ impl Stage {
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
-        let mut metrics = DraftMetrics::default();
-        for row in measure(
-            &self.held_out_features(),
-            self.objective.as_ref(),
-            &self.held_out,
-            &self.draws,
-        )? {
-            metrics.merge(&row);
-        }
-        Ok(metrics)
+        let features = self.held_out_features();
+        let text = HeldOut { features: &features, set: &self.held_out, draws: &self.draws };
+        let mut rows = text.measure(&[self.objective.as_ref()], &mut |_| {})?;
+        Ok(rows.pop().map(|rows| rows.total()).unwrap_or_default())
     }
 
     /// Where held-out features come from: never from memory, which holds training rows.
@@ -64,15 +65,55 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Measures this draft on another stage's held-out rows, one figure a row.
+    /// Measures drafts on this stage's held-out rows, row by row; the target runs once for all.
     ///
     /// # Errors
     /// - the target cannot run
-    pub fn on_rows_of(&self, other: &Self) -> Result<RowMetrics> {
-        let objective = self.objective.as_ref();
-        let rows = measure(&other.features, objective, &other.held_out, &other.draws)?;
-        Ok(RowMetrics { rows, gamma: objective.draft_len() })
+    pub fn measure(&self, drafts: &[&Self]) -> Result<Vec<RowMetrics>> {
+        let text = HeldOut { features: &self.features, set: &self.held_out, draws: &self.draws };
+        let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
+        text.measure(&drafts, &mut |_| {})
     }
+}
+
+/// Measures trained drafts (files or folders) on a configuration's held-out rows, in the order
+/// given. Nothing is trained or written, and `draft.from` of the configuration does not count.
+///
+/// # Errors
+/// - unusable text or drafts, a store without these rows, a target that cannot run
+pub fn measure_drafts(
+    config: &TrainConfig,
+    drafts: &[PathBuf],
+    (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    observer: &mut dyn Observer,
+) -> Result<Vec<RowMetrics>> {
+    let set = held_out_set(config, target, tokenizer, observer)?;
+    let mut objectives = Vec::new();
+    for draft in drafts {
+        let mut config = config.clone();
+        config.draft.from = Some(draft.clone());
+        let documents = &set.documents;
+        let materials = Materials { config: &config, target, tokenizer, documents };
+        objectives.push(config.draft.method.build(&materials, observer)?);
+    }
+    let Some(first) = objectives.first() else { return Ok(Vec::new()) };
+    let mut config = config.clone();
+    if config.train.features == FeatureMode::Memory {
+        config.train.features = FeatureMode::Online;
+    }
+    let mut draws = draws(&config, target, first.draft_len());
+    let source = features(
+        &config,
+        target,
+        tokenizer,
+        (&DataSet::default(), &set),
+        first.as_ref(),
+        &mut draws,
+    )?;
+    let text = HeldOut { features: &source, set: &set, draws: &draws };
+    let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
+    let rows = set.rows.len();
+    text.measure(&objectives, &mut |done| observer.on_event(Event::Measured(done, rows)))
 }
 
 /// Held-out metrics, row by row.
@@ -83,54 +124,102 @@ pub struct RowMetrics {
 }
 
 impl RowMetrics {
+    /// Counters of all rows together.
+    pub fn total(&self) -> DraftMetrics {
+        self.sum(0..self.rows.len())
+    }
+
+    /// Tokens of the longest chain.
+    pub fn gamma(&self) -> usize {
+        self.gamma
+    }
+
+    /// Measured rows.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
     /// Greedy simulated acceptance length over all rows.
     pub fn simulated_length(&self) -> f64 {
-        self.length_of(0..self.rows.len())
+        self.total().simulated_acceptance_length(Rate::Top1, self.gamma)
     }
 
     /// 95 % bootstrap interval of it over rows (percentile method, fixed seed).
     pub fn interval(&self) -> (f64, f64) {
-        if self.rows.is_empty() {
-            return (0.0, 0.0);
-        }
-        let mut random = CounterRng::new(0, "bootstrap", &[self.rows.len() as u64]);
-        let mut lengths: Vec<f64> = (0..RESAMPLES)
-            .map(|_| {
-                let draws: Vec<usize> = (0..self.rows.len())
-                    .map(|_| random.below(self.rows.len() as u64) as usize)
-                    .collect();
-                self.length_of(draws)
-            })
-            .collect();
-        lengths.sort_by(f64::total_cmp);
-        (lengths[RESAMPLES / 40], lengths[RESAMPLES - 1 - RESAMPLES / 40])
+        percentiles(self.rows.len(), |draws| self.length_of(draws))
     }
 
-    fn length_of(&self, rows: impl IntoIterator<Item = usize>) -> f64 {
+    /// How much longer than another draft's on the same rows, with the 95 % bootstrap interval of
+    /// the difference: every resample takes the same rows of both.
+    pub fn gain_over(&self, other: &Self) -> (f64, (f64, f64)) {
+        let rows = self.rows.len().min(other.rows.len());
+        let gain = |draws: &[usize]| self.length_of(draws) - other.length_of(draws);
+        let all: Vec<usize> = (0..rows).collect();
+        (gain(&all), percentiles(rows, gain))
+    }
+
+    fn length_of(&self, rows: &[usize]) -> f64 {
+        let sum = self.sum(rows.iter().copied());
+        sum.simulated_acceptance_length(Rate::Top1, self.gamma)
+    }
+
+    fn sum(&self, rows: impl IntoIterator<Item = usize>) -> DraftMetrics {
         let mut sum = DraftMetrics::default();
         rows.into_iter().for_each(|row| sum.merge(&self.rows[row]));
-        sum.simulated_acceptance_length(Rate::Top1, self.gamma)
+        sum
     }
 }
 
-/// Counters of every held-out row.
-fn measure(
-    features: &FeatureSource,
-    objective: &dyn Objective,
-    held_out: &DataSet,
-    draws: &Draws,
-) -> Result<Vec<DraftMetrics>> {
-    let needs = objective.held_out_needs();
-    let one = |index: usize| {
-        let batch = held_out_batch(index, held_out, draws);
-        let rows = objective.teacher_rows(&batch);
-        let found = features.features(Part::HeldOut, &batch, &needs, &rows)?;
-        if index + 1 < held_out.rows.len() {
-            features.read_ahead(Part::HeldOut, index + 1);
+/// The middle 95 % of a figure over resampled rows; zeros without rows.
+fn percentiles(rows: usize, figure: impl Fn(&[usize]) -> f64) -> (f64, f64) {
+    if rows == 0 {
+        return (0.0, 0.0);
+    }
+    let mut random = CounterRng::new(0, "bootstrap", &[rows as u64]);
+    let mut draw = || (0..rows).map(|_| random.below(rows as u64) as usize).collect::<Vec<_>>();
+    let mut figures: Vec<f64> = (0..RESAMPLES).map(|_| figure(&draw())).collect();
+    figures.sort_by(f64::total_cmp);
+    (figures[RESAMPLES / 40], figures[RESAMPLES - 1 - RESAMPLES / 40])
+}
+
+/// Held-out rows with their features.
+struct HeldOut<'a> {
+    features: &'a FeatureSource,
+    set: &'a DataSet,
+    draws: &'a Draws,
+}
+
+impl HeldOut<'_> {
+    /// Counters of every row for every draft. Drafts of one kind share a row's features.
+    fn measure(
+        &self,
+        drafts: &[&dyn Objective],
+        on_row: &mut dyn FnMut(usize),
+    ) -> Result<Vec<RowMetrics>> {
+        let of_draft =
+            |draft: &&dyn Objective| RowMetrics { rows: Vec::new(), gamma: draft.draft_len() };
+        let mut measured: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
+        for index in 0..self.set.rows.len() {
+            let batch = held_out_batch(index, self.set, self.draws);
+            let mut found = None;
+            for (draft, measured) in drafts.iter().zip(&mut measured) {
+                let asked = (draft.held_out_needs(), draft.teacher_rows(&batch));
+                if found.as_ref().is_none_or(|(known, _)| *known != asked) {
+                    let (needs, rows) = &asked;
+                    let features = self.features.features(Part::HeldOut, &batch, needs, rows)?;
+                    found = Some((asked, features));
+                }
+                if let Some((_, features)) = &found {
+                    measured.rows.push(draft.measure(&batch, features)?);
+                }
+            }
+            if index + 1 < self.set.rows.len() {
+                self.features.read_ahead(Part::HeldOut, index + 1);
+            }
+            on_row(index + 1);
         }
-        objective.measure(&batch, &found)
-    };
-    (0..held_out.rows.len()).map(one).collect()
+        Ok(measured)
+    }
 }
 
 /// A held-out row at ordinary positions.

@@ -33,13 +33,14 @@ use crate::schedule::Schedule;
 pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
-pub use evaluate::{Evaluator, RowMetrics};
+pub use evaluate::{Evaluator, RowMetrics, measure_drafts};
 pub use observer::{Ending, Event, Observer, StepReport};
 pub use prepare::ResumePolicy;
 
 use metrics_log::MetricsLog;
 
 /// Documents and how they are packed.
+#[derive(Default)]
 struct DataSet {
     documents: Vec<Document>,
     rows: Vec<PackedRow>,

@@ -78,6 +78,8 @@ impl StepReport {
 pub enum Event<'a> {
     /// The run goes on after this many steps.
     Resumed(u64),
+    /// Held-out rows measured so far, of all.
+    Measured(usize, usize),
     /// Worth knowing.
     Note(&'a str),
     /// Something is off but the run goes on.

@@ -134,7 +134,7 @@ pub(super) fn draws(config: &TrainConfig, target: &Target, draft_len: usize) -> 
 }
 
 /// Where features come from; stored ones bring their positions along.
-fn features(
+pub(super) fn features(
     config: &TrainConfig,
     target: &Arc<Target>,
     tokenizer: &TextTokenizer,

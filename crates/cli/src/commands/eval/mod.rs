@@ -1,6 +1,7 @@
 //! `longdraft eval decode`: drafting measured on prompts, against plain decoding in the same
 //! engine.
 
+pub(crate) mod held_out;
 pub(crate) mod prompts;
 mod table;
 

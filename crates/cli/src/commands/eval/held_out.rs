@@ -1,0 +1,78 @@
+//! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
+
+use longdraft_models::target::Target;
+use longdraft_train::metrics::DelayCounts;
+use longdraft_train::stage::{RowMetrics, measure_drafts};
+use serde_json::{Value, json};
+
+use crate::cli::EvalHeldOutArguments;
+use crate::commands::train::open_target;
+use crate::configuration::read_stage;
+use crate::failure::{Failure, Result};
+use crate::progress::{TrainingProgress, stop_on_interrupt};
+
+/// Measures every draft on the same rows; differences are paired by row.
+pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
+    let mut config = read_stage(&arguments.config, &arguments.overrides)?;
+    // Drafts bring their weights: no layer of the target is wanted for initial ones.
+    config.draft.from = arguments.drafts.first().cloned();
+    let target = open_target(&config)?;
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    let mut progress = TrainingProgress::new(stop_on_interrupt());
+    let measured =
+        measure_drafts(&config, &arguments.drafts, (&target, &tokenizer), &mut progress)?;
+    let rows = measured.first().map_or(0, RowMetrics::rows);
+    if rows == 0 {
+        return Err(Failure::usage("the configuration has no held-out rows")
+            .hint("set data.held_out, or data.held_out_rows above 0"));
+    }
+    let names: Vec<String> =
+        arguments.drafts.iter().map(|path| path.display().to_string()).collect();
+    print(&names, &measured, config.data.row_tokens);
+    if json {
+        let drafts: Vec<Value> = names
+            .iter()
+            .zip(&measured)
+            .map(|(name, rows)| record(name, rows, &measured[0]))
+            .collect();
+        println!(
+            "{}",
+            json!({ "rows": rows, "row_tokens": config.data.row_tokens, "drafts": drafts })
+        );
+    }
+    Ok(())
+}
+
+fn print(names: &[String], measured: &[RowMetrics], row_tokens: usize) {
+    let first = &measured[0];
+    println!(
+        "simulated acceptance length (greedy) over {} rows of up to {row_tokens} tokens, with 95 % \
+         intervals (bootstrap over rows; differences row by row):",
+        first.rows()
+    );
+    for (index, (name, rows)) in names.iter().zip(measured).enumerate() {
+        let (low, high) = rows.interval();
+        println!("  {name}: {:.3} [{low:.3}, {high:.3}]", rows.simulated_length());
+        let rates = agreement(rows).map(|rate| format!("{:.1}", 100.0 * rate));
+        println!("    agreement at position 1, 2, ...: {} %", rates.collect::<Vec<_>>().join(" "));
+        if index > 0 {
+            let (gain, (low, high)) = rows.gain_over(first);
+            println!("    against the first: {gain:+.3} [{low:+.3}, {high:+.3}]");
+        }
+    }
+}
+
+fn agreement(rows: &RowMetrics) -> impl Iterator<Item = f64> {
+    rows.total().by_delay.into_iter().map(|counts: DelayCounts| counts.top1_agreement())
+}
+
+fn record(name: &str, rows: &RowMetrics, first: &RowMetrics) -> Value {
+    let (gain, interval) = rows.gain_over(first);
+    let mut record = rows.total().to_json(rows.gamma());
+    record.extend([
+        ("draft".to_owned(), json!(name)),
+        ("interval".to_owned(), json!(rows.interval())),
+        ("gain_over_first".to_owned(), json!({ "gain": gain, "interval": interval })),
+    ]);
+    Value::Object(record)
+}
