@@ -1,0 +1,141 @@
+//! `data prepare` beside the tokenizers crate alone on the same texts, alternately, equal threads.
+//!
+//! ```sh
+//! cargo bench --bench tokenize -- TARGET [DATA.jsonl ...] [--rounds N] [--threads N]
+//! ```
+//!
+//! Ours reads and checks rows, applies the template, encodes, masks by offsets, hashes and writes
+//! shards. The crate alone encodes the rendered texts, which are ready in memory, with
+//! `encode_batch`. Without data the excerpts of assets/corpus are taken. Printed: bytes of text a
+//! second on both sides and the median of ratios over rounds.
+
+#![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use longdraft_data::shards::{PrepareOptions, Source, prepare};
+use longdraft_data::source::SourceConfig;
+use longdraft_data::template::conversation::Conversation;
+use longdraft_data::{GeneratedText, TextEncoder};
+use longdraft_models::target::Target;
+use longdraft_train::stage::Encoder;
+use tokenizers::Tokenizer;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Remembers what is encoded.
+struct Recorder<'a> {
+    inner: Encoder<'a>,
+    texts: Mutex<Vec<String>>,
+}
+
+impl TextEncoder for Recorder<'_> {
+    fn encode(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
+        self.texts.lock().map_err(|error| error.to_string())?.push(text.to_owned());
+        self.inner.encode(text)
+    }
+
+    fn render_chat(&self, conversation: &Conversation, prompt: bool) -> Result<String, String> {
+        self.inner.render_chat(conversation, prompt)
+    }
+
+    fn render_generated(
+        &self,
+        conversation: &Conversation,
+    ) -> Result<Option<GeneratedText>, String> {
+        self.inner.render_generated(conversation)
+    }
+
+    fn has_chat_template(&self) -> bool {
+        self.inner.has_chat_template()
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        self.inner.end_of_text()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.inner.fingerprint()
+    }
+}
+
+fn main() -> Result<(), Failure> {
+    let (mut data, mut rounds, mut threads) = (Vec::new(), 5, 2);
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--rounds" => rounds = arguments.next().ok_or("--rounds N")?.parse()?,
+            "--threads" => threads = arguments.next().ok_or("--threads N")?.parse()?,
+            _ => data.push(PathBuf::from(argument)),
+        }
+    }
+    if data.is_empty() {
+        println!("tokenize: no target given, nothing to measure");
+        return Ok(());
+    }
+    let target = data.remove(0).display().to_string();
+    if data.is_empty() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/corpus");
+        data.push(corpus.join("books-excerpt.jsonl"));
+        data.push(corpus.join("gsm8k-train-excerpt.jsonl"));
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    let work = tempfile::tempdir()?;
+    let tokenizer = Target::open_tokenizer(&target)?;
+    tokenizer.save(work.path())?;
+    let alone = Tokenizer::from_file(work.path().join("tokenizer.json"))
+        .map_err(|error| error.to_string())?;
+    let config = Target::open_config(&target)?;
+    for path in data {
+        let source: SourceConfig = serde_json::from_value(
+            serde_json::json!({ "path": path, "template": { "kind": "auto" } }),
+        )?;
+        let sources = [Source { config: source, paths: vec![path.clone()] }];
+        let recorder =
+            Recorder { inner: Encoder::new(&tokenizer, &config), texts: Mutex::new(Vec::new()) };
+        ours(&sources, &recorder, work.path())?;
+        let texts = recorder.texts.into_inner()?;
+        let encoder = Encoder::new(&tokenizer, &config);
+        let bytes: usize = texts.iter().map(String::len).sum();
+        let mut ratios = Vec::new();
+        for round in 0..=rounds {
+            let ours = ours(&sources, &encoder, work.path())?;
+            let batch = texts.clone();
+            let started = Instant::now();
+            let encoded = alone.encode_batch(batch, false).map_err(|error| error.to_string())?;
+            let crate_alone = started.elapsed().as_secs_f64();
+            assert_eq!(encoded.len(), texts.len());
+            // The first round fills caches.
+            if round > 0 {
+                ratios.push(crate_alone / ours);
+            }
+            println!(
+                "  {:.1} MB/s ours, {:.1} MB/s the crate alone",
+                bytes as f64 / ours / 1e6,
+                bytes as f64 / crate_alone / 1e6
+            );
+        }
+        ratios.sort_by(f64::total_cmp);
+        println!("{}: ratio {:.3}", path.display(), ratios[ratios.len() / 2]);
+    }
+    Ok(())
+}
+
+/// Seconds of a preparation from nothing.
+fn ours(sources: &[Source], encoder: &dyn TextEncoder, work: &Path) -> Result<f64, Failure> {
+    let output = work.join("shards");
+    if output.exists() {
+        std::fs::remove_dir_all(&output)?;
+    }
+    let options = PrepareOptions { output, shard_bytes: 16 << 20, max_bad_rows: 0.0 };
+    let started = Instant::now();
+    prepare(sources, encoder, &options, &mut |_| {})?;
+    Ok(started.elapsed().as_secs_f64())
+}
