@@ -120,7 +120,7 @@ impl Weights {
             let format = if outputs > 10_000 { head } else { layers };
             let bytes = vec![17; inputs * outputs / 32 * format.bytes()];
             let size = bytes.len();
-            let matrix = QuantisedMatrix::new(format, outputs, inputs, bytes).expect("matrix");
+            let matrix = QuantisedMatrix::new(format, outputs, inputs, &bytes).expect("matrix");
             (Matrix::Quantised(Arc::new(matrix)), size)
         })
     }

@@ -1,38 +1,40 @@
 //! Frozen `[O, I]` weights: dense tensors, or quantised blocks as GGUF files store them.
 //!
-//! Products read the blocks where they lie and widen them in registers. They have the bits of the
-//! same products with the widened matrix, so a target computes the same whether its weights are
-//! held as stored or as f32; it reads a fifth of the bytes.
+//! Products widen the blocks in registers. They have the bits of the same products with the widened
+//! matrix, so a target computes the same whether its weights are held as stored or as f32; it reads
+//! a fifth of the bytes.
 
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 
-use crate::gemm::{BLOCK, Blocks, Mat, Product, Right, matmul_each};
+use crate::gemm::{BLOCK, Blocks, Mat, Product, Right, matmul_each, side_by_side};
 use crate::linear::{Weight, linear, linear_onto};
 use crate::storage::with_f32;
 
 pub use crate::gemm::BlockFormat;
 
-/// An `[O, I]` matrix of quantised blocks, row by row.
+/// An `[O, I]` matrix of quantised blocks.
 #[derive(Debug)]
 pub struct QuantisedMatrix {
     format: BlockFormat,
     outputs: usize,
     inputs: usize,
+    /// Of 16 rows side by side.
     bytes: Vec<u8>,
 }
 
 impl QuantisedMatrix {
-    /// From blocks, `[O, I / 32]`.
+    /// From blocks as a file holds them, `[O, I / 32]`.
     ///
     /// # Errors
     /// - a row does not consist of whole blocks, or the bytes are not those of the shape
-    pub fn new(format: BlockFormat, outputs: usize, inputs: usize, bytes: Vec<u8>) -> Result<Self> {
+    pub fn new(format: BlockFormat, outputs: usize, inputs: usize, bytes: &[u8]) -> Result<Self> {
         let row = inputs / BLOCK * format.bytes();
         if !inputs.is_multiple_of(BLOCK) || outputs.checked_mul(row) != Some(bytes.len()) {
             bail!("{} bytes are no [{outputs}, {inputs}] matrix of {format:?}", bytes.len());
         }
+        let bytes = side_by_side(format, outputs, inputs, bytes);
         Ok(Self { format, outputs, inputs, bytes })
     }
 
@@ -40,16 +42,18 @@ impl QuantisedMatrix {
         Blocks::transposed(&self.bytes, self.format, self.outputs, self.inputs)
     }
 
-    fn row_bytes(&self) -> usize {
-        self.inputs / BLOCK * self.format.bytes()
+    fn check(&self, rows: &[u32]) -> Result<()> {
+        match rows.iter().find(|row| **row as usize >= self.outputs) {
+            Some(row) => bail!("row {row} lies outside a matrix of {} rows", self.outputs),
+            None => Ok(()),
+        }
     }
 
-    fn row(&self, row: u32) -> Result<&[u8]> {
-        let (row, size) = (row as usize, self.row_bytes());
-        if row >= self.outputs {
-            bail!("row {row} lies outside a matrix of {} rows", self.outputs);
-        }
-        Ok(&self.bytes[row * size..(row + 1) * size])
+    fn select(&self, rows: &[u32]) -> Result<Self> {
+        self.check(rows)?;
+        let &Self { format, inputs, .. } = self;
+        let bytes = self.blocks().gathered(rows);
+        Ok(Self { format, outputs: rows.len(), inputs, bytes })
     }
 }
 
@@ -110,11 +114,9 @@ impl Matrix {
                 weight.index_select(&ids, 0)?.to_dtype(DType::F32)
             }
             Self::Quantised(matrix) => {
-                let mut values = Vec::with_capacity(ids.len() * matrix.inputs);
-                for &id in ids {
-                    let row = Blocks::transposed(matrix.row(id)?, matrix.format, 1, matrix.inputs);
-                    values.extend(row.widened());
-                }
+                matrix.check(ids)?;
+                let blocks = matrix.blocks();
+                let values = ids.iter().flat_map(|id| blocks.column(*id as usize)).collect();
                 Tensor::from_vec(values, (ids.len(), matrix.inputs), &Device::Cpu)
             }
         }
@@ -130,15 +132,7 @@ impl Matrix {
                 let rows = Tensor::from_slice(rows, rows.len(), weight.device())?;
                 Ok(Self::Dense(weight.index_select(&rows, 0)?))
             }
-            Self::Quantised(matrix) => {
-                let QuantisedMatrix { format, inputs, .. } = **matrix;
-                let mut bytes = Vec::with_capacity(rows.len() * matrix.row_bytes());
-                for &row in rows {
-                    bytes.extend_from_slice(matrix.row(row)?);
-                }
-                let chosen = QuantisedMatrix::new(format, rows.len(), inputs, bytes)?;
-                Ok(Self::Quantised(Arc::new(chosen)))
-            }
+            Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.select(rows)?))),
         }
     }
 
@@ -311,8 +305,8 @@ mod tests {
         let (outputs, inputs) = (96, 64);
         let size = outputs * inputs / BLOCK * BlockFormat::Q8_0.bytes();
         // Small exponents, so that every scale is finite.
-        let bytes = (0..size).map(|_| (noise.below(64)) as u8).collect();
-        let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, bytes)?;
+        let bytes: Vec<u8> = (0..size).map(|_| noise.below(64) as u8).collect();
+        let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes)?;
         let stored = Matrix::Quantised(Arc::new(matrix));
         let widened = Matrix::Dense(stored.to_dense()?);
         let bias = noise.tensor(&[outputs]);
@@ -342,7 +336,7 @@ mod tests {
         for (outputs, inputs, bytes) in
             [(1, 32, 33), (1, 33, 34), (2, 32, 34), (usize::MAX, 32, 34)]
         {
-            let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, vec![0; bytes]);
+            let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &vec![0; bytes]);
             assert!(matrix.is_err());
         }
     }

@@ -37,7 +37,7 @@ impl Isa {
             if has!("avx512f") && has!("avx512bw") && has!("avx2") && has!("fma") {
                 return Self::Avx512;
             }
-            if has!("avx2") && has!("fma") {
+            if has!("avx2") && has!("fma") && has!("f16c") {
                 return Self::Avx2;
             }
         }

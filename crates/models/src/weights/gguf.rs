@@ -206,7 +206,7 @@ impl WeightSource for GgufSource {
             placed[self.place(name, row) * row_bytes..][..row_bytes].copy_from_slice(stored);
         }
         self.file.release(bytes);
-        Ok(Some(QuantisedMatrix::new(format, outputs, inputs, placed)?))
+        Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &placed)?))
     }
 }
 

@@ -1,3 +1,5 @@
+use half::f16;
+
 use super::*;
 use crate::gemm::tests::instruction_sets;
 use crate::gemm::{Threads, matmul};
@@ -33,7 +35,8 @@ fn products_have_the_bits_of_the_widened_matrix() {
             (17, 64, 96),
             (70, 50, 64),
         ] {
-            let bytes = random(&mut noise, format, outputs, inputs);
+            let stored = random(&mut noise, format, outputs, inputs);
+            let bytes = side_by_side(format, outputs, inputs, &stored);
             let b = Blocks::transposed(&bytes, format, outputs, inputs);
             let widened = b.widened();
             let x: Vec<f32> = (0..rows * inputs).map(|_| noise.next() as f32).collect();
@@ -59,18 +62,47 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+/// A stored block's values, as GGML documents them.
+fn documented(format: BlockFormat, block: &[u8]) -> Vec<f32> {
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    let nibbles = |codes: &[u8]| -> Vec<f32> {
+        let halves = codes.iter().map(|byte| byte & 15).chain(codes.iter().map(|byte| byte >> 4));
+        halves.map(f32::from).collect()
+    };
+    match format {
+        BlockFormat::Q4_0 => {
+            nibbles(&block[2..]).iter().map(|code| (code - 8.0) * half(0)).collect()
+        }
+        BlockFormat::Q4_1 => {
+            nibbles(&block[4..]).iter().map(|code| code * half(0) + half(2)).collect()
+        }
+        BlockFormat::Q8_0 => {
+            block[2..].iter().map(|code| f32::from(code.cast_signed()) * half(0)).collect()
+        }
+    }
+}
+
 #[test]
-fn blocks_are_read_as_they_are_documented() {
-    let half = |value: f32| f16::from_f32(value).to_le_bytes();
-    let mut out = [0.0; BLOCK];
-    let nibbles: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
-    BlockFormat::Q4_0.widen(&[&half(0.5)[..], &nibbles].concat(), &mut out);
-    assert_eq!((out[0], out[15], out[16], out[31]), (-4.0, 3.5, 3.5, -4.0));
-    BlockFormat::Q4_1.widen(&[&half(0.5)[..], &half(-1.0), &nibbles].concat(), &mut out);
-    assert_eq!((out[0], out[15], out[16], out[31]), (-1.0, 6.5, 6.5, -1.0));
-    let bytes: Vec<u8> = (0..32).map(|i| (i as i8 - 16).cast_unsigned()).collect();
-    BlockFormat::Q8_0.widen(&[&half(2.0)[..], &bytes].concat(), &mut out);
-    assert_eq!((out[0], out[16], out[31]), (-32.0, 0.0, 30.0));
+fn blocks_side_by_side_have_the_documented_values() {
+    let mut noise = Noise::new(42);
+    for format in FORMATS {
+        let (outputs, inputs) = (37, 96);
+        let stored = random(&mut noise, format, outputs, inputs);
+        let bytes = side_by_side(format, outputs, inputs, &stored);
+        assert_eq!(bytes.len(), 48 * 3 * format.bytes());
+        let b = Blocks::transposed(&bytes, format, outputs, inputs);
+        let blocks = stored.chunks_exact(format.bytes());
+        let want: Vec<f32> = blocks.flat_map(|block| documented(format, block)).collect();
+        assert_eq!(bits(&b.widened()), bits(&want), "{format:?}");
+        let chosen = [36, 0, 17, 17, 5, 31, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14];
+        let bytes = b.gathered(&chosen);
+        let gathered = Blocks::transposed(&bytes, format, chosen.len(), inputs);
+        for (place, col) in chosen.into_iter().enumerate() {
+            let want = &want[col as usize * inputs..][..inputs];
+            assert_eq!(bits(&b.column(col as usize)), bits(want), "{format:?} {col}");
+            assert_eq!(bits(&gathered.column(place)), bits(want), "{format:?} {col}");
+        }
+    }
 }
 
 #[test]
