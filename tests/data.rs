@@ -238,6 +238,14 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     let tokens = last_json(&stdout(&generated))["tokens"].as_array().expect("tokens").len();
     assert_eq!(lines[0]["tokens"].as_u64(), Some(tokens as u64));
 
+    // Answered one by one, and at a temperature with a batch of another size.
+    regenerate("single.jsonl", &["--batch", "1"]);
+    assert_eq!(answers("single.jsonl"), answers("whole.jsonl"));
+    for (name, batch) in [("warm-1.jsonl", "1"), ("warm-3.jsonl", "3")] {
+        regenerate(name, &["--temperature", "0.8", "--batch", batch]);
+    }
+    assert_eq!(answers("warm-1.jsonl"), answers("warm-3.jsonl"));
+
     // Cut in the middle of a line: the rest is written again, the same.
     let whole = answers("whole.jsonl");
     let first = whole.find('\n').expect("a line") + 1;

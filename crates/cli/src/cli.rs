@@ -660,6 +660,9 @@ pub(crate) struct DataRegenerateArguments {
     /// Tokens proposed per round.
     #[arg(long, default_value_t = 4)]
     pub(crate) draft_len: usize,
+    /// Rows that are answered at a time; the answers do not depend on it.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) batch: usize,
     /// Use only the first rows.
     #[arg(long)]
     pub(crate) limit: Option<usize>,

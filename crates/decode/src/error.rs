@@ -26,6 +26,9 @@ pub enum DecodeError {
         /// Longest context of the target.
         context: usize,
     },
+    /// A batch decoder without places.
+    #[error("a batch needs at least one place to decode at")]
+    NoPlace,
     /// A temperature or truncation that makes no law.
     #[error("{0}")]
     Sampling(String),
@@ -46,4 +49,11 @@ pub enum DecodeError {
         /// Index of the root.
         root: usize,
     },
+}
+
+impl DecodeError {
+    /// Whether the prompt alone is to blame: other requests can go on.
+    pub fn is_of_the_prompt(&self) -> bool {
+        matches!(self, Self::EmptyPrompt | Self::PromptTooLong { .. })
+    }
 }

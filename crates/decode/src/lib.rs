@@ -19,7 +19,9 @@ pub mod stop;
 pub mod tree;
 pub mod verifier;
 
-pub use decoder::{Committed, DecodeOptions, EndReason, Generation, Pacing, SpeculativeDecoder};
+pub use decoder::{
+    BatchDecoder, Committed, DecodeOptions, EndReason, Generation, Job, Pacing, SpeculativeDecoder,
+};
 pub use error::{DecodeError, Result};
 pub use law::Sampling;
 pub use shape::DraftShape;

@@ -1,6 +1,7 @@
 //! Output with any drafter follows the target's law: equal tokens where it is a function of the
 //! text, equal laws, enumerated, where it is drawn.
 
+mod batch;
 mod biased;
 mod eagle3;
 mod enumeration;

@@ -1,6 +1,7 @@
 //! What a draft may ask of the target.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use candle_core::Tensor;
 
@@ -95,6 +96,22 @@ impl Features {
     /// - they were not tapped
     pub fn last_keys_unrotated(&self) -> Result<&Tensor> {
         self.last_keys_unrotated.as_ref().ok_or_else(|| untapped("last-layer keys"))
+    }
+
+    /// Some rows of everything that was tapped.
+    ///
+    /// # Errors
+    /// - there are fewer rows
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
+        let kv = |kv: &LastKv| -> Result<LastKv> { Ok(LastKv { k: of(&kv.k)?, v: of(&kv.v)? }) };
+        let hidden = self.hidden.iter().map(|(layer, states)| Ok((*layer, of(states)?)));
+        Ok(Self {
+            last_kv: self.last_kv.as_ref().map(kv).transpose()?,
+            last_keys_unrotated: self.last_keys_unrotated.as_ref().map(of).transpose()?,
+            hidden: hidden.collect::<Result<_>>()?,
+            final_hidden: self.final_hidden.as_ref().map(of).transpose()?,
+        })
     }
 
     /// The tapped final hidden states, `[T, H]`.

@@ -17,8 +17,24 @@ use crate::error::Result;
 pub(super) enum Context<'a> {
     /// Themselves, within their documents.
     Packed(Arc<KeyRanges>),
-    /// A cache and some of the appended tokens.
-    Cached(&'a mut KvCache, Arc<KeyRanges>),
+    /// Caches of sequences whose rows stand one behind the other.
+    Cached(Vec<Appended<'a>>),
+}
+
+/// Rows that are appended to one sequence; they see its cache and some of each other.
+pub(super) struct Appended<'a> {
+    pub(super) cache: &'a mut KvCache,
+    pub(super) ranges: Arc<KeyRanges>,
+    pub(super) rows: usize,
+}
+
+impl Appended<'_> {
+    /// Attention of these rows, from `first` on of all rows.
+    fn attend(&self, layer: usize, heads: &Heads, first: usize) -> Result<Tensor> {
+        let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
+        let (k, v) = self.cache.append(layer, &own(&heads.k)?, &own(&heads.v)?)?;
+        Ok(attention(&own(&heads.q)?, &k, &v, &self.ranges)?)
+    }
 }
 
 /// A weight `[O, I]` with an optional bias `[O]`.
@@ -106,15 +122,20 @@ impl DecoderLayer {
         hidden: &Tensor,
         heads: &Heads,
         index: usize,
-        context: &mut Context<'_>,
+        context: &Context<'_>,
     ) -> Result<Tensor> {
         let LayerSizes { heads: count, head_dim, eps, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
         let attended = match context {
             Context::Packed(ranges) => attention(&heads.q, &heads.k, &heads.v, ranges)?,
-            Context::Cached(cache, ranges) => {
-                let (k, v) = cache.append(index, &heads.k, &heads.v)?;
-                attention(&heads.q, &k, &v, ranges)?
+            Context::Cached(sequences) => {
+                let mut first = 0;
+                let mut attended = Vec::with_capacity(sequences.len());
+                for sequence in sequences {
+                    attended.push(sequence.attend(index, heads, first)?);
+                    first += sequence.rows;
+                }
+                if attended.len() == 1 { attended.remove(0) } else { Tensor::cat(&attended, 0)? }
             }
         };
         let attended = attended.reshape((tokens, count * head_dim))?;

@@ -31,7 +31,7 @@ pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
 pub use load::{Layers, TargetOptions, tensor_specs};
 pub use locate::locate;
 
-use layer::{Context, DecoderLayer};
+use layer::{Appended, Context, DecoderLayer};
 
 /// A frozen decoder.
 pub struct Target {
@@ -46,6 +46,24 @@ pub struct Target {
     /// `None` if tied to the embedding.
     head: Option<Table>,
     device: Device,
+}
+
+/// Tokens to append to one sequence.
+pub struct Extension<'a> {
+    /// Token ids, `[T]`.
+    pub ids: &'a [u32],
+    /// Rotary positions, `[T]`.
+    pub position_ids: &'a [u32],
+    /// Of a token tree, the parent of every node (none: the cache's last token); without it the
+    /// tokens follow one another.
+    pub parents: Option<&'a [Option<usize>]>,
+    /// Of the sequence.
+    pub cache: &'a mut KvCache,
+}
+
+/// Whether parents come before their children.
+fn ordered(parents: &[Option<usize>]) -> bool {
+    parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|parent| parent < i))
 }
 
 /// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
@@ -223,7 +241,7 @@ impl Target {
         sequence.check()?;
         let ranges = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
         let context = Context::Packed(Arc::new(ranges));
-        self.run(&sequence.ids, &sequence.position_ids, context, taps)
+        self.run(&sequence.ids, &sequence.position_ids, &context, taps)
     }
 
     /// Appends tokens to a cached context and returns what `taps` ask for. A row's bits do not
@@ -238,8 +256,7 @@ impl Target {
         cache: &mut KvCache,
         taps: &Taps,
     ) -> Result<Features> {
-        let ranges = KeyRanges::appended(cache.len(), ids.len());
-        self.append(ids, position_ids, ranges, cache, taps)
+        self.extend_each(&mut [Extension { ids, position_ids, parents: None, cache }], taps)
     }
 
     /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
@@ -256,27 +273,37 @@ impl Target {
         cache: &mut KvCache,
         taps: &Taps,
     ) -> Result<Features> {
-        let ordered = parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|p| p < i));
-        if !ordered {
-            let message = "a tree's parents must come before their children";
-            return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
-        }
-        let ranges = KeyRanges::tree(cache.len(), parents);
-        self.append(ids, position_ids, ranges, cache, taps)
+        let parents = Some(parents);
+        self.extend_each(&mut [Extension { ids, position_ids, parents, cache }], taps)
     }
 
-    fn append(
-        &self,
-        ids: &[u32],
-        position_ids: &[u32],
-        ranges: KeyRanges,
-        cache: &mut KvCache,
-        taps: &Taps,
-    ) -> Result<Features> {
-        cache.reserve(ids.len())?;
-        let context = Context::Cached(cache, Arc::new(ranges));
-        let features = awake(|| self.run(ids, position_ids, context, taps))?;
-        cache.commit(ids.len());
+    /// Appends to several sequences in one pass, which reads every weight once. The rows of the
+    /// features stand one sequence behind the other, with the bits that each would have alone.
+    ///
+    /// # Errors
+    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length
+    pub fn extend_each(&self, sequences: &mut [Extension<'_>], taps: &Taps) -> Result<Features> {
+        let (mut ids, mut position_ids) = (Vec::new(), Vec::new());
+        let mut appended = Vec::with_capacity(sequences.len());
+        for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
+        {
+            let ranges = match parents {
+                None => KeyRanges::appended(cache.len(), new.len()),
+                Some(parents) if ordered(parents) => KeyRanges::tree(cache.len(), parents),
+                Some(_) => {
+                    let message = "a tree's parents must come before their children";
+                    return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
+                }
+            };
+            ids.extend_from_slice(new);
+            position_ids.extend_from_slice(positions);
+            cache.reserve(new.len())?;
+            appended.push(Appended { cache, ranges: Arc::new(ranges), rows: new.len() });
+        }
+        let features = awake(|| self.run(&ids, &position_ids, &Context::Cached(appended), taps))?;
+        for Extension { ids, cache, .. } in sequences {
+            cache.commit(ids.len());
+        }
         Ok(features)
     }
 
@@ -304,7 +331,7 @@ impl Target {
         &self,
         ids: &[u32],
         position_ids: &[u32],
-        mut context: Context<'_>,
+        context: &Context<'_>,
         taps: &Taps,
     ) -> Result<Features> {
         let layers = self.config.num_hidden_layers;
@@ -328,7 +355,7 @@ impl Target {
             if !cached && !taps.needs_output_of(index, self.layers.len()) {
                 return Ok(features);
             }
-            hidden = layer.finish(&hidden, &heads, index, &mut context)?;
+            hidden = layer.finish(&hidden, &heads, index, context)?;
             if taps.hidden.iter().any(|layer| layer.0 == index) {
                 features.hidden.insert(crate::LayerId(index), hidden.clone());
             }

@@ -1,20 +1,20 @@
 //! `longdraft data regenerate`: the target answers prompts itself.
 //!
 //! A draft is judged by how well it follows its target, so the target's own answers are its best
-//! text. Rows are answered one by one, in order; every row gives one line in the output or one in
-//! the file of failures, and a second call goes on behind the lines that are there.
+//! text. Rows are answered several at a time; every row gives one line in the output or one in the
+//! file of failures, in order, and a second call goes on behind the lines that are there.
 
 mod ledger;
 mod prompt;
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_data::template::conversation::Conversation;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_decode::{
-    DecodeError, DecodeOptions, DraftShape, EndReason, Generation, Sampling, SpeculativeDecoder,
-    VerifyRule,
+    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::AnyDraft;
@@ -29,16 +29,23 @@ use ledger::{Entry, Ledger, Outcome};
 
 /// Time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Rows that a place of the batch answers before lines are written: an interruption loses these.
+const ROWS_OF_A_PLACE: usize = 4;
 
 /// Answers what is not answered yet, and checks that every row is accounted for.
 pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()> {
+    if arguments.batch == 0 {
+        return Err(Failure::usage("--batch must be at least 1"));
+    }
     if arguments.max_tokens == 0 || !(0.0..=100.0).contains(&arguments.temperature) {
         return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
     }
     let limit = arguments.limit.unwrap_or(usize::MAX);
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
-    let target = Target::open(&arguments.target, &TargetOptions::default())?;
+    // As stored or in f32: the answers are the same.
+    let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+    let target = Target::open(&arguments.target, &options)?;
     let draft = arguments.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
     let writer =
         Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_ref() };
@@ -47,23 +54,32 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     if before > 0 {
         eprintln!("going on behind {before} rows that are done");
     }
-    let (mut count, mut last_line) = (0, Instant::now());
-    for (index, row) in rows.enumerate() {
-        let row = row?;
-        count = index + 1;
-        if ledger.is_done(index, &row.origin())? {
-            continue;
+    let (mut count, mut last_line, mut open) = (0, Instant::now(), Vec::new());
+    let mut finish = |open: &mut Vec<(usize, RawRow)>, ledger: &mut Ledger| -> Result<()> {
+        for entry in writer.entries(&std::mem::take(open))? {
+            if let Outcome::Error | Outcome::Skipped = entry.outcome {
+                let problem = entry.body["problem"].as_str().unwrap_or_default();
+                eprintln!("row {}: {problem}", entry.id);
+            }
+            ledger.write(&entry)?;
         }
-        let entry = writer.entry(index, &row)?;
-        if let Outcome::Error | Outcome::Skipped = entry.outcome {
-            eprintln!("row {}: {}", entry.id, entry.body["problem"].as_str().unwrap_or_default());
-        }
-        ledger.write(&entry)?;
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
             eprintln!("{}", ledger.summary());
         }
+        Ok(())
+    };
+    for (index, row) in rows.enumerate() {
+        let row = row?;
+        count = index + 1;
+        if !ledger.is_done(index, &row.origin())? {
+            open.push((index, row));
+        }
+        if open.len() >= ROWS_OF_A_PLACE * arguments.batch {
+            finish(&mut open, &mut ledger)?;
+        }
     }
+    finish(&mut open, &mut ledger)?;
     ledger.check(count)?;
     println!("{} = {count} rows: {}", ledger.summary(), arguments.output.display());
     if json {
@@ -95,82 +111,69 @@ impl Writer<'_> {
         format!("{target} temperature={temperature} seed={seed} max_tokens={max_tokens}")
     }
 
-    fn entry(&self, index: usize, row: &RawRow) -> Result<Entry> {
-        let failed = |outcome, problem: String| Entry {
-            row: index,
-            id: row.origin(),
-            outcome,
-            body: json!({ "problem": problem }),
-        };
-        let prompts = row
-            .parse()
-            .map_err(|error| error.to_string())
-            .and_then(|row| prompt::of_row(&row, self.arguments.field.as_deref()));
-        let prompts = match prompts {
-            Ok(prompt::Prompts::Turns(prompts)) => prompts,
-            Ok(prompt::Prompts::Unusable(problem)) => return Ok(failed(Outcome::Skipped, problem)),
-            Err(problem) => return Ok(failed(Outcome::Error, problem)),
-        };
-        match self.answer(index, &prompts)? {
-            Answered::Whole(body) => {
-                Ok(Entry { row: index, id: row.origin(), outcome: Outcome::Success, body })
+    /// Answers rows together: all first turns, then all second ones, ...
+    fn entries(&self, rows: &[(usize, RawRow)]) -> Result<Vec<Entry>> {
+        let mut rows: Vec<(Entry, Option<Dialogue>)> =
+            rows.iter().map(|(index, row)| opened(*index, row, self.arguments)).collect();
+        loop {
+            let (mut asked, mut jobs) = (Vec::new(), Vec::new());
+            for (place, (entry, dialogue)) in rows.iter_mut().enumerate() {
+                let Some(open) = dialogue else { continue };
+                if !open.next_turn() {
+                    entry.outcome = Outcome::Success;
+                    entry.body = open.to_json();
+                    *dialogue = None;
+                    continue;
+                }
+                match self.render(&open.done) {
+                    Ok(text) => {
+                        jobs.push(self.job(&text, [entry.row as u64, open.turn as u64])?);
+                        asked.push((place, text));
+                    }
+                    Err(problem) => {
+                        entry.fail(Outcome::Error, &problem);
+                        *dialogue = None;
+                    }
+                }
             }
-            Answered::TooLong(problem) => Ok(failed(Outcome::Skipped, problem)),
-            Answered::Refused(problem) => Ok(failed(Outcome::Error, problem)),
+            if jobs.is_empty() {
+                return Ok(rows.into_iter().map(|(entry, _)| entry).collect());
+            }
+            let answers = self.decode(&jobs)?;
+            for ((place, text), answer) in asked.into_iter().zip(answers) {
+                let (entry, dialogue) = &mut rows[place];
+                match answer {
+                    Ok(generation) => {
+                        let answer = self.text(&text, &generation)?;
+                        dialogue.iter_mut().for_each(|open| open.answer(&generation, &answer));
+                    }
+                    Err(error) => {
+                        entry.fail(Outcome::Skipped, &error.to_string());
+                        *dialogue = None;
+                    }
+                }
+            }
         }
     }
 
-    /// Goes through the prompts; every answer is part of what the next one follows on.
-    fn answer(&self, index: usize, prompts: &Conversation) -> Result<Answered> {
-        let mut done = Conversation { messages: Vec::new(), tools: prompts.tools.clone() };
-        let (mut tokens, mut finish) = (0, "stop");
-        for (turn, message) in prompts.messages.iter().enumerate() {
-            done.messages.push(message.clone());
-            if prompts.role(turn) != "user" {
-                continue;
-            }
-            let rendered = match self.tokenizer.chat_template() {
-                Some(template) => {
-                    template.render_messages(&done.messages, done.tools.as_ref(), true)
-                }
-                None => Ok(plain(&done)),
-            };
-            let text = match rendered {
-                Ok(text) => text,
-                Err(error) => return Ok(Answered::Refused(error.to_string())),
-            };
-            let mut ids = self.tokenizer.encode(&text)?.ids;
-            if let (None, true, Some(bos)) = (
-                self.tokenizer.chat_template(),
-                self.tokenizer.adds_bos(),
-                self.target.config().bos_token_id,
-            ) {
-                ids.insert(0, bos);
-            }
-            let ids: Vec<TargetTokenId> = ids.into_iter().map(TargetTokenId).collect();
-            let generation = match self.generate(&ids, [index as u64, turn as u64]) {
-                Ok(generation) => generation,
-                Err(error @ (DecodeError::PromptTooLong { .. } | DecodeError::EmptyPrompt)) => {
-                    return Ok(Answered::TooLong(error.to_string()));
-                }
-                Err(error) => return Err(error.into()),
-            };
-            tokens += generation.tokens.len();
-            if generation.end != EndReason::StopToken {
-                finish = "length";
-            }
-            done.push("assistant", &self.text(&text, &generation)?);
+    fn render(&self, done: &Conversation) -> std::result::Result<String, String> {
+        match self.tokenizer.chat_template() {
+            Some(template) => template
+                .render_messages(&done.messages, done.tools.as_ref(), true)
+                .map_err(|error| error.to_string()),
+            None => Ok(plain(done)),
         }
-        Ok(Answered::Whole(
-            json!({ "messages": done.messages, "finish": finish, "tokens": tokens }),
-        ))
     }
 
-    fn generate(
-        &self,
-        prompt: &[TargetTokenId],
-        key: [u64; 2],
-    ) -> longdraft_decode::Result<Generation> {
+    fn job(&self, text: &str, key: [u64; 2]) -> Result<Job> {
+        let mut ids = self.tokenizer.encode(text)?.ids;
+        if let (None, true, Some(bos)) = (
+            self.tokenizer.chat_template(),
+            self.tokenizer.adds_bos(),
+            self.target.config().bos_token_id,
+        ) {
+            ids.insert(0, bos);
+        }
         let DataRegenerateArguments { temperature, seed, .. } = *self.arguments;
         let options = DecodeOptions {
             shape: DraftShape::Chain { length: self.arguments.draft_len },
@@ -183,9 +186,16 @@ impl Writer<'_> {
             request: key.to_vec(),
             ..DecodeOptions::default()
         };
-        let drafter = self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose()?;
-        let mut decoder = SpeculativeDecoder::new(self.target, drafter);
-        decoder.generate(prompt, &options, &mut |_| std::ops::ControlFlow::Continue(()))
+        Ok(Job { prompt: ids.into_iter().map(TargetTokenId).collect(), options })
+    }
+
+    fn decode(&self, jobs: &[Job]) -> Result<Vec<longdraft_decode::Result<Generation>>> {
+        let drafter = || self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose();
+        let places = self.arguments.batch.min(jobs.len());
+        let drafters =
+            (0..places).map(|_| drafter()).collect::<longdraft_decode::Result<Vec<_>>>()?;
+        let mut decoder = BatchDecoder::new(self.target, drafters);
+        Ok(decoder.generate(jobs, &mut |_, _| ControlFlow::Continue(()))?)
     }
 
     /// The answer without the token that ended it; a thought that the prompt opened belongs to it.
@@ -204,8 +214,66 @@ fn plain(conversation: &Conversation) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-enum Answered {
-    Whole(Value),
-    TooLong(String),
-    Refused(String),
+/// A row's line, as failed until it is answered, and its conversation if there is one.
+fn opened(
+    index: usize,
+    row: &RawRow,
+    arguments: &DataRegenerateArguments,
+) -> (Entry, Option<Dialogue>) {
+    let mut entry =
+        Entry { row: index, id: row.origin(), outcome: Outcome::Error, body: Value::Null };
+    let prompts = row
+        .parse()
+        .map_err(|error| error.to_string())
+        .and_then(|row| prompt::of_row(&row, arguments.field.as_deref()));
+    match prompts {
+        Ok(prompt::Prompts::Turns(prompts)) => return (entry, Some(Dialogue::new(prompts))),
+        Ok(prompt::Prompts::Unusable(problem)) => entry.fail(Outcome::Skipped, &problem),
+        Err(problem) => entry.fail(Outcome::Error, &problem),
+    }
+    (entry, None)
+}
+
+/// Prompts of which some are answered; every answer is part of what the next one follows on.
+struct Dialogue {
+    prompts: Conversation,
+    done: Conversation,
+    /// Index of the prompt that is answered now.
+    turn: usize,
+    /// Prompts that are part of `done`.
+    taken: usize,
+    tokens: usize,
+    finish: &'static str,
+}
+
+impl Dialogue {
+    fn new(prompts: Conversation) -> Self {
+        let done = Conversation { messages: Vec::new(), tools: prompts.tools.clone() };
+        Self { prompts, done, turn: 0, taken: 0, tokens: 0, finish: "stop" }
+    }
+
+    /// Goes on to the next prompt of the user; whether there is one.
+    fn next_turn(&mut self) -> bool {
+        while let Some(message) = self.prompts.messages.get(self.taken) {
+            self.done.messages.push(message.clone());
+            self.turn = self.taken;
+            self.taken += 1;
+            if self.prompts.role(self.turn) == "user" {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn answer(&mut self, generation: &Generation, text: &str) {
+        self.tokens += generation.tokens.len();
+        if generation.end != EndReason::StopToken {
+            self.finish = "length";
+        }
+        self.done.push("assistant", text);
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "messages": self.done.messages, "finish": self.finish, "tokens": self.tokens })
+    }
 }

@@ -28,6 +28,14 @@ pub(super) struct Entry {
     pub(super) body: Value,
 }
 
+impl Entry {
+    /// The row has no answer.
+    pub(super) fn fail(&mut self, outcome: Outcome, problem: &str) {
+        self.outcome = outcome;
+        self.body = json!({ "problem": problem });
+    }
+}
+
 /// Both files, and which rows stand in them.
 pub(super) struct Ledger {
     answers: (PathBuf, File),

@@ -1,0 +1,161 @@
+//! The loop: prefill, then rounds of draft, one target pass, verification. For one request at a
+//! time ([`SpeculativeDecoder`]) or for several ([`BatchDecoder`]).
+
+mod batch;
+mod request;
+mod sequence;
+
+use std::ops::ControlFlow;
+
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::Target;
+
+use crate::drafter::Drafter;
+use crate::error::Result;
+use crate::law::Sampling;
+use crate::metrics::AcceptanceMetrics;
+use crate::shape::DraftShape;
+use crate::tree::Origin;
+use crate::verifier::VerifyRule;
+
+pub use batch::{BatchDecoder, BatchListener, Job};
+use sequence::{Sequence, run_target};
+
+/// One request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecodeOptions {
+    /// Layout of a round's proposals.
+    pub shape: DraftShape,
+    /// Tokens to generate, the first one included.
+    pub max_new_tokens: usize,
+    /// Tokens that end the text; the one that does is committed and counted.
+    pub stop_tokens: Vec<TargetTokenId>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// How proposals are tested at a temperature.
+    pub rule: VerifyRule,
+    /// Key of all random draws.
+    pub seed: u64,
+    /// Which text this is, the second part of the key.
+    pub request: Vec<u64>,
+    /// Who decides how much is drafted.
+    pub pacing: Pacing,
+    /// Keep what the last request's text and this prompt have in common.
+    pub reuse_prefix: bool,
+}
+
+/// Who decides how much is drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pacing {
+    /// The whole layout, every round.
+    #[default]
+    Fixed,
+    /// Measured times and acceptance: as much of the layout as pays, plain decoding if none does.
+    Measured,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self {
+            shape: DraftShape::Chain { length: 4 },
+            max_new_tokens: 256,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::default(),
+            rule: VerifyRule::default(),
+            seed: 0,
+            request: Vec::new(),
+            pacing: Pacing::default(),
+            reuse_prefix: false,
+        }
+    }
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReason {
+    /// A stop token was committed.
+    StopToken,
+    /// The listener found a stop string.
+    StopString,
+    /// `max_new_tokens` were generated.
+    TokenLimit,
+    /// The target's context is full.
+    ContextLimit,
+    /// The listener wants no more.
+    Interrupted,
+}
+
+/// A token as it is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Committed {
+    /// The token.
+    pub token: TargetTokenId,
+    /// Who proposed it; the target's own if nobody.
+    pub proposed_by: Option<Origin>,
+}
+
+/// Hears of every token as it is committed, and may end the request.
+pub type Listener<'l> = dyn FnMut(Committed) -> ControlFlow<EndReason> + 'l;
+
+/// What a request came to.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Generated tokens, a stop token included.
+    pub tokens: Vec<TargetTokenId>,
+    /// Acceptance.
+    pub metrics: AcceptanceMetrics,
+    /// Why it ended.
+    pub end: EndReason,
+    /// Tokens of the prompt that were kept from the request before.
+    pub reused_tokens: usize,
+    /// Seconds until the first token was there.
+    pub prefill_seconds: f64,
+    /// Seconds after it.
+    pub decode_seconds: f64,
+}
+
+impl Generation {
+    /// Tokens after the first one, per second of decoding.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        (self.tokens.len().saturating_sub(1)) as f64 / self.decode_seconds.max(1e-9)
+    }
+
+    /// All tokens per second from the start, prefill included.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens.len() as f64 / (self.prefill_seconds + self.decode_seconds).max(1e-9)
+    }
+}
+
+/// A target with an optional drafter; keeps its cache and measurements from request to request.
+pub struct SpeculativeDecoder<'a> {
+    target: &'a Target,
+    sequence: Sequence<'a>,
+}
+
+impl<'a> SpeculativeDecoder<'a> {
+    /// Decodes with a drafter, or plainly without one.
+    pub fn new(target: &'a Target, drafter: Option<Box<dyn Drafter + 'a>>) -> Self {
+        Self { target, sequence: Sequence::new(drafter) }
+    }
+
+    /// Generates after `prompt`.
+    ///
+    /// # Errors
+    /// - the prompt is empty or fills the context, options make no sense, a model cannot run
+    pub fn generate(
+        &mut self,
+        prompt: &[TargetTokenId],
+        options: &DecodeOptions,
+        listener: &mut Listener<'_>,
+    ) -> Result<Generation> {
+        let Self { target, sequence } = self;
+        let mut request = sequence.begin(target, prompt, options, listener)?;
+        while request.end().is_none() {
+            let mut rounds = [sequence.propose(target, &mut request)?];
+            run_target(target, &mut [&mut request], &mut rounds, sequence.taps())?;
+            let [round] = rounds;
+            sequence.settle(&mut request, round, listener)?;
+        }
+        Ok(sequence.end(request))
+    }
+}

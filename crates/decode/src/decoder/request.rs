@@ -1,0 +1,131 @@
+//! State of a request that runs.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::KvCache;
+
+use super::{Committed, DecodeOptions, EndReason, Listener};
+use crate::draws::CounterDraws;
+use crate::error::{DecodeError, Result};
+use crate::metrics::AcceptanceMetrics;
+use crate::verifier::{Round, Verifier, VerifyRule};
+
+pub(super) struct Request<'r> {
+    pub(super) options: &'r DecodeOptions,
+    pub(super) verifier: Verifier,
+    pub(super) draws: CounterDraws,
+    pub(super) tokens: Vec<TargetTokenId>,
+    pub(super) prompt_len: usize,
+    pub(super) cache: KvCache,
+    /// Tokens of the prompt that the cache held from the start.
+    pub(super) reused_tokens: usize,
+    context: usize,
+    pub(super) rounds: u64,
+    pub(super) metrics: AcceptanceMetrics,
+    end: Option<EndReason>,
+    started: Instant,
+    /// When the first token was there, and the last one.
+    times: Option<(Instant, Instant)>,
+}
+
+impl<'r> Request<'r> {
+    /// # Errors
+    /// - the prompt is empty or fills the context, or options make no sense
+    pub(super) fn check(
+        prompt: &[TargetTokenId],
+        context: usize,
+        options: &DecodeOptions,
+    ) -> Result<()> {
+        options.sampling.check()?;
+        options.shape.check()?;
+        if prompt.is_empty() {
+            return Err(DecodeError::EmptyPrompt);
+        }
+        if prompt.len() >= context {
+            return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context });
+        }
+        Ok(())
+    }
+
+    pub(super) fn new(
+        prompt: &[TargetTokenId],
+        context: usize,
+        options: &'r DecodeOptions,
+        cache: KvCache,
+    ) -> Self {
+        Self {
+            options,
+            verifier: Verifier { sampling: options.sampling.clone(), rule: options.rule },
+            draws: CounterDraws::new(options.seed, &options.request),
+            tokens: prompt.to_vec(),
+            prompt_len: prompt.len(),
+            reused_tokens: cache.len(),
+            cache,
+            context,
+            rounds: 0,
+            metrics: AcceptanceMetrics::default(),
+            end: None,
+            started: Instant::now(),
+            times: None,
+        }
+    }
+
+    pub(super) fn end(&self) -> Option<EndReason> {
+        self.end
+    }
+
+    /// Seconds until the first token, and from there to the last one.
+    pub(super) fn seconds(&self) -> (f64, f64) {
+        let (first, last) = self.times.unwrap_or((self.started, self.started));
+        ((first - self.started).as_secs_f64(), (last - first).as_secs_f64())
+    }
+
+    /// The newest token: the root of the next round.
+    pub(super) fn root(&self) -> TargetTokenId {
+        self.tokens[self.tokens.len() - 1]
+    }
+
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Adds a token unless the request has ended; checks stop token, listener (stop strings),
+    /// budget and context in order.
+    pub(super) fn commit(&mut self, committed: Committed, listener: &mut Listener<'_>) -> bool {
+        if self.end.is_some() {
+            return false;
+        }
+        self.tokens.push(committed.token);
+        let told = listener(committed);
+        if self.options.stop_tokens.contains(&committed.token) {
+            self.end = Some(EndReason::StopToken);
+        } else if let ControlFlow::Break(reason) = told {
+            self.end = Some(reason);
+        } else if self.generated() >= self.options.max_new_tokens {
+            self.end = Some(EndReason::TokenLimit);
+        } else if self.tokens.len() >= self.context {
+            self.end = Some(EndReason::ContextLimit);
+        }
+        let now = Instant::now();
+        self.times = Some((self.times.map_or(now, |(first, _)| first), now));
+        true
+    }
+
+    /// Levels that still fit: a round commits at most one more token than it drafts levels.
+    pub(super) fn room(&self) -> usize {
+        let budget = self.options.max_new_tokens - self.generated();
+        let room = self.context - self.tokens.len();
+        budget.min(room).saturating_sub(1)
+    }
+
+    pub(super) fn round_key(&self) -> Round {
+        Round { index: self.rounds, position: self.tokens.len() as u64 }
+    }
+
+    /// Whether proposals are drawn from the draft's law.
+    pub(super) fn draws_proposals(&self) -> bool {
+        !self.options.sampling.is_greedy() && self.options.rule == VerifyRule::Ratio
+    }
+}

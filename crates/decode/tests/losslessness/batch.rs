@@ -1,0 +1,103 @@
+//! Several requests at a time: each as if it were alone.
+
+use std::ops::ControlFlow;
+
+use longdraft_decode::drafter::Drafter;
+use longdraft_decode::{
+    BatchDecoder, DecodeError, DecodeOptions, DraftShape, EndReason, Job, Sampling, VerifyRule,
+};
+use longdraft_models::target::Target;
+
+use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
+
+/// Jobs that differ in everything.
+fn jobs() -> Vec<Job> {
+    let shapes = shapes();
+    let job = |index: usize| {
+        let drawn = !index.is_multiple_of(3);
+        let shape = match &shapes[index % shapes.len()] {
+            // Draws need a chain or a sampled tree.
+            shape @ (DraftShape::Static { .. } | DraftShape::Dynamic { .. }) if !drawn => shape,
+            _ => &shapes[1],
+        };
+        let options = DecodeOptions {
+            shape: shape.clone(),
+            sampling: Sampling::at(if drawn { 0.9 } else { 0.0 }),
+            rule: if index % 3 == 1 { VerifyRule::Match } else { VerifyRule::Ratio },
+            seed: 5,
+            request: vec![index as u64],
+            ..options(1 + 5 * index)
+        };
+        Job { prompt: prompt(1 + 7 * index, index as u64), options }
+    };
+    (0..9).map(job).collect()
+}
+
+fn places<'a>(
+    kind: Option<Kind>,
+    count: usize,
+    target: &Target,
+    drafts: &'a Drafts,
+) -> Vec<Option<Box<dyn Drafter + 'a>>> {
+    (0..count).map(|_| kind.map(|kind| drafter(kind, target, drafts))).collect()
+}
+
+#[test]
+fn requests_of_a_batch_are_as_alone() {
+    let jobs = jobs();
+    let targets = [("llama", (4, 2)), ("qwen2", (2, 2)), ("qwen3", (3, 1))];
+    let kinds = KINDS.map(Some).into_iter().chain([None]);
+    for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {
+        let target = target(architecture, 16, kv, 1);
+        let drafts = Drafts::new(&target, 1);
+        let alone: Vec<_> = jobs
+            .iter()
+            .map(|job| {
+                let drafter = kind.map(|kind| drafter(kind, &target, &drafts));
+                generate(&target, drafter, &job.prompt, &job.options)
+            })
+            .collect();
+        for count in [3, 16] {
+            let mut decoder = BatchDecoder::new(&target, places(kind, count, &target, &drafts));
+            let mut streamed = vec![Vec::new(); jobs.len()];
+            let mut listen = |job: usize, committed: longdraft_decode::Committed| {
+                streamed[job].push(committed.token);
+                ControlFlow::Continue(())
+            };
+            let together = decoder.generate(&jobs, &mut listen).expect("batch");
+            assert_eq!(together.len(), jobs.len());
+            for ((alone, found), streamed) in alone.iter().zip(together).zip(streamed) {
+                let found = found.expect("generation");
+                assert_eq!(found.tokens, alone.tokens, "{architecture} {kind:?} {count}");
+                assert_eq!(found.tokens, streamed);
+                assert_eq!(found.end, alone.end);
+                assert_eq!(found.metrics.accepted, alone.metrics.accepted);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_leaves_the_others_alone() {
+    let target = target("llama", 16, (2, 1), 7);
+    let drafts = Drafts::new(&target, 7);
+    let job = |length| Job { prompt: prompt(length, 7), options: options(6) };
+    let jobs = [job(0), job(5), job(100_000), job(9)];
+    let mut decoder = BatchDecoder::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
+    let mut listen = |job, _| {
+        if job == 3 { ControlFlow::Break(EndReason::StopString) } else { ControlFlow::Continue(()) }
+    };
+    let found = decoder.generate(&jobs, &mut listen).expect("batch");
+    assert!(matches!(found[0], Err(DecodeError::EmptyPrompt)));
+    assert!(matches!(found[2], Err(DecodeError::PromptTooLong { .. })));
+    let alone = generate(&target, None, &jobs[1].prompt, &jobs[1].options);
+    assert_eq!(found[1].as_ref().expect("generation").tokens, alone.tokens);
+    let ended = found[3].as_ref().expect("generation");
+    assert_eq!((ended.tokens.len(), ended.end), (1, EndReason::StopString));
+    let nowhere = BatchDecoder::new(&target, Vec::new())
+        .generate(&jobs, &mut |_, _| ControlFlow::Continue(()));
+    assert!(matches!(nowhere, Err(DecodeError::NoPlace)));
+    let nothing =
+        BatchDecoder::new(&target, Vec::new()).generate(&[], &mut |_, _| ControlFlow::Continue(()));
+    assert!(nothing.is_ok_and(|results| results.is_empty()));
+}
