@@ -115,18 +115,31 @@ def randomise(model, seed):
 def prompt_record(name, model, weights, config, layers, ids, positions, greedy):
     plain_positions = positions is None
     positions = torch.arange(len(ids)) if plain_positions else positions
+    # transformers' own list of hidden states ends with the normed ones.
+    hidden = {}
+
+    def keep(layer):
+        return lambda _module, _inputs, out: hidden.update({layer: (out[0] if isinstance(out, tuple) else out)[0]})
+
+    hooks = [model.model.layers[layer].register_forward_hook(keep(layer)) for layer in layers]
     with torch.no_grad():
-        out = model(ids[None], position_ids=positions[None], output_hidden_states=True, use_cache=True)
+        out = model(ids[None], position_ids=positions[None], use_cache=True)
         final = model.model(ids[None], position_ids=positions[None]).last_hidden_state[0]
+    for hook in hooks:
+        hook.remove()
     cache = out.past_key_values.layers[-1]
     k, v = cache.keys[0].transpose(0, 1), cache.values[0].transpose(0, 1)
-    hidden = {layer: out.hidden_states[layer + 1][0] for layer in layers}
     logits = out.logits[0]
     want, want_k, want_v, want_hidden, want_final, gap = plain_forward(config, weights, ids, positions)
     assert gap > CLEAR, (name, gap)
     largest = lambda a, b: (a.double() - b).abs().max().item()
     relative = max(((hidden[l].double() - want_hidden[l]).norm(dim=-1) / want_hidden[l].norm(dim=-1)).max().item()
                    for l in layers)
+    deviations = {
+        "logits": largest(logits, want), "k_last": largest(k, want_k), "v_last": largest(v, want_v),
+        "hidden_rel": relative, "final_norm": largest(final, want_final)}
+    if max(deviations.values()) > 1e-4:
+        raise ValueError(f"{name}: transformers and the plain forward pass disagree: {deviations}")
     top = logits[-1].topk(20)
     ends = {"first": 0, "last": len(ids) - 1}
     floats = lambda t: [round(x, 7) for x in t.tolist()]
@@ -139,9 +152,7 @@ def prompt_record(name, model, weights, config, layers, ids, positions, greedy):
                                 for key, tensor in (("k", k), ("v", v))} for end, t in ends.items()},
         "capture": {str(l): {end: {"l2": hidden[l][t].double().norm().item(), "first8": floats(hidden[l][t][:8])}
                              for end, t in ends.items()} for l in layers},
-        "max_abs_deviation_from_float64": {
-            "logits": largest(logits, want), "k_last": largest(k, want_k), "v_last": largest(v, want_v),
-            "hidden_rel": relative, "final_norm": largest(final, want_final)},
+        "max_abs_deviation_from_float64": deviations,
     }
     if not plain_positions:
         record["position_ids"] = positions.tolist()
