@@ -11,7 +11,7 @@ use super::claim::{Claim, LEASE};
 use super::location::{Location, free_bytes};
 use super::recipe::{Compression, Part, Recipe};
 use super::record::{Record, encode};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::features::key;
 
 pub(super) const RECIPE: &str = "recipe.json";
@@ -99,6 +99,16 @@ impl Estimate {
     pub fn bytes_per_token(&self) -> f64 {
         self.bytes as f64 / self.tokens.max(1) as f64
     }
+
+    /// What keeps the rest from being written: more bytes than are known to be free.
+    pub fn lacking(&self) -> Option<String> {
+        let free = self.free.filter(|free| *free < self.bytes_left)?;
+        Some(format!(
+            "{} bytes are still to be written, {free} are free: make room, name another place in \
+             `train.features`, or store less (`capture.dtype: bf16`, `objective.soft_targets: top_k`)",
+            self.bytes_left
+        ))
+    }
 }
 
 /// Whose turn a shard is.
@@ -185,6 +195,11 @@ impl StoreWriter {
     /// - the store cannot be read
     pub fn has_receipt(&self, shard: &ShardPlan) -> Result<bool> {
         Ok(self.location.size(&shard.receipt())?.is_some())
+    }
+
+    /// An error about the store as a whole.
+    pub(crate) fn refusal(&self, problem: impl std::fmt::Display) -> TrainError {
+        self.location.problem("", problem)
     }
 
     /// Free bytes, if the store is a local folder and the system tells.
