@@ -101,7 +101,7 @@ impl Contents {
             teacher: match needs.teacher {
                 TeacherKind::None => StoredTeacher::None,
                 TeacherKind::Full | TeacherKind::EveryToken => StoredTeacher::FinalHidden,
-                TeacherKind::TopK(k) => StoredTeacher::TopK(k),
+                TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k) => StoredTeacher::TopK(k),
             },
         }
     }
