@@ -125,15 +125,18 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
 
 #[test]
 fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the_store() {
-    let shop = shop();
-    let config = shop.config();
-    for (method, options) in [("glide", &GLIDE[..]), ("eagle3", &EAGLE3)] {
+    for (method, options, dtype) in
+        [("glide", &GLIDE[..], "bf16"), ("eagle3", &EAGLE3, "bf16"), ("eagle3", &EAGLE3, "int8")]
+    {
+        let shop = shop();
+        let config = shop.config();
         let common = ["data.anchor.redraw=false", "train.epochs=1"];
         let common = [options, &common].concat();
         let output = format!("output={}", shop.path(&format!("{method}-online")));
         succeed(&[&["train", &config, &output], &common[..]].concat());
         let features = format!("train.features=file://{}", shop.path(&format!("{method}-store")));
-        let options = ["capture.compression=zstd", &features];
+        let dtype = format!("capture.dtype={dtype}");
+        let options = ["capture.compression=zstd", &features, &dtype];
         let out = succeed(&[&["capture", &config, "--json"], &options[..], &common[..]].concat());
         assert_eq!(last_json(&out)["finished"], true);
         let offline = shop.path(&format!("{method}-offline"));

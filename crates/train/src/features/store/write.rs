@@ -105,7 +105,7 @@ impl Estimate {
         let free = self.free.filter(|free| *free < self.bytes_left)?;
         Some(format!(
             "{} bytes are still to be written, {free} are free: make room, name another place in \
-             `train.features`, or store less (`capture.dtype: bf16`, `objective.soft_targets: top_k`)",
+             `train.features`, or store less (`capture.dtype: int8`, `objective.soft_targets: top_k`)",
             self.bytes_left
         ))
     }
@@ -272,7 +272,8 @@ impl StoreWriter {
 
     fn write(&self, work: &Work) -> Result<()> {
         let object = work.shard.object(self.recipe.compression);
-        let mut bytes = encode(&work.rows, self.recipe.dtype)?;
+        let layers = self.recipe.part(work.shard.part).contents.layers.len();
+        let mut bytes = encode(&work.rows, self.recipe.dtype, layers)?;
         if self.recipe.compression == Compression::Zstd {
             bytes = zstd::encode_all(bytes.as_slice(), zstd::DEFAULT_COMPRESSION_LEVEL)
                 .map_err(|error| self.location.problem(&object, error))?;
