@@ -6,10 +6,14 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_train::config::TrainConfig;
+use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
 use serde_json::Value;
 use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
 
@@ -80,11 +84,14 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
     let top_k = ["objective.soft_targets=top_k", "objective.top_k=8"];
     let specforge = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
     let short = ["draft.eagle3.draft_vocab_size=30", "objective.eagle3.loss=lk_lambda"];
-    let modes: [(&str, Vec<&str>); 5] = [
+    let laws = ["objective.eagle3.loss=lk_alpha", "objective.tail=renormalise"];
+    let modes: [(&str, Vec<&str>); 7] = [
         ("glide", GLIDE.to_vec()),
         ("glide top-k", top_k.to_vec()),
         ("eagle3", EAGLE3.to_vec()),
         ("eagle3 vocabulary", [&EAGLE3[..], &short].concat()),
+        ("eagle3 top-k", [&EAGLE3[..], &short, &top_k].concat()),
+        ("eagle3 top-k alone", [&EAGLE3[..], &laws, &top_k].concat()),
         ("eagle3 compat", [&EAGLE3[..], &specforge].concat()),
     ];
     let shop = shop();
@@ -118,15 +125,18 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
 
 #[test]
 fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the_store() {
-    let shop = shop();
-    let config = shop.config();
-    for (method, options) in [("glide", &GLIDE[..]), ("eagle3", &EAGLE3)] {
+    for (method, options, dtype) in
+        [("glide", &GLIDE[..], "bf16"), ("eagle3", &EAGLE3, "bf16"), ("eagle3", &EAGLE3, "int8")]
+    {
+        let shop = shop();
+        let config = shop.config();
         let common = ["data.anchor.redraw=false", "train.epochs=1"];
         let common = [options, &common].concat();
         let output = format!("output={}", shop.path(&format!("{method}-online")));
         succeed(&[&["train", &config, &output], &common[..]].concat());
         let features = format!("train.features=file://{}", shop.path(&format!("{method}-store")));
-        let options = ["capture.compression=zstd", &features];
+        let dtype = format!("capture.dtype={dtype}");
+        let options = ["capture.compression=zstd", &features, &dtype];
         let out = succeed(&[&["capture", &config, "--json"], &options[..], &common[..]].concat());
         assert_eq!(last_json(&out)["finished"], true);
         let offline = shop.path(&format!("{method}-offline"));
@@ -320,4 +330,54 @@ fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
     let shards = files(&store).into_iter().filter(|(name, _)| name.ends_with(".safetensors"));
     let written: usize = shards.map(|(_, bytes)| bytes.len()).sum();
     assert!((told / written as f64 - 1.0).abs() < 0.05, "{told} told, {written} written");
+}
+
+struct Silent;
+
+impl Observer for Silent {
+    fn on_event(&mut self, _: Event<'_>) {}
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let shop = shop();
+    let store = shop.path("store");
+    let config = serde_json::json!({
+        "target": shop.target(), "output": shop.path("run"),
+        "data": {
+            "train": [{"path": shop.path("rows.jsonl")}], "held_out_rows": 2, "row_tokens": 128
+        },
+        "train": {"features": store}, "objective": {"soft_targets": "top_k", "top_k": 8}
+    });
+    let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+    let target = Target::open(&config.target, &TargetOptions::default()).expect("target");
+    let tokenizer = Target::open_tokenizer(&config.target).expect("tokenizer");
+    let target = Arc::new(target);
+    let capture = |free_bytes| {
+        let options = CaptureOptions { free_bytes: Some(free_bytes), ..Default::default() };
+        Capture::prepare(&config, Arc::clone(&target), &tokenizer, options, &mut Silent)
+            .expect("a plan")
+    };
+    let estimate = capture(u64::MAX).estimate();
+    assert!(estimate.bytes > 0 && estimate.bytes == estimate.bytes_left);
+    assert!(
+        (estimate.bytes_per_token() * estimate.tokens as f64 - estimate.bytes as f64).abs() < 1.0
+    );
+    let short = capture(estimate.bytes - 1);
+    assert_eq!(short.estimate().free, Some(estimate.bytes - 1));
+    let refusal = short.run(&mut Silent).expect_err("too little space").to_string();
+    let figures = format!(
+        "{} bytes are still to be written, {} are free",
+        estimate.bytes,
+        estimate.bytes - 1
+    );
+    assert!(refusal.contains(&figures) && refusal.contains(&store), "{refusal}");
+    assert!(files(&store).is_empty(), "nothing was written");
+    assert_eq!(capture(estimate.bytes).run(&mut Silent).expect("fits"), Ending::Finished);
+    let shards = files(&store).into_iter().filter(|(name, _)| name.contains(".safetensors"));
+    let written: u64 = shards.map(|(_, bytes)| bytes.len() as u64).sum();
+    assert!(written > 0 && written <= estimate.bytes, "{written} of {}", estimate.bytes);
+    // What is there already needs no space.
+    assert_eq!(capture(0).estimate().bytes_left, 0);
+    assert_eq!(capture(0).run(&mut Silent).expect("complete"), Ending::Finished);
 }

@@ -37,11 +37,23 @@ fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.len(), 5);
+    assert_eq!(lines.len(), 8);
+    for (line, name) in [(2, "mixtral"), (4, "qwen2_moe"), (6, "qwen3_moe")] {
+        let case: Value = serde_json::from_str(lines[line]).expect("JSON");
+        assert_eq!((&case["case"], &case["kind"]), (&name.into(), &"forward".into()));
+        let checks = case["checks"].as_array().expect("checks");
+        for what in ["whole logits_last", "whole hidden_after_layer_0", "whole last_layer_k"] {
+            assert!(checks.iter().any(|check| check["name"] == what), "{what} of {name}");
+        }
+        let greedy = |check: &&Value| {
+            check["name"].as_str().is_some_and(|name| name.contains("greedy, 24 tokens"))
+        };
+        assert_eq!(checks.iter().filter(greedy).count(), 2, "{name}");
+    }
     for (line, name, kind) in [
         (0, "eagle31_norms", "eagle3"),
         (1, "eagle3_lk_lambda", "eagle3"),
-        (3, "qwen2_short", "glide"),
+        (5, "qwen2_short", "glide"),
     ] {
         let case: Value = serde_json::from_str(lines[line]).expect("JSON");
         assert_eq!((&case["case"], &case["kind"]), (&name.into(), &kind.into()));
@@ -51,7 +63,7 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
         }
         assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
     }
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 4, "passed": 4, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 7, "passed": 7, "pass": true}));
 }
 
 #[test]

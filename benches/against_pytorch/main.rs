@@ -2,13 +2,14 @@
 //!
 //! ```sh
 //! cargo bench --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]
+//! cargo bench --bench against_pytorch -- --only eagle3_16k      (needs no Python; also long_32k, decode_bandwidth)
 //! ```
 //!
 //! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, `pytorch_eagle3.py` and
 //! `pytorch_pretrain.py`, which print one JSON line with `tokens_per_s` and `peak_rss_mib`. Every measurement is a process of its own:
 //! one warm-up step, then the median of the timed ones. Ratios are ours over PyTorch's, the median
 //! over rounds. Beside them: `long_32k_*`, steps over one document of 32768 tokens over those of
-//! 1024; `matmul`, the smallest ratio to numpy's BLAS over training shapes; `decode_bandwidth`, the
+//! 1024; `eagle3_16k_*`, peak memory of EAGLE-3 steps over one of 16384; `matmul`, the smallest ratio to numpy's BLAS over training shapes; `decode_bandwidth`, the
 //! share of the machine's read bandwidth that plain decoding reaches.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -75,8 +76,8 @@ const CASES: [Case; 8] = [
     Case { name: "pretrain_2048", program: PRETRAIN, tokens: 2048, steps: 3, flags: &[] },
 ];
 
-/// Steps of ours alone, timed once: 32768 tokens in one document.
-const LONG: [Case; 2] = [
+/// Steps of ours alone, timed once: a long document.
+const LONG: [Case; 4] = [
     Case {
         name: "glide_cached_32768",
         program: GLIDE,
@@ -85,7 +86,18 @@ const LONG: [Case; 2] = [
         flags: &["--cached"],
     },
     Case { name: "glide_online_32768", program: GLIDE, tokens: 32_768, steps: 1, flags: &[] },
+    Case { name: "eagle3_16384", program: EAGLE3, tokens: 16_384, steps: 1, flags: &[] },
+    Case {
+        name: "eagle3_online_16384",
+        program: EAGLE3,
+        tokens: 16_384,
+        steps: 1,
+        flags: &["--online"],
+    },
 ];
+
+/// Figures that need no Python.
+const ALONE: [&str; 3] = ["long_32k", "eagle3_16k", "decode_bandwidth"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -99,7 +111,9 @@ fn main() {
         println!("{line}");
         return;
     }
-    let Some(python) = value("--python") else {
+    let only = value("--only");
+    let alone = only.as_ref().is_some_and(|only| ALONE.contains(&only.as_str()));
+    let Some(python) = value("--python").or_else(|| alone.then(String::new)) else {
         println!(
             "usage: against_pytorch --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]"
         );
@@ -107,7 +121,6 @@ fn main() {
     };
     let baselines = from_root(&value("--baselines").unwrap_or_else(|| "../shared/bench".into()));
     let rounds: usize = value("--rounds").and_then(|n| n.parse().ok()).unwrap_or(1);
-    let only = value("--only");
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
     let mut report = Map::new();
     for case in CASES.iter().filter(|case| wanted(case.name)) {
@@ -125,6 +138,15 @@ fn main() {
     if wanted("long_32k") {
         long(&mut report);
     }
+    if wanted("eagle3_16k") {
+        for (case, memory) in
+            [("eagle3_16384", "eagle3_16k_mib"), ("eagle3_online_16384", "eagle3_16k_online_mib")]
+        {
+            let figures = ours(case);
+            eprintln!("{case}: {figures}");
+            report.insert(memory.to_owned(), figures["peak_rss_mib"].clone());
+        }
+    }
     if wanted("matmul") {
         matmul(&python, &mut report);
     }
@@ -136,7 +158,7 @@ fn main() {
     if arguments.iter().any(|a| a == "--json") {
         println!("{}", Value::Object(report));
     } else {
-        report.iter().for_each(|(name, ratio)| println!("{name:>32}  {ratio:.3}"));
+        report.iter().for_each(|(name, figure)| println!("{name:>32}  {figure:.3}"));
     }
 }
 
@@ -241,7 +263,7 @@ fn worker(name: &str) -> Value {
     let tokens = if case.program == PRETRAIN { pretrain::SEQUENCES } else { 1 } * case.tokens;
     let seconds = match case.program {
         PRETRAIN => pretrain::step(case.tokens, case.steps),
-        EAGLE3 => eagle3::step(case.tokens, case.steps),
+        EAGLE3 => eagle3::step(case.tokens, case.steps, case.flags),
         _ => glide::step(case.tokens, case.steps, case.flags),
     };
     let tokens_per_s = tokens as f64 / seconds;

@@ -73,6 +73,20 @@ pub(crate) fn tiny_config(kind: &str) -> Value {
     })
 }
 
+/// The same for a family with mixtures of experts; the draft's three layers fit in it.
+pub(crate) fn tiny_mixture(kind: &str) -> Value {
+    let mut config = tiny_config(kind);
+    let experts = json!({
+        "num_hidden_layers": 4, "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": kind == "qwen3_moe", "intermediate_size": 64
+    });
+    for (key, value) in experts.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    config
+}
+
 /// A tokenizer whose tokens are bytes.
 pub(crate) fn byte_tokenizer() -> Value {
     let mut vocabulary: serde_json::Map<String, Value> =

@@ -14,6 +14,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod channel_scale;
+pub mod experts;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;

@@ -40,7 +40,8 @@ pub fn linear_top_k(hidden: &Tensor, head: &Tensor, k: usize) -> Result<TopK> {
     Ok(out)
 }
 
-fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
+/// Ids and log-probabilities of one row.
+pub(crate) fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     let k = k.min(logits.len());
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     let by_logit =

@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
     let mut progress = TrainingProgress::new(stop_on_interrupt());
-    let options = CaptureOptions { verify: arguments.verify };
+    let options = CaptureOptions { verify: arguments.verify, free_bytes: None };
     let capture = Capture::prepare(&config, target, &tokenizer, options, &mut progress)?;
     let estimate = capture.estimate();
     eprintln!("{}", describe(&estimate, capture.shards(), &place));

@@ -18,7 +18,9 @@ proptest! {
         seed in 0_u64..1_000_000,
         head_dim in prop::sample::select(vec![16_usize, 32, 64, 80, 96, 128]),
         heads in prop::sample::select(vec![(1_usize, 1_usize), (1, 4), (2, 3), (3, 1)]),
-        architecture in prop::sample::select(vec!["llama", "qwen2", "qwen3"]),
+        architecture in prop::sample::select(vec![
+            "llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
+        ]),
         length in prop::sample::select(vec![1_usize, 7, 64]),
         kind in prop::sample::select(KINDS.to_vec()),
         shape in prop::sample::select(shapes()),

@@ -28,7 +28,8 @@ pub(crate) fn target(
         "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads,
         "head_dim": head_dim, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 1400, "tie_word_embeddings": seed.is_multiple_of(2),
-        "initializer_range": 0.3
+        "initializer_range": 0.3, "num_local_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]
     });
     let config = TargetConfig::from_json(&config).expect("valid configuration");
     Target::random(config, seed, &TargetOptions::default()).expect("random target")

@@ -45,7 +45,13 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
 /// What is in the cache after rounds with trees equals a plain pass over the same tokens.
 #[test]
 fn a_compacted_cache_equals_a_plain_one() {
-    let target = target("qwen3", 16, (2, 2), 21);
+    for family in ["qwen3", "qwen3_moe", "mixtral"] {
+        check_compacted_cache(family);
+    }
+}
+
+fn check_compacted_cache(family: &str) {
+    let target = target(family, 16, (2, 2), 21);
     let tokens = prompt(30, 21);
     let ids = |tokens: &[TargetTokenId]| tokens.iter().map(|t| t.0).collect::<Vec<_>>();
     let taps = Taps::of(&[Tap::FinalHidden]);

@@ -13,7 +13,8 @@
 //!   `a`, `b` a row and `α = Σ_v min(p̄_v, q_v)`, the chance that speculative sampling accepts.
 //!   `p̄` is `p` with the normaliser of a larger vocabulary, of which the head holds some rows; the
 //!   teacher's logits are rounded to its head's type.
-//!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881).
+//!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881);
+//! - sparse: the same for laws of which only the most likely tokens are known (`sparse.rs`).
 //!
 //! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side; the gradients are computed in the forward
 //! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
@@ -23,6 +24,7 @@ mod fused;
 mod reference;
 mod row;
 mod softcapped;
+mod sparse;
 mod teacher;
 mod top_k;
 mod weighted;
@@ -31,6 +33,7 @@ use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, T
 
 pub use reference::reference;
 pub use softcapped::{softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference};
+pub use sparse::SparseLaws;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
 pub const TAIL_FLOOR: f64 = 1e-6;
@@ -64,6 +67,8 @@ pub enum SoftTargets<'a> {
     },
     /// The whole softmax of [`Inputs::teacher`] with factors of every row.
     Weighted(Weighted<'a>),
+    /// Laws known at their most likely tokens with factors of every row; no teacher.
+    Sparse(SparseLaws<'a>, Weighted<'a>),
 }
 
 /// How the chance of acceptance `α` enters a loss.
@@ -87,6 +92,20 @@ pub struct Weighted<'a> {
     /// `log Σ e^z` over the teacher's whole vocabulary, `[R]`, when its head holds only some of
     /// the rows; without it `p̄` is `p`.
     pub log_sum_exp: Option<&'a [f64]>,
+}
+
+impl Weighted<'_> {
+    fn check(&self, rows: usize) -> Result<()> {
+        let lengths = [
+            self.cross_entropy.len(),
+            self.rejection.len(),
+            self.log_sum_exp.map_or(rows, <[f64]>::len),
+        ];
+        if lengths.iter().any(|&length| length != rows) {
+            bail!("linear_cross_entropy: {lengths:?} factors and normalisers for {rows} rows");
+        }
+        Ok(())
+    }
 }
 
 /// The teacher's final hidden states (after its norm) and head `[V, Ht]`.
@@ -146,7 +165,8 @@ pub struct Output {
 ///
 /// # Errors
 /// - shapes do not fit, a label or id lies outside the vocabulary
-/// - [`SoftTargets::Full`] or [`SoftTargets::Weighted`] without a teacher, or not a factor a row
+/// - [`SoftTargets::Full`] or [`SoftTargets::Weighted`] without a teacher, [`SoftTargets::Sparse`]
+///   with one, or not a factor a row
 pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let on_cpu = matches!(inputs.hidden.device(), Device::Cpu);
@@ -199,16 +219,14 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         (SoftTargets::Full | SoftTargets::Weighted(_), None) => {
             bail!("linear_cross_entropy: full soft targets need a teacher")
         }
-        (SoftTargets::Weighted(weighted), _) => {
-            let lengths = [
-                weighted.cross_entropy.len(),
-                weighted.rejection.len(),
-                weighted.log_sum_exp.map_or(rows, <[f64]>::len),
-            ];
-            if lengths.iter().any(|&length| length != rows) {
-                bail!("linear_cross_entropy: {lengths:?} factors and normalisers for {rows} rows");
-            }
+        (SoftTargets::Sparse(laws, weighted), None) => {
+            weighted.check(rows)?;
+            laws.check(rows, vocabulary)?;
         }
+        (SoftTargets::Sparse(..), Some(_)) => {
+            bail!("linear_cross_entropy: sparse laws beside a teacher")
+        }
+        (SoftTargets::Weighted(weighted), _) => weighted.check(rows)?,
         (SoftTargets::TopK { ids, log_probs, k, .. }, _) => {
             if ids.len() != rows * k || log_probs.len() != rows * k {
                 bail!("linear_cross_entropy: [{rows}, {k}] top-k entries expected");

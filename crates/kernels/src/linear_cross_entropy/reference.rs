@@ -6,6 +6,7 @@ use crate::log_sum_exp::as_of_type;
 
 use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted, check,
+    sparse,
 };
 
 /// As [`super::linear_cross_entropy`], for any device and float type.
@@ -16,6 +17,9 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = inputs.hidden.matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
+    if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
+        return sparse::reference(inputs, laws, factors, &logits.to_dtype(wide)?);
+    }
     let log_q = log_softmax(&logits.to_dtype(wide)?)?;
     let device = logits.device();
     let labels = Tensor::from_slice(inputs.labels, (inputs.labels.len(), 1), device)?;
@@ -67,9 +71,6 @@ fn weighted(
     log_p: &Tensor,
     teacher_logits: &Tensor,
 ) -> Result<Output> {
-    let column = |values: &[f32]| {
-        Tensor::from_slice(values, values.len(), log_q.device())?.to_dtype(log_q.dtype())
-    };
     let true_log_p = match factors.log_sum_exp {
         Some(normaliser) => {
             let normaliser = Tensor::from_slice(normaliser, (normaliser.len(), 1), log_q.device())?;
@@ -79,25 +80,38 @@ fn weighted(
     };
     let soft = (log_p.exp()? * log_q)?.sum(D::Minus1)?.neg()?;
     let alpha = true_log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
+    weighted_output(inputs, factors, (hard, &soft, &alpha), log_q)
+}
+
+/// The weighted loss from every row's hard loss, cross-entropy and chance of acceptance.
+pub(super) fn weighted_output(
+    inputs: &Inputs<'_>,
+    factors: &Weighted<'_>,
+    (hard, soft, alpha): (&Tensor, &Tensor, &Tensor),
+    log_q: &Tensor,
+) -> Result<Output> {
+    let column = |values: &[f32]| {
+        Tensor::from_slice(values, values.len(), log_q.device())?.to_dtype(log_q.dtype())
+    };
     let rejection = match factors.form {
-        Rejection::Linear => (1.0 - &alpha)?,
+        Rejection::Linear => (1.0 - alpha)?,
         Rejection::Log => {
             // log 1 = 0 where nothing is accepted, without a gradient.
             let none = alpha.eq(0.0)?.to_dtype(alpha.dtype())?;
-            (&alpha + none)?.log()?.neg()?
+            (alpha + none)?.log()?.neg()?
         }
     };
     let weighted =
-        ((&soft * column(factors.cross_entropy)?)? + (rejection * column(factors.rejection)?)?)?;
+        ((soft * column(factors.cross_entropy)?)? + (rejection * column(factors.rejection)?)?)?;
     let weight = inputs.soft_weight;
     let loss_sum = ((hard * (1.0 - weight))? + (weighted * weight)?)?.sum_all()?;
     let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let agrees = draft.iter().zip(inputs.labels).map(|(d, label)| d == label).collect();
     let rows = RowStatistics {
         hard: to_f64(hard)?,
-        soft: to_f64(&soft)?,
+        soft: to_f64(soft)?,
         agrees,
-        acceptance: to_f64(&alpha)?,
+        acceptance: to_f64(alpha)?,
     };
     Ok(Output { loss_sum, rows })
 }

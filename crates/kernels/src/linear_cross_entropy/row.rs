@@ -2,7 +2,7 @@
 
 use super::top_k::{TailTerm, TopK};
 use super::weighted::Acceptance;
-use super::{Inputs, SoftTargets};
+use super::{Inputs, SoftTargets, sparse};
 use crate::simd::{dot, exp_in_place, max_of, vectorised};
 
 /// Loss and statistics, as in [`super::RowStatistics`].
@@ -57,6 +57,9 @@ pub(super) fn row(
     teacher: Option<TeacherRow<'_>>,
     want_grad: bool,
 ) -> Row {
+    if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
+        return sparse::row(inputs, (laws, factors), index, z, want_grad);
+    }
     let label = inputs.labels[index] as usize;
     let label_logit = f64::from(z[label]);
     let entries = match inputs.soft {
@@ -110,7 +113,7 @@ vectorised! {
         }
     }
 
-    fn scale(z: &mut [f32], factor: f32) {
+    pub(super) fn scale(z: &mut [f32], factor: f32) {
         for z in z {
             *z *= factor;
         }
@@ -153,7 +156,7 @@ fn gradient(
         });
         scale(z, q_scale);
         if let Some((entries, tail)) = top_k {
-            entries.gradient(&kept, tail, weight, z);
+            entries.gradient(&kept, tail, (1.0 - weight, weight, 0.0), z);
         }
     }
     z[label] -= (1.0 - weight) as f32;

@@ -1,3 +1,5 @@
+mod sparse;
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::{

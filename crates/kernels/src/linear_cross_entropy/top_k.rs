@@ -1,6 +1,7 @@
 //! Top-k targets: the teacher's most likely tokens and what becomes of the rest.
 
 use super::row::{Row, Softmax};
+use super::sparse::SparseLaw;
 use super::{TAIL_FLOOR, Tail};
 
 /// The most likely of top-k entries; ties go to the lower id.
@@ -48,6 +49,22 @@ impl<'a> TopK<'a> {
         Self { ids, p, rescale, rest, logits, tail, best: best_of(ids, log_probs) }
     }
 
+    /// A law with a tail bucket, all of it rescaled to mass 1.
+    pub(super) fn of_law(law: SparseLaw<'a>, z: &[f32]) -> Self {
+        let SparseLaw { ids, log_probs, tail } = law;
+        let mass = law.mass();
+        let p = log_probs.iter().map(|&lp| f64::from(lp).exp() / mass).collect();
+        let logits = ids.iter().map(|&id| f64::from(z[id as usize])).collect();
+        let best = best_of(ids, log_probs);
+        Self { ids, p, rescale: mass, rest: tail / mass, logits, tail: Tail::Bucket, best }
+    }
+
+    /// `Σ q 1[q < p̄]` over the ids; `q` holds their probabilities.
+    pub(super) fn mass_below(&self, q: &[f64]) -> f64 {
+        let below = |(q, p): &(&f64, &f64)| **q < **p * self.rescale;
+        q.iter().zip(&self.p).filter(below).map(|(q, _)| q).sum()
+    }
+
     /// Writes soft loss and statistics; returns the tail's factors.
     pub(super) fn finish(&self, q: &Softmax, e: &[f32], out: &mut Row) -> TailTerm {
         let lse = q.log_sum_exp();
@@ -89,10 +106,18 @@ impl<'a> TopK<'a> {
         sum
     }
 
-    /// Replaces the ids' entries of `dz`; `q` holds their probabilities.
-    pub(super) fn gradient(&self, q: &[f64], tail: &TailTerm, weight: f64, dz: &mut [f32]) {
+    /// Replaces the ids' entries of `dz`; `q` holds their probabilities. The factors are those of
+    /// `q` itself, of the cross-entropy's gradient, and of `−q 1[q < p̄]`.
+    pub(super) fn gradient(
+        &self,
+        q: &[f64],
+        tail: &TailTerm,
+        (everywhere, cross_entropy, slope): (f64, f64, f64),
+        dz: &mut [f32],
+    ) {
         for ((&id, &q), &p) in self.ids.iter().zip(q).zip(&self.p) {
-            let value = (1.0 - weight) * q + weight * (q * tail.on_ids - p);
+            let below = if q < p * self.rescale { slope * q } else { 0.0 };
+            let value = everywhere * q + cross_entropy * (q * tail.on_ids - p) - below;
             dz[id as usize] = value as f32;
         }
     }

@@ -21,6 +21,26 @@ pub(super) struct Acceptance {
     true_scale: f64,
 }
 
+impl Rejection {
+    /// `1 − α` or `−log α`.
+    pub(super) fn value(self, alpha: f64) -> f64 {
+        match self {
+            Self::Linear => 1.0 - alpha,
+            Self::Log if alpha > 0.0 => -alpha.ln(),
+            Self::Log => 0.0,
+        }
+    }
+
+    /// Its derivative by `−α`.
+    pub(super) fn slope(self, alpha: f64) -> f64 {
+        match self {
+            Self::Linear => 1.0,
+            Self::Log if alpha > 0.0 => 1.0 / alpha,
+            Self::Log => 0.0,
+        }
+    }
+}
+
 impl Acceptance {
     pub(super) fn new(
         factors: &Weighted<'_>,
@@ -56,22 +76,13 @@ impl Acceptance {
 
     /// The row's loss; `cross_entropy` is `−Σ p log q`.
     pub(super) fn loss(&self, cross_entropy: f64) -> f64 {
-        let rejection = match self.form {
-            Rejection::Linear => 1.0 - self.alpha,
-            Rejection::Log if self.alpha > 0.0 => -self.alpha.ln(),
-            Rejection::Log => 0.0,
-        };
-        self.cross_entropy * cross_entropy + self.rejection * rejection
+        self.cross_entropy * cross_entropy + self.rejection * self.form.value(self.alpha)
     }
 
     /// Turns `z`, which holds `e`, into `weight · ∂ℓ/∂z + (1 − weight) q`.
     pub(super) fn gradient(&self, weight: f64, z: &mut [f32], p: &[f32]) {
         // ∂ℓ/∂α = −slope
-        let slope = match self.form {
-            Rejection::Linear => self.rejection,
-            Rejection::Log if self.alpha > 0.0 => self.rejection / self.alpha,
-            Rejection::Log => 0.0,
-        };
+        let slope = self.rejection * self.form.slope(self.alpha);
         let everywhere = 1.0 - weight + weight * (self.cross_entropy + slope * self.below);
         let scales = (self.q_scale as f32, self.true_scale as f32);
         let of_q = (everywhere as f32, (everywhere - weight * slope) as f32);

@@ -4,7 +4,7 @@ use candle_core::quantized::gguf_file::{Content, Value};
 use longdraft_kernels::rope::RopeScaling;
 
 use super::rope::yarn_attention_factor;
-use super::{Architecture, RopeParameters, TargetConfig};
+use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
 use crate::error::Problems;
 
 /// A GGUF number of any width as f64.
@@ -26,7 +26,7 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
 
 struct Header<'a> {
     content: &'a Content,
-    prefix: &'static str,
+    prefix: &'a str,
     problems: Problems,
 }
 
@@ -43,6 +43,33 @@ impl Header<'_> {
             },
             |x| x as usize,
         )
+    }
+
+    /// Experts, if the header counts any. Every layer without a router has a plain MLP; whether
+    /// weights are normalised is the architecture's, as the format's reader has it.
+    fn experts(&mut self, architecture: Architecture) -> Option<ExpertsConfig> {
+        if !architecture.is_mixture() {
+            return None;
+        }
+        let layers = self.number("block_count").unwrap_or(0.0) as usize;
+        let routed = |layer: &usize| self.has(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        // Bounded by what the file holds, whatever the header says.
+        let listed = layers.min(self.content.tensor_infos.len());
+        let mlp_only_layers = (0..listed).filter(|layer| !routed(layer)).collect();
+        let width = self.number("expert_feed_forward_length");
+        let width = width.or_else(|| self.number("feed_forward_length"));
+        let shared = self.content.tensor_infos.iter().find_map(|(name, info)| {
+            name.ends_with(".ffn_up_shexp.weight").then(|| info.shape.dims()[0])
+        });
+        Some(ExpertsConfig {
+            num_experts: self.size("expert_count"),
+            num_experts_per_tok: self.size("expert_used_count"),
+            moe_intermediate_size: width.unwrap_or(0.0) as usize,
+            shared_expert_intermediate_size: shared,
+            norm_topk_prob: architecture != Architecture::Qwen2Moe,
+            decoder_sparse_step: 1,
+            mlp_only_layers,
+        })
     }
 
     fn token(&self, key: &str) -> Option<u32> {
@@ -94,8 +121,11 @@ pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
         problems.push("`general.architecture` is missing");
         return Err(problems);
     };
-    let architecture = Architecture::parse(name, &mut problems);
-    let mut header = Header { content, prefix: architecture.name(), problems };
+    let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut problems);
+    let mut header = Header { content, prefix: name, problems };
+    let counted = header.number("expert_count").is_some_and(|count| count > 0.0);
+    let architecture =
+        if named == Architecture::Llama && counted { Architecture::Mixtral } else { named };
     let hidden_size = header.size("embedding_length");
     let num_attention_heads = header.size("attention.head_count");
     let context = header.size("context_length");
@@ -127,6 +157,7 @@ pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
         qkv_bias: header.has("blk.0.attn_q.bias"),
         attention_output_bias: header.has("blk.0.attn_output.bias"),
         mlp_bias: header.has("blk.0.ffn_gate.bias"),
+        experts: header.experts(architecture),
         initializer_range: 0.02,
         bos_token_id: header.token("bos_token_id"),
         eos_token_ids: header

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Architecture, RopeParameters, TargetConfig};
+use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
 use crate::error::Problems;
 
 /// Reads keys, collecting what is wrong instead of stopping at the first.
@@ -45,6 +45,66 @@ impl Keys<'_> {
         self.present(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
     }
 
+    /// A list of whole numbers.
+    fn sizes(&mut self, key: &str) -> Vec<usize> {
+        let Some(value) = self.present(key) else {
+            return Vec::new();
+        };
+        let sizes = value.as_array().and_then(|list| {
+            list.iter().map(|size| size.as_u64().map(|size| size as usize)).collect()
+        });
+        let message = format!("`{key}` = {value} is no list of whole numbers");
+        sizes.unwrap_or_else(|| {
+            self.problems.push(message);
+            Vec::new()
+        })
+    }
+
+    /// Sizes of an architecture's experts. Newer files say `num_local_experts` where older ones say
+    /// `num_experts`.
+    fn experts(&mut self, architecture: Architecture) -> Option<ExpertsConfig> {
+        if !architecture.is_mixture() {
+            return None;
+        }
+        let mixtral = architecture == Architecture::Mixtral;
+        let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
+        let num_experts = count.unwrap_or_else(|| {
+            let name = if mixtral { "num_local_experts" } else { "num_experts" };
+            self.problems.push(format!("`{name}` is missing"));
+            1
+        });
+        let width = if mixtral { "intermediate_size" } else { "moe_intermediate_size" };
+        let shared = (architecture == Architecture::Qwen2Moe)
+            .then(|| self.required_size("shared_expert_intermediate_size"));
+        Some(ExpertsConfig {
+            num_experts,
+            num_experts_per_tok: self.required_size("num_experts_per_tok"),
+            // A Mixtral's is reported as the MLP's.
+            moe_intermediate_size: self.size(width).unwrap_or_else(|| {
+                if !mixtral {
+                    self.problems.push(format!("`{width}` is missing"));
+                }
+                1
+            }),
+            shared_expert_intermediate_size: shared,
+            norm_topk_prob: mixtral || self.flag("norm_topk_prob", false),
+            decoder_sparse_step: self.size("decoder_sparse_step").unwrap_or(1),
+            mlp_only_layers: self.sizes("mlp_only_layers"),
+        })
+    }
+
+    /// Bias on q, k and v, and on the attention's output.
+    fn attention_biases(&self, architecture: Architecture) -> (bool, bool) {
+        match architecture {
+            Architecture::Qwen2 => (self.flag("attention_bias", true), false),
+            Architecture::Qwen2Moe => (self.flag("qkv_bias", true), false),
+            _ => {
+                let bias = self.flag("attention_bias", false);
+                (bias, bias)
+            }
+        }
+    }
+
     /// One id or a list of them.
     fn tokens(&self, key: &str) -> Vec<u32> {
         let ids = match self.present(key) {
@@ -60,7 +120,7 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
     let mut keys = Keys { value, problems: Problems::default() };
     let architecture = if let Some(name) = keys.present("model_type").and_then(Value::as_str) {
         let name = name.to_owned();
-        Architecture::parse(&name, &mut keys.problems)
+        Architecture::parse(&name, &Architecture::NAMES, &mut keys.problems)
     } else {
         keys.problems.push("`model_type` is missing");
         Architecture::Llama
@@ -74,6 +134,12 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
     if keys.flag("use_sliding_window", false) {
         keys.problems.push("`use_sliding_window` = true is not supported");
     }
+    if architecture == Architecture::Mixtral
+        && let Some(window) = keys.present("sliding_window")
+    {
+        let message = format!("`sliding_window` = {window} is not supported (null is)");
+        keys.problems.push(message);
+    }
     let hidden_size = keys.required_size("hidden_size");
     let num_attention_heads = keys.required_size("num_attention_heads");
     let num_key_value_heads = keys.size("num_key_value_heads").unwrap_or(num_attention_heads);
@@ -82,7 +148,7 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
         _ => hidden_size / num_attention_heads.max(1),
     };
     let head_dim = keys.size("head_dim").unwrap_or(default_head_dim);
-    let attention_bias = keys.flag("attention_bias", architecture == Architecture::Qwen2);
+    let (qkv_bias, attention_output_bias) = keys.attention_biases(architecture);
     let max_position_embeddings = keys.size("max_position_embeddings").unwrap_or(2048);
     let rope = RopeParameters::from_json(value, max_position_embeddings, &mut keys.problems);
     let config = TargetConfig {
@@ -98,9 +164,10 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
         rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
         rope,
         tie_word_embeddings: keys.flag("tie_word_embeddings", false),
-        qkv_bias: attention_bias,
-        attention_output_bias: attention_bias && architecture != Architecture::Qwen2,
+        qkv_bias,
+        attention_output_bias,
         mlp_bias: keys.flag("mlp_bias", false),
+        experts: keys.experts(architecture),
         initializer_range: keys.number("initializer_range", 0.02),
         bos_token_id: keys.token("bos_token_id"),
         eos_token_ids: keys.tokens("eos_token_id"),
@@ -154,6 +221,47 @@ mod tests {
         value["attention_bias"] = json!(true);
         let config = read(&value).expect("valid");
         assert!(config.qkv_bias && config.attention_output_bias);
+    }
+
+    #[test]
+    fn experts_are_read_from_both_spellings_and_checked() {
+        let mut value = llama();
+        value["model_type"] = json!("qwen3_moe");
+        let text = read(&value).expect_err("no experts").to_string();
+        for key in ["num_experts", "num_experts_per_tok", "moe_intermediate_size"] {
+            assert!(text.contains(&format!("`{key}` is missing")), "{key} not in {text}");
+        }
+        value["num_local_experts"] = json!(8);
+        value["num_experts_per_tok"] = json!(2);
+        value["moe_intermediate_size"] = json!(24);
+        let experts = read(&value).expect("valid").experts.expect("experts");
+        assert_eq!((experts.num_experts, experts.norm_topk_prob), (8, false));
+        value["num_experts"] = json!(1);
+        value["mlp_only_layers"] = json!("all");
+        value["decoder_sparse_step"] = json!(0);
+        let text = read(&value).expect_err("invalid").to_string();
+        for part in [
+            "`num_experts_per_tok` = 2 exceeds `num_experts` = 1",
+            "`mlp_only_layers` = \"all\"",
+            "`decoder_sparse_step` = 0",
+        ] {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_mixtral_has_experts_as_wide_as_its_mlp_in_every_layer() {
+        let mut value = llama();
+        value["model_type"] = json!("mixtral");
+        value["num_local_experts"] = json!(4);
+        value["num_experts_per_tok"] = json!(2);
+        let config = read(&value).expect("valid");
+        let experts = config.experts.as_ref().expect("experts");
+        assert_eq!((experts.moe_intermediate_size, experts.norm_topk_prob), (160, true));
+        assert!((0..2).all(|layer| config.experts_in(layer).is_some()));
+        value["sliding_window"] = json!(4096);
+        let text = read(&value).expect_err("window").to_string();
+        assert!(text.contains("`sliding_window` = 4096"), "{text}");
     }
 
     #[test]

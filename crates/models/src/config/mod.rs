@@ -1,5 +1,6 @@
 //! A target's sizes and switches, validated, whatever file they came from.
 
+mod experts;
 mod gguf;
 mod hugging_face;
 pub(crate) mod rope;
@@ -10,6 +11,7 @@ use serde_json::Value;
 
 use crate::error::{ModelError, Problems, Result};
 
+pub use experts::ExpertsConfig;
 pub(crate) use gguf::number as gguf_number;
 pub use rope::RopeParameters;
 
@@ -22,27 +24,44 @@ pub enum Architecture {
     Qwen2,
     /// `qwen3`: RMS norm on every head's query and key.
     Qwen3,
+    /// `mixtral`: experts in every layer of a `llama`.
+    Mixtral,
+    /// `qwen2_moe`: experts, and one that every token visits, in layers of a `qwen2`.
+    Qwen2Moe,
+    /// `qwen3_moe`: experts in layers of a `qwen3`.
+    Qwen3Moe,
 }
 
 impl Architecture {
-    /// Names as `model_type` and as GGUF architecture.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("llama", Self::Llama), ("qwen2", Self::Qwen2), ("qwen3", Self::Qwen3)];
+    /// Names as `model_type`.
+    pub const NAMES: [(&'static str, Self); 6] = [
+        ("llama", Self::Llama),
+        ("qwen2", Self::Qwen2),
+        ("qwen3", Self::Qwen3),
+        ("mixtral", Self::Mixtral),
+        ("qwen2_moe", Self::Qwen2Moe),
+        ("qwen3_moe", Self::Qwen3Moe),
+    ];
 
-    /// The published name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
+    /// Names as GGUF architecture; a Mixtral is a `llama` with experts there.
+    pub const GGUF_NAMES: [(&'static str, Self); 5] = [
+        ("llama", Self::Llama),
+        ("qwen2", Self::Qwen2),
+        ("qwen3", Self::Qwen3),
+        ("qwen2moe", Self::Qwen2Moe),
+        ("qwen3moe", Self::Qwen3Moe),
+    ];
+
+    /// Whether layers hold experts.
+    pub fn is_mixture(self) -> bool {
+        matches!(self, Self::Mixtral | Self::Qwen2Moe | Self::Qwen3Moe)
     }
 
-    fn parse(name: &str, problems: &mut Problems) -> Self {
-        if let Some((_, architecture)) = Self::NAMES.iter().find(|(known, _)| *known == name) {
+    fn parse(name: &str, known: &[(&str, Self)], problems: &mut Problems) -> Self {
+        if let Some((_, architecture)) = known.iter().find(|(known, _)| *known == name) {
             return *architecture;
         }
-        let known: Vec<&str> = Self::NAMES.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         problems.push(format!("unknown architecture `{name}` (known: {})", known.join(", ")));
         Self::Llama
     }
@@ -82,6 +101,8 @@ pub struct TargetConfig {
     pub attention_output_bias: bool,
     /// Bias on the three MLP projections.
     pub mlp_bias: bool,
+    /// Experts in place of the MLP.
+    pub experts: Option<ExpertsConfig>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
     /// Start of text.
@@ -125,7 +146,12 @@ impl TargetConfig {
 
     /// Whether queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
-        self.architecture == Architecture::Qwen3
+        matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe)
+    }
+
+    /// The experts of layer `index`, if it holds any.
+    pub fn experts_in(&self, index: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|experts| experts.in_layer(index))
     }
 
     /// `N·D`, width of the query projection.
@@ -164,6 +190,9 @@ impl TargetConfig {
         }
         if !self.head_dim.is_multiple_of(2) {
             problems.push(format!("`head_dim` = {} is odd", self.head_dim));
+        }
+        if let Some(experts) = &self.experts {
+            experts.validate(self.num_hidden_layers, LARGEST, problems);
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));

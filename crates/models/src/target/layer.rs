@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::matrix::{Matrix, linear_each};
+use longdraft_kernels::matrix::linear_each;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
-use longdraft_kernels::swiglu::swiglu;
 
 use super::cache::KvCache;
+use super::feed_forward::{FeedForward, Projection};
 use crate::config::TargetConfig;
 use crate::error::Result;
 
@@ -37,23 +37,6 @@ impl Appended<'_> {
     }
 }
 
-/// A weight `[O, I]` with an optional bias `[O]`.
-pub(super) struct Projection {
-    pub(super) weight: Matrix,
-    pub(super) bias: Option<Tensor>,
-}
-
-impl Projection {
-    fn map(&self) -> (&Matrix, Option<&Tensor>) {
-        (&self.weight, self.bias.as_ref())
-    }
-
-    /// `residual` plus the projection.
-    fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok(self.weight.linear_onto(residual, x, self.bias.as_ref())?)
-    }
-}
-
 /// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`.
 pub(super) struct Heads {
     pub(super) q: Tensor,
@@ -72,9 +55,7 @@ pub(super) struct DecoderLayer {
     /// Per-head norms `[D]` of queries and keys.
     pub(super) qk_norm: Option<(Tensor, Tensor)>,
     pub(super) post_attention_layernorm: Tensor,
-    pub(super) gate_proj: Projection,
-    pub(super) up_proj: Projection,
-    pub(super) down_proj: Projection,
+    pub(super) feed_forward: FeedForward,
     pub(super) sizes: LayerSizes,
 }
 
@@ -116,7 +97,7 @@ impl DecoderLayer {
         Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, unrotated_k: k, v })
     }
 
-    /// Second half: attention, output projection, MLP, with both residual additions.
+    /// Second half: attention, output projection, feed-forward, with both residual additions.
     pub(super) fn finish(
         &self,
         hidden: &Tensor,
@@ -141,26 +122,29 @@ impl DecoderLayer {
         let attended = attended.reshape((tokens, count * head_dim))?;
         let hidden = self.o_proj.apply_onto(hidden, &attended)?;
         let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
-        let [gate, up] = linear_each(&normed, [self.gate_proj.map(), self.up_proj.map()])?;
-        let gated = swiglu(&gate, &up)?;
-        self.down_proj.apply_onto(&hidden, &gated)
+        self.feed_forward.apply_onto(&hidden, &normed)
     }
 
-    /// Tensors by published name, without the layer's prefix; quantised ones widened to f32.
+    /// Tensors by published name, without the layer's prefix; quantised ones widened to f32. Of a
+    /// mixture of experts only what is not the experts'.
     pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let mut tensors = vec![
             ("input_layernorm.weight", self.input_layernorm.clone()),
             ("post_attention_layernorm.weight", self.post_attention_layernorm.clone()),
         ];
-        let projections = [
+        let mut projections = vec![
             ("self_attn.q_proj.weight", "self_attn.q_proj.bias", &self.q_proj),
             ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &self.k_proj),
             ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &self.v_proj),
             ("self_attn.o_proj.weight", "self_attn.o_proj.bias", &self.o_proj),
-            ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &self.gate_proj),
-            ("mlp.up_proj.weight", "mlp.up_proj.bias", &self.up_proj),
-            ("mlp.down_proj.weight", "mlp.down_proj.bias", &self.down_proj),
         ];
+        if let Some(mlp) = self.feed_forward.dense() {
+            projections.extend([
+                ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &mlp.gate),
+                ("mlp.up_proj.weight", "mlp.up_proj.bias", &mlp.up),
+                ("mlp.down_proj.weight", "mlp.down_proj.bias", &mlp.down),
+            ]);
+        }
         for (weight, bias, projection) in projections {
             tensors.push((weight, projection.weight.to_dense()?));
             tensors.extend(projection.bias.clone().map(|tensor| (bias, tensor)));

@@ -4,16 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::experts::Expert;
 use longdraft_kernels::matrix::Matrix;
 
-use super::layer::{DecoderLayer, LayerSizes, Projection};
+use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, SharedExpert};
+use super::layer::{DecoderLayer, LayerSizes};
+use super::names;
 use super::{Table, Target};
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::{GgufSource, gguf_files};
 use crate::weights::safetensors::SafetensorsSource;
-use crate::weights::{TensorSpec, WeightSource, check_specs};
+use crate::weights::{WeightSource, check_specs};
 
 /// How to hold a target.
 #[derive(Debug, Clone)]
@@ -134,109 +137,21 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     }
 }
 
-/// Every tensor of a target, published names.
-pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
-    specs_of(config, Layers::All)
-}
-
-/// Tensors of a target of which only some layers are loaded.
-fn specs_of(config: &TargetConfig, loaded: Layers) -> Vec<TensorSpec> {
-    let hidden = config.hidden_size;
-    let mut specs = vec![
-        TensorSpec::new("model.embed_tokens.weight", &[config.vocab_size, hidden]),
-        TensorSpec::new("model.norm.weight", &[hidden]),
-    ];
-    if !config.tie_word_embeddings {
-        specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
-    }
-    for layer in loaded.of(config.num_hidden_layers) {
-        let prefix = format!("model.layers.{layer}.");
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            specs.push(TensorSpec::new(format!("{prefix}{norm}.weight"), &[hidden]));
-        }
-        if config.qk_norm() {
-            for norm in ["q_norm", "k_norm"] {
-                let name = format!("{prefix}self_attn.{norm}.weight");
-                specs.push(TensorSpec::new(name, &[config.head_dim]));
-            }
-        }
-        for (name, outputs, inputs, bias) in projections(config) {
-            specs.push(TensorSpec::new(format!("{prefix}{name}.weight"), &[outputs, inputs]));
-            if bias {
-                specs.push(TensorSpec::new(format!("{prefix}{name}.bias"), &[outputs]));
-            }
-        }
-    }
-    specs
-}
-
-/// Name, outputs, inputs and bias of a layer's projections.
-fn projections(config: &TargetConfig) -> [(&'static str, usize, usize, bool); 7] {
-    let (hidden, width) = (config.hidden_size, config.intermediate_size);
-    let (query, kv) = (config.query_size(), config.kv_size());
-    [
-        ("self_attn.q_proj", query, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, query, config.attention_output_bias),
-        ("mlp.gate_proj", width, hidden, config.mlp_bias),
-        ("mlp.up_proj", width, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, width, config.mlp_bias),
-    ]
-}
-
 /// Builds a target from any source that holds its tensors under their published names.
 pub(crate) fn build(
     config: TargetConfig,
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let specs = specs_of(&config, options.layers);
+    let specs = names::specs_of(&config, options.layers.of(config.num_hidden_layers));
     check_specs(source, &specs).into_result(source.path())?;
-    let matrix = |name: &str| -> Result<Matrix> {
-        if options.quantised
-            && matches!(options.device, Device::Cpu)
-            && let Some(matrix) = source.load_quantised(name)?
-        {
-            return Ok(Matrix::Quantised(Arc::new(matrix)));
-        }
-        Ok(Matrix::Dense(source.load(name, options.dtype)?.to_device(&options.device)?))
-    };
-    let vector = |name: &str| -> Result<Tensor> {
-        Ok(source.load(name, DType::F32)?.to_device(&options.device)?)
-    };
-    let embedding = matrix("model.embed_tokens.weight")?;
-    let head = if config.tie_word_embeddings { None } else { Some(matrix("lm_head.weight")?) };
+    let reader = Reader { config: &config, source, options };
+    let embedding = reader.matrix("model.embed_tokens.weight")?;
+    let head =
+        if config.tie_word_embeddings { None } else { Some(reader.matrix("lm_head.weight")?) };
     let loaded = options.layers.of(config.num_hidden_layers);
-    let mut layers = Vec::with_capacity(loaded.len());
-    for layer in loaded {
-        let prefix = format!("model.layers.{layer}.");
-        let projection = |name: &str, bias: bool| -> Result<Projection> {
-            let weight = matrix(&format!("{prefix}{name}.weight"))?;
-            let bias = bias.then(|| vector(&format!("{prefix}{name}.bias"))).transpose()?;
-            Ok(Projection { weight, bias })
-        };
-        let norm = |name: &str| vector(&format!("{prefix}{name}.weight"));
-        let qk_norm = if config.qk_norm() {
-            Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
-        } else {
-            None
-        };
-        layers.push(DecoderLayer {
-            input_layernorm: norm("input_layernorm")?,
-            q_proj: projection("self_attn.q_proj", config.qkv_bias)?,
-            k_proj: projection("self_attn.k_proj", config.qkv_bias)?,
-            v_proj: projection("self_attn.v_proj", config.qkv_bias)?,
-            o_proj: projection("self_attn.o_proj", config.attention_output_bias)?,
-            qk_norm,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            gate_proj: projection("mlp.gate_proj", config.mlp_bias)?,
-            up_proj: projection("mlp.up_proj", config.mlp_bias)?,
-            down_proj: projection("mlp.down_proj", config.mlp_bias)?,
-            sizes: LayerSizes::new(&config),
-        });
-    }
-    let final_norm = vector("model.norm.weight")?;
+    let layers = loaded.map(|layer| reader.layer(layer)).collect::<Result<_>>()?;
+    let final_norm = reader.vector("model.norm.weight")?;
     Ok(Target {
         fingerprint: fingerprint(&config, &embedding, &final_norm)?,
         rope: config.rope.build(config.head_dim)?,
@@ -247,6 +162,98 @@ pub(crate) fn build(
         device: options.device.clone(),
         config,
     })
+}
+
+/// Reads tensors that were checked before, in the form that is asked for.
+struct Reader<'a> {
+    config: &'a TargetConfig,
+    source: &'a dyn WeightSource,
+    options: &'a TargetOptions,
+}
+
+impl Reader<'_> {
+    fn matrix(&self, name: &str) -> Result<Matrix> {
+        let TargetOptions { dtype, device, quantised, .. } = self.options;
+        if *quantised
+            && matches!(device, Device::Cpu)
+            && let Some(matrix) = self.source.load_quantised(name)?
+        {
+            return Ok(Matrix::Quantised(Arc::new(matrix)));
+        }
+        Ok(Matrix::Dense(self.source.load(name, *dtype)?.to_device(device)?))
+    }
+
+    /// What is held in f32 whatever the dtype.
+    fn vector(&self, name: &str) -> Result<Tensor> {
+        Ok(self.source.load(name, DType::F32)?.to_device(&self.options.device)?)
+    }
+
+    fn projection(&self, name: &str, bias: bool) -> Result<Projection> {
+        let weight = self.matrix(&format!("{name}.weight"))?;
+        let bias = bias.then(|| self.vector(&format!("{name}.bias"))).transpose()?;
+        Ok(Projection { weight, bias })
+    }
+
+    fn layer(&self, index: usize) -> Result<DecoderLayer> {
+        let config = self.config;
+        let prefix = names::layer(index);
+        let norm = |name: &str| self.vector(&format!("{prefix}{name}.weight"));
+        let projection = |name: &str, bias| self.projection(&format!("{prefix}{name}"), bias);
+        let qk_norm = if config.qk_norm() {
+            Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
+        } else {
+            None
+        };
+        Ok(DecoderLayer {
+            input_layernorm: norm("input_layernorm")?,
+            q_proj: projection("self_attn.q_proj", config.qkv_bias)?,
+            k_proj: projection("self_attn.k_proj", config.qkv_bias)?,
+            v_proj: projection("self_attn.v_proj", config.qkv_bias)?,
+            o_proj: projection("self_attn.o_proj", config.attention_output_bias)?,
+            qk_norm,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            feed_forward: self.feed_forward(index)?,
+            sizes: LayerSizes::new(config),
+        })
+    }
+
+    fn feed_forward(&self, index: usize) -> Result<FeedForward> {
+        let Some(experts) = self.config.experts_in(index) else {
+            let prefix = format!("{}mlp", names::layer(index));
+            return Ok(FeedForward::Dense(self.gated_mlp(&prefix, self.config.mlp_bias)?));
+        };
+        let names = names::experts(self.config.architecture, index);
+        let shared = match experts.shared_expert_intermediate_size {
+            Some(_) => Some(SharedExpert {
+                gate: self.vector(&format!("{}_gate.weight", names.shared()))?,
+                mlp: self.gated_mlp(&names.shared(), false)?,
+            }),
+            None => None,
+        };
+        let expert = |expert: usize| -> Result<Expert> {
+            let [gate, up, down] = names.of(expert);
+            Ok(Expert {
+                gate: self.matrix(&gate)?,
+                up: self.matrix(&up)?,
+                down: self.matrix(&down)?,
+            })
+        };
+        Ok(FeedForward::Experts(Mixture {
+            router: self.vector(&names.router())?,
+            experts: (0..experts.num_experts).map(expert).collect::<Result<_>>()?,
+            experts_per_token: experts.num_experts_per_tok,
+            normalise: experts.norm_topk_prob,
+            shared,
+        }))
+    }
+
+    fn gated_mlp(&self, prefix: &str, bias: bool) -> Result<GatedMlp> {
+        Ok(GatedMlp {
+            gate: self.projection(&format!("{prefix}.gate_proj"), bias)?,
+            up: self.projection(&format!("{prefix}.up_proj"), bias)?,
+            down: self.projection(&format!("{prefix}.down_proj"), bias)?,
+        })
+    }
 }
 
 /// Hash of the configuration, the final norm and a sample of embedding rows, all rounded to

@@ -2,13 +2,15 @@
 //!
 //! It runs without a gradient graph. One layer serves every architecture: pre-norm attention
 //! (optional q/k/v bias, optional norm per head on q and k, rotary embedding, grouped queries)
-//! and a pre-norm gated MLP.
+//! and a pre-norm gated MLP or a mixture of them.
 
 mod cache;
 mod features;
+mod feed_forward;
 mod layer;
 mod load;
 mod locate;
+pub(crate) mod names;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -28,8 +30,9 @@ use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
-pub use load::{Layers, TargetOptions, tensor_specs};
+pub use load::{Layers, TargetOptions};
 pub use locate::locate;
+pub use names::tensor_specs;
 
 use layer::{Appended, Context, DecoderLayer};
 
@@ -121,7 +124,7 @@ impl Target {
     /// # Errors
     /// - the configuration is unusable
     pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
-        let specs = load::tensor_specs(&config);
+        let specs = tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
         load::build(config, &source, options)
     }

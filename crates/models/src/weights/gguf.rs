@@ -2,7 +2,9 @@
 //!
 //! Files of architecture `llama` store the rows of `attn_q` and `attn_k` for interleaved rotary
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
-//! while reading.
+//! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
+
+mod names;
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -28,8 +30,44 @@ pub struct GgufSource {
     file: MappedFile,
     content: Content,
     config: TargetConfig,
-    /// Hugging Face name to GGUF name.
-    names: HashMap<String, String>,
+    /// By Hugging Face name.
+    names: HashMap<String, Stored>,
+}
+
+/// Where a published tensor is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stored {
+    /// GGUF name.
+    name: String,
+    part: Part,
+}
+
+/// What of a stored tensor is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Whole,
+    /// One of a stack.
+    Expert(usize),
+    /// All of it, `[I]`, as `[1, I]`.
+    Row,
+}
+
+/// Shape, format and place in the file of what is to be read.
+struct Located {
+    dims: Vec<usize>,
+    dtype: GgmlDType,
+    bytes: Range<usize>,
+}
+
+impl Part {
+    /// Shape of the part of a tensor of shape `dims`.
+    fn dims(self, dims: &[usize]) -> Vec<usize> {
+        match self {
+            Self::Whole => dims.to_vec(),
+            Self::Expert(_) => dims[1..].to_vec(),
+            Self::Row => [&[1], dims].concat(),
+        }
+    }
 }
 
 impl GgufSource {
@@ -57,11 +95,8 @@ impl GgufSource {
         };
         problems.into_result(path)?;
         let config = config.ok_or_else(|| ModelError::invalid(path, "no configuration"))?;
-        let names = content
-            .tensor_infos
-            .keys()
-            .filter_map(|name| hugging_face_name(name).map(|published| (published, name.clone())))
-            .collect();
+        let names = names::published(&content, &config)
+            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
         let mut source = Self { file, content, config, names };
         source.read_rope_divisors()?;
         Ok(source)
@@ -82,7 +117,7 @@ impl GgufSource {
     /// # Errors
     /// - it does not exist or cannot be dequantised
     pub fn load_stored(&self, gguf_name: &str, dtype: DType) -> Result<Tensor> {
-        self.read(gguf_name, dtype, |row| row)
+        self.read(&Stored { name: gguf_name.to_owned(), part: Part::Whole }, dtype, |row| row)
     }
 
     /// Frequency divisors that stand in a tensor of their own.
@@ -96,28 +131,34 @@ impl GgufSource {
 
     /// Whether a published name's rows have to be put back into half-split order.
     fn is_interleaved(&self, name: &str) -> bool {
-        self.config.architecture == Architecture::Llama
+        matches!(self.config.architecture, Architecture::Llama | Architecture::Mixtral)
             && (name.contains(".self_attn.q_proj.") || name.contains(".self_attn.k_proj."))
     }
 
-    /// A tensor's description and its bytes' place in the file.
-    fn locate(&self, gguf_name: &str) -> Result<(&TensorInfo, Range<usize>)> {
+    /// Finds a tensor or a part of one.
+    fn locate(&self, stored: &Stored) -> Result<Located> {
         let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
+        let Stored { name, part } = stored;
         let info = self
             .content
             .tensor_infos
-            .get(gguf_name)
-            .ok_or_else(|| invalid(format!("no tensor `{gguf_name}`")))?;
-        let bytes = tensor_range(info, &self.content, self.file.bytes().len())
-            .map_err(|problem| invalid(format!("tensor `{gguf_name}` {problem}")))?;
-        Ok((info, bytes))
+            .get(name)
+            .ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        let mut bytes = tensor_range(info, &self.content, self.file.bytes().len())
+            .map_err(|problem| invalid(format!("tensor `{name}` {problem}")))?;
+        let dims = part.dims(info.shape.dims());
+        if let Part::Expert(index) = part {
+            let size = bytes.len() / info.shape.dims()[0].max(1);
+            let start = bytes.start + index * size;
+            bytes = start..start + size;
+        }
+        Ok(Located { dims, dtype: info.ggml_dtype, bytes })
     }
 
-    /// The GGUF name of a published one.
-    fn stored_name(&self, name: &str) -> Result<&str> {
+    /// Where a published tensor is stored.
+    fn stored(&self, name: &str) -> Result<&Stored> {
         self.names
             .get(name)
-            .map(String::as_str)
             .ok_or_else(|| ModelError::invalid(self.file.path(), format!("no tensor for `{name}`")))
     }
 
@@ -134,15 +175,14 @@ impl GgufSource {
     /// Dequantises a tensor; stored row `r` becomes row `place(r)`.
     fn read(
         &self,
-        gguf_name: &str,
+        stored: &Stored,
         dtype: DType,
         place: impl Fn(usize) -> usize + Sync,
     ) -> Result<Tensor> {
         let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
-        let (info, bytes) = self.locate(gguf_name)?;
-        let dims = info.shape.dims().to_vec();
+        let Located { dims, dtype: format, bytes } = self.locate(stored)?;
         let width = dims.last().copied().unwrap_or(1).max(1);
-        let rows = info.shape.elem_count() / width;
+        let rows = dims.iter().product::<usize>() / width;
         let mut collector = Collector::zeros(dtype, rows * width)
             .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
         let row_bytes = bytes.len() / rows.max(1);
@@ -156,7 +196,7 @@ impl GgufSource {
                 .map(|&first| {
                     let count = chunk_rows.min(rows - first);
                     let raw = &data[first * row_bytes..(first + count) * row_bytes];
-                    dequantise(info.ggml_dtype, raw, count, width)
+                    dequantise(format, raw, count, width)
                 })
                 .collect::<candle_core::Result<_>>()?;
             for (&first, chunk) in starts.iter().zip(&chunks) {
@@ -182,23 +222,23 @@ impl WeightSource for GgufSource {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        let info = self.content.tensor_infos.get(self.names.get(name)?)?;
-        Some(info.shape.dims().to_vec())
+        let Stored { name, part } = self.names.get(name)?;
+        Some(part.dims(self.content.tensor_infos.get(name)?.shape.dims()))
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.read(self.stored_name(name)?, dtype, |row| self.place(name, row))
+        self.read(self.stored(name)?, dtype, |row| self.place(name, row))
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        let (info, bytes) = self.locate(self.stored_name(name)?)?;
-        let format = match info.ggml_dtype {
+        let Located { dims, dtype, bytes } = self.locate(self.stored(name)?)?;
+        let format = match dtype {
             GgmlDType::Q4_0 => BlockFormat::Q4_0,
             GgmlDType::Q4_1 => BlockFormat::Q4_1,
             GgmlDType::Q8_0 => BlockFormat::Q8_0,
             _ => return Ok(None),
         };
-        let &[outputs, inputs] = info.shape.dims() else { return Ok(None) };
+        let &[outputs, inputs] = dims.as_slice() else { return Ok(None) };
         let stored = &self.file.bytes()[bytes.clone()];
         let row_bytes = stored.len() / outputs.max(1);
         let mut placed = vec![0; stored.len()];
@@ -250,34 +290,6 @@ fn tensor_range(
     }
 }
 
-/// The published name of a GGUF tensor.
-fn hugging_face_name(name: &str) -> Option<String> {
-    match name {
-        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        "output_norm.weight" => return Some("model.norm.weight".into()),
-        "output.weight" => return Some("lm_head.weight".into()),
-        _ => {}
-    }
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let layer: usize = layer.parse().ok()?;
-    let (module, kind) = rest.rsplit_once('.')?;
-    let module = match module {
-        "attn_norm" => "input_layernorm",
-        "ffn_norm" => "post_attention_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" => "self_attn.o_proj",
-        "attn_q_norm" => "self_attn.q_norm",
-        "attn_k_norm" => "self_attn.k_norm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        _ => return None,
-    };
-    Some(format!("model.layers.{layer}.{module}.{kind}"))
-}
-
 /// Files of a folder that end in `.gguf`.
 pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
@@ -289,19 +301,4 @@ pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
         .collect();
     files.sort();
     files
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_map_to_the_published_ones() {
-        let name = |n| hugging_face_name(n).unwrap_or_default();
-        assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
-        assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
-        assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
-        assert_eq!(name("blk.x.attn_q.weight"), "");
-        assert_eq!(name("rope_freqs.weight"), "");
-    }
 }

@@ -137,6 +137,19 @@ impl SafetensorsSource {
         &self.metadata
     }
 
+    /// Reads one tensor of 8-bit integers, row-major.
+    ///
+    /// # Errors
+    /// - it does not exist or is of another type
+    pub fn load_i8(&self, name: &str) -> Result<Vec<i8>> {
+        let (entry, data) = self.find(name)?;
+        if entry.dtype != Dtype::I8 {
+            let problem = format!("tensor `{name}` is {:?}, I8 expected", entry.dtype);
+            return Err(ModelError::invalid(&self.path, problem));
+        }
+        Ok(data.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
+    }
+
     /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ pub struct Eagle3DraftConfig {
     pub attention_window: Option<usize>,
 }
 
-/// What is minimised. Keys outside of `eagle3` are GLIDE's.
+/// What is minimised. `soft_weight` is GLIDE's, `eagle3` is EAGLE-3's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObjectiveConfig {

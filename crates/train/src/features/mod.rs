@@ -27,6 +27,8 @@ pub enum TeacherKind {
     TopK(usize),
     /// Final hidden states of every token, whatever is learned.
     EveryToken,
+    /// The same, or only the k most likely tokens where the teacher is read.
+    EveryTokenTopK(usize),
 }
 
 /// What an objective asks for.
@@ -38,7 +40,7 @@ pub struct FeatureNeeds {
     pub teacher: TeacherKind,
 }
 
-/// The teacher's law at the learned rows, in row order.
+/// The teacher's law at the rows that read it ([`crate::objective::Objective::teacher_rows`]).
 #[derive(Debug, Clone)]
 pub enum TeacherFeatures {
     /// Not needed.
@@ -181,7 +183,7 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
-        TeacherKind::EveryToken => {
+        TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
             TeacherFeatures::EveryToken { hidden: features.final_hidden()?.clone() }
         }
         _ if batch.learned.is_empty() => TeacherFeatures::None,

@@ -14,7 +14,9 @@ use super::Materials;
 use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig};
 use crate::error::{Result, TrainError};
-use crate::objective::{Eagle3Objective, Objective};
+use crate::objective::{
+    Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherLaw,
+};
 use crate::stage::{Event, Observer};
 
 pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
@@ -45,10 +47,16 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         };
         require(holds, &format!("`draft.{name}` is GLIDE's{way_out}"));
     }
+    let glide = config.objective.glide();
+    let GlideObjectiveConfig { soft_targets, top_k, tail, .. } = glide;
     require(
-        config.objective.glide() == ObjectiveConfig::default().glide(),
-        "`objective.soft_weight`, `soft_targets`, `top_k` and `tail` are GLIDE's: EAGLE-3 learns \
-         the target's law alone",
+        glide == GlideObjectiveConfig { soft_targets, top_k, tail, ..Default::default() },
+        "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's law alone",
+    );
+    require(top_k > 0, "`objective.top_k` must be at least 1");
+    require(
+        objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
+        "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
     );
     let eagle3 = &draft.eagle3;
     require(
@@ -103,8 +111,13 @@ pub(super) fn build(
         }
     };
     report(&draft, &counts, observer);
-    let objective = config.objective.eagle3.clone();
-    Ok(Box::new(Eagle3Objective::new(draft, target.head()?, objective)?))
+    let ObjectiveConfig { soft_targets, top_k, tail, eagle3, .. } = &config.objective;
+    let law = match soft_targets {
+        SoftTargetKind::Full => TeacherLaw::Whole,
+        SoftTargetKind::TopK => TeacherLaw::TopK { k: *top_k, tail: *tail },
+    };
+    let objective = Eagle3Objective::new(draft, target.head()?, eagle3.clone())?;
+    Ok(Box::new(objective.with_law(law)))
 }
 
 /// The draft's sizes: as wanted, else the target's.

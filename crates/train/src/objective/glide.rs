@@ -27,7 +27,7 @@ use crate::metrics::{DraftMetrics, LossPart};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SoftTargetKind {
-    /// The teacher's whole softmax (online features only).
+    /// The teacher's whole softmax.
     #[default]
     Full,
     /// Its k most likely tokens.

@@ -13,7 +13,7 @@ use crate::metrics::DraftMetrics;
 
 pub use eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
-    MaskRule, OovRows, RowPlan, StepCounts,
+    MaskRule, OovRows, RowPlan, StepCounts, TeacherLaw,
 };
 pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
 

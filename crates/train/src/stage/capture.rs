@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_millis(300);
 pub struct CaptureOptions {
     /// Check the hash of every complete shard, also where that means fetching it.
     pub verify: bool,
+    /// Free bytes where the store lies, in place of what the system says.
+    pub free_bytes: Option<u64>,
 }
 
 /// A stage that captures features instead of training on them.
@@ -55,7 +57,7 @@ impl Capture {
     ///
     /// # Errors
     /// - unusable data, no place for a store in the configuration, a store of another
-    ///   configuration, too little free space
+    ///   configuration
     pub fn prepare(
         config: &TrainConfig,
         target: Arc<Target>,
@@ -75,12 +77,8 @@ impl Capture {
         let recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
         let store = StoreWriter::open(place, recipe.clone(), options.verify)?;
         let rows = Rows { train, held_out, draws, objective };
-        let estimate = estimate(&rows, &recipe, &store, &target)?;
-        if let Some(free) = estimate.free.filter(|free| *free < estimate.bytes_left) {
-            let problem =
-                format!("{} bytes are still to be written, {free} are free", estimate.bytes_left);
-            return Err(TrainError::features(place, problem));
-        }
+        let free = options.free_bytes.or_else(|| store.free_bytes());
+        let estimate = Estimate { free, ..estimate(&rows, &recipe, &store, &target)? };
         Ok(Self { target, rows, recipe, store, estimate })
     }
 
@@ -98,8 +96,12 @@ impl Capture {
     /// the index; stops between rows when the observer asks to.
     ///
     /// # Errors
+    /// - too little free space, before anything is written
     /// - the target cannot run, a full disk; complete shards stay
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Ending> {
+        if let Some(lacking) = self.estimate.lacking() {
+            return Err(self.store.refusal(lacking));
+        }
         self.store.begin()?;
         let mut open = self.store.shards();
         let all = self.recipe.train.rows + self.recipe.held_out.rows;
@@ -295,5 +297,5 @@ fn estimate(
         }
     }
     let tokens = (recipe.train.tokens + recipe.held_out.tokens) as u64;
-    Ok(Estimate { tokens, bytes, bytes_left, free: store.free_bytes() })
+    Ok(Estimate { tokens, bytes, bytes_left, free: None })
 }

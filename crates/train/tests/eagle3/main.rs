@@ -1,6 +1,7 @@
 //! The EAGLE-3 objective on tiny random targets, beside a composed version of the published rules.
 
 mod composed;
+mod top_k;
 
 use candle_core::{DType, Device, Tensor};
 use composed::Composed;

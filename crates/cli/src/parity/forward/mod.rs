@@ -42,14 +42,19 @@ const SHORT_PROMPT: u64 = 64;
 /// Scored tokens of the passage: per token, and their mean.
 const NLL_TOLERANCE: (f64, f64) = (1e-3, 1e-5);
 
-/// Recomputes the case with the weights at `target`.
+/// Where a case holds weights of its own.
+const OWN_WEIGHTS: &str = "target";
+
+/// Recomputes the case with its own weights, or those at `target`.
 pub(super) fn run(
     folder: &Path,
     meta: &Value,
     name: &str,
     target: Option<&Path>,
 ) -> Result<CaseReport> {
-    let Some(path) = target else {
+    let own = folder.join(OWN_WEIGHTS);
+    let given = if own.is_dir() { Some(own.as_path()) } else { target };
+    let Some(path) = given else {
         let file = meta["source"]["file"].as_str().unwrap_or("the weights");
         return Err(Failure::usage(format!("{}: a forward case needs weights", folder.display()))
             .hint(format!("give the file with --target ({file})")));
@@ -58,18 +63,26 @@ pub(super) fn run(
     check_hash(folder, meta, &weights)?;
     let mut report = CaseReport::new(name, "forward");
     let target = Target::open_path(path, &TargetOptions::default())?;
-    let tokenizer = Target::open_tokenizer(&path.to_string_lossy())?;
     check_gguf_tensors(folder, &weights, &mut report)?;
-    check_tokenizer(folder, &tokenizer, &mut report)?;
     let prompts = read_json(folder, "prompts.json")?;
     let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
+    let speaks = folder.join("tokenizer.json").is_file()
+        || prompts.iter().any(|prompt| prompt["text"].is_string());
+    let tokenizer = if speaks {
+        let tokenizer = Target::open_tokenizer(&path.to_string_lossy())?;
+        check_tokenizer(folder, &tokenizer, &mut report)?;
+        Some(tokenizer)
+    } else {
+        None
+    };
     let capture: Vec<LayerId> = meta["capture_layers"]
         .as_array()
         .map(|layers| {
             layers.iter().filter_map(Value::as_u64).map(|l| LayerId(l as usize)).collect()
         })
         .unwrap_or_default();
-    let case = ForwardCase { folder, target: &target, tokenizer: &tokenizer, capture, prompts };
+    let tokenizer = tokenizer.as_ref();
+    let case = ForwardCase { folder, target: &target, tokenizer, capture, prompts };
     for prompt in prompts {
         case.check_prompt(prompt, &mut report)?;
     }
@@ -80,7 +93,8 @@ pub(super) fn run(
 struct ForwardCase<'a> {
     folder: &'a Path,
     target: &'a Target,
-    tokenizer: &'a TextTokenizer,
+    /// For cases with text.
+    tokenizer: Option<&'a TextTokenizer>,
     capture: Vec<LayerId>,
     prompts: &'a [Value],
 }
@@ -138,11 +152,11 @@ impl ForwardCase<'_> {
         label: &dyn Fn(&str) -> String,
         report: &mut CaseReport,
     ) -> Result<()> {
-        let Some(text) = prompt["text"].as_str() else {
+        let (Some(text), Some(tokenizer)) = (prompt["text"].as_str(), self.tokenizer) else {
             return Ok(());
         };
         if let (Some(messages), Some(template)) =
-            (prompt["messages"].as_array(), self.tokenizer.chat_template())
+            (prompt["messages"].as_array(), tokenizer.chat_template())
         {
             let field = |m: &Value, key: &str| m[key].as_str().unwrap_or_default().to_owned();
             let messages: Vec<Message> = messages
@@ -152,7 +166,7 @@ impl ForwardCase<'_> {
             let rendered = template.render(&messages, true)?;
             report.check_equal(label("rendered template"), &[rendered], &[text.to_owned()]);
         }
-        let mut got = self.tokenizer.encode(text)?.ids;
+        let mut got = tokenizer.encode(text)?.ids;
         // A start token before the prompt is the user's to put, not the tokenizer's.
         if let (Some(bos), Some(first)) = (self.target.config().bos_token_id, want.first())
             && bos == *first

@@ -13,6 +13,7 @@
 //! are the same in every case. Nothing read here runs code: JSON and safetensors only.
 
 mod claim;
+mod int8;
 mod location;
 mod read;
 mod recipe;

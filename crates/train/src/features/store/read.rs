@@ -148,6 +148,12 @@ impl StoredFeatures {
         kind: TeacherKind,
         rows: &[u32],
     ) -> std::result::Result<TeacherFeatures, Missing> {
+        // A store with final states hands those out.
+        let kind = match kind {
+            TeacherKind::EveryTokenTopK(k) if record.top_k.is_some() => TeacherKind::TopK(k),
+            TeacherKind::EveryTokenTopK(_) => TeacherKind::EveryToken,
+            kind => kind,
+        };
         let every = kind == TeacherKind::EveryToken;
         if kind == TeacherKind::None || (rows.is_empty() && !every) {
             return Ok(TeacherFeatures::None);
@@ -171,7 +177,7 @@ impl StoredFeatures {
         Ok(match kind {
             TeacherKind::None => TeacherFeatures::None,
             TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
-            TeacherKind::EveryToken => {
+            TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
                 let width = self.target.config().hidden_size;
                 let all = Tensor::zeros((batch.ids.len(), width), DType::F32, device)?;
                 if rows.is_empty() {

@@ -43,13 +43,23 @@ pub enum StoreDtype {
     Bf16,
     /// Losses are those of the target online, bit for bit.
     F32,
+    /// Tapped layers in 8 bits with a scale for every token and layer, the rest as bf16.
+    Int8,
 }
 
 impl StoreDtype {
     fn bytes(self) -> u64 {
         match self {
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::Int8 => 2,
             Self::F32 => 4,
+        }
+    }
+
+    /// Bytes of a token's state of one tapped layer.
+    fn layer_bytes(self, hidden: u64) -> u64 {
+        match self {
+            Self::Int8 => hidden + 4,
+            Self::Bf16 | Self::F32 => hidden * self.bytes(),
         }
     }
 }
@@ -101,7 +111,7 @@ impl Contents {
             teacher: match needs.teacher {
                 TeacherKind::None => StoredTeacher::None,
                 TeacherKind::Full | TeacherKind::EveryToken => StoredTeacher::FinalHidden,
-                TeacherKind::TopK(k) => StoredTeacher::TopK(k),
+                TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k) => StoredTeacher::TopK(k),
             },
         }
     }
@@ -122,7 +132,7 @@ impl Contents {
         let number = dtype.bytes();
         let (hidden, kv) = (target.hidden_size as u64, target.kv_size() as u64);
         let last_kv = if self.last_kv { 2 * kv * number } else { 0 };
-        let layers = self.layers.len() as u64 * hidden * number;
+        let layers = self.layers.len() as u64 * dtype.layer_bytes(hidden);
         let of_teacher = match self.teacher {
             StoredTeacher::None => 0,
             StoredTeacher::FinalHidden => 4 + hidden * number,

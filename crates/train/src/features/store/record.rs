@@ -6,22 +6,25 @@
 //! | `loss_mask` | `[⌈T/8⌉]` u8 | bit t of byte ⌊t/8⌋ is token t's, lowest first |
 //! | `document_lengths` | `[documents]` u32 | |
 //! | `keys`, `values` | `[T, K, D]` | last layer, keys before rotary embedding |
-//! | `aux_hidden_states` | `[T, L·H]` | tapped layers side by side |
+//! | `aux_hidden_states` | `[T, L·H]` | tapped layers side by side; i8 in int8 stores |
+//! | `aux_scales` | `[T, L]` f32 | in int8 stores: value = code · scale of its token and layer |
 //! | `teacher_rows` | `[R]` u32 | tokens at which the teacher is kept |
 //! | `final_hidden` | `[R, H]` | after the final norm |
 //! | `topk_ids`, `topk_log_probs` | `[R, k]` u32, f16 (f32 in f32 stores) | in place of `final_hidden` |
 //!
-//! Nothing is padded.
+//! Nothing is padded. What int8 stores do not hold in 8 bits they hold as bf16 ones do.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use longdraft_data::Batch;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_models::ModelError;
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use safetensors::tensor::{Dtype, TensorView};
 
+use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
 use crate::error::TrainError;
 use crate::features::sequence_of;
@@ -98,8 +101,8 @@ impl Record {
         Ok(record)
     }
 
-    /// The record's tensors as bytes.
-    fn raw(&self, batch: &Batch, dtype: StoreDtype) -> Result<Vec<Raw>> {
+    /// The record's tensors as bytes; `layers` are tapped.
+    fn raw(&self, batch: &Batch, dtype: StoreDtype, layers: usize) -> Result<Vec<Raw>> {
         let row = batch.row;
         let name = |name: &str| format!("{row}.{name}");
         let ids = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
@@ -120,6 +123,16 @@ impl Record {
         });
         let bits: Vec<u8> = bits.collect();
         all.push((name("loss_mask"), Dtype::U8, vec![bits.len()], bits));
+        if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype == StoreDtype::Int8) {
+            let (tokens, width) = aux.dims2()?;
+            let values: Vec<f32> = aux.flatten_all()?.to_vec1()?;
+            let (codes, scales) = int8::quantise(&values, width / layers.max(1));
+            let codes = codes.iter().map(|code| code.to_le_bytes()[0]).collect();
+            let shape = vec![tokens, scales.len() / tokens.max(1)];
+            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            all.push((name("aux_hidden_states"), Dtype::I8, vec![tokens, width], codes));
+            all.push((name("aux_scales"), Dtype::F32, shape, scales));
+        }
         let mut add = |key: &str, tensor: &Tensor| -> Result<()> {
             let (kind, bytes) = bytes_of(tensor, dtype)?;
             all.push((name(key), kind, tensor.dims().to_vec(), bytes));
@@ -129,7 +142,7 @@ impl Record {
             add("keys", keys)?;
             add("values", values)?;
         }
-        if let Some(aux) = &self.aux_hidden {
+        if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype != StoreDtype::Int8) {
             add("aux_hidden_states", aux)?;
         }
         if let Some(hidden) = &self.final_hidden {
@@ -143,7 +156,7 @@ impl Record {
                 StoreDtype::F32 => {
                     (Dtype::F32, log_probs.iter().flat_map(|v| v.to_le_bytes()).collect())
                 }
-                StoreDtype::Bf16 => {
+                StoreDtype::Bf16 | StoreDtype::Int8 => {
                     let halves = log_probs.iter().map(|v| f16::from_f32(*v));
                     (Dtype::F16, halves.flat_map(f16::to_le_bytes).collect())
                 }
@@ -169,7 +182,7 @@ impl Record {
         };
         let last_kv =
             contents.last_kv.then(|| Ok::<_, TrainError>((load("keys")?, load("values")?)));
-        let aux = (!contents.layers.is_empty()).then(|| load("aux_hidden_states"));
+        let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row));
         let teacher_rows = ids("teacher_rows")?;
         let mut record = Self {
             last_kv: last_kv.transpose()?,
@@ -225,14 +238,33 @@ impl Record {
     }
 }
 
-/// Bytes of a shard of these rows.
+/// The tapped layers of a row, `[T, L·H]`, from whatever they are held as.
+fn aux_hidden(source: &SafetensorsSource, row: usize) -> Result<Tensor> {
+    let (name, scales) = (format!("{row}.aux_hidden_states"), format!("{row}.aux_scales"));
+    let Some(shape) = source.shape(&name).filter(|_| source.shape(&scales).is_some()) else {
+        return Ok(source.load(&name, DType::F32)?);
+    };
+    let codes = source.load_i8(&name)?;
+    let scales: Vec<f32> = source.load(&scales, DType::F32)?.flatten_all()?.to_vec1()?;
+    let values = int8::widen(&codes, &scales).ok_or_else(|| {
+        let problem = format!("`{name}`: {} codes and {} scales", codes.len(), scales.len());
+        ModelError::invalid(source.path(), problem)
+    })?;
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+}
+
+/// Bytes of a shard of these rows, with so many tapped layers.
 ///
 /// # Errors
 /// - a tensor cannot be read
-pub(super) fn encode(rows: &[(Batch, Record)], dtype: StoreDtype) -> Result<Vec<u8>> {
+pub(super) fn encode(
+    rows: &[(Batch, Record)],
+    dtype: StoreDtype,
+    layers: usize,
+) -> Result<Vec<u8>> {
     let mut all: Vec<Raw> = Vec::new();
     for (batch, record) in rows {
-        all.extend(record.raw(batch, dtype)?);
+        all.extend(record.raw(batch, dtype, layers)?);
     }
     let fail = |error: safetensors::SafeTensorError| candle_core::Error::Msg(error.to_string());
     let mut views = Vec::with_capacity(all.len());
@@ -249,7 +281,7 @@ fn bytes_of(tensor: &Tensor, dtype: StoreDtype) -> Result<(Dtype, Vec<u8>)> {
             let values: Vec<f32> = flat.to_dtype(DType::F32)?.to_vec1()?;
             (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect())
         }
-        StoreDtype::Bf16 => {
+        StoreDtype::Bf16 | StoreDtype::Int8 => {
             let values: Vec<bf16> = flat.to_dtype(DType::BF16)?.to_vec1()?;
             (Dtype::BF16, values.iter().flat_map(|v| v.to_le_bytes()).collect())
         }
@@ -258,8 +290,6 @@ fn bytes_of(tensor: &Tensor, dtype: StoreDtype) -> Result<(Dtype, Vec<u8>)> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
 
     fn contents(teacher: StoredTeacher) -> Contents {
@@ -291,7 +321,7 @@ mod tests {
     fn written(rows: &[(Batch, Record)], dtype: StoreDtype, contents: &Contents) -> Record {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("shard.safetensors");
-        std::fs::write(&path, encode(rows, dtype).expect("bytes")).expect("write");
+        std::fs::write(&path, encode(rows, dtype, 2).expect("bytes")).expect("write");
         let source = SafetensorsSource::open_file(&path).expect("open");
         assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
         assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
@@ -307,7 +337,11 @@ mod tests {
         let contents = contents(StoredTeacher::FinalHidden);
         let (batch, record) = record();
         let rows = [(batch, record.clone())];
-        for (dtype, tolerance) in [(StoreDtype::F32, 0.0), (StoreDtype::Bf16, 1.0 / 256.0)] {
+        for (dtype, tolerance) in [
+            (StoreDtype::F32, 0.0),
+            (StoreDtype::Bf16, 1.0 / 256.0),
+            (StoreDtype::Int8, 1.0 / 256.0),
+        ] {
             let read = written(&rows, dtype, &contents);
             assert_eq!(read.check(9, &contents), Ok(()));
             assert_eq!(read.teacher_rows, record.teacher_rows);
@@ -322,8 +356,14 @@ mod tests {
                 ),
             ] {
                 assert_eq!(a.dims(), b.dims());
-                for (a, b) in values(a).iter().zip(values(b)) {
-                    assert!((a - b).abs() <= tolerance * a.abs(), "{a} and {b}");
+                // Codes of the layers are relative to the largest value of a token, here of 4.
+                let coarse = dtype == StoreDtype::Int8 && a.dims() == [9, 8];
+                for (row, b) in values(a).chunks(4).zip(values(b).chunks(4)) {
+                    let largest = row.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+                    for (a, b) in row.iter().zip(b) {
+                        let size = if coarse { largest } else { a.abs() };
+                        assert!((a - b).abs() <= tolerance * size, "{a} and {b}");
+                    }
                 }
             }
         }

@@ -11,7 +11,7 @@ use super::claim::{Claim, LEASE};
 use super::location::{Location, free_bytes};
 use super::recipe::{Compression, Part, Recipe};
 use super::record::{Record, encode};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::features::key;
 
 pub(super) const RECIPE: &str = "recipe.json";
@@ -98,6 +98,16 @@ impl Estimate {
     /// Mean bytes of a token.
     pub fn bytes_per_token(&self) -> f64 {
         self.bytes as f64 / self.tokens.max(1) as f64
+    }
+
+    /// What keeps the rest from being written: more bytes than are known to be free.
+    pub fn lacking(&self) -> Option<String> {
+        let free = self.free.filter(|free| *free < self.bytes_left)?;
+        Some(format!(
+            "{} bytes are still to be written, {free} are free: make room, name another place in \
+             `train.features`, or store less (`capture.dtype: int8`, `objective.soft_targets: top_k`)",
+            self.bytes_left
+        ))
     }
 }
 
@@ -187,6 +197,11 @@ impl StoreWriter {
         Ok(self.location.size(&shard.receipt())?.is_some())
     }
 
+    /// An error about the store as a whole.
+    pub(crate) fn refusal(&self, problem: impl std::fmt::Display) -> TrainError {
+        self.location.problem("", problem)
+    }
+
     /// Free bytes, if the store is a local folder and the system tells.
     pub fn free_bytes(&self) -> Option<u64> {
         free_bytes(self.location.folder()?)
@@ -257,7 +272,8 @@ impl StoreWriter {
 
     fn write(&self, work: &Work) -> Result<()> {
         let object = work.shard.object(self.recipe.compression);
-        let mut bytes = encode(&work.rows, self.recipe.dtype)?;
+        let layers = self.recipe.part(work.shard.part).contents.layers.len();
+        let mut bytes = encode(&work.rows, self.recipe.dtype, layers)?;
         if self.recipe.compression == Compression::Zstd {
             bytes = zstd::encode_all(bytes.as_slice(), zstd::DEFAULT_COMPRESSION_LEVEL)
                 .map_err(|error| self.location.problem(&object, error))?;

@@ -7,9 +7,11 @@
 //!
 //! `D_i` is the number of rows that step `i` learns, over the whole optimizer step. Head and loss of
 //! all steps run as one pass over their learned rows, so nothing of size `T × V` or `T × T` exists:
-//! memory is `O(S · T)`.
+//! memory is `O(S · T)`. Where only the teacher's most likely tokens are kept, the law is theirs
+//! (`law.rs`): another objective than the whole law's, unless `k = V`.
 
 mod config;
+mod law;
 mod metrics;
 mod rows;
 mod steps;
@@ -19,6 +21,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
@@ -32,6 +35,7 @@ use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
 pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
+pub use law::TeacherLaw;
 pub use metrics::{Eagle3Metrics, StepCounts};
 pub use rows::RowPlan;
 
@@ -43,6 +47,7 @@ pub struct Eagle3Objective {
     /// Its rows of the draft's vocabulary, `[Vd, Ht]`.
     kept_head: Tensor,
     config: Eagle3ObjectiveConfig,
+    law: TeacherLaw,
 }
 
 /// What a batch came to.
@@ -73,7 +78,14 @@ impl Eagle3Objective {
             let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
             head.index_select(&Tensor::from_slice(&kept, kept.len(), head.device())?, 0)?
         };
-        Ok(Self { draft, head: head.clone(), kept_head, config })
+        Ok(Self { draft, head: head.clone(), kept_head, config, law: TeacherLaw::Whole })
+    }
+
+    /// The same with another part of the teacher's law. Held-out rows are measured with all of it
+    /// where it is at hand.
+    #[must_use]
+    pub fn with_law(self, law: TeacherLaw) -> Self {
+        Self { law, ..self }
     }
 
     /// The draft.
@@ -91,14 +103,21 @@ impl Eagle3Objective {
     /// # Errors
     /// - the features are not those that [`Objective::needs`] names, or lengths differ
     pub fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<RowPlan> {
-        let hidden = teacher_hidden(features)?;
+        self.plan_with(batch, features, self.law)
+    }
+
+    fn plan_with(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        law: TeacherLaw,
+    ) -> Result<RowPlan> {
         let tokens = batch.ids.len();
         let mut problems = Problems::default();
         for (name, length) in [
             ("mask bits", batch.loss_mask.len()),
             ("positions", batch.position_ids.len()),
             ("document ids", batch.document_ids.len()),
-            ("teacher rows", hidden.dim(0)?),
             ("rows of tapped layers", features.aux_hidden()?.dim(0)?),
         ] {
             if length != tokens {
@@ -107,9 +126,48 @@ impl Eagle3Objective {
         }
         refuse(problems, "batch")?;
         let supervised = supervised_rows(&self.config, batch);
-        let vocabulary = self.draft.vocabulary();
-        let teacher = TeacherSummary::new(hidden, &self.head, vocabulary, &supervised)?;
+        let rows = rows_read(tokens, &supervised);
+        let teacher = self.teacher(&features.teacher, law, (&rows, tokens))?;
         Ok(RowPlan::new(&self.config, batch, supervised, teacher))
+    }
+
+    /// The teacher at the tokens `rows` of `tokens`.
+    fn teacher(
+        &self,
+        teacher: &TeacherFeatures,
+        law: TeacherLaw,
+        (rows, tokens): (&[u32], usize),
+    ) -> Result<TeacherSummary> {
+        let vocabulary = self.draft.vocabulary();
+        let of_entries = |entries: &TopK, k, tail| {
+            TeacherSummary::of_top_k(entries, k, (rows, tokens), vocabulary, tail)
+        };
+        let lengths = |found: usize, wanted: usize| {
+            let problem = format!("{found} teacher rows for {wanted} tokens");
+            let problems = if found == wanted { Vec::new() } else { vec![problem] };
+            refuse(Problems(problems), "batch")
+        };
+        match (teacher, law) {
+            (TeacherFeatures::EveryToken { hidden }, TeacherLaw::Whole) => {
+                lengths(hidden.dim(0)?, tokens)?;
+                TeacherSummary::new(hidden, &self.head, vocabulary, rows)
+            }
+            (TeacherFeatures::EveryToken { hidden }, TeacherLaw::TopK { k, tail }) => {
+                lengths(hidden.dim(0)?, tokens)?;
+                let k = k.min(self.head.dim(0)?);
+                if rows.is_empty() {
+                    return Ok(of_entries(&TopK::default(), k, tail));
+                }
+                let chosen = Tensor::from_slice(rows, rows.len(), hidden.device())?;
+                let entries = linear_top_k(&hidden.index_select(&chosen, 0)?, &self.head, k)?;
+                Ok(of_entries(&entries, k, tail))
+            }
+            (TeacherFeatures::TopK { entries, k, .. }, TeacherLaw::TopK { tail, .. }) => {
+                lengths(entries.ids.len().min(entries.log_probs.len()), rows.len() * k)?;
+                Ok(of_entries(entries, *k, tail))
+            }
+            _ => Err(untapped("the teacher at every token")),
+        }
     }
 
     /// What every step's `Σ ℓ` is divided by, `[S]`, at least 1. Sum it over the batches and ranks of
@@ -145,7 +203,16 @@ impl Objective for Eagle3Objective {
     }
 
     fn needs(&self) -> FeatureNeeds {
-        FeatureNeeds { taps: self.draft.taps(), teacher: TeacherKind::EveryToken }
+        let teacher = match self.law {
+            TeacherLaw::Whole => TeacherKind::EveryToken,
+            TeacherLaw::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
+        };
+        FeatureNeeds { taps: self.draft.taps(), teacher }
+    }
+
+    /// The whole law, so that acceptance is exact.
+    fn held_out_needs(&self) -> FeatureNeeds {
+        FeatureNeeds { teacher: TeacherKind::EveryToken, ..self.needs() }
     }
 
     /// The batch's own loss, weighed by its learned rows. Steps of several batches are exact
@@ -195,8 +262,10 @@ impl Objective for Eagle3Objective {
     }
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
-        let prepared = self.prepare(batch, features)?;
-        Ok(self.share(batch, features, &prepared, &prepared.denominators, false)?.metrics)
+        let plan = self.plan_with(batch, features, TeacherLaw::Whole)?;
+        let denominators = self.denominators(&plan);
+        let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
+        Ok(outcome.metrics.by_delay(&self.config.weights()))
     }
 
     fn draft_len(&self) -> usize {

@@ -13,18 +13,27 @@ use super::metrics::{Eagle3Metrics, StepCounts};
 use super::rows::{RowPlan, StepRows};
 use super::{Eagle3Objective, Eagle3Outcome, teacher_hidden};
 use crate::error::Result;
-use crate::features::{BatchFeatures, sequence_of};
+use crate::features::{BatchFeatures, sequence_of, untapped};
 
 /// What the head reads, the steps' rows one after the other.
 struct HeadRows {
     /// `RMS_norm(h)`, `[R, H]`
     normed: Tensor,
-    /// Teacher states of every token, `[T, Ht]`
-    teacher: Tensor,
-    /// Which of them every row has, `[R]`
-    teacher_rows: Vec<u32>,
-    /// Normaliser of the teacher's whole vocabulary, `[R]`
-    log_sum_exp: Vec<f64>,
+    teacher: RowTeacher,
+}
+
+/// What the rows learn.
+enum RowTeacher {
+    Whole {
+        /// States of every token, `[T, Ht]`
+        hidden: Tensor,
+        /// Which of them every row has, `[R]`
+        rows: Vec<u32>,
+        /// Normaliser of the teacher's whole vocabulary, `[R]`
+        log_sum_exp: Vec<f64>,
+    },
+    /// Which of the plan's laws every row has, `[R]`
+    Top { rows: Vec<u32> },
 }
 
 /// Factors of a step's rows: `a · cross-entropy + b · rejection`.
@@ -110,10 +119,16 @@ impl Eagle3Objective {
             teacher_rows.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
         }
         let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
-        let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
-        let log_sum_exp = teacher_rows.iter().map(of).collect();
-        let teacher = teacher_hidden(features)?.clone();
-        Ok(Some(HeadRows { normed, teacher, teacher_rows, log_sum_exp }))
+        let teacher = if let Some(laws) = &plan.teacher.laws {
+            let rows = laws.of_tokens(&teacher_rows);
+            RowTeacher::Top { rows: rows.ok_or_else(|| untapped("the teacher at a learned row"))? }
+        } else {
+            let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
+            let log_sum_exp = teacher_rows.iter().map(of).collect();
+            let hidden = teacher_hidden(features)?.clone();
+            RowTeacher::Whole { hidden, rows: teacher_rows, log_sum_exp }
+        };
+        Ok(Some(HeadRows { normed, teacher }))
     }
 
     /// Head, teacher and loss of all steps' rows.
@@ -144,23 +159,25 @@ impl Eagle3Objective {
         let (hidden, head) = (&rows.normed, self.draft.head()?);
         let detached = (hidden.detach(), head.detach());
         let (hidden, head) = if train { (hidden, head) } else { (&detached.0, &detached.1) };
-        let output = linear_cross_entropy(&Inputs {
-            hidden,
-            head,
-            labels: &labels,
-            soft: SoftTargets::Weighted(Weighted {
-                cross_entropy: &cross_entropy,
-                rejection: &rejection,
-                form,
-                log_sum_exp: Some(&rows.log_sum_exp),
-            }),
-            soft_weight: 1.0,
-            teacher: Some(Teacher {
-                hidden: &rows.teacher,
-                rows: Some(&rows.teacher_rows),
-                head: &self.kept_head,
-            }),
-        })?;
+        let mut factors = Weighted {
+            cross_entropy: &cross_entropy,
+            rejection: &rejection,
+            form,
+            log_sum_exp: None,
+        };
+        let (soft, teacher) = match (&rows.teacher, &plan.teacher.laws) {
+            (RowTeacher::Top { rows }, Some(laws)) => {
+                (SoftTargets::Sparse(laws.of_rows(rows), factors), None)
+            }
+            (RowTeacher::Whole { hidden, rows, log_sum_exp }, _) => {
+                factors.log_sum_exp = Some(log_sum_exp);
+                let teacher = Teacher { hidden, rows: Some(rows), head: &self.kept_head };
+                (SoftTargets::Weighted(factors), Some(teacher))
+            }
+            (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's laws")),
+        };
+        let inputs = Inputs { hidden, head, labels: &labels, soft, soft_weight: 1.0, teacher };
+        let output = linear_cross_entropy(&inputs)?;
         Ok((output.loss_sum, output.rows))
     }
 

@@ -1,13 +1,15 @@
 //! What the target says: two numbers of every teacher row over its whole vocabulary; its law over
-//! the draft's vocabulary is formed inside the loss.
+//! the draft's vocabulary is formed inside the loss, or from its most likely tokens.
 
 use candle_core::Tensor;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
+use longdraft_kernels::top_k::TopK;
 use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
 
-use super::rows::rows_read;
+use super::law::TopLaws;
 use crate::error::Result;
+use crate::objective::TailKind;
 
 /// By token; only rows that some step reads are filled in.
 #[derive(Debug, Clone)]
@@ -18,34 +20,59 @@ pub(super) struct TeacherSummary {
     pub(super) best: Vec<TargetTokenId>,
     /// The same as a draft token, if the draft can propose it, `[T]`.
     pub(super) label: Vec<Option<DraftTokenId>>,
+    /// In place of the whole law.
+    pub(super) laws: Option<TopLaws>,
 }
 
 impl TeacherSummary {
-    /// Summarises the teacher rows that `supervised` rows of every step read.
+    fn empty(tokens: usize) -> Self {
+        Self {
+            log_sum_exp: vec![f64::INFINITY; tokens],
+            best: vec![TargetTokenId(0); tokens],
+            label: vec![None; tokens],
+            laws: None,
+        }
+    }
+
+    fn set(&mut self, t: u32, best: u32, log_sum_exp: f64, vocabulary: &VocabularyMap) {
+        let (t, best) = (t as usize, TargetTokenId(best));
+        self.log_sum_exp[t] = log_sum_exp;
+        self.best[t] = best;
+        self.label[t] = vocabulary.to_draft(best);
+    }
+
+    /// Summarises the teacher at the tokens `rows`.
     pub(super) fn new(
         hidden: &Tensor,
         head: &Tensor,
         vocabulary: &VocabularyMap,
-        supervised: &[Vec<u32>],
+        rows: &[u32],
     ) -> Result<Self> {
-        let tokens = hidden.dim(0)?;
-        let rows = rows_read(tokens, supervised);
-        let mut summary = Self {
-            log_sum_exp: vec![f64::INFINITY; tokens],
-            best: vec![TargetTokenId(0); tokens],
-            label: vec![None; tokens],
-        };
+        let mut summary = Self::empty(hidden.dim(0)?);
         if rows.is_empty() {
             return Ok(summary);
         }
-        let chosen = Tensor::from_slice(&rows, rows.len(), hidden.device())?;
+        let chosen = Tensor::from_slice(rows, rows.len(), hidden.device())?;
         let of_rows = linear_log_sum_exp(&hidden.index_select(&chosen, 0)?, head)?;
         for (index, &t) in rows.iter().enumerate() {
-            let best = TargetTokenId(of_rows.argmax[index]);
-            summary.log_sum_exp[t as usize] = of_rows.log_sum_exp[index];
-            summary.best[t as usize] = best;
-            summary.label[t as usize] = vocabulary.to_draft(best);
+            summary.set(t, of_rows.argmax[index], of_rows.log_sum_exp[index], vocabulary);
         }
         Ok(summary)
+    }
+
+    /// The same from its `k` most likely tokens at `rows`, which carry true log-probabilities.
+    pub(super) fn of_top_k(
+        entries: &TopK,
+        k: usize,
+        (rows, tokens): (&[u32], usize),
+        vocabulary: &VocabularyMap,
+        tail: TailKind,
+    ) -> Self {
+        let mut summary = Self::empty(tokens);
+        for (&t, ids) in rows.iter().zip(entries.ids.chunks(k.max(1))) {
+            summary.set(t, ids[0], 0.0, vocabulary);
+        }
+        summary.laws = Some(TopLaws::new(entries, k, (rows, tokens), vocabulary, tail));
+        summary
     }
 }

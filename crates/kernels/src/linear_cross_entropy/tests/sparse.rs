@@ -1,0 +1,135 @@
+//! Laws of which only some tokens are known.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::super::{
+    Inputs, Output, Rejection, SoftTargets, SparseLaws, Weighted, linear_cross_entropy, reference,
+};
+use super::Case;
+use crate::test_support::{assert_close, gradcheck};
+
+/// Laws of different sizes, one without entries, one without a tail, shared by rows.
+struct Laws {
+    starts: Vec<usize>,
+    ids: Vec<u32>,
+    log_probs: Vec<f32>,
+    tails: Vec<f64>,
+    rows: Vec<u32>,
+}
+
+impl Laws {
+    /// The `kept` first entries of every law of `case`; what is left goes to the tail or is dropped.
+    fn of(case: &Case, kept: impl Fn(usize) -> usize, tail: bool) -> Self {
+        let rows = case.labels.len();
+        let mut laws = Self {
+            starts: vec![0],
+            ids: Vec::new(),
+            log_probs: Vec::new(),
+            tails: Vec::new(),
+            rows: (0..rows as u32).map(|row| row / 2 * 2 % rows as u32).collect(),
+        };
+        for law in 0..rows {
+            let entries = law * case.k..law * case.k + kept(law).min(case.k);
+            laws.ids.extend(&case.ids[entries.clone()]);
+            let log_probs = &case.log_probs[entries];
+            laws.log_probs.extend(log_probs);
+            laws.starts.push(laws.ids.len());
+            let mass: f64 = log_probs.iter().map(|lp| f64::from(*lp).exp()).sum();
+            laws.tails.push(if tail && law != 2 { (1.0 - mass).max(0.0) } else { 0.0 });
+        }
+        laws
+    }
+
+    fn inputs<'a>(&'a self, case: &'a Case, hidden: &'a Tensor, form: Rejection) -> Inputs<'a> {
+        let laws = SparseLaws {
+            starts: &self.starts,
+            ids: &self.ids,
+            log_probs: &self.log_probs,
+            tails: &self.tails,
+            rows: &self.rows,
+        };
+        let factors = Weighted {
+            cross_entropy: &case.factors.0,
+            rejection: &case.factors.1,
+            form,
+            log_sum_exp: None,
+        };
+        Inputs {
+            hidden,
+            head: &case.head,
+            labels: &case.labels,
+            soft: SoftTargets::Sparse(laws, factors),
+            soft_weight: 0.7,
+            teacher: None,
+        }
+    }
+}
+
+#[track_caller]
+fn assert_same(a: &Output, b: &Output, case: &Case) -> Result<()> {
+    assert_close("loss", &a.loss_sum, &b.loss_sum, 5e-6);
+    for (name, a, b) in [
+        ("hard", &a.rows.hard, &b.rows.hard),
+        ("soft", &a.rows.soft, &b.rows.soft),
+        ("acceptance", &a.rows.acceptance, &b.rows.acceptance),
+    ] {
+        for (a, b) in a.iter().zip(b) {
+            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{name}: {a} {b}");
+        }
+    }
+    assert_eq!(a.rows.agrees, b.rows.agrees);
+    let (a, b) = (a.loss_sum.backward()?, b.loss_sum.backward()?);
+    for (name, var) in [("dh", &case.hidden), ("dW", &case.head)] {
+        assert_close(name, a.get(var).expect("a"), b.get(var).expect("b"), 2e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn sparse_laws_match_their_reference_and_finite_differences() -> Result<()> {
+    for (seed, (rows, vocabulary, k)) in (61..).zip([(1, 5, 2), (9, 17, 6), (300, 40, 9)]) {
+        let case = Case::random(seed, rows, 7, vocabulary, k);
+        for tail in [true, false] {
+            let laws = Laws::of(&case, |law| law % (k + 1), tail);
+            for form in [Rejection::Linear, Rejection::Log] {
+                let inputs = laws.inputs(&case, case.hidden.as_tensor(), form);
+                assert_same(&linear_cross_entropy(&inputs)?, &reference(&inputs)?, &case)?;
+            }
+        }
+    }
+    let case = Case::random(64, 4, 3, 6, 3);
+    let laws = Laws::of(&case, |law| 1 + law % 3, true);
+    let hidden = case.hidden.as_tensor().to_dtype(DType::F64)?;
+    gradcheck(
+        &[hidden],
+        |x| Ok(reference(&laws.inputs(&case, &x[0], Rejection::Linear))?.loss_sum),
+    );
+    Ok(())
+}
+
+#[test]
+fn sparse_laws_of_the_whole_vocabulary_are_the_teacher_s() -> Result<()> {
+    let vocabulary = 23;
+    let case = Case::random(65, 40, 6, vocabulary, vocabulary);
+    let mut laws = Laws::of(&case, |_| vocabulary, true);
+    laws.rows = (0..40).collect();
+    let hidden = case.hidden.as_tensor();
+    let sparse = linear_cross_entropy(&laws.inputs(&case, hidden, Rejection::Log))?;
+    let whole = linear_cross_entropy(&case.inputs(hidden, "log of the whole", true))?;
+    assert_same(&sparse, &whole, &case)
+}
+
+#[test]
+fn laws_that_do_not_fit_are_errors() {
+    let case = Case::random(66, 3, 4, 8, 2);
+    let hidden = case.hidden.as_tensor();
+    let good = || Laws::of(&case, |_| 2, true);
+    let refused =
+        |laws: &Laws| linear_cross_entropy(&laws.inputs(&case, hidden, Rejection::Linear)).is_err();
+    assert!(!refused(&good()));
+    assert!(refused(&Laws { rows: vec![0, 1], ..good() }));
+    assert!(refused(&Laws { rows: vec![0, 1, 3], ..good() }));
+    assert!(refused(&Laws { tails: vec![0.0; 2], ..good() }));
+    assert!(refused(&Laws { starts: vec![0, 4, 2, 6], ..good() }));
+    assert!(refused(&Laws { ids: vec![8; 6], ..good() }));
+}

@@ -1,0 +1,147 @@
+//! Published names of what a GGUF file stores.
+
+use std::collections::HashMap;
+
+use candle_core::quantized::gguf_file::Content;
+
+use super::{Part, Stored};
+use crate::config::TargetConfig;
+use crate::error::Problems;
+use crate::target::names::{ExpertNames, experts};
+
+/// Every tensor of the file that has a published name; experts one by one.
+///
+/// # Errors
+/// - a list of every stack that holds another number of experts than the header says
+pub(super) fn published(
+    content: &Content,
+    config: &TargetConfig,
+) -> Result<HashMap<String, Stored>, Problems> {
+    let mut names = HashMap::new();
+    let mut problems = Problems::default();
+    for (name, info) in &content.tensor_infos {
+        if let Some(published) = hugging_face_name(name) {
+            names.insert(published, Stored { name: name.clone(), part: Part::Whole });
+            continue;
+        }
+        let Some((layer, tensor)) = expert_tensor(name) else {
+            continue;
+        };
+        let Some(sizes) = &config.experts else {
+            problems.push(format!("tensor `{name}` of a model without experts"));
+            continue;
+        };
+        let ours = experts(config.architecture, layer);
+        let stored = |part| Stored { name: name.clone(), part };
+        match tensor {
+            Tensor::Router => drop(names.insert(ours.router(), stored(Part::Whole))),
+            Tensor::Shared(matrix) => {
+                drop(
+                    names.insert(format!("{}.{matrix}.weight", ours.shared()), stored(Part::Whole)),
+                );
+            }
+            Tensor::SharedGate => {
+                let part = if info.shape.rank() == 1 { Part::Row } else { Part::Whole };
+                names.insert(format!("{}_gate.weight", ours.shared()), stored(part));
+            }
+            Tensor::Stack(matrix) => match info.shape.dims() {
+                &[count, _, _] if count == sizes.num_experts => {
+                    names.extend(stack(&ours, matrix, count, name));
+                }
+                dims => problems.push(format!(
+                    "tensor `{name}` has shape {dims:?}, matrices of {} experts expected",
+                    sizes.num_experts
+                )),
+            },
+        }
+    }
+    problems.0.sort();
+    if problems.0.is_empty() { Ok(names) } else { Err(problems) }
+}
+
+/// The experts of a stack.
+fn stack<'a>(
+    names: &'a ExpertNames,
+    matrix: usize,
+    count: usize,
+    stored: &'a str,
+) -> impl Iterator<Item = (String, Stored)> + 'a {
+    (0..count).map(move |expert| {
+        let [gate, up, down] = names.of(expert);
+        let published = [gate, up, down].into_iter().nth(matrix).unwrap_or_default();
+        (published, Stored { name: stored.to_owned(), part: Part::Expert(expert) })
+    })
+}
+
+/// A tensor of a mixture of experts.
+#[derive(Debug, PartialEq, Eq)]
+enum Tensor {
+    Router,
+    /// Gate, up or down (0, 1, 2) of every expert.
+    Stack(usize),
+    /// A matrix of the expert that every token visits.
+    Shared(&'static str),
+    SharedGate,
+}
+
+/// Layer and kind of an experts' tensor.
+fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let tensor = match rest.strip_suffix(".weight")? {
+        "ffn_gate_inp" => Tensor::Router,
+        "ffn_gate_exps" => Tensor::Stack(0),
+        "ffn_up_exps" => Tensor::Stack(1),
+        "ffn_down_exps" => Tensor::Stack(2),
+        "ffn_gate_shexp" => Tensor::Shared("gate_proj"),
+        "ffn_up_shexp" => Tensor::Shared("up_proj"),
+        "ffn_down_shexp" => Tensor::Shared("down_proj"),
+        "ffn_gate_inp_shexp" => Tensor::SharedGate,
+        _ => return None,
+    };
+    Some((layer.parse().ok()?, tensor))
+}
+
+/// The published name of a GGUF tensor.
+fn hugging_face_name(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
+        "output_norm.weight" => return Some("model.norm.weight".into()),
+        "output.weight" => return Some("lm_head.weight".into()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let module = match module {
+        "attn_norm" => "input_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_map_to_the_published_ones() {
+        let name = |n| hugging_face_name(n).unwrap_or_default();
+        assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
+        assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
+        assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
+        assert_eq!(name("blk.x.attn_q.weight"), "");
+        assert_eq!(name("rope_freqs.weight"), "");
+        assert_eq!(expert_tensor("blk.3.ffn_up_exps.weight"), Some((3, Tensor::Stack(1))));
+        assert_eq!(expert_tensor("blk.3.ffn_up_exps.bias"), None);
+    }
+}

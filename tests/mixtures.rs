@@ -1,0 +1,339 @@
+//! Targets with mixtures of experts: from every kind of file, wrong ones, trained on and decoded.
+
+mod support;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Cursor;
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{Value as Gguf, write};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Tensor};
+use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use serde_json::{Value, json};
+use support::{Workshop, fail, last_json, random_tensors, succeed, tiny_mixture, write_target};
+
+const FAMILIES: [&str; 3] = ["mixtral", "qwen2_moe", "qwen3_moe"];
+
+fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
+    let target = Target::open_path(path, options).expect("target");
+    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
+    let features = target
+        .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
+        .expect("forward");
+    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn sixteen_bit_weights_stay_close() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for family in FAMILIES {
+        let folder = dir.path().join(family);
+        let mut config = tiny_mixture(family);
+        // All experts, so that rounding cannot choose others.
+        config["num_experts_per_tok"] = json!(5);
+        write_target(&folder, &config);
+        let exact = logits(&folder, &TargetOptions::default());
+        let largest = exact.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+        for dtype in [DType::BF16, DType::F16] {
+            let rounded = logits(&folder, &TargetOptions { dtype, ..TargetOptions::default() });
+            let error = exact.iter().zip(&rounded).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(error > 0.0 && error < 0.1 * largest, "{family} {dtype:?}: {error}");
+        }
+    }
+}
+
+/// GGUF name of a tensor, and the place of an expert's in its stack.
+fn stored_name(name: &str) -> (String, Option<usize>) {
+    let plain = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("model.layers.", "blk."),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("input_layernorm", "attn_norm"),
+        ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("block_sparse_moe.gate", "ffn_gate_inp"),
+        ("mlp.gate.", "ffn_gate_inp."),
+    ];
+    let name = plain.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to));
+    for module in ["mlp.experts.", "block_sparse_moe.experts."] {
+        if let Some((layer, rest)) = name.split_once(module) {
+            let (expert, matrix) = rest.split_once('.').expect("an expert's matrix");
+            let stack = match matrix.trim_end_matches(".weight") {
+                "gate_proj" | "w1" => "ffn_gate_exps",
+                "up_proj" | "w3" => "ffn_up_exps",
+                _ => "ffn_down_exps",
+            };
+            return (format!("{layer}{stack}.weight"), Some(expert.parse().expect("number")));
+        }
+    }
+    (name, None)
+}
+
+/// Rows of `attn_q` and `attn_k` in the order of files of architecture `llama`.
+fn interleaved(tensor: &Tensor, head_dim: usize) -> Tensor {
+    let rows = tensor.dim(0).expect("matrix");
+    let place = |row: usize| {
+        let (head, within) = (row / head_dim, row % head_dim);
+        (head * head_dim + within % 2 * (head_dim / 2) + within / 2) as u32
+    };
+    let order: Vec<u32> = (0..rows).map(place).collect();
+    let order = Tensor::new(order.as_slice(), tensor.device()).expect("indices");
+    tensor.index_select(&order, 0).expect("rows")
+}
+
+/// The family's tiny target as GGUF, `edit`ed; matrices of whole blocks quantised.
+fn gguf(
+    family: &str,
+    config: &Value,
+    dtype: GgmlDType,
+    edit: impl FnOnce(&mut BTreeMap<String, Tensor>),
+) -> Vec<u8> {
+    let source = random_tensors(config);
+    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, BTreeMap<usize, Tensor>> = BTreeMap::new();
+    for name in source.names() {
+        let mut tensor = source.load(&name, DType::F32).expect("tensor");
+        if family == "mixtral" && (name.contains("q_proj") || name.contains("k_proj")) {
+            tensor = interleaved(&tensor, 8);
+        }
+        match stored_name(&name) {
+            (name, Some(expert)) => {
+                stacks.entry(name).or_default().insert(expert, tensor);
+            }
+            (name, None) => {
+                // Converters drop the leading one.
+                let tensor = if name.contains("inp_shexp") {
+                    tensor.flatten_all().expect("row")
+                } else {
+                    tensor
+                };
+                tensors.insert(name, tensor);
+            }
+        }
+    }
+    for (name, stack) in stacks {
+        let stack: Vec<Tensor> = stack.into_values().collect();
+        tensors.insert(name, Tensor::stack(&stack, 0).expect("stack"));
+    }
+    edit(&mut tensors);
+    let quantised: Vec<(String, QTensor)> = tensors
+        .into_iter()
+        .map(|(name, tensor)| {
+            let width = tensor.dims().last().copied().unwrap_or(1);
+            let matrix = tensor.rank() > 1 && !name.contains("gate_inp");
+            let whole = matrix && width.is_multiple_of(dtype.block_size());
+            let dtype = if whole { dtype } else { GgmlDType::F32 };
+            (name, QTensor::quantize(&tensor, dtype).expect("quantised"))
+        })
+        .collect();
+    let architecture = match family {
+        "mixtral" => "llama".to_owned(),
+        other => other.replace('_', ""),
+    };
+    let mut metadata =
+        vec![("general.architecture".to_owned(), Gguf::String(architecture.clone()))];
+    for (key, value) in [
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("block_count", 4),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 8),
+        ("context_length", 512),
+        ("expert_count", 5),
+        ("expert_used_count", 2),
+    ] {
+        metadata.push((format!("{architecture}.{key}"), Gguf::U32(value)));
+    }
+    if family != "mixtral" {
+        let key = format!("{architecture}.expert_feed_forward_length");
+        metadata.push((key, Gguf::U32(32)));
+    }
+    for (key, value) in [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 1e4)] {
+        metadata.push((format!("{architecture}.{key}"), Gguf::F32(value)));
+    }
+    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
+    let tensors: Vec<(&str, &QTensor)> = quantised.iter().map(|(n, t)| (n.as_str(), t)).collect();
+    let mut file = Cursor::new(Vec::new());
+    write(&mut file, &metadata, &tensors).expect("GGUF");
+    file.into_inner()
+}
+
+#[test]
+fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for family in FAMILIES {
+        let (folder, file) = (dir.path().join(family), dir.path().join(format!("{family}.gguf")));
+        let mut config = tiny_mixture(family);
+        // The format has no switch for it.
+        if family == "qwen3_moe" {
+            config["mlp_only_layers"] = json!([2]);
+        }
+        write_target(&folder, &config);
+        std::fs::write(&file, gguf(family, &config, GgmlDType::F32, |_| ())).expect("write");
+        let plain = TargetOptions::default();
+        assert_eq!(bits(&logits(&folder, &plain)), bits(&logits(&file, &plain)), "{family}");
+        std::fs::write(&file, gguf(family, &config, GgmlDType::Q8_0, |_| ())).expect("write");
+        let stored = TargetOptions { quantised: true, ..TargetOptions::default() };
+        assert_eq!(bits(&logits(&file, &stored)), bits(&logits(&file, &plain)), "{family}");
+    }
+}
+
+/// What `generate` says of a target, without a panic and with exit 1.
+fn complaint(path: &Path) -> String {
+    fail(&["generate", "--target", &path.display().to_string(), "--no-draft", "--prompt", "a"], 1)
+}
+
+#[test]
+fn stacks_of_another_number_of_experts_are_named() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("model.gguf");
+    let config = tiny_mixture("qwen3_moe");
+    let refusal = || {
+        let opened = Target::open_path(&file, &TargetOptions::default()).map(|_| ());
+        opened.expect_err("an unusable file").to_string()
+    };
+    let short = gguf("qwen3_moe", &config, GgmlDType::F32, |tensors| {
+        let stack = tensors.get_mut("blk.1.ffn_up_exps.weight").expect("stack");
+        let four = Tensor::new(&[0_u32, 1, 2, 3], stack.device()).expect("places");
+        *stack = stack.index_select(&four, 0).expect("four");
+        tensors.remove("blk.3.ffn_down_exps.weight");
+    });
+    std::fs::write(&file, short).expect("write");
+    let text = refusal();
+    assert!(text.contains("`blk.1.ffn_up_exps.weight` has shape [4, 32, 32]"), "{text}");
+    assert!(text.contains("5 experts expected"), "{text}");
+    let without = gguf("qwen3_moe", &config, GgmlDType::F32, |tensors| {
+        tensors.remove("blk.3.ffn_down_exps.weight");
+    });
+    std::fs::write(&file, without).expect("write");
+    let text = refusal();
+    assert!(text.contains("`model.layers.3.mlp.experts.4.down_proj.weight`"), "{text}");
+    assert!(text.contains("is missing"), "{text}");
+}
+
+#[test]
+fn missing_and_misshapen_experts_are_named_at_once() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for (family, module, down) in
+        [("mixtral", "block_sparse_moe", "w2"), ("qwen3_moe", "mlp", "down_proj")]
+    {
+        let folder = dir.path().join(family);
+        let mut config = tiny_mixture(family);
+        write_target(&folder, &config);
+        let path = folder.join("model.safetensors");
+        let source = SafetensorsSource::open_file(&path).expect("weights");
+        let dropped = [
+            format!("model.layers.1.{module}.experts.3.{down}.weight"),
+            format!("model.layers.2.{module}.gate.weight"),
+        ];
+        let tensors: Vec<_> = source
+            .names()
+            .into_iter()
+            .filter(|name| !dropped.contains(name))
+            .map(|name| {
+                let tensor = source.load(&name, DType::F32).expect("tensor");
+                (name, tensor)
+            })
+            .collect();
+        drop(source);
+        save(&path, &tensors, HashMap::new()).expect("save");
+        let text = complaint(&folder);
+        for name in &dropped {
+            assert!(text.contains(name.as_str()), "{name} not in {text}");
+        }
+        for key in ["moe_intermediate_size", "intermediate_size"] {
+            config[key] = json!(31);
+        }
+        std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
+        let text = complaint(&folder);
+        let named = format!("model.layers.0.{module}.experts.0.{down}.weight` has shape [32, ");
+        assert!(text.contains(&named), "{text}");
+    }
+}
+
+#[test]
+fn impossible_routing_is_refused_before_any_weight_is_read() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    write_target(dir.path(), &tiny_mixture("qwen3_moe"));
+    for (key, value, part) in [
+        ("num_experts_per_tok", json!(6), "`num_experts_per_tok` = 6 exceeds `num_experts` = 5"),
+        ("num_experts_per_tok", json!(0), "`num_experts_per_tok` = 0"),
+        ("num_experts_per_tok", Value::Null, "`num_experts_per_tok` is missing"),
+        ("num_experts", json!(u64::MAX), "`num_experts` ="),
+        ("num_experts", json!(1 << 19), "more than 1048576 in all"),
+        ("moe_intermediate_size", json!(0), "`moe_intermediate_size` = 0"),
+        ("decoder_sparse_step", json!(0), "`decoder_sparse_step` = 0"),
+        ("mlp_only_layers", json!(["a"]), "`mlp_only_layers`"),
+        ("use_sliding_window", json!(true), "`use_sliding_window`"),
+    ] {
+        let mut config = tiny_mixture("qwen3_moe");
+        config[key] = value;
+        std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+        let text = complaint(dir.path());
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+/// Trains, captures, trains on what was captured, extracts and decodes with either method.
+#[test]
+fn drafts_train_and_decode_on_a_mixture_like_on_any_target() {
+    let eagle3 = [
+        "draft.method=eagle3",
+        "draft.eagle3.target_layers=[2,0,1]",
+        "objective.eagle3.ttt_steps=3",
+    ];
+    for (family, options) in [
+        ("qwen3_moe", &["draft.init=last_layer"][..]),
+        ("mixtral", &eagle3),
+        ("qwen2_moe", &eagle3),
+    ] {
+        let shop = Workshop::new();
+        write_target(&shop.target, &tiny_mixture(family));
+        let config = shop.config();
+        let common = [options, &["data.anchor.redraw=false", "capture.dtype=f32"]].concat();
+        let of = |verb: &'static str, more: &[&str]| {
+            last_json(&succeed(&[&[verb, &config, "--json"], &common[..], more].concat()))
+        };
+        let draft = |run: &str| {
+            let path = format!("{}/checkpoints/last/draft.safetensors", shop.path(run));
+            std::fs::read(path).expect("draft")
+        };
+        assert_eq!(of("train", &[])["finished"], true);
+        let features = format!("train.features={}", shop.path("features"));
+        of("capture", &[&features]);
+        let output = format!("output={}", shop.path("offline"));
+        of("train", &[&features, &output]);
+        assert_eq!(draft("run"), draft("offline"), "{family}");
+        succeed(&["extract", &shop.path("run")]);
+        let target = shop.target();
+        let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+        let say = |more: &[&str]| {
+            succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
+        };
+        let plain = say(&["--no-draft"]);
+        let drafted = shop.path("run/draft");
+        assert_eq!(plain, say(&["--draft", &drafted]), "{family}");
+        assert_eq!(plain, say(&["--draft", &drafted, "--tree", "static:3,4"]), "{family}");
+    }
+}
