@@ -150,7 +150,7 @@ fn scaling_from_json(
 }
 
 /// YaRN's factor on cos and sin: as given, from the two `mscale`s, or `0.1 ln(factor) + 1`.
-pub(super) fn yarn_attention_factor(
+pub(crate) fn yarn_attention_factor(
     factor: f64,
     given: Option<f64>,
     mscale: Option<f64>,

@@ -41,6 +41,8 @@ pub struct Eagle3Config {
     pub fc_norm: bool,
     /// The next step reads `RMS_norm(h)` instead of `h` (EAGLE-3.1).
     pub norm_output: bool,
+    /// Attention and MLP are added to `RMS_hid(g)` instead of `g`.
+    pub norm_before_residual: bool,
     /// A trained projection of the target's embeddings to the draft's width.
     pub embed_proj: bool,
     /// Context tokens behind its own that a token sees; all of them if absent.
@@ -87,6 +89,7 @@ impl Eagle3Config {
             target_layers,
             fc_norm: false,
             norm_output: false,
+            norm_before_residual: false,
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,

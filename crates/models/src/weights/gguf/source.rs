@@ -15,10 +15,10 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
 use rayon::prelude::*;
 
-use super::mmap::MappedFile;
-use super::{Collector, WeightSource};
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
+use crate::weights::mmap::MappedFile;
+use crate::weights::{Collector, WeightSource};
 
 /// Values dequantised at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
