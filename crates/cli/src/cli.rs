@@ -45,6 +45,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft extract runs/smollm2
     Extract(ExtractArguments),
+    /// Write a draft as a serving engine reads it; `verify` checks the folder.
+    ///
+    /// Example: longdraft export runs/smollm2 --to vllm --output exports/smollm2-vllm
+    Export(ExportArguments),
     /// Text from the target, with a draft or without.
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
@@ -189,6 +193,52 @@ pub(crate) struct ExtractArguments {
     /// Where to write (default: `draft` in the run directory).
     #[arg(long)]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExportArguments {
+    /// A checkpoint, a run directory (its newest checkpoint is taken), or a draft folder or file.
+    #[arg(value_name = "CKPT|RUN|DRAFT")]
+    pub(crate) draft: PathBuf,
+    /// Engine: vllm, sglang, llamacpp (GGUF), llamacpp-hf (for its converter), hf (plain),
+    /// speculators, longspec (GLIDE). Several, with commas, go to folders of their names.
+    #[arg(long, value_name = "PROFILE", required = true, value_delimiter = ',')]
+    pub(crate) to: Vec<String>,
+    /// Folder to write: new, empty, or an earlier export.
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Hugging Face folder, GGUF file or hub model `org/name` (default: the run's own). llamacpp
+    /// takes the tokenizer from it: give the GGUF file that you serve.
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// The target's name for engines, where it differs from where it lies here.
+    #[arg(long, value_name = "ORG/NAME")]
+    pub(crate) target_name: Option<String>,
+    /// Type of the weights (default: bf16; f16 for longspec).
+    #[arg(long)]
+    pub(crate) dtype: Option<ExportDtype>,
+    /// Leave the target's embeddings out; engines then take the target's own.
+    #[arg(long)]
+    pub(crate) no_embed: bool,
+    /// Tokens per round that engines draft by default (default: the best chain that `eval decode`
+    /// measured, else 3).
+    #[arg(long)]
+    pub(crate) draft_len: Option<usize>,
+    /// Refuse what only some versions of the engine compute.
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+/// Type of exported weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ExportDtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// 32 bits.
+    F32,
 }
 
 /// Arguments of `generate`.

@@ -6,6 +6,7 @@ mod curriculum;
 mod data;
 mod doctor;
 mod eval;
+mod export;
 mod extract;
 mod fetch;
 mod generate;
@@ -39,6 +40,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Capture(capture) => capture::run(&capture, arguments.json),
         Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
+        Command::Export(export) => export::run(&export, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),

@@ -59,7 +59,7 @@ impl RopeParameters {
     }
 
     /// Rule and base under the published names; divisors have none.
-    pub(crate) fn to_json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let mut value = match self.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
             RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
