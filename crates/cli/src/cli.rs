@@ -49,6 +49,11 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft export runs/smollm2 --to vllm --output exports/smollm2-vllm
     Export(ExportArguments),
+    /// Check an exported folder without any engine: every problem at once, with what each engine would
+    /// do and the way out.
+    ///
+    /// Example: longdraft verify exports/smollm2-vllm --target model.gguf --checkpoint runs/smollm2
+    Verify(VerifyArguments),
     /// Text from the target, with a draft or without.
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
@@ -226,6 +231,33 @@ pub(crate) struct ExportArguments {
     #[arg(long)]
     pub(crate) draft_len: Option<usize>,
     /// Refuse what only some versions of the engine compute.
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArguments {
+    /// Exported folder, or GGUF file.
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// What it is for (default: what its manifest or its files say).
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<String>,
+    /// The target that it drafts for: sizes, vocabulary, embeddings and RoPE are compared.
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// What it was made from: the re-loaded export has to compute the same.
+    #[arg(long, value_name = "CKPT|RUN|DRAFT", requires = "target")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    /// Decode so many tokens with the export and with the checkpoint, and compare tau.
+    #[arg(long, value_name = "TOKENS", requires = "checkpoint")]
+    pub(crate) decode: Option<usize>,
+    /// Write inputs and outputs of the network check (safetensors), for another reader to repeat;
+    /// features come from the target on a fixed text.
+    #[arg(long, value_name = "FILE", requires = "target")]
+    pub(crate) record: Option<PathBuf>,
+    /// Warnings count as errors.
     #[arg(long)]
     pub(crate) strict: bool,
 }

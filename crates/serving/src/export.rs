@@ -156,6 +156,31 @@ fn eagle3(
     })
 }
 
+/// What a draft computes with its weights rounded as an export rounds them, on the fixed input.
+///
+/// # Errors
+/// - a value does not fit the type, or sizes do not fit the target
+pub fn rounded_vector(
+    draft: &AnyDraft,
+    target: &TargetFacts,
+    dtype: DType,
+) -> Result<ParityVector> {
+    match draft {
+        AnyDraft::Eagle3(draft) => {
+            let plain = tensors::eagle3(Profile::Hf, draft, target, dtype, false)?;
+            let config = tensors::published_config(draft.config());
+            parity::of_eagle3(&written_network(&config, &plain)?)
+        }
+        AnyDraft::Glide(draft) => {
+            let written = longspec::tensors(Profile::Longspec, draft, dtype)?;
+            let config = GlideConfig::for_target(target.config(), None);
+            let source = MemorySource::new(written);
+            let network = GlideDraft::from_source(&source, &config, &target.target)?;
+            parity::of_glide(&network, &target.target)
+        }
+    }
+}
+
 /// The network that was written, weights rounded as in the file, on the stand-in embeddings.
 fn written_network(config: &Eagle3Config, plain: &[(String, Tensor)]) -> Result<Eagle3Draft> {
     let source = MemorySource::new(plain.iter().cloned());

@@ -17,7 +17,7 @@ mod target;
 pub mod verify;
 
 pub use error::{Result, ServingError};
-pub use export::{ExportOptions, Exported, WeightType, export};
+pub use export::{ExportOptions, Exported, WeightType, export, rounded_vector};
 pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
 pub use profile::Profile;
 pub use target::TargetFacts;

@@ -15,6 +15,7 @@ mod pretrain;
 mod quickstart;
 mod report;
 mod train;
+mod verify;
 
 use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
@@ -41,6 +42,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Export(export) => export::run(&export, arguments.json),
+        Command::Verify(verify) => verify::run(&verify, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),
