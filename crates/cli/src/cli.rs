@@ -54,6 +54,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft verify exports/smollm2-vllm --target model.gguf --checkpoint runs/smollm2
     Verify(VerifyArguments),
+    /// Send an export to the Hugging Face hub, with a model card made from its run.
+    ///
+    /// Example: longdraft push exports/smollm2-vllm my-org/smollm2-eagle3 --dry-run
+    Push(PushArguments),
     /// Text from the target, with a draft or without.
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
@@ -260,6 +264,27 @@ pub(crate) struct VerifyArguments {
     /// Warnings count as errors.
     #[arg(long)]
     pub(crate) strict: bool,
+}
+
+/// Arguments of `push`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PushArguments {
+    /// Exported folder.
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Repository; it is made if it is not there.
+    #[arg(value_name = "ORG/REPO")]
+    pub(crate) repo: String,
+    /// Licence of the draft, as the hub spells it (apache-2.0, mit, ...): the target's and the data's
+    /// terms bind it.
+    #[arg(long)]
+    pub(crate) license: Option<String>,
+    /// Make the repository private.
+    #[arg(long)]
+    pub(crate) private: bool,
+    /// Print what would be sent, and the model card; nothing is sent.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 /// Type of exported weights.

@@ -9,6 +9,7 @@ pub mod engine;
 mod error;
 mod export;
 mod folder;
+pub mod hub;
 mod manifest;
 pub mod parity;
 mod profile;

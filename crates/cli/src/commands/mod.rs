@@ -12,6 +12,7 @@ mod fetch;
 mod generate;
 mod parity;
 mod pretrain;
+mod push;
 mod quickstart;
 mod report;
 mod train;
@@ -43,6 +44,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Export(export) => export::run(&export, arguments.json),
         Command::Verify(verify) => verify::run(&verify, arguments.json),
+        Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),
