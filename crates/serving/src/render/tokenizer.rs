@@ -90,7 +90,7 @@ fn tokens(json: &Json, vocabulary: usize) -> Result<(Vec<String>, Vec<i32>), Str
     let mut put = |id: &Json, token: &str, kind: i32| {
         let id = id.as_u64().map(|id| id as usize).filter(|id| *id < vocabulary);
         let id = id.ok_or_else(|| format!("token `{token}` has no id below {vocabulary}"))?;
-        tokens[id] = token.to_owned();
+        token.clone_into(&mut tokens[id]);
         types[id] = kind;
         Ok::<(), String>(())
     };

@@ -3,8 +3,8 @@
 use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::Checks;
 use super::report::{Effect, Problem, Severity};
+use super::{Checks, speculators, target_keys};
 use crate::engine::{Engine, sglang, vllm};
 use crate::profile::Profile;
 
@@ -52,19 +52,18 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     nulls(checks);
     flags(checks);
     sizes(checks);
-    rope(checks);
-    special_tokens(checks);
+    target_keys::check(checks);
     if checks.profile == Profile::Speculators {
-        speculators(checks);
+        speculators::check(checks);
     }
 }
 
-fn place(key: &str) -> String {
+pub(super) fn place(key: &str) -> String {
     format!("{FILE}: `{key}`")
 }
 
 /// The table with the decoder layer's keys.
-fn layer_keys(checks: &Checks<'_>) -> Value {
+pub(super) fn layer_keys(checks: &Checks<'_>) -> Value {
     match checks.config.get("transformer_layer_config") {
         Some(layer) => layer.clone(),
         None => checks.config.clone(),
@@ -276,202 +275,6 @@ fn sizes(checks: &mut Checks<'_>) {
                     "features of another width, or tokens of another vocabulary",
                 );
             }
-        }
-    }
-}
-
-fn rope(checks: &mut Checks<'_>) {
-    let layer = layer_keys(checks);
-    let (old, new) = (&layer["rope_scaling"], &layer["rope_parameters"]);
-    let kind = |value: &Value| {
-        let name = value["rope_type"].as_str().or(value["type"].as_str());
-        name.filter(|name| *name != "default").map(str::to_owned)
-    };
-    let differ = !old.is_null()
-        && !new.is_null()
-        && (kind(old) != kind(new) || old["factor"] != new["factor"]);
-    let lost = old.is_null() && kind(new).is_some();
-    if differ || lost {
-        checks.error(
-            "rope-spellings",
-            place("rope_scaling"),
-            old.to_string(),
-            format!("what `rope_parameters` says: {new}"),
-            Effect::Garbage,
-            "old readers rotate by one rule, new ones by the other",
-        );
-    }
-    let nested = new["rope_theta"].as_f64();
-    if let (Some(top), Some(nested)) = (layer["rope_theta"].as_f64(), nested)
-        && (top - nested).abs() > 1e-6 * nested.abs()
-    {
-        checks.error(
-            "rope-spellings",
-            place("rope_theta"),
-            top.to_string(),
-            format!("{nested}, as in `rope_parameters`"),
-            Effect::Garbage,
-            "old readers rotate by one base, new ones by the other",
-        );
-    }
-    let (Some(sizes), Some(target)) = (checks.sizes.clone(), checks.target) else { return };
-    let config = target.config();
-    if sizes.rope != config.rope {
-        let problem = Problem::new(
-            Severity::Warning,
-            "rope-target",
-            place("rope_theta"),
-            format!("{:?}", sizes.rope),
-            format!("the target's {:?}", config.rope),
-        );
-        checks.push(
-            problem
-                .effect_on(checks.profile, Effect::Garbage, "fine only if the draft was trained so")
-                .remedy("train the draft with the target's rotary embedding"),
-        );
-    }
-    if sizes.max_position_embeddings > config.max_position_embeddings {
-        let problem = Problem::new(
-            Severity::Warning,
-            "context",
-            place("max_position_embeddings"),
-            sizes.max_position_embeddings.to_string(),
-            format!("at most the target's {}", config.max_position_embeddings),
-        );
-        checks.push(problem.remedy("set the target's length"));
-    }
-    if (sizes.rms_norm_eps - config.rms_norm_eps).abs() > 1e-9 {
-        let problem = Problem::new(
-            Severity::Warning,
-            "eps",
-            place("rms_norm_eps"),
-            sizes.rms_norm_eps.to_string(),
-            format!("the target's {}", config.rms_norm_eps),
-        );
-        checks.push(problem.remedy("set the value of the training run"));
-    }
-}
-
-fn special_tokens(checks: &mut Checks<'_>) {
-    let Some(target) = checks.target else { return };
-    let layer = layer_keys(checks);
-    let config = target.config();
-    let ids = |value: &Value| -> Vec<u64> {
-        match value {
-            Value::Array(ids) => ids.iter().filter_map(Value::as_u64).collect(),
-            one => one.as_u64().into_iter().collect(),
-        }
-    };
-    let eos: Vec<u64> = config.eos_token_ids.iter().map(|id| u64::from(*id)).collect();
-    let optional = |id: Option<u32>| id.map(u64::from).into_iter().collect::<Vec<_>>();
-    for (key, wanted) in [
-        ("eos_token_id", eos),
-        ("bos_token_id", optional(config.bos_token_id)),
-        ("pad_token_id", optional(config.pad_token_id)),
-    ] {
-        let found = ids(&layer[key]);
-        if !found.is_empty() && found != wanted {
-            let problem = Problem::new(
-                Severity::Error,
-                "special-token",
-                place(key),
-                format!("{found:?}"),
-                format!("the target's {wanted:?}"),
-            );
-            checks.push(problem.effect_on(
-                checks.profile,
-                Effect::Garbage,
-                "texts end, or do not, where they should not",
-            ));
-        }
-    }
-}
-
-fn speculators(checks: &mut Checks<'_>) {
-    let config = checks.config.clone();
-    let mut wrong = |key: &str, found: String, expected: &str, effect, words: &str| {
-        checks.error("speculators", place(key), found, expected, effect, words);
-    };
-    if config["speculators_model_type"] != "eagle3" {
-        let found = config["speculators_model_type"].to_string();
-        wrong(
-            "speculators_model_type",
-            found,
-            "\"eagle3\"",
-            Effect::Rejects,
-            "no such class is registered",
-        );
-    }
-    let inner = &config["speculators_config"];
-    let default = &inner["default_proposal_method"];
-    let methods = inner["proposal_methods"].as_array().cloned().unwrap_or_default();
-    if !methods.iter().any(|method| !default.is_null() && method["proposal_type"] == *default) {
-        wrong(
-            "speculators_config.proposal_methods",
-            format!("{methods:?} for {default}"),
-            "the default method among them",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
-    }
-    let tokens =
-        methods.first().map(|method| method["speculative_tokens"].clone()).unwrap_or_default();
-    if !tokens.as_u64().is_some_and(|tokens| (1..=64).contains(&tokens)) {
-        wrong(
-            "speculators_config.proposal_methods.speculative_tokens",
-            tokens.to_string(),
-            "the depth to draft, 1 to 64",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
-    }
-    if inner["verifier"]["name_or_path"].as_str().is_none_or(str::is_empty) {
-        wrong(
-            "speculators_config.verifier.name_or_path",
-            inner["verifier"]["name_or_path"].to_string(),
-            "the target's name",
-            Effect::Rejects,
-            "the verifier cannot be loaded",
-        );
-    }
-    if inner["verifier"]["architectures"].as_array().is_none_or(Vec::is_empty) {
-        wrong(
-            "speculators_config.verifier.architectures",
-            inner["verifier"]["architectures"].to_string(),
-            "the target's class",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
-    }
-    let layer = &config["transformer_layer_config"];
-    if layer["model_type"].as_str().is_none() {
-        wrong(
-            "transformer_layer_config.model_type",
-            layer["model_type"].to_string(),
-            "\"llama\"",
-            Effect::Garbage,
-            "the layer is read as Qwen3's, with other defaults and norms",
-        );
-    }
-    for key in [
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "rms_norm_eps",
-        "max_position_embeddings",
-    ] {
-        if layer.is_object() && layer[key].is_null() {
-            wrong(
-                &format!("transformer_layer_config.{key}"),
-                "missing".into(),
-                "the draft's value",
-                Effect::Garbage,
-                "the class's own default is taken",
-            );
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_core::quantized::GgmlDType;
 use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, GgufDraftSource, LAYER_KEYS};
 use longdraft_models::ids::EnteredLayerId;
 use longdraft_models::weights::WeightSource;
@@ -222,7 +223,6 @@ fn tensors(checks: &mut Checks<'_>, header: &Header, bytes: &[u8]) {
             );
             checks.push(problem.remedy("export again, unless you changed it on purpose"));
         }
-        use candle_core::quantized::GgmlDType;
         let dtype = match tensor.element {
             ElementType::Weight(GgmlDType::F32) => "F32",
             ElementType::Weight(GgmlDType::F16) => "F16",

@@ -12,6 +12,8 @@ mod layers;
 mod longspec;
 mod report;
 mod round_trip;
+mod speculators;
+mod target_keys;
 mod tensors;
 mod values;
 mod vocabulary;

@@ -161,7 +161,7 @@ impl Report {
         mut problems: Vec<Problem>,
         parity: Option<Difference>,
     ) -> Self {
-        problems.sort_by(|a, b| b.severity.cmp(&a.severity));
+        problems.sort_by_key(|problem| std::cmp::Reverse(problem.severity));
         let verdict = |engine: &Engine| {
             let effects = problems.iter().filter(|problem| problem.severity == Severity::Error);
             let of_engine = effects.flat_map(|problem| {

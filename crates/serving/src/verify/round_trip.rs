@@ -72,35 +72,30 @@ pub(super) fn check(checks: &mut Checks<'_>, options: &VerifyOptions<'_>) -> Opt
         (options.checkpoint.as_ref(), "the checkpoint"),
     ] {
         let Some(reference) = reference else { continue };
-        match reference.difference(&vector) {
-            Some(difference) => {
-                shown = shown.or(Some(difference));
-                let other = difference.other_tokens > 0;
-                if difference.relative > SAME || other || difference.relative.is_nan() {
-                    let found = format!(
-                        "{} of {} rows propose another token than {what}; outputs differ by {:.1e}",
-                        difference.other_tokens, difference.rows, difference.relative
-                    );
-                    let problem = Problem::new(
-                        Severity::Error,
-                        "other-outputs",
-                        "outputs",
-                        found,
-                        format!("a difference below {SAME:.0e}"),
-                    );
-                    checks.push(problem.effect_on(checks.profile, Effect::Garbage, "it loads and computes another network: tensors were transposed, permuted, swapped or changed"));
-                }
-            }
-            None => {
-                let problem = Problem::new(
-                    Severity::Warning,
-                    "no-reference",
-                    "outputs",
-                    "recorded on another input",
-                    "a vector of this version",
-                );
-                checks.push(problem.remedy("export again with this version"));
-            }
+        let Some(difference) = reference.difference(&vector) else {
+            let problem = Problem::new(
+                Severity::Warning,
+                "no-reference",
+                "outputs",
+                "recorded on another input",
+                "a vector of this version",
+            );
+            checks.push(problem.remedy("export again with this version"));
+            continue;
+        };
+        shown = shown.or(Some(difference));
+        if difference.relative > SAME || difference.other_tokens > 0 || difference.relative.is_nan()
+        {
+            let found = format!(
+                "{} of {} rows propose another token than {what}; outputs differ by {:.1e}",
+                difference.other_tokens, difference.rows, difference.relative
+            );
+            let expected = format!("a difference below {SAME:.0e}");
+            let words = "it loads and computes another network: tensors were transposed, permuted, \
+                         swapped or changed";
+            let problem =
+                Problem::new(Severity::Error, "other-outputs", "outputs", found, expected);
+            checks.push(problem.effect_on(checks.profile, Effect::Garbage, words));
         }
     }
     shown

@@ -84,7 +84,7 @@ pub(super) fn check(
     }
     let is_vector = shape.len() < 2;
     let is_dead = name.contains("cross_attn.k_proj") || name.contains("cross_attn.v_proj");
-    let is_bias = name.ends_with(".bias");
+    let is_bias = name.rsplit('.').next() == Some("bias");
     if is_dead || is_bias {
         return;
     }

@@ -151,3 +151,57 @@ fn describe(
         bytes: start..end,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A file of two tensors.
+    fn example() -> Vec<u8> {
+        let header = r#"{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]}}"#;
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend(header.bytes());
+        out.extend([7; 32]);
+        out
+    }
+
+    fn check(bytes: &[u8]) -> (Vec<FoundTensor>, Vec<String>) {
+        let file = tempfile::NamedTempFile::new().expect("file");
+        std::fs::write(file.path(), bytes).expect("write");
+        read(file.path())
+    }
+
+    #[test]
+    fn a_whole_file_has_no_faults_and_every_prefix_has() {
+        let bytes = example();
+        let (tensors, faults) = check(&bytes);
+        assert_eq!((tensors.len(), faults.len()), (2, 0), "{faults:?}");
+        assert_eq!(tensors[1].read().expect("bytes"), [7; 8]);
+        for length in 0..bytes.len() {
+            assert!(!check(&bytes[..length]).1.is_empty(), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(
+            std::env::var("LONGDRAFT_FUZZ_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
+        ))]
+
+        #[test]
+        fn changed_bytes_never_panic_and_tensors_stay_inside(
+            changes in prop::collection::vec((0_usize..400, any::<u8>()), 1..6)
+        ) {
+            let mut bytes = example();
+            for (at, byte) in changes {
+                let at = at % bytes.len();
+                bytes[at] = byte;
+            }
+            for tensor in check(&bytes).0 {
+                prop_assert!(tensor.bytes.end <= bytes.len() as u64);
+                prop_assert!(tensor.read().is_ok_and(|read| read.len() <= bytes.len()));
+            }
+        }
+    }
+}

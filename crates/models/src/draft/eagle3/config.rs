@@ -9,6 +9,7 @@ pub const TAPPED_LAYERS: usize = 3;
 
 /// An EAGLE-3 draft.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the published format")]
 pub struct Eagle3Config {
     /// `H`, of the draft.
     pub hidden_size: usize,

@@ -237,7 +237,7 @@ impl GgufDraftSource {
             let hidden = self.header.number("eagle3.embedding_length").unwrap_or(1.0);
             let head_dim = self.header.number("eagle3.attention.key_length");
             let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
-            if head_dim % 2 != 0 || rows % head_dim != 0 {
+            if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
                 let problem = format!("`{published}`: {rows} rows are no heads of {head_dim}");
                 return Err(ModelError::invalid(self.file.path(), problem));
             }

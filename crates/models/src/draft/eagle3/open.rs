@@ -94,19 +94,15 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
 /// Weights fit networks that compute something else: what the file beside them says must hold.
 fn check_same_network(path: &Path, wanted: &Eagle3Config) -> Result<()> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let (file, config) = match gguf_of(path) {
-        Some(file) => {
-            let config = GgufDraftSource::open(&file)?.config(None);
-            (file, config.ok())
-        }
-        None => {
-            let file = folder.join("config.json");
-            if !is_at(path) {
-                return Ok(());
-            }
-            let config = read_config(&file, None);
-            (file, config.ok())
-        }
+    let (file, config) = if let Some(file) = gguf_of(path) {
+        let config = GgufDraftSource::open(&file)?.config(None);
+        (file, config.ok())
+    } else if is_at(path) {
+        let file = folder.join("config.json");
+        let config = read_config(&file, None);
+        (file, config.ok())
+    } else {
+        return Ok(());
     };
     // Without ids, or without sizes that the target would fill in, there is nothing to compare.
     let Some(config) = config else { return Ok(()) };

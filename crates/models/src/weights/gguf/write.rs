@@ -55,11 +55,11 @@ fn element_number(name: &str, dtype: DType) -> Result<u32> {
         DType::F16 => Ok(1),
         DType::BF16 => Ok(30),
         DType::I64 => Ok(27),
-        other => Err(unwritable(format!("tensor `{name}` is {other:?}"))),
+        other => Err(unwritable(&format!("tensor `{name}` is {other:?}"))),
     }
 }
 
-fn unwritable(what: String) -> ModelError {
+fn unwritable(what: &str) -> ModelError {
     ModelError::Tensor(candle_core::Error::Msg(format!("{what}: GGUF files here hold none")))
 }
 
@@ -103,7 +103,7 @@ fn write_value(out: &mut Vec<u8>, value: &Value) -> Result<()> {
         Value::Array(items) => {
             let first = items.first().map_or(4, kind);
             if items.iter().any(|item| kind(item) != first) {
-                return Err(unwritable("an array of several types".into()));
+                return Err(unwritable("an array of several types"));
             }
             out.extend(first.to_le_bytes());
             out.extend((items.len() as u64).to_le_bytes());
