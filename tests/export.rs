@@ -135,3 +135,87 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
     let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.path("no")], 1);
     assert!(text.contains("no such engine runs a GLIDE layer"), "{text}");
 }
+
+/// Folders as the first public drafts, trainers and the speculators library leave them.
+#[test]
+fn public_layouts_draft_as_they_are() {
+    use longdraft_models::weights::WeightSource;
+    use longdraft_models::weights::pth;
+    use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+    let shop = trained(&[]);
+    succeed(&["extract", &shop.path("run")]);
+    let own = drafted(&shop, &shop.path("run/draft"));
+    let plain = export(&shop, "hf", &["--dtype", "f32"]);
+    let source = SafetensorsSource::open_file(&Path::new(&plain).join("model.safetensors"));
+    let source = source.expect("weights");
+    let renamed = |from: &str, to: &str, prefix: &str| -> Vec<(String, candle_core::Tensor)> {
+        let names = source.names().into_iter();
+        names
+            .map(|name| {
+                let tensor = source.load_as_stored(&name).expect("tensor");
+                (format!("{prefix}{}", name.replace(from, to)), tensor)
+            })
+            .collect()
+    };
+    let mut config = json(&format!("{plain}/config.json"));
+    let write = |folder: &str, config: &Value| {
+        std::fs::create_dir_all(folder).expect("folder");
+        std::fs::write(format!("{folder}/config.json"), config.to_string()).expect("config");
+    };
+
+    // The first public drafts: a plain model's name, no layer ids, a pickle.
+    for keys in
+        ["eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual", "head_dim"]
+    {
+        config.as_object_mut().expect("table").remove(keys);
+    }
+    config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    let first = shop.path("first-public");
+    write(&first, &config);
+    let tensors: Vec<_> =
+        renamed("", "", "").into_iter().filter(|(n, _)| n != "embed_tokens.weight").collect();
+    pth::save(&Path::new(&first).join("pytorch_model.bin"), &tensors).expect("save");
+    assert_eq!(drafted(&shop, &first), own);
+
+    // A trainer's folder: prefixed names, counted layers, shards.
+    let trainer = shop.path("trainer");
+    config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
+    config["eagle_config"] = serde_json::json!({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]});
+    write(&trainer, &config);
+    let tensors = renamed("midlayer.", "layers.0.", "model.");
+    let (a, b) = tensors.split_at(7);
+    let mut map = serde_json::Map::new();
+    for (file, part) in [("a.safetensors", a), ("b.safetensors", b)] {
+        save(&Path::new(&trainer).join(file), part, std::collections::HashMap::new())
+            .expect("save");
+        map.extend(part.iter().map(|(name, _)| (name.clone(), file.into())));
+    }
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(format!("{trainer}/model.safetensors.index.json"), index.to_string())
+        .expect("index");
+    assert_eq!(drafted(&shop, &trainer), own);
+
+    // Any of them becomes any other.
+    let output = shop.path("converted");
+    succeed(&[
+        "export",
+        &first,
+        "--target",
+        &shop.target(),
+        "--to",
+        "llamacpp",
+        "--dtype",
+        "f32",
+        "-o",
+        &output,
+    ]);
+    assert_eq!(drafted(&shop, &output), own);
+
+    // What is not computed here is said, not guessed.
+    config["num_hidden_layers"] = 2.into();
+    config["norm_before_fc"] = true.into();
+    write(&trainer, &config);
+    let text =
+        fail(&["generate", "--target", &shop.target(), "--draft", &trainer, "--prompt", "a"], 1);
+    assert!(text.contains("more than one layer") && text.contains("norm_before_fc"), "{text}");
+}

@@ -167,20 +167,22 @@ mod tests {
         out
     }
 
-    fn check(bytes: &[u8]) -> (Vec<FoundTensor>, Vec<String>) {
+    /// Tensors and faults of a file with these bytes, which lives as long as the first part.
+    fn check(bytes: &[u8]) -> (tempfile::NamedTempFile, Vec<FoundTensor>, Vec<String>) {
         let file = tempfile::NamedTempFile::new().expect("file");
         std::fs::write(file.path(), bytes).expect("write");
-        read(file.path())
+        let (tensors, faults) = read(file.path());
+        (file, tensors, faults)
     }
 
     #[test]
     fn a_whole_file_has_no_faults_and_every_prefix_has() {
         let bytes = example();
-        let (tensors, faults) = check(&bytes);
+        let (_file, tensors, faults) = check(&bytes);
         assert_eq!((tensors.len(), faults.len()), (2, 0), "{faults:?}");
         assert_eq!(tensors[1].read().expect("bytes"), [7; 8]);
         for length in 0..bytes.len() {
-            assert!(!check(&bytes[..length]).1.is_empty(), "{length} bytes");
+            assert!(!check(&bytes[..length]).2.is_empty(), "{length} bytes");
         }
     }
 
@@ -198,7 +200,8 @@ mod tests {
                 let at = at % bytes.len();
                 bytes[at] = byte;
             }
-            for tensor in check(&bytes).0 {
+            let (_file, tensors, _) = check(&bytes);
+            for tensor in tensors {
                 prop_assert!(tensor.bytes.end <= bytes.len() as u64);
                 prop_assert!(tensor.read().is_ok_and(|read| read.len() <= bytes.len()));
             }
