@@ -9,8 +9,8 @@ use longdraft_decode::drafter::{
 };
 use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::AnyDraft;
 use longdraft_models::draft::glide::trained_for;
+use longdraft_models::draft::{AnyDraft, eagle3};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 
@@ -257,6 +257,7 @@ impl From<DecodeError> for Failure {
 /// target when there is none (published files).
 pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<AnyDraft> {
     let draft = AnyDraft::open(path, target)?;
+    note_convention(path);
     if let Some(fingerprint) = trained_for(path)
         && fingerprint != target.fingerprint()
     {
@@ -267,6 +268,20 @@ pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<AnyDraft> {
         );
     }
     Ok(draft)
+}
+
+/// Tells how the layer ids of a draft from elsewhere were read: conventions differ by one.
+fn note_convention(path: &Path) {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) else { return };
+    let is_own = value["target_fingerprint"].is_string();
+    if !is_own
+        && eagle3::is_at(path)
+        && let Ok(source) = eagle3::layer_id_source(&value)
+    {
+        eprintln!("note: {}: {}", path.display(), source.describe());
+    }
 }
 
 /// Tokens that end a text.

@@ -16,4 +16,4 @@ pub mod weights;
 
 pub use config::TargetConfig;
 pub use error::{ModelError, Result};
-pub use ids::{DraftTokenId, LayerId, TargetTokenId};
+pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};

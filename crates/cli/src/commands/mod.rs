@@ -6,14 +6,17 @@ mod curriculum;
 mod data;
 mod doctor;
 mod eval;
+mod export;
 mod extract;
 mod fetch;
 mod generate;
 mod parity;
 mod pretrain;
+mod push;
 mod quickstart;
 mod report;
 mod train;
+mod verify;
 
 use crate::cli::{Cli, Command, EvalCommand};
 use crate::failure::{Failure, Result};
@@ -39,6 +42,9 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Capture(capture) => capture::run(&capture, arguments.json),
         Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
+        Command::Export(export) => export::run(&export, arguments.json),
+        Command::Verify(verify) => verify::run(&verify, arguments.json),
+        Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::HeldOut(held_out)) => {

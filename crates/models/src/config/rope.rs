@@ -59,7 +59,7 @@ impl RopeParameters {
     }
 
     /// Rule and base under the published names; divisors have none.
-    pub(crate) fn to_json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let mut value = match self.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
             RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
@@ -150,7 +150,7 @@ fn scaling_from_json(
 }
 
 /// YaRN's factor on cos and sin: as given, from the two `mscale`s, or `0.1 ln(factor) + 1`.
-pub(super) fn yarn_attention_factor(
+pub(crate) fn yarn_attention_factor(
     factor: f64,
     given: Option<f64>,
     mscale: Option<f64>,

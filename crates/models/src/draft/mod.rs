@@ -5,6 +5,7 @@
 
 mod any;
 pub mod eagle3;
+pub mod files;
 pub mod glide;
 
 use candle_core::{Tensor, Var};

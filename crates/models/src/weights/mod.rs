@@ -7,7 +7,7 @@
 pub mod artifact;
 pub mod gguf;
 pub mod memory;
-mod mmap;
+pub(crate) mod mmap;
 pub mod pth;
 pub mod safetensors;
 

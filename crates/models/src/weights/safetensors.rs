@@ -150,6 +150,19 @@ impl SafetensorsSource {
         Ok(data.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
     }
 
+    /// The format's name of a tensor's type (`F32`, `BF16`, ...), if it is there.
+    pub fn stored_type(&self, name: &str) -> Option<&'static str> {
+        self.entries.get(name).map(|entry| match entry.dtype {
+            Dtype::F32 => "F32",
+            Dtype::BF16 => "BF16",
+            Dtype::F16 => "F16",
+            Dtype::F64 => "F64",
+            Dtype::I64 => "I64",
+            Dtype::BOOL => "BOOL",
+            _ => "other",
+        })
+    }
+
     /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
     ///
     /// # Errors
@@ -314,7 +327,15 @@ pub fn save(
     write_atomically(path, &bytes)
 }
 
-/// Bytes of a tensor as they stand in weight files.
+/// A tensor's values as they stand in weight files: little-endian, row-major.
+///
+/// # Errors
+/// - it is of a type that weight files do not hold
+pub fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    little_endian_bytes(tensor).map(|(_, bytes)| bytes)
+}
+
+/// Bytes of a tensor as they stand in weight files, with their type.
 pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
     let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
     Ok(match tensor.dtype() {

@@ -48,6 +48,8 @@ pub struct Eagle3DraftConfig {
     pub fc_norm: bool,
     /// The next step reads the normalised state (EAGLE-3.1).
     pub norm_output: bool,
+    /// Attention and MLP are added to the normalised state; not every engine computes that.
+    pub norm_before_residual: bool,
     /// Width of the draft.
     pub hidden_size: Option<usize>,
     /// Width of its MLP.

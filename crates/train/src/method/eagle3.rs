@@ -145,6 +145,7 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
         head_dim: wanted.head_dim.unwrap_or(plain.head_dim),
         fc_norm: wanted.fc_norm,
         norm_output: wanted.norm_output,
+        norm_before_residual: wanted.norm_before_residual,
         embed_proj: wanted.embed_proj,
         attention_window: wanted.attention_window,
         ..plain

@@ -9,6 +9,7 @@ pub const TAPPED_LAYERS: usize = 3;
 
 /// An EAGLE-3 draft.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the published format")]
 pub struct Eagle3Config {
     /// `H`, of the draft.
     pub hidden_size: usize,
@@ -41,6 +42,8 @@ pub struct Eagle3Config {
     pub fc_norm: bool,
     /// The next step reads `RMS_norm(h)` instead of `h` (EAGLE-3.1).
     pub norm_output: bool,
+    /// Attention and MLP are added to `RMS_hid(g)` instead of `g`.
+    pub norm_before_residual: bool,
     /// A trained projection of the target's embeddings to the draft's width.
     pub embed_proj: bool,
     /// Context tokens behind its own that a token sees; all of them if absent.
@@ -87,6 +90,7 @@ impl Eagle3Config {
             target_layers,
             fc_norm: false,
             norm_output: false,
+            norm_before_residual: false,
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,

@@ -7,20 +7,21 @@ use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
+use super::published::flattened;
 use crate::config::RopeParameters;
 use crate::error::Problems;
-use crate::ids::LayerId;
+use crate::ids::{EnteredLayerId, LayerId};
 
 const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
 
 /// Architectures under which engines know the draft.
-pub(super) const ARCHITECTURES: [&str; 2] = ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"];
+pub(super) const ARCHITECTURES: [&str; 4] =
+    ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"];
 
 /// Switches of published variants that compute something else, with the value they must have.
-const UNSUPPORTED: [(&str, bool); 5] = [
+const UNSUPPORTED: [(&str, bool); 4] = [
     ("attention_bias", false),
     ("mlp_bias", false),
-    ("norm_before_residual", false),
     ("norm_before_fc", false),
     ("tie_word_embeddings", false),
 ];
@@ -36,6 +37,8 @@ impl Eagle3Config {
         target_layers: Option<usize>,
     ) -> std::result::Result<Self, Problems> {
         let mut problems = Problems::default();
+        let flat = flattened(value, &mut problems);
+        let value = &flat;
         let mut keys = Keys { value, problems: &mut problems };
         for (key, wanted) in UNSUPPORTED {
             if keys.flag(key, wanted) != wanted {
@@ -71,6 +74,7 @@ impl Eagle3Config {
             target_layers: [LayerId(0); TAPPED_LAYERS],
             fc_norm: keys.flag("fc_norm", false),
             norm_output: keys.flag("norm_output", false),
+            norm_before_residual: keys.flag("norm_before_residual", false),
             embed_proj: keys.flag("embed_proj", false),
             attention_window: None,
             initializer_range: keys.number("initializer_range", 0.02),
@@ -79,7 +83,7 @@ impl Eagle3Config {
             config.attention_window = Some(keys.size("attention_window", None));
         }
         match layer_ids(value, target_layers) {
-            Ok(layers) => config.target_layers = layers,
+            Ok((layers, _)) => config.target_layers = layers,
             Err(problem) => problems.0.extend(problem.0),
         }
         config.read_rope(value, &mut problems);
@@ -144,7 +148,7 @@ impl Eagle3Config {
             "attention_bias": false,
             "mlp_bias": false,
             "tie_word_embeddings": false,
-            "norm_before_residual": false,
+            "norm_before_residual": self.norm_before_residual,
             "norm_before_fc": false,
             "fc_norm": self.fc_norm,
             "norm_output": self.norm_output,
@@ -215,25 +219,58 @@ impl Keys<'_> {
     }
 }
 
+/// Where a draft's layer ids come from, which decides how they count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerIdSource {
+    /// `eagle_config`, outputs of layers.
+    Nested,
+    /// The top level, states that enter layers: one more.
+    TopLevel,
+    /// Both, and they agree.
+    Both,
+    /// Neither: the published choice for the target's number of layers.
+    Published,
+}
+
+impl LayerIdSource {
+    /// The convention in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Nested => "ids in `eagle_config`, read as outputs of layers",
+            Self::TopLevel => "ids at the top level, read as states that enter layers (one more)",
+            Self::Both => "ids at the top level and one less in `eagle_config`, which agree",
+            Self::Published => "no ids: the published layers 1, n/2 - 1, n - 4",
+        }
+    }
+}
+
+/// Which of its keys decide a draft's layers.
+///
+/// # Errors
+/// - the lists are unusable or contradict each other
+pub fn layer_id_source(value: &Value) -> std::result::Result<LayerIdSource, Problems> {
+    // The number does not matter for where ids come from.
+    layer_ids(value, Some(32)).map(|(_, source)| source)
+}
+
 /// The layers whose output the draft reads.
 fn layer_ids(
     value: &Value,
     target_layers: Option<usize>,
-) -> std::result::Result<[LayerId; TAPPED_LAYERS], Problems> {
+) -> std::result::Result<([LayerId; TAPPED_LAYERS], LayerIdSource), Problems> {
     let one = |problem: String| Problems(vec![problem]);
-    let read = |list: &Value, shift: u64| match list {
+    let read = |list: &Value, id: fn(usize) -> Option<LayerId>| match list {
         Value::Null => Ok(None),
         list => {
-            let ids: Option<Vec<LayerId>> = list.as_array().and_then(|ids| {
-                let id = |id: &Value| Some(LayerId(id.as_u64()?.checked_sub(shift)? as usize));
-                ids.iter().map(id).collect()
-            });
+            let ids: Option<Vec<LayerId>> = list
+                .as_array()
+                .and_then(|ids| ids.iter().map(|stored| id(stored.as_u64()? as usize)).collect());
             let ids = ids.and_then(|ids| <[LayerId; TAPPED_LAYERS]>::try_from(ids).ok());
             ids.map(Some).ok_or_else(|| one(format!("`{LAYER_IDS}` = {list} are not three layers")))
         }
     };
-    let nested = read(&value["eagle_config"][LAYER_IDS], 0)?;
-    let top = read(&value[LAYER_IDS], 1)?;
+    let nested = read(&value["eagle_config"][LAYER_IDS], |id| Some(LayerId(id)))?;
+    let top = read(&value[LAYER_IDS], |id| EnteredLayerId(id).output())?;
     match (nested, top) {
         (Some(nested), Some(top)) if nested != top => Err(one(format!(
             "`{LAYER_IDS}` contradict each other: {:?} in `eagle_config` (outputs of layers), {:?} \
@@ -241,9 +278,11 @@ fn layer_ids(
             nested.map(|id| id.0),
             top.map(|id| id.0)
         ))),
-        (Some(layers), _) | (None, Some(layers)) => Ok(layers),
+        (Some(layers), Some(_)) => Ok((layers, LayerIdSource::Both)),
+        (Some(layers), None) => Ok((layers, LayerIdSource::Nested)),
+        (None, Some(layers)) => Ok((layers, LayerIdSource::TopLevel)),
         (None, None) => match target_layers {
-            Some(layers) => Eagle3Config::published_layers(layers),
+            Some(layers) => Ok((Eagle3Config::published_layers(layers)?, LayerIdSource::Published)),
             None => Err(one(format!("`eagle_config.{LAYER_IDS}` is missing"))),
         },
     }
@@ -287,6 +326,7 @@ mod tests {
         for scaling in scalings {
             config.rope = RopeParameters { theta: 5e5, scaling, divisors: None };
             config.fc_norm = !config.fc_norm;
+            config.norm_before_residual = !config.norm_before_residual;
             config.attention_window = Some(7);
             assert_eq!(Eagle3Config::from_json(&config.to_json(), None), Ok(config.clone()));
         }
@@ -315,14 +355,14 @@ mod tests {
     fn every_problem_is_named_at_once() {
         let mut value = minimal();
         value["hidden_size"] = json!("wide");
-        value["norm_before_residual"] = json!(true);
+        value["norm_before_fc"] = json!(true);
         value["num_hidden_layers"] = json!(2);
         value["fc_norm"] = json!("yes");
         value["rope_scaling"] = json!({"rope_type": "dynamic"});
         let text = Eagle3Config::from_json(&value, None).expect_err("refused").to_string();
         for part in [
             "`hidden_size` = \"wide\"",
-            "`norm_before_residual` = true",
+            "`norm_before_fc` = true",
             "more than one layer",
             "`fc_norm` = \"yes\"",
             "`dynamic` needs",

@@ -9,20 +9,27 @@
 //! g      = h, or RMS_norm(h) with `norm_output`      what the next step reads
 //! ```
 //!
+//! With `norm_before_residual`, `r` starts from `RMS_hid(g)`.
+//!
 //! Shapes: `Ht` width of the target, `Vd` draft vocabulary; the rest as everywhere.
 
 mod config;
 mod config_file;
+pub mod gguf_file;
 mod model;
+mod open;
+mod published;
 mod unroll;
 mod vocabulary;
 mod weights;
 
 pub use config::{Eagle3Config, TAPPED_LAYERS};
+pub use config_file::{LayerIdSource, layer_id_source};
 pub use model::{Eagle3Draft, KeyValues};
+pub use open::is_at;
 pub use unroll::TestTimeSteps;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
-pub use weights::{is_at, save_tensors};
+pub use weights::save_tensors;
 
 #[cfg(test)]
 mod tests;

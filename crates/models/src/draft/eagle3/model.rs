@@ -177,7 +177,11 @@ impl Eagle3Draft {
         let attended = attention(&q, &keys.k, &keys.v, ranges)?;
         let attended = attended.reshape((state.dim(0)?, self.config.query_size()))?;
         let output = self.tensor("midlayer.self_attn.o_proj.weight")?;
-        let residual = linear_onto(state, &attended, output, None)?;
+        let residual = if self.config.norm_before_residual {
+            linear_onto(&self.norm(state, "midlayer.hidden_norm")?, &attended, output, None)?
+        } else {
+            linear_onto(state, &attended, output, None)?
+        };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
         let gate = self.project(&normed, "midlayer.mlp.gate_proj")?;
         let gated = swiglu(&gate, &self.project(&normed, "midlayer.mlp.up_proj")?)?;

@@ -30,6 +30,7 @@ fn config() -> Eagle3Config {
         target_layers: [LayerId(1), LayerId(3), LayerId(4)],
         fc_norm: false,
         norm_output: false,
+        norm_before_residual: false,
         embed_proj: false,
         attention_window: None,
         initializer_range: 0.3,

@@ -5,16 +5,13 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use longdraft_kernels::random::CounterRng;
-use serde_json::Value;
 
 use super::config::Eagle3Config;
-use super::config_file::ARCHITECTURES;
 use super::model::Eagle3Draft;
 use super::vocabulary::VocabularyMap;
 use crate::draft::Parameter;
-use crate::draft::glide::{DRAFT_FILE, PTH_FILE, open_weights};
+use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 use crate::error::{ModelError, Problems, Result};
-use crate::target::Target;
 use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
 
 /// Prefixes under which published files hold the tensors.
@@ -129,27 +126,6 @@ impl Eagle3Draft {
         })
     }
 
-    /// Opens a draft folder, or a weight file with its `config.json` beside it.
-    ///
-    /// # Errors
-    /// - as [`Self::from_source`]; the configuration is missing, unusable, another model's, or does
-    ///   not fit the target
-    pub fn open(path: &Path, target: &Target) -> Result<Self> {
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        let file = folder.join("config.json");
-        let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
-        let value: Value =
-            serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
-        if !names_eagle3(&value) {
-            let problem = format!("`architectures` names no EAGLE-3 draft ({})", ARCHITECTURES[0]);
-            return Err(ModelError::invalid(&file, problem));
-        }
-        let config = Eagle3Config::from_json(&value, Some(target.config().num_hidden_layers))
-            .map_err(|problems| ModelError::Invalid { path: file.clone(), problems })?;
-        config.problems_with(target.config()).into_result(&file)?;
-        Self::from_source(open_weights(path)?.as_ref(), &config, target.embedding()?)
-    }
-
     /// Trained tensors by name, in the order of the published table.
     pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
         let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
@@ -188,22 +164,6 @@ impl Eagle3Draft {
     /// - the folder cannot be written
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         save_tensors(folder, &self.config, &self.stored_tensors()?, target_fingerprint)
-    }
-
-    /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
-    /// file's own.
-    ///
-    /// # Errors
-    /// - as [`Self::from_source`], or the file has no head
-    pub fn load(path: &Path, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
-        let source = open_weights(path)?;
-        let names = published_names(source.as_ref())?;
-        let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
-        let rows = head.and_then(|shape| shape.first().copied()).ok_or_else(|| {
-            ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing")
-        })?;
-        let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
-        Self::from_source(source.as_ref(), &config, embedding)
     }
 
     /// The same draft over another vocabulary: head rows of tokens that both keep move along, the
@@ -308,7 +268,7 @@ fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Pro
 
 /// Stored names by plain ones: without prefix, the layer as `midlayer.`. Two that come to the same
 /// plain name are an error.
-fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<String, String>> {
+pub(super) fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<String, String>> {
     let stored = source.names();
     let prefix = PREFIXES
         .iter()
@@ -386,16 +346,4 @@ fn read_vocabulary(
     check_vocabulary(config, &map, &mut problems);
     problems.into_result(source.path())?;
     Ok(map)
-}
-
-/// Whether the `config.json` of a draft folder or file names this kind of draft.
-pub fn is_at(path: &Path) -> bool {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let text = std::fs::read_to_string(folder.join("config.json"));
-    text.is_ok_and(|text| serde_json::from_str(&text).is_ok_and(|value| names_eagle3(&value)))
-}
-
-fn names_eagle3(config: &Value) -> bool {
-    let is_eagle3 = |name: &Value| name.as_str().is_some_and(|n| ARCHITECTURES.contains(&n));
-    config["architectures"].as_array().is_some_and(|names| names.iter().any(is_eagle3))
 }

@@ -12,7 +12,7 @@ mod config;
 mod model;
 mod weights;
 
+pub use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
 pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
-pub(in crate::draft) use weights::open_weights;
-pub use weights::{DRAFT_FILE, PTH_FILE, save_tensors, trained_for};
+pub use weights::{save_tensors, trained_for};

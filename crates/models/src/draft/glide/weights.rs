@@ -1,7 +1,7 @@
 //! Tensors of a GLIDE layer: names, initial values, reading and writing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use longdraft_kernels::random::CounterRng;
@@ -9,17 +9,10 @@ use longdraft_kernels::random::CounterRng;
 use super::config::{Compat, FinalNorm, GlideConfig, Init};
 use super::model::GlideDraft;
 use crate::draft::Parameter;
+use crate::draft::files::{DRAFT_FILE, PTH_FILE, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
-use crate::weights::pth::{self, PthSource};
-use crate::weights::safetensors::{self, SafetensorsSource};
-use crate::weights::{TensorSpec, WeightSource};
-
-/// Name of the draft file.
-pub const DRAFT_FILE: &str = "draft_model_weights.safetensors";
-
-/// Name of the same tensors in PyTorch's format.
-pub const PTH_FILE: &str = "draft_model_weights.pth";
+use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
 
 /// Prefixes under which published files hold the layer.
 const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "glide.", ""];
@@ -267,26 +260,6 @@ fn name_in_last_layer(name: &str) -> &str {
         "cross_attn.q_proj.bias" => "self_attn.q_proj.bias",
         "cross_attn.o_proj.weight" => "self_attn.o_proj.weight",
         other => other,
-    }
-}
-
-/// Opens a draft's weight file, or the one that a folder holds.
-pub(in crate::draft) fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
-    let file: PathBuf = if path.is_dir() {
-        [DRAFT_FILE, PTH_FILE, "model.safetensors"]
-            .iter()
-            .map(|name| path.join(name))
-            .find(|file| file.is_file())
-            .ok_or_else(|| {
-                let problem = format!("no draft is there ({DRAFT_FILE}, {PTH_FILE})");
-                ModelError::invalid(path, problem)
-            })?
-    } else {
-        path.to_path_buf()
-    };
-    match file.extension().and_then(|extension| extension.to_str()) {
-        Some("pth" | "pt" | "bin") => Ok(Box::new(PthSource::open(&file)?)),
-        _ => Ok(Box::new(SafetensorsSource::open_file(&file)?)),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::quantized::gguf_file::Content;
 
-use super::{Part, Stored};
+use super::source::{Part, Stored};
 use crate::config::TargetConfig;
 use crate::error::Problems;
 use crate::target::names::{ExpertNames, experts};

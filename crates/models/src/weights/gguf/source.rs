@@ -4,8 +4,6 @@
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
 //! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
 
-mod names;
-
 use std::collections::HashMap;
 use std::io::Cursor;
 use std::ops::Range;
@@ -17,10 +15,11 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
 use rayon::prelude::*;
 
-use super::mmap::MappedFile;
-use super::{Collector, WeightSource};
+use super::names;
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
+use crate::weights::mmap::MappedFile;
+use crate::weights::{Collector, WeightSource};
 
 /// Values dequantised at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
@@ -36,15 +35,15 @@ pub struct GgufSource {
 
 /// Where a published tensor is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stored {
+pub(super) struct Stored {
     /// GGUF name.
-    name: String,
-    part: Part,
+    pub(super) name: String,
+    pub(super) part: Part,
 }
 
 /// What of a stored tensor is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Whole,
     /// One of a stack.
     Expert(usize),

@@ -1,0 +1,186 @@
+//! `longdraft verify`: what is wrong with an export, without any engine.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_decode::SpeculativeDecoder;
+use longdraft_decode::drafter::drafter_of;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::{AnyDraft, Draft};
+use longdraft_models::target::{PackedSequence, Tap, Taps};
+use longdraft_models::weights::safetensors;
+use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
+use longdraft_serving::{MANIFEST_FILE, Manifest, Profile, TargetFacts, parity, rounded_vector};
+use serde_json::{Value, json};
+
+use super::export::Source;
+use crate::cli::VerifyArguments;
+use crate::decoding::{DecodingArguments, Models, PaceChoice, encode_text};
+use crate::failure::{Failure, Result};
+
+/// Text of `--decode` and `--record`.
+const TEXT: &str = "The old lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote the \
+                    weather into a book. One night the sea was quiet and a small boat came in without a \
+                    sail. He went down to the rocks with a rope and a lantern, and called out to it.";
+
+/// How far tau of the export may lie from the checkpoint's.
+const TAU_GAP: f64 = 0.05;
+
+/// Tokens per round of `--decode`.
+const DRAFT_LEN: usize = 4;
+
+/// Prints the report; fails if the folder may not be served.
+pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
+    let profile = arguments.profile.as_ref().map(|name| {
+        let known = Profile::ALL.map(Profile::name).join(", ");
+        Profile::parse(name).ok_or_else(|| {
+            Failure::usage(format!("`{name}` is no profile")).hint(format!("profiles: {known}"))
+        })
+    });
+    let profile = profile.transpose()?;
+    if !arguments.folder.exists() {
+        let problem = format!("{}: no such folder or file", arguments.folder.display());
+        return Err(Failure::usage(problem));
+    }
+    let target = arguments.target.as_deref().map(TargetFacts::open).transpose()?;
+    let checkpoint = match (&arguments.checkpoint, &target) {
+        (Some(path), Some(target)) => {
+            let draft = Source::find(path).open(&target.target)?;
+            Some(rounded_vector(&draft, target, stored_dtype(&arguments.folder))?)
+        }
+        _ => None,
+    };
+    let options = VerifyOptions { profile, target: target.as_ref(), checkpoint };
+    let report = verify(&arguments.folder, &options)?;
+    let decoded = match (arguments.decode, &arguments.checkpoint, &arguments.target) {
+        (Some(tokens), Some(checkpoint), Some(target)) if report.is_clean(false) => {
+            Some(compare_decoding(tokens, checkpoint, &arguments.folder, target)?)
+        }
+        _ => None,
+    };
+    if let (Some(file), Some(target)) = (&arguments.record, &arguments.target) {
+        record(file, &arguments.folder, target)?;
+    }
+    finish(arguments, &report, decoded, json)
+}
+
+fn finish(
+    arguments: &VerifyArguments,
+    report: &Report,
+    decoded: Option<(f64, f64)>,
+    json: bool,
+) -> Result<()> {
+    let (errors, warnings) = (report.count(Severity::Error), report.count(Severity::Warning));
+    if json {
+        let mut value = serde_json::to_value(report).unwrap_or_default();
+        value["clean"] = report.is_clean(arguments.strict).into();
+        value["tau"] = decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
+        println!("{value}");
+    } else {
+        print!("{report}");
+        if let Some((own, export)) = decoded {
+            println!("decoding: tau {export:.3} with the export, {own:.3} with the checkpoint");
+        }
+        println!(
+            "{} as {}: {errors} errors, {warnings} warnings",
+            arguments.folder.display(),
+            report.profile.name()
+        );
+    }
+    if !report.is_clean(arguments.strict) {
+        let what = format!("{errors} errors, {warnings} warnings: the export may not be served");
+        return Err(Failure::work(what).hint("each finding above says what to do"));
+    }
+    match decoded {
+        Some((own, export)) if (own - export).abs() > TAU_GAP * own => Err(Failure::work(format!(
+            "tau is {export:.3} with the export and {own:.3} with the checkpoint"
+        ))
+        .hint("export with --dtype f32 to tell rounding from a fault")),
+        _ => Ok(()),
+    }
+}
+
+/// Type of an export's weights, by its manifest or its keys; bf16 if nothing says it.
+fn stored_dtype(folder: &Path) -> DType {
+    let folder = if folder.is_file() { folder.parent().unwrap_or(folder) } else { folder };
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let manifest: Option<Manifest> = serde_json::from_str(&read(MANIFEST_FILE)).ok();
+    let config: Value = serde_json::from_str(&read("config.json")).unwrap_or_default();
+    let name = manifest.map(|manifest| manifest.dtype);
+    match name.as_deref().or(config["torch_dtype"].as_str()) {
+        Some("float32") => DType::F32,
+        Some("float16") => DType::F16,
+        _ => DType::BF16,
+    }
+}
+
+fn open(draft: &Path, target: &str) -> Result<(DecodingArguments, Models)> {
+    let decoding = DecodingArguments::chain(draft, DRAFT_LEN);
+    let models = decoding.open(target)?;
+    Ok((decoding, models))
+}
+
+/// tau with the checkpoint and with the export, over the same text.
+fn compare_decoding(
+    tokens: usize,
+    checkpoint: &Path,
+    export: &Path,
+    target: &str,
+) -> Result<(f64, f64)> {
+    let (decoding, models) = open(export, target)?;
+    let own = Source::find(checkpoint).open(&models.target)?;
+    let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
+    options.max_new_tokens = tokens;
+    let prompt = encode_text(TEXT, &models.tokenizer, &models.target)?;
+    let tau = |draft: &AnyDraft| -> Result<f64> {
+        let drafter = drafter_of(draft, &models.target, None)?;
+        let mut decoder = SpeculativeDecoder::new(&models.target, Some(drafter));
+        let mut go_on = |_| std::ops::ControlFlow::Continue(());
+        let generation = decoder.generate(&prompt, &options, &mut go_on)?;
+        Ok(generation.metrics.acceptance_length())
+    };
+    let exported = models.draft.as_ref().ok_or_else(|| Failure::work("the export is no draft"))?;
+    Ok((tau(&own)?, tau(exported)?))
+}
+
+/// Ids, features and logits of an EAGLE-3 export on a real text.
+fn record(file: &Path, folder: &Path, target: &str) -> Result<()> {
+    let (_, models) = open(folder, target)?;
+    let Some(AnyDraft::Eagle3(draft)) = &models.draft else {
+        return Err(Failure::usage("--record is for EAGLE-3 exports"));
+    };
+    let ids: Vec<u32> = encode_text(TEXT, &models.tokenizer, &models.target)?
+        .into_iter()
+        .map(|TargetTokenId(id)| id)
+        .take(parity::TOKENS)
+        .collect();
+    let count = ids.len();
+    let sequence = PackedSequence {
+        ids: ids.clone(),
+        position_ids: (0..count as u32).collect(),
+        document_ids: vec![0; count],
+    };
+    let features = models.target.forward(&sequence, &Taps::of(&draft.taps()))?;
+    let hidden: Option<Vec<Tensor>> = draft
+        .taps()
+        .iter()
+        .map(|tap| match tap {
+            Tap::Hidden(layer) => features.hidden.get(layer).cloned(),
+            _ => None,
+        })
+        .collect();
+    let hidden = hidden.ok_or_else(|| Failure::work("the target gave no features"))?;
+    let aux = Tensor::cat(&hidden, 1)?;
+    let input = parity::Eagle3Input { ids: ids.clone(), aux: aux.clone() };
+    let logits = parity::eagle3_logits(draft, &input)?;
+    let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
+    let mut tensors = vec![
+        ("input_ids".to_owned(), Tensor::from_vec(ids, count, &candle_core::Device::Cpu)?),
+        ("aux".to_owned(), aux),
+    ];
+    for (step, logits) in logits.into_iter().enumerate() {
+        tensors.push((format!("logits.{step}"), logits));
+    }
+    Ok(safetensors::save(file, &tensors, HashMap::new())?)
+}

@@ -1,0 +1,180 @@
+//! Opening drafts: our own folders, published ones in every layout, GGUF files.
+
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use serde_json::Value;
+
+use super::config::Eagle3Config;
+use super::config_file::ARCHITECTURES;
+use super::gguf_file::{self, GgufDraftSource};
+use super::model::Eagle3Draft;
+use super::published::names_eagle3;
+use super::weights::published_names;
+use crate::draft::files::{gguf_of, open_weights};
+use crate::error::{ModelError, Problems, Result};
+use crate::target::Target;
+use crate::weights::WeightSource;
+
+const HEAD: &str = "lm_head.weight";
+
+impl Eagle3Draft {
+    /// Opens a draft folder, a weight file with its `config.json` beside it, or a GGUF file. A draft
+    /// without a head of its own takes the target's, if it proposes every token.
+    ///
+    /// # Errors
+    /// - as [`Self::from_source`]; the configuration is missing, unusable, another model's, or does
+    ///   not fit the target
+    pub fn open(path: &Path, target: &Target) -> Result<Self> {
+        if let Some(file) = gguf_of(path) {
+            let source = GgufDraftSource::open(&file)?;
+            let config = source.config(Some(target.config())).map_err(in_file(&file))?;
+            config.problems_with(target.config()).into_result(&file)?;
+            return Self::from_source(
+                &with_head(&source, &config, target)?,
+                &config,
+                target.embedding()?,
+            );
+        }
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let file = folder.join("config.json");
+        let config = read_config(&file, Some(target.config().num_hidden_layers))?;
+        config.problems_with(target.config()).into_result(&file)?;
+        let source = open_weights(path)?;
+        let source = with_head(source.as_ref(), &config, target)?;
+        Self::from_source(&source, &config, target.embedding()?)
+    }
+
+    /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
+    /// file's own.
+    ///
+    /// # Errors
+    /// - as [`Self::from_source`]; the file has no head; the `config.json` beside it describes another
+    ///   network
+    pub fn load(path: &Path, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
+        check_same_network(path, config)?;
+        let source = open_weights(path)?;
+        let names = published_names(source.as_ref())?;
+        let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
+        let rows = head.and_then(|shape| shape.first().copied()).ok_or_else(|| {
+            ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing")
+        })?;
+        let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
+        Self::from_source(source.as_ref(), &config, embedding)
+    }
+}
+
+/// Whether a draft folder or file is of this kind, by its `config.json` or its GGUF header.
+pub fn is_at(path: &Path) -> bool {
+    if let Some(file) = gguf_of(path) {
+        return gguf_file::is_at(&file);
+    }
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let text = std::fs::read_to_string(folder.join("config.json"));
+    text.is_ok_and(|text| serde_json::from_str(&text).is_ok_and(|value| names_eagle3(&value)))
+}
+
+fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
+    let path = file.to_path_buf();
+    |problems| ModelError::Invalid { path, problems }
+}
+
+/// Reads the `config.json` of a draft of this kind.
+fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config> {
+    let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
+    let value: Value =
+        serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))?;
+    if !names_eagle3(&value) {
+        let problem = format!("`architectures` names no EAGLE-3 draft ({})", ARCHITECTURES[0]);
+        return Err(ModelError::invalid(file, problem));
+    }
+    Eagle3Config::from_json(&value, target_layers).map_err(in_file(file))
+}
+
+/// Weights fit networks that compute something else: what the file beside them says must hold.
+fn check_same_network(path: &Path, wanted: &Eagle3Config) -> Result<()> {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let (file, config) = if let Some(file) = gguf_of(path) {
+        let config = GgufDraftSource::open(&file)?.config(None);
+        (file, config.ok())
+    } else if is_at(path) {
+        let file = folder.join("config.json");
+        let config = read_config(&file, None);
+        (file, config.ok())
+    } else {
+        return Ok(());
+    };
+    // Without ids, or without sizes that the target would fill in, there is nothing to compare.
+    let Some(config) = config else { return Ok(()) };
+    let mut problems = Problems::default();
+    for (name, found, wanted) in [
+        ("norm_before_residual", config.norm_before_residual, wanted.norm_before_residual),
+        ("fc_norm", config.fc_norm, wanted.fc_norm),
+        ("norm_output", config.norm_output, wanted.norm_output),
+    ] {
+        if found != wanted {
+            problems.push(format!(
+                "the draft has `{name}` = {found}: set `draft.eagle3.{name}: {found}`"
+            ));
+        }
+    }
+    if config.target_layers != wanted.target_layers {
+        let ids = config.target_layers.map(|layer| layer.0);
+        problems.push(format!(
+            "the draft reads the outputs of layers {ids:?}: set `draft.eagle3.target_layers: {ids:?}`"
+        ));
+    }
+    problems.into_result(&file)
+}
+
+/// A source that lends the target's head where the draft has none and proposes every token.
+struct WithHead<'a> {
+    source: &'a dyn WeightSource,
+    head: Option<Tensor>,
+}
+
+fn with_head<'a>(
+    source: &'a dyn WeightSource,
+    config: &Eagle3Config,
+    target: &Target,
+) -> Result<WithHead<'a>> {
+    let lacks = !source.names().iter().any(|name| name.ends_with(HEAD));
+    let fits = config.draft_vocab_size == config.vocab_size
+        && config.hidden_size == config.target_hidden_size;
+    let head = if lacks && fits { Some(target.head()?.clone()) } else { None };
+    Ok(WithHead { source, head })
+}
+
+impl WeightSource for WithHead<'_> {
+    fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.source.names();
+        if self.head.is_some() {
+            // Under the prefix of the others.
+            let prefix = names.iter().find_map(|name| name.strip_suffix("fc.weight"));
+            names.push(format!("{}{HEAD}", prefix.unwrap_or_default()));
+        }
+        names
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        match &self.head {
+            Some(head) if name.ends_with(HEAD) => Some(head.dims().to_vec()),
+            _ => self.source.shape(name),
+        }
+    }
+
+    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        match &self.head {
+            Some(head) if name.ends_with(HEAD) => Ok(head.to_dtype(dtype)?),
+            _ => self.source.load(name, dtype),
+        }
+    }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        self.source.load_integers(name)
+    }
+}

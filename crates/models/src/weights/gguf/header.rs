@@ -1,0 +1,326 @@
+//! The header of a GGUF file, versions 2 and 3, read within the file's bounds.
+//!
+//! ```text
+//! "GGUF" version:u32 tensors:u64 keys:u64
+//! key   = name, type:u32, value          string = length:u64, bytes; array = type:u32, length:u64, values
+//! entry = name, rank:u32, sizes:u64 [rank] (innermost first), element:u32, offset:u64
+//! data from the next multiple of `general.alignment` (32) on
+//! ```
+//!
+//! Nothing is allocated before the bytes that fill it were seen, so that a wrong length is an error
+//! and no more. Unlike [`super::GgufSource`] it knows integer tensors and no particular model.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::Value;
+
+use crate::error::Problems;
+
+/// Nesting of arrays that is read.
+const DEEPEST: usize = 4;
+/// Entries of one array that are read.
+const LONGEST_ARRAY: u64 = 1 << 24;
+/// Ranks that the format knows.
+const LARGEST_RANK: u32 = 4;
+/// Where tensors start and end by default.
+pub(super) const ALIGNMENT: usize = 32;
+
+/// Element types that drafts are stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementType {
+    /// Floats, or blocks of quantised values.
+    Weight(GgmlDType),
+    /// 64-bit integers.
+    I64,
+    /// 32-bit integers.
+    I32,
+    /// By its number; nothing here reads it.
+    Unknown(u32),
+}
+
+impl ElementType {
+    fn from_number(number: u32) -> Self {
+        use GgmlDType as D;
+        let weight = match number {
+            0 => D::F32,
+            1 => D::F16,
+            2 => D::Q4_0,
+            3 => D::Q4_1,
+            6 => D::Q5_0,
+            7 => D::Q5_1,
+            8 => D::Q8_0,
+            10 => D::Q2K,
+            11 => D::Q3K,
+            12 => D::Q4K,
+            13 => D::Q5K,
+            14 => D::Q6K,
+            30 => D::BF16,
+            26 => return Self::I32,
+            27 => return Self::I64,
+            other => return Self::Unknown(other),
+        };
+        Self::Weight(weight)
+    }
+
+    /// Elements of a block and its bytes.
+    fn block(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Weight(dtype) => Some((dtype.block_size(), dtype.type_size())),
+            Self::I64 => Some((1, 8)),
+            Self::I32 => Some((1, 4)),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
+/// A tensor's description.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// What it consists of.
+    pub element: ElementType,
+    /// Row-major, outermost first.
+    pub shape: Vec<usize>,
+    /// Its bytes in the file; empty for an unknown element type.
+    pub bytes: Range<usize>,
+}
+
+/// Keys and tensors.
+#[derive(Debug)]
+pub struct Header {
+    /// Format version.
+    pub version: u32,
+    /// Values by key.
+    pub metadata: BTreeMap<String, Value>,
+    /// Descriptions by name.
+    pub tensors: BTreeMap<String, StoredTensor>,
+}
+
+impl Header {
+    /// Reads the header of a whole file's `bytes`.
+    ///
+    /// # Errors
+    /// - it is none, ends early, repeats a key or tensor, or every tensor that does not lie in the
+    ///   file, overlaps another one or is of an unknown element type
+    pub fn read(bytes: &[u8]) -> Result<Self, Problems> {
+        let mut cursor = Cursor { bytes, at: 0 };
+        let read = cursor.header();
+        read.map_err(|problem| {
+            Problems(vec![format!("not a usable GGUF header: {problem} (byte {})", cursor.at)])
+        })
+        .and_then(|(header, entries)| header.with_tensors(entries, cursor.at, bytes.len()))
+    }
+
+    fn with_tensors(
+        mut self,
+        entries: Vec<(String, Entry)>,
+        header_end: usize,
+        file_bytes: usize,
+    ) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let alignment = match self.metadata.get("general.alignment") {
+            None => ALIGNMENT,
+            Some(value) => match value.to_u32().map(|n| n as usize) {
+                Ok(n) if n.is_power_of_two() && (8..=1 << 20).contains(&n) => n,
+                _ => {
+                    problems.push(format!("`general.alignment` = {value:?} is no alignment"));
+                    ALIGNMENT
+                }
+            },
+        };
+        let data = header_end.next_multiple_of(alignment);
+        for (name, entry) in entries {
+            match entry.place(data, alignment, file_bytes) {
+                Ok(tensor) => {
+                    if self.tensors.insert(name.clone(), tensor).is_some() {
+                        problems.push(format!("tensor `{name}` is there twice"));
+                    }
+                }
+                Err(problem) => problems.push(format!("tensor `{name}` {problem}")),
+            }
+        }
+        let mut placed: Vec<(&String, &Range<usize>)> =
+            self.tensors.iter().map(|(name, tensor)| (name, &tensor.bytes)).collect();
+        placed.sort_by_key(|(_, bytes)| (bytes.start, bytes.end));
+        for pair in placed.windows(2) {
+            if pair[0].1.end > pair[1].1.start {
+                problems.push(format!("tensors `{}` and `{}` overlap", pair[0].0, pair[1].0));
+            }
+        }
+        if problems.0.is_empty() { Ok(self) } else { Err(problems) }
+    }
+
+    /// A key's number, whatever its width.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.metadata.get(key).and_then(crate::config::gguf_number)
+    }
+
+    /// A key's text.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).and_then(|value| value.to_string().ok()).map(String::as_str)
+    }
+
+    /// A key's flag.
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        self.metadata.get(key).and_then(|value| value.to_bool().ok())
+    }
+
+    /// A key's list of whole numbers.
+    pub fn integers(&self, key: &str) -> Option<Vec<i64>> {
+        let items = self.metadata.get(key)?.to_vec().ok()?;
+        let whole = |value: &Value| crate::config::gguf_number(value).map(|number| number as i64);
+        items.iter().map(whole).collect()
+    }
+}
+
+/// A tensor's description before its place was checked.
+struct Entry {
+    element: ElementType,
+    shape: Vec<u64>,
+    offset: u64,
+}
+
+impl Entry {
+    fn place(
+        self,
+        data: usize,
+        alignment: usize,
+        file_bytes: usize,
+    ) -> Result<StoredTensor, String> {
+        let Self { element, shape, offset } = self;
+        let (block, block_bytes) = match (element, element.block()) {
+            (ElementType::Unknown(number), _) => {
+                return Err(format!("is of unknown element type {number}"));
+            }
+            (_, Some(block)) => block,
+            (_, None) => return Err("has no block size".into()),
+        };
+        let sizes: Option<Vec<usize>> =
+            shape.iter().map(|size| usize::try_from(*size).ok()).collect();
+        let elements = sizes.as_ref().and_then(|sizes| {
+            sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
+        });
+        let (Some(shape_of), Some(elements)) = (sizes, elements) else {
+            return Err(format!("has an absurd shape {shape:?}"));
+        };
+        let width = shape_of.last().copied().unwrap_or(1);
+        if elements == 0 || !width.is_multiple_of(block) {
+            return Err(format!("of shape {shape_of:?} does not consist of blocks of {block}"));
+        }
+        if !offset.is_multiple_of(alignment as u64) {
+            return Err(format!("starts at {offset}, no multiple of {alignment}"));
+        }
+        let range = usize::try_from(offset).ok().and_then(|offset| {
+            let start = data.checked_add(offset)?;
+            let end = start.checked_add((elements / block).checked_mul(block_bytes)?)?;
+            (end <= file_bytes).then_some(start..end)
+        });
+        let bytes = range
+            .ok_or_else(|| format!("lies outside the file of {file_bytes} bytes (cut off?)"))?;
+        Ok(StoredTensor { element, shape: shape_of, bytes })
+    }
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Cursor<'_> {
+    fn header(&mut self) -> Result<(Header, Vec<(String, Entry)>), String> {
+        if self.take(4)? != b"GGUF" {
+            return Err("it does not begin with `GGUF`".into());
+        }
+        let version = self.u32()?;
+        if !(2..=3).contains(&version) {
+            return Err(format!("version {version} (2 and 3 are read)"));
+        }
+        let (tensors, keys) = (self.u64()?, self.u64()?);
+        let mut metadata = BTreeMap::new();
+        for _ in 0..keys {
+            let key = self.string()?;
+            let kind = self.u32()?;
+            let value = self.value(kind, 0)?;
+            if metadata.insert(key.clone(), value).is_some() {
+                return Err(format!("key `{key}` is there twice"));
+            }
+        }
+        let mut entries = Vec::new();
+        for _ in 0..tensors {
+            let name = self.string()?;
+            let rank = self.u32()?;
+            if rank == 0 || rank > LARGEST_RANK {
+                return Err(format!("tensor `{name}` of rank {rank}"));
+            }
+            let mut shape = (0..rank).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+            shape.reverse();
+            let element = ElementType::from_number(self.u32()?);
+            entries.push((name, Entry { element, shape, offset: self.u64()? }));
+        }
+        Ok((Header { version, metadata, tensors: BTreeMap::new() }, entries))
+    }
+
+    fn take(&mut self, count: usize) -> Result<&[u8], String> {
+        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
+        let end = end.ok_or("it ends early")?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let length = self.u64()?;
+        let length = usize::try_from(length).map_err(|_| "it ends early")?;
+        let bytes = self.take(length)?;
+        String::from_utf8(bytes.to_vec()).map_err(|_| "a string is no UTF-8".into())
+    }
+
+    fn value(&mut self, kind: u32, depth: usize) -> Result<Value, String> {
+        Ok(match kind {
+            0 => Value::U8(self.array::<1>()?[0]),
+            1 => Value::I8(i8::from_le_bytes(self.array()?)),
+            2 => Value::U16(u16::from_le_bytes(self.array()?)),
+            3 => Value::I16(i16::from_le_bytes(self.array()?)),
+            4 => Value::U32(self.u32()?),
+            5 => Value::I32(i32::from_le_bytes(self.array()?)),
+            6 => Value::F32(f32::from_le_bytes(self.array()?)),
+            7 => match self.array::<1>()?[0] {
+                0 => Value::Bool(false),
+                1 => Value::Bool(true),
+                other => return Err(format!("a flag is {other}")),
+            },
+            8 => Value::String(self.string()?),
+            9 if depth < DEEPEST => {
+                let kind = self.u32()?;
+                let length = self.u64()?;
+                if length > LONGEST_ARRAY {
+                    return Err(format!("an array of {length} entries"));
+                }
+                let mut items = Vec::new();
+                for _ in 0..length {
+                    items.push(self.value(kind, depth + 1)?);
+                }
+                Value::Array(items)
+            }
+            10 => Value::U64(self.u64()?),
+            11 => Value::I64(i64::from_le_bytes(self.array()?)),
+            12 => Value::F64(f64::from_le_bytes(self.array()?)),
+            other => return Err(format!("a value of type {other}")),
+        })
+    }
+}

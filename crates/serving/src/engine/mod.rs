@@ -1,0 +1,137 @@
+//! What each engine does with a draft's files, as rules that need no engine.
+//!
+//! Every loader is a table: a tensor name is loaded, renamed, ignored or an error; layer ids are read
+//! from one key under one convention. [`crate::verify`] runs a folder through all of them.
+
+pub mod commands;
+pub mod llamacpp;
+pub mod sglang;
+pub mod speculators;
+pub mod vllm;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// A program that serves or reads drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// llama.cpp.
+    Llamacpp,
+    /// The speculators library.
+    Speculators,
+    /// LongSpec's scripts.
+    Longspec,
+}
+
+impl Engine {
+    /// The name as its project writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+            Self::Llamacpp => "llama.cpp",
+            Self::Speculators => "speculators",
+            Self::Longspec => "LongSpec",
+        }
+    }
+
+    /// What becomes of a tensor of this name in a file.
+    pub fn fate(self, name: &str, config: &Value) -> Fate {
+        match self {
+            Self::Vllm => vllm::fate(name, config),
+            Self::Sglang => sglang::fate(name, config),
+            Self::Llamacpp => llamacpp::fate(name),
+            Self::Speculators => speculators::fate(name, config),
+            Self::Longspec => Fate::Loaded(name.to_owned()),
+        }
+    }
+
+    /// Outputs of layers that the engine hands to the draft, and from which key.
+    pub fn layers(self, config: &Value, target_layers: Option<usize>) -> SeenLayers {
+        match self {
+            Self::Vllm | Self::Speculators | Self::Longspec => vllm::layers(config, target_layers),
+            Self::Sglang => sglang::layers(config, target_layers),
+            Self::Llamacpp => llamacpp::folder_layers(target_layers),
+        }
+    }
+}
+
+/// What a loader does with a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// It becomes the parameter of this name.
+    Loaded(String),
+    /// It is left out, with or without a message.
+    Ignored(&'static str),
+    /// Loading ends here.
+    Rejected(String),
+}
+
+/// The layers that an engine hands out, as outputs counted from 0; −1 are the embeddings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenLayers {
+    /// `None` if nothing says them and the target's number of layers is not known.
+    pub outputs: Option<Vec<i64>>,
+    /// Which key, or the default.
+    pub from: &'static str,
+}
+
+/// A list of whole numbers.
+pub(crate) fn integers(value: &Value) -> Option<Vec<i64>> {
+    value.as_array()?.iter().map(Value::as_i64).collect()
+}
+
+/// The published layers of a target with `n`, as engines compute them: whatever `n` is.
+pub(crate) fn default_outputs(target_layers: Option<usize>) -> Option<Vec<i64>> {
+    target_layers.map(|n| vec![1, (n / 2) as i64 - 1, n as i64 - 4])
+}
+
+/// A parameter of the published network under the names that loaders give it, after fusing q, k and v
+/// and gate and up.
+pub(crate) fn is_parameter(name: &str, config: &Value, layer: &str) -> bool {
+    const OF_LAYER: [&str; 7] = [
+        "self_attn.qkv_proj.weight",
+        "self_attn.o_proj.weight",
+        "mlp.gate_up_proj.weight",
+        "mlp.down_proj.weight",
+        "input_layernorm.weight",
+        "hidden_norm.weight",
+        "post_attention_layernorm.weight",
+    ];
+    let flag = |key: &str| {
+        let nested = config["eagle_config"][key].as_bool();
+        config[key].as_bool().or(nested).unwrap_or(false)
+    };
+    if let Some(rest) = name.strip_prefix(layer) {
+        return OF_LAYER.contains(&rest);
+    }
+    match name {
+        "fc.weight" | "norm.weight" | "embed_tokens.weight" | "lm_head.weight" => true,
+        "input_norm.weight" => flag("norm_before_fc"),
+        _ => {
+            let index = name.strip_prefix("fc_norm.").and_then(|rest| rest.strip_suffix(".weight"));
+            flag("fc_norm")
+                && index.is_some_and(|index| index.parse::<usize>().is_ok_and(|i| i < 3))
+        }
+    }
+}
+
+/// q, k and v under their fused name, gate and up likewise.
+pub(crate) fn fused(name: &str) -> String {
+    let mut fused = name.to_owned();
+    for (part, whole) in [
+        (".q_proj.", ".qkv_proj."),
+        (".k_proj.", ".qkv_proj."),
+        (".v_proj.", ".qkv_proj."),
+        (".gate_proj.", ".gate_up_proj."),
+        (".up_proj.", ".gate_up_proj."),
+    ] {
+        fused = fused.replace(part, whole);
+    }
+    fused
+}

@@ -1,0 +1,24 @@
+//! Drafts as serving engines read them: exported folders, and a validator that needs no engine.
+//!
+//! One trained draft is rendered per [`Profile`]; [`verify::verify`] reads a folder back with the
+//! rules of every engine's loader ([`engine`]) and lists all problems at once.
+
+#![forbid(unsafe_code)]
+
+pub mod engine;
+mod error;
+mod export;
+mod folder;
+pub mod hub;
+mod manifest;
+pub mod parity;
+mod profile;
+pub mod render;
+mod target;
+pub mod verify;
+
+pub use error::{Result, ServingError};
+pub use export::{ExportOptions, Exported, WeightType, export, rounded_vector};
+pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
+pub use profile::Profile;
+pub use target::TargetFacts;

@@ -1,0 +1,80 @@
+//! `longdraft-manifest.json`: where an export comes from and how to check it. Engines ignore it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Profile;
+use crate::parity::ParityVector;
+
+/// Name of the file.
+pub const MANIFEST_FILE: &str = "longdraft-manifest.json";
+
+/// What is recorded of an export.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of longdraft that wrote it.
+    pub tool_version: String,
+    /// What it was written for.
+    pub profile: Profile,
+    /// Engine versions that the profile's rules describe.
+    pub compat: String,
+    /// `eagle3` or `glide`.
+    pub method: String,
+    /// PyTorch's name of the weights' type.
+    pub dtype: String,
+    /// Outputs of layers that the draft reads, counted from 0.
+    pub target_layers: Vec<usize>,
+    /// The same in words.
+    pub target_layers_in_words: Vec<String>,
+    /// The target that it drafts for.
+    pub target: TargetRecord,
+    /// Where the draft comes from.
+    pub provenance: Provenance,
+    /// SHA-256 of every tensor's bytes in the file, by the name there.
+    pub tensors: BTreeMap<String, String>,
+    /// SHA-256 of every other file.
+    pub files: BTreeMap<String, String>,
+    /// SHA-256 of the kept target ids, if the draft has a vocabulary of its own.
+    pub vocabulary_map: Option<String>,
+    /// What the written network computes on a fixed input.
+    pub parity: Option<ParityVector>,
+    /// What the engines of some version do not compute.
+    pub warnings: Vec<String>,
+    /// How to serve it, by engine.
+    pub serve: BTreeMap<String, String>,
+}
+
+/// The target as it was at export.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// As the user named it.
+    pub name: String,
+    /// Hash of its configuration and a sample of its weights.
+    pub fingerprint: String,
+    /// Hash of its tokenizer.
+    pub tokenizer: String,
+    /// `V`
+    pub vocab_size: usize,
+    /// Decoder layers.
+    pub num_hidden_layers: usize,
+}
+
+/// What is known of the draft's training.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Run, checkpoint or folder, its last name only.
+    pub source: String,
+    /// SHA-256 of the source's weight file.
+    pub source_sha256: String,
+    /// Optimizer steps.
+    pub steps: Option<u64>,
+    /// Tokens seen.
+    pub tokens: Option<u64>,
+    /// Seconds of training.
+    pub seconds: Option<f64>,
+    /// Names of the training sources.
+    pub data: Vec<String>,
+    /// What `eval decode` measured, as in `decode.json`.
+    pub evaluation: Option<serde_json::Value>,
+}

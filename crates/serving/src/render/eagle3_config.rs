@@ -1,0 +1,182 @@
+//! `config.json` of an EAGLE-3 draft for every profile that is a folder.
+
+use candle_core::DType;
+use longdraft_models::config::TargetConfig;
+use longdraft_models::draft::eagle3::{Eagle3Config, TAPPED_LAYERS};
+use serde_json::{Value, json};
+
+use crate::Profile;
+use crate::target::TargetFacts;
+
+/// The key that lists tapped layers.
+pub const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
+
+/// Version of the speculators library whose layout is written.
+const SPECULATORS_VERSION: &str = "0.9.0";
+
+/// PyTorch's name of a weight type.
+pub fn torch_dtype(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    }
+}
+
+/// States that enter a layer, as vLLM, speculators and GGUF files count.
+pub fn entered_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
+    config.target_layers.map(|layer| layer.entered().0)
+}
+
+/// Outputs of layers, as SGLang counts.
+pub fn output_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
+    config.target_layers.map(|layer| layer.0)
+}
+
+/// The keys of a profile's `config.json`; `draft_len` becomes the default depth of speculators.
+pub fn render(
+    profile: Profile,
+    config: &Eagle3Config,
+    target: &TargetFacts,
+    dtype: DType,
+    draft_len: usize,
+) -> Value {
+    if profile == Profile::Speculators {
+        return speculators(config, target, dtype, draft_len);
+    }
+    let mut value = common(config, dtype);
+    set_special_tokens(&mut value, target.config());
+    let top = json!(entered_ids(config));
+    let nested = json!(output_ids(config));
+    match profile {
+        Profile::Sglang => value["eagle_config"][LAYER_IDS] = nested,
+        Profile::Hf => {
+            value[LAYER_IDS] = top;
+            value["eagle_config"][LAYER_IDS] = nested;
+        }
+        _ => value[LAYER_IDS] = top,
+    }
+    value
+}
+
+/// The keys of our own `config.json` in an engine's dialect, without layer ids.
+fn common(config: &Eagle3Config, dtype: DType) -> Value {
+    let mut value = config.to_json();
+    let rope = value["rope_parameters"].clone();
+    if let Some(keys) = value.as_object_mut() {
+        for ours in ["embed_proj", "attention_window", "rope_divisors", "initializer_range"] {
+            keys.remove(ours);
+        }
+    }
+    // Old readers know this spelling only; a plain rope has none, since they refuse null.
+    if rope["rope_type"] != "default" {
+        let mut scaling = rope;
+        if let Some(keys) = scaling.as_object_mut() {
+            keys.remove("rope_theta");
+        }
+        value["rope_scaling"] = scaling;
+    }
+    value["torch_dtype"] = torch_dtype(dtype).into();
+    value["eagle_config"] = json!({"use_aux_hidden_state": true});
+    if let Some(window) = config.attention_window {
+        value["sliding_window"] = (window + 1).into();
+        value["layer_types"] = json!(["sliding_attention"]);
+    }
+    value
+}
+
+fn set_special_tokens(value: &mut Value, target: &TargetConfig) {
+    if let Some(bos) = target.bos_token_id {
+        value["bos_token_id"] = bos.into();
+    }
+    match target.eos_token_ids.as_slice() {
+        [] => {}
+        [one] => value["eos_token_id"] = (*one).into(),
+        several => value["eos_token_id"] = json!(several),
+    }
+    if let Some(pad) = target.pad_token_id {
+        value["pad_token_id"] = pad.into();
+    }
+}
+
+fn speculators(
+    config: &Eagle3Config,
+    target: &TargetFacts,
+    dtype: DType,
+    draft_len: usize,
+) -> Value {
+    let mut layer = common(config, dtype);
+    if let Some(keys) = layer.as_object_mut() {
+        for outer in [
+            "architectures",
+            "target_hidden_size",
+            "draft_vocab_size",
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            "num_aux_hidden_states",
+            "eagle_config",
+            "torch_dtype",
+        ] {
+            keys.remove(outer);
+        }
+    }
+    set_special_tokens(&mut layer, target.config());
+    let mut value = json!({
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{
+                "proposal_type": "greedy", "speculative_tokens": draft_len,
+                "verifier_accept_k": 1, "accept_tolerance": 0.0
+            }],
+            "verifier": {
+                "name_or_path": target.name, "architectures": target.architectures
+            }
+        },
+        "transformer_layer_config": layer,
+        "draft_vocab_size": config.draft_vocab_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": false,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        LAYER_IDS: entered_ids(config),
+        "embed_requires_grad": false,
+        "tie_word_embeddings": false,
+        "torch_dtype": torch_dtype(dtype),
+    });
+    if config.hidden_size != config.target_hidden_size {
+        value["target_hidden_size"] = config.target_hidden_size.into();
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::LayerId;
+
+    use super::*;
+
+    /// The table of conventions: the same tensors under every reader's numbers.
+    #[test]
+    fn layers_count_as_each_reader_counts() {
+        for (layers, entered, outputs) in [
+            (32, [2, 16, 29], [1, 15, 28]),
+            (30, [2, 15, 27], [1, 14, 26]),
+            (8, [2, 4, 5], [1, 3, 4]),
+        ] {
+            let published = Eagle3Config::published_layers(layers).expect("layers");
+            let json = json!({
+                "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+                "vocab_size": 10, "eagle_config": {LAYER_IDS: published.map(|layer: LayerId| layer.0)}
+            });
+            let config = Eagle3Config::from_json(&json, None).expect("valid");
+            assert_eq!(entered_ids(&config), entered, "n = {layers}: 2, n/2, n-3");
+            assert_eq!(output_ids(&config), outputs, "n = {layers}: 1, n/2-1, n-4");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A draft's tensors under a profile's names, in the dtype asked for.
+
+use candle_core::{DType, Tensor};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
+use longdraft_models::error::Problems;
+
+use crate::Profile;
+use crate::error::{Result, ServingError};
+use crate::target::TargetFacts;
+
+/// Largest value of an IEEE half.
+const LARGEST_HALF: f32 = 65_504.0;
+
+/// The network that engines see: a draft that projects the target's embeddings has embeddings of its
+/// own there.
+pub fn published_config(config: &Eagle3Config) -> Eagle3Config {
+    Eagle3Config { embed_proj: false, ..config.clone() }
+}
+
+/// Every tensor of an EAGLE-3 draft under our own names (`midlayer.*`), weights in `dtype`.
+///
+/// # Errors
+/// - a value does not fit the dtype or is not finite: every such tensor
+pub fn eagle3(
+    profile: Profile,
+    draft: &Eagle3Draft,
+    target: &TargetFacts,
+    dtype: DType,
+    with_embedding: bool,
+) -> Result<Vec<(String, Tensor)>> {
+    let mut problems = Problems::default();
+    let mut all = Vec::new();
+    let mut embedding = None;
+    for (name, tensor) in draft.stored_tensors()? {
+        match name.as_str() {
+            "embed_proj.weight" => {
+                embedding = Some(target.target.embedding()?.matmul(&tensor.t()?)?);
+            }
+            "embed_tokens.weight" => embedding = Some(tensor),
+            "d2t" | "t2d" => all.push((name, tensor)),
+            _ => all.push((name.clone(), narrowed(&name, &tensor, dtype, &mut problems)?)),
+        }
+    }
+    match embedding {
+        Some(own) => {
+            let own = narrowed("embed_tokens.weight", &own, dtype, &mut problems)?;
+            all.push(("embed_tokens.weight".into(), own));
+        }
+        // SGLang puts the target's in its place anyway.
+        None if with_embedding && profile != Profile::Sglang => {
+            let stored = target.stored_embedding.as_ref();
+            let shared = match stored {
+                Some(stored) => stored.clone(),
+                None => target.target.embedding()?.to_dtype(dtype)?,
+            };
+            all.push(("embed_tokens.weight".into(), shared));
+        }
+        None => {}
+    }
+    if problems.0.is_empty() {
+        Ok(all)
+    } else {
+        Err(ServingError::NotRepresentable { profile, problems })
+    }
+}
+
+/// A tensor in `dtype`; what does not fit is a problem.
+pub(super) fn narrowed(
+    name: &str,
+    tensor: &Tensor,
+    dtype: DType,
+    problems: &mut Problems,
+) -> Result<Tensor> {
+    let largest = tensor.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    let sum = tensor.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    if !largest.is_finite() || !sum.is_finite() {
+        problems.push(format!("tensor `{name}` holds values that are not finite"));
+    } else if dtype == DType::F16 && largest > LARGEST_HALF {
+        problems.push(format!(
+            "tensor `{name}` holds {largest}, too large for f16: export with --dtype bf16"
+        ));
+    }
+    Ok(tensor.to_dtype(dtype)?.contiguous()?)
+}
+
+/// Our names under a profile's: the decoder layer's prefix.
+pub fn renamed(profile: Profile, tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+    let rename = |(name, tensor): &(String, Tensor)| {
+        let name = match name.strip_prefix("midlayer.") {
+            Some(rest) => format!("{}{rest}", profile.layer_prefix()),
+            None => name.clone(),
+        };
+        (name, tensor.clone())
+    };
+    tensors.iter().map(rename).collect()
+}

@@ -1,0 +1,280 @@
+//! Keys of `config.json`: present, of the right kind, consistent, and computed by the engines.
+
+use longdraft_models::draft::eagle3::Eagle3Config;
+use serde_json::Value;
+
+use super::report::{Effect, Problem, Severity};
+use super::{Checks, speculators, target_keys};
+use crate::engine::{Engine, sglang, vllm};
+use crate::profile::Profile;
+
+const FILE: &str = "config.json";
+
+/// Keys that readers need, beside layer ids.
+const REQUIRED: [&str; 14] = [
+    "architectures",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "tie_word_embeddings",
+];
+
+/// The same for speculators, where sizes stand in the layer's own table.
+const REQUIRED_SPECULATORS: [&str; 5] = [
+    "speculators_model_type",
+    "speculators_version",
+    "speculators_config",
+    "transformer_layer_config",
+    "draft_vocab_size",
+];
+
+/// Switches whose default differs between readers: they have to be written.
+const FLAGS: [&str; 4] = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"];
+
+/// Keys whose values are numbers, flags or lists: null is none.
+const UNTYPED: [&str; 2] = ["target_hidden_size", "rope_scaling"];
+
+pub(super) fn check(checks: &mut Checks<'_>) {
+    if !checks.config.is_object() {
+        return;
+    }
+    architecture(checks);
+    presence(checks);
+    nulls(checks);
+    flags(checks);
+    sizes(checks);
+    target_keys::check(checks);
+    if checks.profile == Profile::Speculators {
+        speculators::check(checks);
+    }
+}
+
+pub(super) fn place(key: &str) -> String {
+    format!("{FILE}: `{key}`")
+}
+
+/// The table with the decoder layer's keys.
+pub(super) fn layer_keys(checks: &Checks<'_>) -> Value {
+    match checks.config.get("transformer_layer_config") {
+        Some(layer) => layer.clone(),
+        None => checks.config.clone(),
+    }
+}
+
+fn architecture(checks: &mut Checks<'_>) {
+    let names: Vec<String> = checks.config["architectures"]
+        .as_array()
+        .map(|names| names.iter().filter_map(|n| n.as_str().map(str::to_owned)).collect())
+        .unwrap_or_default();
+    let found = format!("{names:?}");
+    for engine in checks.engines() {
+        let (holds, wanted) = match engine {
+            Engine::Sglang => {
+                (names == [sglang::ARCHITECTURE], format!("[{:?}] alone", sglang::ARCHITECTURE))
+            }
+            Engine::Speculators => {
+                let own = ["Eagle3DraftModel", "Eagle3Speculator"];
+                (names.iter().any(|n| own.contains(&n.as_str())), format!("one of {own:?}"))
+            }
+            _ => (
+                names.iter().any(|n| vllm::ARCHITECTURES.contains(&n.as_str())),
+                format!("one of {:?}", vllm::ARCHITECTURES),
+            ),
+        };
+        if !holds {
+            let problem = Problem::new(
+                Severity::Error,
+                "architecture",
+                place("architectures"),
+                found.clone(),
+                wanted,
+            );
+            checks.push(problem.effect(
+                *engine,
+                Effect::Rejects,
+                "no model class of this name, or the plain model's",
+            ));
+        }
+    }
+}
+
+fn presence(checks: &mut Checks<'_>) {
+    let required: &[&str] =
+        if checks.profile == Profile::Speculators { &REQUIRED_SPECULATORS } else { &REQUIRED };
+    for key in required {
+        if checks.config.get(*key).is_none() {
+            let words = if *key == "draft_vocab_size" && checks.profile == Profile::Sglang {
+                "the head is taken from the target"
+            } else {
+                "the reader's own default is taken, which differs, or loading ends"
+            };
+            checks.error(
+                "missing-key",
+                place(key),
+                "missing",
+                "the draft's value",
+                Effect::Garbage,
+                words,
+            );
+        }
+    }
+}
+
+fn nulls(checks: &mut Checks<'_>) {
+    let Some(keys) = checks.config.as_object() else { return };
+    let null: Vec<String> = keys
+        .iter()
+        .filter(|(key, value)| value.is_null() && !UNTYPED.contains(&key.as_str()))
+        .map(|(key, _)| key.clone())
+        .collect();
+    for key in null {
+        checks.error(
+            "null",
+            place(&key),
+            "null",
+            "a value, or no such key",
+            Effect::Rejects,
+            "strict readers refuse null for a typed key",
+        );
+    }
+}
+
+fn flags(checks: &mut Checks<'_>) {
+    for key in FLAGS {
+        match checks.config.get(key) {
+            None => checks.error(
+                "missing-flag",
+                place(key),
+                "missing",
+                "true or false",
+                Effect::Garbage,
+                "readers disagree on the default: the network may be another one",
+            ),
+            Some(value) if !value.is_boolean() => {
+                checks.error(
+                    "flag",
+                    place(key),
+                    value.to_string(),
+                    "true or false",
+                    Effect::Rejects,
+                    "strict readers refuse it",
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    let on = |checks: &Checks<'_>, key: &str| checks.config[key] == true;
+    if on(checks, "norm_before_fc") && on(checks, "fc_norm") {
+        checks.error(
+            "both-norms",
+            place("norm_before_fc"),
+            "true beside `fc_norm` = true",
+            "one of them",
+            Effect::Rejects,
+            "the two exclude each other",
+        );
+    }
+    if checks.config["tie_word_embeddings"] != false
+        && checks.config.get("tie_word_embeddings").is_some()
+    {
+        checks.error(
+            "tied",
+            place("tie_word_embeddings"),
+            checks.config["tie_word_embeddings"].to_string(),
+            "false",
+            Effect::Garbage,
+            "the head is replaced by the embeddings",
+        );
+    }
+    for engine in checks.engines() {
+        for key in FLAGS {
+            if !on(checks, key) {
+                continue;
+            }
+            let (severity, effect, words) = match (engine, key) {
+                (Engine::Sglang, "norm_before_residual" | "norm_before_fc") => (
+                    Severity::Error,
+                    Effect::Garbage,
+                    "it computes another network, without a message",
+                ),
+                (Engine::Llamacpp, "fc_norm" | "norm_output") => {
+                    (Severity::Error, Effect::Rejects, "it has no place for it")
+                }
+                (_, "norm_before_residual") => continue,
+                _ => (
+                    Severity::Warning,
+                    Effect::Garbage,
+                    "only new versions compute it, older ones do so without a message",
+                ),
+            };
+            let problem = Problem::new(
+                severity,
+                "flag-unsupported",
+                place(key),
+                "true",
+                format!("false for {}", engine.name()),
+            );
+            checks.push(
+                problem
+                    .effect(*engine, effect, words)
+                    .remedy("train without it, or serve with an engine that computes it"),
+            );
+        }
+    }
+}
+
+fn sizes(checks: &mut Checks<'_>) {
+    let layers = checks.target_layers();
+    // Tapped layers have checks of their own: a stand-in keeps them out of this one.
+    let mut value = checks.config.clone();
+    if let Some(keys) = value.as_object_mut() {
+        keys.remove(crate::render::eagle3_config::LAYER_IDS);
+        keys.remove("eagle_config");
+        // This program does not run it; engines that do are told above.
+        keys.insert("norm_before_fc".into(), false.into());
+        keys.insert("tie_word_embeddings".into(), false.into());
+        for flag in ["fc_norm", "norm_output", "norm_before_residual"] {
+            if !keys.get(flag).is_some_and(Value::is_boolean) {
+                keys.insert(flag.into(), false.into());
+            }
+        }
+    }
+    match Eagle3Config::from_json(&value, Some(layers.unwrap_or(32).max(8))) {
+        Ok(sizes) => checks.sizes = Some(sizes),
+        Err(problems) => {
+            for problem in problems.0 {
+                checks.error(
+                    "sizes",
+                    FILE,
+                    problem,
+                    "sizes that fit together",
+                    Effect::Rejects,
+                    "the model cannot be built",
+                );
+            }
+        }
+    }
+    if let (Some(sizes), Some(target)) = (checks.sizes.clone(), checks.target) {
+        for problem in sizes.problems_with(target.config()).0 {
+            if !problem.starts_with("tapped layer") {
+                checks.error(
+                    "not-the-target",
+                    FILE,
+                    problem,
+                    "the target's sizes",
+                    Effect::Rejects,
+                    "features of another width, or tokens of another vocabulary",
+                );
+            }
+        }
+    }
+}

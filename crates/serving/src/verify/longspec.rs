@@ -1,0 +1,188 @@
+//! Folders of the published GLIDE layer.
+
+use longdraft_models::draft::glide::PTH_FILE;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::pth::PthSource;
+use serde_json::Value;
+
+use super::report::Effect;
+use super::{Checks, nearest, values};
+use crate::export::hash;
+
+/// Whether the keys name the layer's class.
+pub(super) fn is_layer(config: &Value) -> bool {
+    let named = |name: &Value| name.as_str().is_some_and(|n| n.ends_with("GlideDecoderLayer"));
+    config["architectures"].as_array().is_some_and(|names| names.iter().any(named))
+}
+
+pub(super) fn check(checks: &mut Checks<'_>) {
+    if !checks.config.is_object() {
+        return;
+    }
+    if !is_layer(&checks.config) {
+        let found = checks.config["architectures"].to_string();
+        checks.error(
+            "architecture",
+            "config.json: `architectures`",
+            found,
+            "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
+            Effect::Rejects,
+            "no model class of this name",
+        );
+    }
+    let size = |key: &str| checks.config[key].as_u64().map(|size| size as usize);
+    let keys = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"];
+    let missing: Vec<&str> =
+        keys.into_iter().filter(|key| size(key).is_none_or(|s| s == 0)).collect();
+    let sizes = keys.map(|key| size(key).unwrap_or(1).max(1));
+    for key in missing.clone() {
+        checks.error(
+            "missing-key",
+            format!("config.json: `{key}`"),
+            "missing or no size",
+            "the target's",
+            Effect::Rejects,
+            "the layer cannot be built",
+        );
+    }
+    if checks.config.get("model_max_length").is_none() {
+        checks.error(
+            "missing-key",
+            "config.json: `model_max_length`",
+            "missing",
+            "the longest context",
+            Effect::Rejects,
+            "the scripts read it",
+        );
+    }
+    let [hidden, inner, heads, kv_heads] = sizes;
+    let head_dim = checks.config["head_dim"].as_u64().map(|d| d as usize);
+    if missing.is_empty() && (hidden % heads != 0 || head_dim.is_some_and(|d| d != hidden / heads))
+    {
+        checks.error(
+            "head-dim",
+            "config.json: `head_dim`",
+            format!("{head_dim:?}"),
+            format!("hidden_size / num_attention_heads = {}", hidden / heads),
+            Effect::Rejects,
+            "the class computes it so",
+        );
+    }
+    if missing.is_empty() {
+        tensors(checks, hidden, inner, heads, kv_heads);
+    }
+    pth(checks);
+}
+
+fn tensors(checks: &mut Checks<'_>, hidden: usize, inner: usize, heads: usize, kv_heads: usize) {
+    let head_dim = hidden / heads;
+    let (query, kv) = (heads * head_dim, kv_heads * head_dim);
+    let mut wanted: Vec<(String, Vec<usize>)> = Vec::new();
+    for norm in
+        ["input_layernorm", "post_self_attention_layernorm", "post_cross_attention_layernorm"]
+    {
+        wanted.push((format!("{norm}.weight"), vec![hidden]));
+    }
+    for branch in ["self_attn", "cross_attn"] {
+        for (module, outputs) in [("q_proj", query), ("k_proj", kv), ("v_proj", kv)] {
+            wanted.push((format!("{branch}.{module}.weight"), vec![outputs, hidden]));
+            wanted.push((format!("{branch}.{module}.bias"), vec![outputs]));
+        }
+        wanted.push((format!("{branch}.o_proj.weight"), vec![hidden, query]));
+    }
+    let bias = checks.config["mlp_bias"] == true;
+    for (module, outputs, inputs) in
+        [("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)]
+    {
+        wanted.push((format!("mlp.{module}.weight"), vec![outputs, inputs]));
+        if bias {
+            wanted.push((format!("mlp.{module}.bias"), vec![outputs]));
+        }
+    }
+    for (name, shape) in &wanted {
+        match checks.tensors.get(name).map(|tensor| tensor.shape.clone()) {
+            None => checks.error(
+                "missing-tensor",
+                format!("tensor `{name}`"),
+                "missing",
+                format!("shape {shape:?}"),
+                Effect::Rejects,
+                "the class has it, and its loader is strict",
+            ),
+            Some(found) if found != *shape => checks.error(
+                "shape",
+                format!("tensor `{name}`"),
+                format!("shape {found:?}"),
+                format!("{shape:?}"),
+                Effect::Rejects,
+                "the parameter has another size",
+            ),
+            Some(_) => {}
+        }
+    }
+    let found: Vec<_> = checks.tensors.values().cloned().collect();
+    for tensor in found {
+        if !wanted.iter().any(|(name, _)| *name == tensor.name) {
+            let near = nearest(&tensor.name, wanted.iter().map(|(name, _)| name.as_str()));
+            let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+            checks.error(
+                "unexpected-tensor",
+                format!("tensor `{}`", tensor.name),
+                format!("not of this layer{hint}"),
+                "the published names alone",
+                Effect::Rejects,
+                "the class's loader is strict",
+            );
+        }
+        if let Ok(bytes) = tensor.read() {
+            values::check(checks, &tensor.name, &tensor.shape, &tensor.dtype, &bytes);
+        }
+    }
+}
+
+/// The `.pth` beside it holds the same tensors, and nothing that runs.
+fn pth(checks: &mut Checks<'_>) {
+    let path = checks.folder.join(PTH_FILE);
+    if !path.is_file() {
+        return;
+    }
+    let source = match PthSource::open(&path) {
+        Ok(source) => source,
+        Err(error) => {
+            checks.error(
+                "pth",
+                PTH_FILE,
+                error.to_string(),
+                "a state dict of plain tensors",
+                Effect::Rejects,
+                "`torch.load(weights_only=True)` refuses it",
+            );
+            return;
+        }
+    };
+    let found: Vec<_> = checks.tensors.values().cloned().collect();
+    for tensor in found {
+        let dtype = match tensor.dtype.as_str() {
+            "F16" => candle_core::DType::F16,
+            "BF16" => candle_core::DType::BF16,
+            _ => candle_core::DType::F32,
+        };
+        let stored = source.load(&tensor.name, dtype).ok();
+        let stored =
+            stored.and_then(|t| longdraft_models::weights::safetensors::tensor_bytes(&t).ok());
+        let own = tensor.read().ok();
+        if stored.as_ref().map(|bytes| hash(bytes)) != own.as_ref().map(|bytes| hash(bytes)) {
+            checks.error(
+                "pth",
+                PTH_FILE,
+                format!(
+                    "tensor `{}` is missing or another one than in model.safetensors",
+                    tensor.name
+                ),
+                "the same values",
+                Effect::Garbage,
+                "which one is used depends on the script",
+            );
+        }
+    }
+}

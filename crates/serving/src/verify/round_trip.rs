@@ -1,0 +1,141 @@
+//! The network itself: read back as an engine's loader would hand it over, and run.
+
+use longdraft_models::draft::eagle3::Eagle3Draft;
+use longdraft_models::draft::files::open_weights;
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+
+use super::report::{Effect, Problem, Severity};
+use super::{Checks, VerifyOptions};
+use crate::error::Result;
+use crate::parity::{self, Difference, ParityVector};
+use crate::profile::Profile;
+
+/// Relative difference that the same weights may show.
+const SAME: f32 = 1e-5;
+/// Compares what the files compute with what was exported and, if it is given, with the checkpoint.
+pub(super) fn check(checks: &mut Checks<'_>, options: &VerifyOptions<'_>) -> Option<Difference> {
+    // A network that cannot be read has been reported.
+    let broken = checks.problems.iter().any(|problem| {
+        problem.severity == Severity::Error
+            && [
+                "weights-file",
+                "missing-tensor",
+                "shape",
+                "no-config",
+                "config-json",
+                "sizes",
+                "map",
+                "not-finite",
+                "no-map",
+                "map-length",
+                "absolute-d2t",
+                "two-layers",
+                "gguf",
+                "missing-key",
+                "not-the-target",
+            ]
+            .contains(&problem.code)
+    });
+    if broken {
+        return None;
+    }
+    let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.parity.clone());
+    if recorded.is_none() && options.checkpoint.is_none() {
+        let problem = Problem::new(
+            Severity::Note,
+            "no-reference",
+            "outputs",
+            "nothing to compare them with",
+            "a manifest, or the checkpoint",
+        );
+        checks.push(problem);
+        return None;
+    }
+    let vector = match vector(checks) {
+        Ok(Some(vector)) => vector,
+        Ok(None) => return None,
+        Err(error) => {
+            checks.error(
+                "not-loadable",
+                "outputs",
+                error.to_string(),
+                "a network that runs",
+                Effect::Rejects,
+                "what longdraft cannot load, engines load otherwise than meant",
+            );
+            return None;
+        }
+    };
+    let mut shown = None;
+    for (reference, what) in [
+        (recorded.as_ref(), "the exported network"),
+        (options.checkpoint.as_ref(), "the checkpoint"),
+    ] {
+        let Some(reference) = reference else { continue };
+        let Some(difference) = reference.difference(&vector) else {
+            let problem = Problem::new(
+                Severity::Warning,
+                "no-reference",
+                "outputs",
+                "recorded on another input",
+                "a vector of this version",
+            );
+            checks.push(problem.remedy("export again with this version"));
+            continue;
+        };
+        shown = shown.or(Some(difference));
+        if difference.relative > SAME || difference.other_tokens > 0 || difference.relative.is_nan()
+        {
+            let found = format!(
+                "{} of {} rows propose another token than {what}; outputs differ by {:.1e}",
+                difference.other_tokens, difference.rows, difference.relative
+            );
+            let expected = format!("a difference below {SAME:.0e}");
+            let words = "it loads and computes another network: tensors were transposed, permuted, \
+                         swapped or changed";
+            let problem =
+                Problem::new(Severity::Error, "other-outputs", "outputs", found, expected);
+            checks.push(problem.effect_on(checks.profile, Effect::Garbage, words));
+        }
+    }
+    shown
+}
+
+fn vector(checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
+    let source = open_weights(&checks.folder)?;
+    if checks.profile == Profile::Longspec || super::longspec::is_layer(&checks.config) {
+        let Some(target) = checks.target else {
+            let problem = Problem::new(
+                Severity::Note,
+                "no-reference",
+                "outputs",
+                "not computed without the target's rotary embedding",
+                "--target",
+            );
+            checks.push(problem);
+            return Ok(None);
+        };
+        let config = GlideConfig::for_target(target.config(), None);
+        let draft = GlideDraft::from_source(source.as_ref(), &config, &target.target)?;
+        return Ok(Some(parity::of_glide(&draft, &target.target)?));
+    }
+    let Some(config) = checks.sizes.clone() else { return Ok(None) };
+    if checks.config["norm_before_fc"] == true {
+        let problem = Problem::new(
+            Severity::Note,
+            "no-reference",
+            "outputs",
+            "not computed: longdraft does not run `norm_before_fc`",
+            "",
+        );
+        checks.push(problem);
+        return Ok(None);
+    }
+    let lacks_head = !source.names().iter().any(|name| name.ends_with("lm_head.weight"));
+    if lacks_head {
+        return Ok(None);
+    }
+    let draft =
+        Eagle3Draft::from_source(source.as_ref(), &config, &parity::stand_in_embedding(&config)?)?;
+    Ok(Some(parity::of_eagle3(&draft)?))
+}

@@ -1,0 +1,161 @@
+//! `d2t` and `t2d`: the map that no engine checks.
+
+use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::ids::TargetTokenId;
+
+use super::report::{Effect, Problem, Severity};
+use super::{Checks, FoundTensor};
+
+/// What engines do with a wrong map.
+const SILENT: &str =
+    "draft logits are scattered to wrong tokens: an index error, or no message at all";
+
+pub(super) fn check(checks: &mut Checks<'_>) {
+    let Some(sizes) = checks.sizes.clone() else { return };
+    let (draft, target) = (sizes.draft_vocab_size, sizes.vocab_size);
+    let reduced = draft < target;
+    for (name, dtype, length) in [("d2t", "I64", draft), ("t2d", "BOOL", target)] {
+        let found = checks.tensors.get(name).cloned();
+        match found {
+            None if reduced => checks.error(
+                "no-map",
+                format!("tensor `{name}`"),
+                "missing",
+                format!("{dtype} [{length}]: the draft proposes {draft} of {target} tokens"),
+                Effect::Garbage,
+                SILENT,
+            ),
+            None => {}
+            Some(tensor) => {
+                if tensor.dtype != dtype {
+                    checks.error(
+                        "map-type",
+                        format!("tensor `{name}`"),
+                        tensor.dtype.clone(),
+                        dtype,
+                        Effect::Rejects,
+                        "the buffer is of another type",
+                    );
+                }
+                if tensor.shape != [length] {
+                    checks.error(
+                        "map-length",
+                        format!("tensor `{name}`"),
+                        format!("shape {:?}", tensor.shape),
+                        format!("[{length}]"),
+                        Effect::Rejects,
+                        "the buffer has another size",
+                    );
+                }
+            }
+        }
+    }
+    let Some(offsets) = checks.tensors.get("d2t").and_then(integers) else { return };
+    let flags = checks.tensors.get("t2d").and_then(integers);
+    check_offsets(checks, &offsets, flags.as_deref(), target);
+}
+
+/// Offsets as every reader of folders takes them.
+pub(super) fn check_offsets(
+    checks: &mut Checks<'_>,
+    offsets: &[i64],
+    flags: Option<&[i64]>,
+    target: usize,
+) {
+    let ascends = offsets.windows(2).all(|pair| pair[0] < pair[1]);
+    let in_range = offsets.first().is_some_and(|first| *first >= 0)
+        && offsets.last().is_some_and(|last| *last < target as i64);
+    let mapped: Vec<i64> = offsets.iter().zip(0_i64..).map(|(d, i)| d.saturating_add(i)).collect();
+    let kept: Option<Vec<i64>> = flags.map(|flags| {
+        flags.iter().zip(0_i64..).filter(|(flag, _)| **flag != 0).map(|(_, id)| id).collect()
+    });
+    let read_as_ids =
+        kept.as_deref().map_or(mapped.last().is_some_and(|last| *last >= target as i64), |kept| {
+            kept == offsets && kept != mapped
+        });
+    if ascends && in_range && read_as_ids && offsets.len() > 1 {
+        checks.error(
+            "absolute-d2t",
+            "tensor `d2t`",
+            "absolute ids where offsets are expected",
+            "target id less draft id",
+            Effect::Garbage,
+            SILENT,
+        );
+        return;
+    }
+    match VocabularyMap::from_offsets(offsets, flags, target) {
+        Ok(map) => kept_tokens(checks, &map),
+        Err(longdraft_models::ModelError::Invalid { problems, .. }) => {
+            for problem in problems.0 {
+                checks.error(
+                    "map",
+                    "tensor `d2t`",
+                    problem,
+                    "kept tokens ascending within the target's vocabulary",
+                    Effect::Garbage,
+                    SILENT,
+                );
+            }
+        }
+        Err(error) => checks.error(
+            "map",
+            "tensor `d2t`",
+            error.to_string(),
+            "a vocabulary map",
+            Effect::Garbage,
+            SILENT,
+        ),
+    }
+}
+
+/// Tokens that end a text can be proposed; the map is the exported one.
+fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
+    let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
+    let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.vocabulary_map.clone());
+    if recorded.is_some_and(|recorded| recorded != crate::export::hash(&bytes)) {
+        checks.error(
+            "other-map",
+            "tensor `d2t`",
+            "another map than was exported",
+            "the recorded one",
+            Effect::Garbage,
+            "every draft token stands for another one than in training",
+        );
+    }
+    let Some(target) = checks.target else { return };
+    let ends: Vec<u32> = target.config().eos_token_ids.clone();
+    let lost: Vec<u32> =
+        ends.into_iter().filter(|id| map.to_draft(TargetTokenId(*id)).is_none()).collect();
+    if !lost.is_empty() {
+        let problem = Problem::new(
+            Severity::Warning,
+            "no-stop",
+            "tensor `d2t`",
+            format!("tokens {lost:?}, which end a text, are not kept"),
+            "every token that ends a text or a turn",
+        );
+        checks.push(
+            problem
+                .effect_on(checks.profile, Effect::Works, "the draft never proposes an end")
+                .remedy("train with the chat template, or with a larger draft vocabulary"),
+        );
+    }
+}
+
+fn integers(tensor: &FoundTensor) -> Option<Vec<i64>> {
+    let bytes = tensor.read().ok()?;
+    Some(match tensor.dtype.as_str() {
+        "I64" => bytes
+            .chunks_exact(8)
+            .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
+            .collect(),
+        "I32" => bytes
+            .chunks_exact(4)
+            .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
+            .map(i64::from)
+            .collect(),
+        "BOOL" | "U8" => bytes.into_iter().map(i64::from).collect(),
+        _ => return None,
+    })
+}

@@ -1,0 +1,32 @@
+//! The command itself.
+
+use super::*;
+
+#[test]
+fn the_command_lists_everything_at_once_and_fails() {
+    let bench = Bench::new();
+    let folder = bench.export(Profile::Vllm);
+    let place = folder.display().to_string();
+    let out = support::succeed(&["verify", &place]);
+    assert!(out.contains("vLLM: works") && out.contains("0 errors"), "{out}");
+    config(|v| v[IDS] = json!([1, 3, 4]))(&folder);
+    map(|d| d.iter_mut().zip(0..).for_each(|(value, i)| *value += i))(&folder);
+    tensors(|all| all.retain(|(n, _)| n != "norm.weight"))(&folder);
+    let output = support::run(&["verify", &place, "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = support::last_json(&support::stdout(&output));
+    let codes: Vec<&str> = report["problems"]
+        .as_array()
+        .expect("list")
+        .iter()
+        .filter_map(|p| p["code"].as_str())
+        .collect();
+    for code in ["layer-shift", "absolute-d2t", "missing-tensor"] {
+        assert!(codes.contains(&code), "{code} not in {codes:?}");
+    }
+    assert_eq!(report["clean"], false);
+    let text =
+        support::fail(&["verify", &bench.folder.path().join("absent").display().to_string()], 2);
+    assert!(text.contains("no such folder"), "{text}");
+    support::fail(&["verify", &place, "--profile", "tensorrt"], 2);
+}

@@ -1,0 +1,166 @@
+//! GGUF files.
+
+use candle_core::quantized::gguf_file::Value as GgufValue;
+use longdraft_models::weights::gguf;
+
+use super::*;
+
+/// Rewrites the GGUF file's keys and tensors.
+fn gguf_file(
+    change: impl Fn(&mut Vec<(String, GgufValue)>, &mut Tensors) + 'static,
+) -> impl Fn(&Path) {
+    move |folder| {
+        let path = folder.join("draft-f32.gguf");
+        let all = std::fs::read(&path).expect("read");
+        let header = gguf::header::Header::read(&all).expect("header");
+        let mut keys: Vec<(String, GgufValue)> = header.metadata.into_iter().collect();
+        let mut tensors: Tensors = header
+            .tensors
+            .iter()
+            .map(|(name, stored)| {
+                let data = &all[stored.bytes.clone()];
+                let shape = stored.shape.as_slice();
+                let tensor = if name == "d2t" {
+                    let ids: Vec<i64> = data
+                        .chunks_exact(8)
+                        .map(|b| i64::from_le_bytes(b.try_into().expect("8")))
+                        .collect();
+                    Tensor::from_vec(ids, shape, &Device::Cpu)
+                } else {
+                    let values: Vec<f32> = data
+                        .chunks_exact(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
+                        .collect();
+                    Tensor::from_vec(values, shape, &Device::Cpu)
+                };
+                (name.clone(), tensor.expect("tensor"))
+            })
+            .collect();
+        change(&mut keys, &mut tensors);
+        gguf::write::save(&path, &keys, &tensors).expect("write");
+    }
+}
+
+fn gguf_key(key: &'static str, value: impl Fn() -> GgufValue + 'static) -> impl Fn(&Path) {
+    gguf_file(move |keys, _| {
+        keys.retain(|(known, _)| known != key);
+        keys.push((key.to_owned(), value()));
+    })
+}
+
+fn gguf_layers(ids: &'static [i32]) -> impl Fn(&Path) {
+    gguf_file(move |keys, _| {
+        for (key, value) in keys.iter_mut() {
+            if key.ends_with("_layers") {
+                *value = GgufValue::Array(ids.iter().copied().map(GgufValue::I32).collect());
+            }
+        }
+    })
+}
+
+#[test]
+fn broken_gguf_files_are_caught() {
+    let bench = Bench::new();
+    let gguf_bytes = |change: fn(&mut Vec<u8>)| {
+        move |folder: &Path| {
+            let path = folder.join("draft-f32.gguf");
+            let mut all = std::fs::read(&path).expect("read");
+            change(&mut all);
+            std::fs::write(&path, all).expect("write");
+        }
+    };
+    let change = |name: &'static str, change: fn(&Tensor) -> Tensor| {
+        gguf_file(move |_, tensors| {
+            let entry = tensors.iter_mut().find(|(known, _)| known == name).expect("tensor");
+            entry.1 = change(&entry.1).contiguous().expect("contiguous");
+        })
+    };
+    let faults = vec![
+        fault("gguf", "GGUF files", |f: &Path| {
+            std::fs::remove_file(f.join("draft-f32.gguf")).expect("remove");
+        }),
+        fault("gguf", "cut off", gguf_bytes(|all| all.truncate(all.len() - 400))),
+        fault("gguf", "not a usable GGUF header", gguf_bytes(|all| all[0] = b'X')),
+        fault(
+            "gguf",
+            "not a usable GGUF header",
+            gguf_bytes(|all| all[8..16].copy_from_slice(&u64::MAX.to_le_bytes())),
+        ),
+        fault(
+            "architecture",
+            "another model",
+            gguf_key("general.architecture", || GgufValue::String("llama".into())),
+        ),
+        fault(
+            "missing-key",
+            "key not found",
+            gguf_file(|keys, _| keys.retain(|(key, _)| key != "eagle3.feed_forward_length")),
+        ),
+        fault(
+            "missing-key",
+            "tokenizer.ggml.tokens",
+            gguf_file(|keys, _| keys.retain(|(key, _)| key != "tokenizer.ggml.tokens")),
+        ),
+        fault("layer-shift", "one too low (-1)", gguf_layers(&[1, 3, 4])),
+        fault("layer-shift", "one too high (+1)", gguf_layers(&[3, 5, 6])),
+        fault("layer-count", "loading ends", gguf_layers(&[2, 4])),
+        fault(
+            "layers-contradict",
+            "old versions",
+            gguf_key("eagle3.extract_layers", || {
+                GgufValue::Array([1, 3, 4].map(GgufValue::I32).to_vec())
+            }),
+        ),
+        fault(
+            "missing-tensor",
+            "tensor not found",
+            gguf_file(|_, t| t.retain(|(name, _)| name != "blk.0.attn_norm_2.weight")),
+        ),
+        fault(
+            "unexpected-tensor",
+            "loading ends",
+            gguf_file(|_, t| {
+                let norm =
+                    t.iter().find(|(n, _)| n == "output_norm.weight").expect("norm").1.clone();
+                t.push(("blk.0.attn_q.bias".into(), norm));
+            }),
+        ),
+        fault(
+            "offset-d2t",
+            "offsets where absolute ids are expected",
+            change("d2t", |t| {
+                let ids: Vec<i64> = t.to_vec1().expect("ids");
+                let offsets: Vec<i64> = ids.iter().zip(0..).map(|(id, i)| (id - i) / 4).collect();
+                Tensor::from_vec(offsets, ids.len(), &Device::Cpu).expect("tensor")
+            }),
+        ),
+        fault(
+            "no-map",
+            "the head has 60 rows",
+            gguf_file(|_, t| t.retain(|(name, _)| name != "d2t")),
+        ),
+        fault(
+            "weight-type",
+            "norms are not rounded",
+            change("output_norm.weight", |t| t.to_dtype(DType::F16).expect("half")),
+        ),
+        fault("shape", "[96, 32]", change("fc.weight", transposed)),
+        fault(
+            "not-finite",
+            "not finite",
+            change("blk.0.ffn_up.weight", |t| scaled(t, f64::INFINITY)),
+        ),
+        // q stored half-split, as a folder has it.
+        fault(
+            "other-outputs",
+            "permuted",
+            change("blk.0.attn_q.weight", |t| {
+                let order: Vec<u32> =
+                    (0..32).map(|row| row / 8 * 8 + row % 8 / 4 + row % 4 * 2).collect();
+                t.index_select(&Tensor::from_vec(order, 32, &Device::Cpu).expect("order"), 0)
+                    .expect("rows")
+            }),
+        ),
+    ];
+    expect_caught(&bench, Profile::Llamacpp, &faults);
+}

@@ -1,0 +1,268 @@
+//! Deliberately broken exports: each is caught by `verify`, under the right code and with words that
+//! say what an engine does with it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod command;
+mod files;
+mod fuzz;
+mod gguf;
+mod keys;
+mod profiles;
+mod tensors;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_serving::verify::{Effect, Report, Severity, VerifyOptions, verify};
+use longdraft_serving::{ExportOptions, Profile, Provenance, TargetFacts, WeightType, export};
+use serde_json::{Value, json};
+
+const IDS: &str = "eagle_aux_hidden_state_layer_ids";
+const VOCABULARY: usize = support::VOCABULARY;
+
+/// A tiny target and folders beside it.
+struct Bench {
+    folder: tempfile::TempDir,
+    target: TargetFacts,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("target");
+        let mut config = support::tiny_config("llama");
+        config["num_hidden_layers"] = 8.into();
+        support::write_target(&path, &config);
+        let target = TargetFacts::open(&path.to_string_lossy()).expect("target");
+        Self { folder, target }
+    }
+
+    fn eagle3(&self) -> AnyDraft {
+        let config = Eagle3Config::for_target(self.target.config(), 60).expect("config");
+        // Every fourth token, and the one that ends a text.
+        let mut kept: Vec<TargetTokenId> = (0..59).map(|i| TargetTokenId(4 * i + 1)).collect();
+        kept.push(TargetTokenId(257));
+        let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
+        let embedding = self.target.target.embedding().expect("embedding");
+        let draft = Eagle3Draft::initialise(&config, map, embedding, 3).expect("draft");
+        AnyDraft::Eagle3(Box::new(draft))
+    }
+
+    fn export(&self, profile: Profile) -> PathBuf {
+        let draft = match profile {
+            Profile::Longspec => {
+                let config = GlideConfig::for_target(self.target.config(), None);
+                let draft = GlideDraft::initialise(&config, &self.target.target, Init::Random, 3);
+                AnyDraft::Glide(draft.expect("draft"))
+            }
+            _ => self.eagle3(),
+        };
+        let place = self.folder.path().join(profile.name());
+        let options = ExportOptions {
+            profile,
+            dtype: Some(WeightType::F32),
+            embedding: true,
+            draft_len: 3,
+            provenance: Provenance::default(),
+        };
+        export(&draft, &self.target, &options, &place).expect("export");
+        place
+    }
+
+    fn check(&self, folder: &Path) -> Report {
+        let options = VerifyOptions { target: Some(&self.target), ..VerifyOptions::default() };
+        verify(folder, &options).expect("a report")
+    }
+}
+
+type Break = Box<dyn Fn(&Path)>;
+
+/// A fault, the code that names it, and words of the finding.
+struct Fault {
+    code: &'static str,
+    says: &'static str,
+    severity: Severity,
+    make: Break,
+}
+
+fn fault(code: &'static str, says: &'static str, make: impl Fn(&Path) + 'static) -> Fault {
+    Fault { code, says, severity: Severity::Error, make: Box::new(make) }
+}
+
+fn warning(code: &'static str, says: &'static str, make: impl Fn(&Path) + 'static) -> Fault {
+    Fault { severity: Severity::Warning, ..fault(code, says, make) }
+}
+
+fn config(change: impl Fn(&mut Value) + 'static) -> impl Fn(&Path) {
+    move |folder| {
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).expect("config");
+        let mut value: Value = serde_json::from_str(&text).expect("JSON");
+        change(&mut value);
+        std::fs::write(&path, value.to_string()).expect("write");
+    }
+}
+
+fn without(key: &'static str) -> impl Fn(&Path) {
+    config(move |value| {
+        value.as_object_mut().expect("table").remove(key);
+    })
+}
+
+fn raw_config(change: impl Fn(String) -> String + 'static) -> impl Fn(&Path) {
+    move |folder| {
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).expect("config");
+        std::fs::write(&path, change(text)).expect("write");
+    }
+}
+
+type Tensors = Vec<(String, Tensor)>;
+
+fn read_tensors(path: &Path) -> Tensors {
+    let source = SafetensorsSource::open_file(path).expect("weights");
+    let all = longdraft_models::weights::WeightSource::names(&source);
+    all.into_iter()
+        .map(|name| {
+            let tensor = source.load_as_stored(&name).expect("tensor");
+            (name, tensor)
+        })
+        .collect()
+}
+
+fn write_tensors(path: &Path, tensors: &Tensors) {
+    save(path, tensors, HashMap::from([("format".into(), "pt".into())])).expect("save");
+}
+
+fn tensors(change: impl Fn(&mut Tensors) + 'static) -> impl Fn(&Path) {
+    move |folder| {
+        let path = folder.join("model.safetensors");
+        let mut all = read_tensors(&path);
+        change(&mut all);
+        write_tensors(&path, &all);
+    }
+}
+
+/// Replaces one tensor.
+fn tensor(name: &'static str, change: impl Fn(&Tensor) -> Tensor + 'static) -> impl Fn(&Path) {
+    tensors(move |all| {
+        let entry = all.iter_mut().find(|(known, _)| known == name).expect("tensor");
+        entry.1 = change(&entry.1).contiguous().expect("contiguous");
+    })
+}
+
+fn rename(from: &'static str, to: &'static str) -> impl Fn(&Path) {
+    tensors(move |all| {
+        for (name, _) in all.iter_mut() {
+            *name = name.replace(from, to);
+        }
+    })
+}
+
+fn map(change: impl Fn(&mut Vec<i64>) + 'static) -> impl Fn(&Path) {
+    tensor("d2t", move |old| {
+        let mut values: Vec<i64> = old.to_vec1().expect("values");
+        change(&mut values);
+        Tensor::from_vec(values.clone(), values.len(), &Device::Cpu).expect("tensor")
+    })
+}
+
+fn bytes(change: impl Fn(&mut Vec<u8>) + 'static) -> impl Fn(&Path) {
+    move |folder| {
+        let path = folder.join("model.safetensors");
+        let mut all = std::fs::read(&path).expect("read");
+        change(&mut all);
+        std::fs::write(&path, all).expect("write");
+    }
+}
+
+/// Replaces the safetensors header, keeping the data.
+fn header(change: impl Fn(String) -> String + 'static) -> impl Fn(&Path) {
+    bytes(move |all| {
+        let length = u64::from_le_bytes(all[..8].try_into().expect("8")) as usize;
+        let text = String::from_utf8(all[8..8 + length].to_vec()).expect("UTF-8");
+        let text = change(text);
+        let mut out = (text.len() as u64).to_le_bytes().to_vec();
+        out.extend(text.bytes());
+        out.extend(&all[8 + length..]);
+        *all = out;
+    })
+}
+
+/// Two shards with an index; `change` spoils the table.
+fn sharded(change: impl Fn(&Path, &mut Value) + 'static) -> impl Fn(&Path) {
+    move |folder| {
+        let single = folder.join("model.safetensors");
+        let all = read_tensors(&single);
+        std::fs::remove_file(&single).expect("remove");
+        let (a, b) = all.split_at(all.len() / 2);
+        write_tensors(&folder.join("model-1.safetensors"), &a.to_vec());
+        write_tensors(&folder.join("model-2.safetensors"), &b.to_vec());
+        let entry = |name: &String, file: &str| (name.clone(), json!(file));
+        let map: serde_json::Map<String, Value> = a
+            .iter()
+            .map(|(name, _)| entry(name, "model-1.safetensors"))
+            .chain(b.iter().map(|(name, _)| entry(name, "model-2.safetensors")))
+            .collect();
+        let mut index = json!({ "weight_map": map });
+        change(folder, &mut index);
+        std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())
+            .expect("index");
+    }
+}
+
+fn transposed(tensor: &Tensor) -> Tensor {
+    tensor.t().expect("transposed")
+}
+
+fn scaled(tensor: &Tensor, by: f64) -> Tensor {
+    (tensor * by).expect("scaled")
+}
+
+fn swap(a: &'static str, b: &'static str) -> impl Fn(&Path) {
+    tensors(move |all| {
+        for (name, _) in all.iter_mut() {
+            if name == a {
+                b.clone_into(name);
+            } else if name == b {
+                a.clone_into(name);
+            }
+        }
+    })
+}
+
+/// Every fault of an otherwise clean export is found under its code, with its words.
+fn expect_caught(bench: &Bench, profile: Profile, faults: &[Fault]) {
+    let clean = bench.export(profile);
+    let report = bench.check(&clean);
+    assert!(report.is_clean(true), "{} before any fault:\n{report}", profile.name());
+    assert!(report.parity.is_some(), "{}: the network was not run", profile.name());
+    for (number, fault) in faults.iter().enumerate() {
+        let folder = bench.export(profile);
+        (fault.make)(&folder);
+        let report = bench.check(&folder);
+        let place = format!("{} fault {number} `{}`:\n{report}", profile.name(), fault.code);
+        let found: Vec<_> = report.problems.iter().filter(|p| p.code == fault.code).collect();
+        assert!(!found.is_empty(), "{place}");
+        assert!(found.iter().any(|p| p.severity == fault.severity), "{place}");
+        assert!(
+            found.iter().any(|p| p.to_string().contains(fault.says)),
+            "`{}` in {place}",
+            fault.says
+        );
+        assert!(found.iter().all(|p| !p.remedy.is_empty()), "{place}");
+        if fault.severity == Severity::Error {
+            assert!(!report.is_clean(false), "{place}");
+            let blamed = report.verdicts.iter().any(|verdict| verdict.effect != Effect::Works);
+            assert!(blamed, "no engine is affected: {place}");
+        }
+    }
+}

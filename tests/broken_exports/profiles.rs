@@ -1,0 +1,127 @@
+//! What only one profile has.
+
+use super::*;
+
+#[test]
+fn faults_of_the_other_folders_are_caught() {
+    let bench = Bench::new();
+    expect_caught(
+        &bench,
+        Profile::Sglang,
+        &[
+            fault(
+                "architecture",
+                "alone",
+                config(|v| v["architectures"] = json!(["Eagle3LlamaForCausalLM"])),
+            ),
+            fault(
+                "layer-shift",
+                "SGLang hands out",
+                config(|v| v["eagle_config"][IDS] = json!([2, 4, 5])),
+            ),
+            fault("no-layers", "without a message", config(|v| v["eagle_config"] = json!({}))),
+            fault(
+                "missing-tensor",
+                "random initial value, without a word",
+                rename("hidden_norm", "hiden_norm"),
+            ),
+            fault(
+                "unexpected-tensor",
+                "ignored without a word",
+                rename("hidden_norm", "hiden_norm"),
+            ),
+            fault(
+                "flag-unsupported",
+                "another network, without a message",
+                config(|v| v["norm_before_residual"] = true.into()),
+            ),
+            fault("missing-key", "taken from the target", without("draft_vocab_size")),
+        ],
+    );
+    expect_caught(
+        &bench,
+        Profile::Speculators,
+        &[
+            fault(
+                "speculators",
+                "no such class",
+                config(|v| v["speculators_model_type"] = json!("eagle9")),
+            ),
+            fault(
+                "speculators",
+                "the default method",
+                config(|v| v["speculators_config"]["default_proposal_method"] = json!("tree")),
+            ),
+            fault(
+                "speculators",
+                "verifier",
+                config(|v| v["speculators_config"]["verifier"]["name_or_path"] = json!("")),
+            ),
+            fault(
+                "speculators",
+                "read as Qwen3's",
+                config(|v| {
+                    v["transformer_layer_config"]
+                        .as_object_mut()
+                        .expect("table")
+                        .remove("model_type");
+                }),
+            ),
+            fault(
+                "speculators",
+                "own default",
+                config(|v| {
+                    v["transformer_layer_config"]
+                        .as_object_mut()
+                        .expect("table")
+                        .remove("head_dim");
+                }),
+            ),
+            fault("missing-key", "speculators_version", without("speculators_version")),
+            fault("unexpected-tensor", "dropped", rename("layers.0.mlp", "midlayer.mlp")),
+        ],
+    );
+    expect_caught(
+        &bench,
+        Profile::Hf,
+        &[
+            fault("layers-contradict", "vLLM sees", config(|v| v[IDS] = json!([1, 3, 4]))),
+            fault("no-layers", "missing", without(IDS)),
+        ],
+    );
+    expect_caught(
+        &bench,
+        Profile::Longspec,
+        &[
+            fault(
+                "missing-tensor",
+                "strict",
+                tensors(|all| all.retain(|(n, _)| n != "cross_attn.k_proj.bias")),
+            ),
+            fault(
+                "unexpected-tensor",
+                "final_layernorm",
+                tensors(|all| {
+                    let norm = all
+                        .iter()
+                        .find(|(n, _)| n == "input_layernorm.weight")
+                        .expect("norm")
+                        .1
+                        .clone();
+                    all.push(("final_layernorm.weight".into(), norm));
+                }),
+            ),
+            fault("missing-key", "model_max_length", without("model_max_length")),
+            fault("head-dim", "computes it so", config(|v| v["head_dim"] = json!(16))),
+            fault("pth", "weights_only", |f| {
+                std::fs::write(f.join("draft_model_weights.pth"), b"PK").expect("write");
+            }),
+            fault("pth", "another one", tensor("mlp.up_proj.weight", |t| scaled(t, 2.0))),
+            fault(
+                "other-outputs",
+                "another network",
+                tensor("self_attn.o_proj.weight", transposed),
+            ),
+        ],
+    );
+}

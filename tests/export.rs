@@ -1,0 +1,221 @@
+//! Exports through the binary: every profile is written, read back, and drafts like its checkpoint.
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::Value;
+use support::{Workshop, fail, last_json, succeed};
+
+/// A workshop with a trained EAGLE-3 draft whose target has eight layers.
+fn trained(more: &[&str]) -> Workshop {
+    let shop = Workshop::new();
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 8.into();
+    support::write_target(&shop.target, &config);
+    let eagle3 = [
+        "draft.method=eagle3",
+        "draft.eagle3.draft_vocab_size=120",
+        "objective.eagle3.ttt_steps=3",
+        "data.anchor.enabled=false",
+        "schedule.learning_rate=0.01",
+        "train.steps=12",
+    ];
+    succeed(&[&["train", &shop.config()][..], &eagle3, more].concat());
+    shop
+}
+
+fn export(shop: &Workshop, profile: &str, more: &[&str]) -> String {
+    let output = shop.path(&format!("export-{profile}"));
+    let run = shop.path("run");
+    let all = [&["export", &run, "--to", profile, "--output", &output][..], more].concat();
+    succeed(&all);
+    output
+}
+
+/// Tokens and acceptance of greedy decoding with a draft.
+fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
+    let target = shop.target();
+    let arguments = ["generate", "--target", &target, "--draft", draft, "--prompt", "the cat sat"];
+    let more = ["--max-tokens", "40", "--ignore-eos", "--pace", "fixed", "--json"];
+    let line = last_json(&succeed(&[&arguments[..], &more].concat()));
+    (line["tokens"].clone(), line["conditional_acceptance"].clone())
+}
+
+fn json(path: &str) -> Value {
+    let text = std::fs::read_to_string(path).expect("file");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn every_profile_is_written_and_drafts_like_its_checkpoint() {
+    let shop = trained(&[]);
+    succeed(&["extract", &shop.path("run")]);
+    let own = drafted(&shop, &shop.path("run/draft"));
+    for profile in ["vllm", "sglang", "llamacpp", "llamacpp-hf", "hf", "speculators"] {
+        let folder = export(&shop, profile, &["--dtype", "f32"]);
+        assert_eq!(drafted(&shop, &folder), own, "{profile}");
+        let manifest = json(&format!("{folder}/longdraft-manifest.json"));
+        assert_eq!(manifest["target_layers_in_words"][2], "output of layer 4");
+        assert_eq!(manifest["provenance"]["steps"], 12);
+    }
+    // Each reader's own count of the same layers.
+    let ids = "eagle_aux_hidden_state_layer_ids";
+    let config = |profile: &str| json(&shop.path(&format!("export-{profile}/config.json")));
+    assert_eq!(config("vllm")[ids], serde_json::json!([2, 4, 5]));
+    assert!(config("vllm")["eagle_config"][ids].is_null());
+    assert_eq!(config("sglang")["eagle_config"][ids], serde_json::json!([1, 3, 4]));
+    assert!(config("sglang")[ids].is_null());
+    assert_eq!(config("hf")["eagle_config"][ids], serde_json::json!([1, 3, 4]));
+    assert_eq!(config("speculators")[ids], serde_json::json!([2, 4, 5]));
+    assert!(!config("vllm").to_string().contains("null"), "strict readers refuse null");
+    assert_eq!(config("vllm")["torch_dtype"], "float32");
+}
+
+#[test]
+fn the_same_draft_gives_the_same_bytes_and_folders_of_others_stay() {
+    let shop = trained(&[]);
+    let bytes =
+        |folder: &str, file: &str| std::fs::read(Path::new(folder).join(file)).expect("file");
+    let folder = export(&shop, "vllm", &[]);
+    let first: Vec<Vec<u8>> = ["model.safetensors", "config.json", "longdraft-manifest.json"]
+        .map(|f| bytes(&folder, f))
+        .into();
+    export(&shop, "vllm", &[]);
+    let again: Vec<Vec<u8>> = ["model.safetensors", "config.json", "longdraft-manifest.json"]
+        .map(|f| bytes(&folder, f))
+        .into();
+    assert!(first == again, "an export is a function of the draft");
+    let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.target()], 1);
+    assert!(text.contains("was not written by an export"), "{text}");
+    assert!(shop.target.join("model.safetensors").is_file());
+    let text = fail(&["export", &shop.path("run"), "--to", "tensorrt", "-o", &folder], 2);
+    assert!(text.contains("`tensorrt` is no profile") && text.contains("llamacpp-hf"), "{text}");
+}
+
+#[test]
+fn exports_are_warm_starts_and_other_networks_are_refused() {
+    let shop = trained(&["draft.eagle3.norm_before_residual=true"]);
+    let config = shop.config();
+    let text = fail(&["export", &shop.path("run"), "--to", "sglang", "-o", &shop.path("no")], 1);
+    assert!(text.contains("SGLang computes another network without a message"), "{text}");
+    for profile in ["speculators", "llamacpp"] {
+        let from = format!("draft.from={}", export(&shop, profile, &[]));
+        let output = format!("output={}", shop.path(&format!("next-{profile}")));
+        let warm =
+            ["train", &config, "draft.method=eagle3", "data.anchor.enabled=false", &from, &output];
+        let warm = [&warm[..], &["train.steps=1", "objective.eagle3.ttt_steps=2"]].concat();
+        let text = fail(&warm, 1);
+        assert!(text.contains("set `draft.eagle3.norm_before_residual: true`"), "{text}");
+        succeed(&[&warm[..], &["draft.eagle3.norm_before_residual=true"]].concat());
+    }
+}
+
+#[test]
+fn a_glide_layer_is_written_for_longspec_and_read_back() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config(), "train.steps=4"]);
+    succeed(&["extract", &shop.path("run")]);
+    let own = drafted(&shop, &shop.path("run/draft"));
+    for profile in ["longspec", "hf"] {
+        let folder = export(&shop, profile, &["--dtype", "f32"]);
+        assert_eq!(drafted(&shop, &folder), own, "{profile}");
+        let config = json(&format!("{folder}/config.json"));
+        assert_eq!(config["architectures"][0], "LlamaGlideDecoderLayer");
+        assert_eq!(config["model_max_length"], 512);
+        assert_eq!(
+            json(&format!("{folder}/longdraft-manifest.json"))["tensors"]
+                .as_object()
+                .map(serde_json::Map::len),
+            Some(20)
+        );
+    }
+    let pth = shop.path("export-longspec/draft_model_weights.pth");
+    assert_eq!(drafted(&shop, &pth), own);
+    let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.path("no")], 1);
+    assert!(text.contains("no such engine runs a GLIDE layer"), "{text}");
+}
+
+/// Folders as the first public drafts, trainers and the speculators library leave them.
+#[test]
+fn public_layouts_draft_as_they_are() {
+    use longdraft_models::weights::WeightSource;
+    use longdraft_models::weights::pth;
+    use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+    let shop = trained(&[]);
+    succeed(&["extract", &shop.path("run")]);
+    let own = drafted(&shop, &shop.path("run/draft"));
+    let plain = export(&shop, "hf", &["--dtype", "f32"]);
+    let source = SafetensorsSource::open_file(&Path::new(&plain).join("model.safetensors"));
+    let source = source.expect("weights");
+    let renamed = |from: &str, to: &str, prefix: &str| -> Vec<(String, candle_core::Tensor)> {
+        let names = source.names().into_iter();
+        names
+            .map(|name| {
+                let tensor = source.load_as_stored(&name).expect("tensor");
+                (format!("{prefix}{}", name.replace(from, to)), tensor)
+            })
+            .collect()
+    };
+    let mut config = json(&format!("{plain}/config.json"));
+    let write = |folder: &str, config: &Value| {
+        std::fs::create_dir_all(folder).expect("folder");
+        std::fs::write(format!("{folder}/config.json"), config.to_string()).expect("config");
+    };
+
+    // The first public drafts: a plain model's name, no layer ids, a pickle.
+    for keys in
+        ["eagle_aux_hidden_state_layer_ids", "eagle_config", "norm_before_residual", "head_dim"]
+    {
+        config.as_object_mut().expect("table").remove(keys);
+    }
+    config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    let first = shop.path("first-public");
+    write(&first, &config);
+    let tensors: Vec<_> =
+        renamed("", "", "").into_iter().filter(|(n, _)| n != "embed_tokens.weight").collect();
+    pth::save(&Path::new(&first).join("pytorch_model.bin"), &tensors).expect("save");
+    assert_eq!(drafted(&shop, &first), own);
+
+    // A trainer's folder: prefixed names, counted layers, shards.
+    let trainer = shop.path("trainer");
+    config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
+    config["eagle_config"] = serde_json::json!({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]});
+    write(&trainer, &config);
+    let tensors = renamed("midlayer.", "layers.0.", "model.");
+    let (a, b) = tensors.split_at(7);
+    let mut map = serde_json::Map::new();
+    for (file, part) in [("a.safetensors", a), ("b.safetensors", b)] {
+        save(&Path::new(&trainer).join(file), part, std::collections::HashMap::new())
+            .expect("save");
+        map.extend(part.iter().map(|(name, _)| (name.clone(), file.into())));
+    }
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(format!("{trainer}/model.safetensors.index.json"), index.to_string())
+        .expect("index");
+    assert_eq!(drafted(&shop, &trainer), own);
+
+    // Any of them becomes any other.
+    let output = shop.path("converted");
+    succeed(&[
+        "export",
+        &first,
+        "--target",
+        &shop.target(),
+        "--to",
+        "llamacpp",
+        "--dtype",
+        "f32",
+        "-o",
+        &output,
+    ]);
+    assert_eq!(drafted(&shop, &output), own);
+
+    // What is not computed here is said, not guessed.
+    config["num_hidden_layers"] = 2.into();
+    config["norm_before_fc"] = true.into();
+    write(&trainer, &config);
+    let text =
+        fail(&["generate", "--target", &shop.target(), "--draft", &trainer, "--prompt", "a"], 1);
+    assert!(text.contains("more than one layer") && text.contains("norm_before_fc"), "{text}");
+}

@@ -1,0 +1,254 @@
+//! `push` against a hub that runs on this machine for the test.
+
+mod support;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use support::{Workshop, last_json, longdraft, stderr, stdout, succeed};
+
+/// A request: method and path, authorization, body.
+type Request = (String, Option<String>, Vec<u8>);
+type Log = Arc<Mutex<Vec<Request>>>;
+
+/// What the stand-in does.
+#[derive(Clone, Copy, PartialEq)]
+enum Behaviour {
+    /// Large files in one piece.
+    Whole,
+    /// Large files in pieces of 40,000 bytes.
+    Parts,
+    /// The large file is there already, and so is the repository.
+    Known,
+    /// The token may not write.
+    Forbidden,
+}
+
+fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut first = String::new();
+    reader.read_line(&mut first)?;
+    let mut headers = HashMap::new();
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        let Some((name, value)) = header.trim().split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let line = first.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
+    let parsed: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let (status, out) = match path.as_str() {
+        _ if how == Behaviour::Forbidden => {
+            ("403 Forbidden", json!({"error": "you may not write here"}))
+        }
+        "/api/repos/create" if how == Behaviour::Known => {
+            ("409 Conflict", json!({"error": "there"}))
+        }
+        "/api/repos/create" => ("200 OK", json!({"url": "x"})),
+        "/api/models/org/draft/preupload/main" => {
+            let files = parsed["files"].as_array().cloned().unwrap_or_default();
+            let mode = |file: &Value| {
+                let name = file["path"].as_str().unwrap_or_default();
+                if name.ends_with("safetensors") { "lfs" } else { "regular" }
+            };
+            let files: Vec<Value> =
+                files.iter().map(|f| json!({"path": f["path"], "uploadMode": mode(f)})).collect();
+            ("200 OK", json!({ "files": files }))
+        }
+        "/org/draft.git/info/lfs/objects/batch" => {
+            let object = &parsed["objects"][0];
+            let size = object["size"].as_u64().unwrap_or(0);
+            // The store is another host than the hub: it must not see the token.
+            let store = base.replace("127.0.0.1", "localhost");
+            let parts: serde_json::Map<String, Value> = (0..size.div_ceil(40_000))
+                .map(|i| (format!("{:05}", i + 1), json!(format!("{store}/part/{}", i + 1))))
+                .chain([("chunk_size".to_owned(), json!("40000"))])
+                .collect();
+            let upload = match how {
+                Behaviour::Parts => json!({"href": format!("{store}/complete"), "header": parts}),
+                _ => json!({"href": format!("{store}/whole")}),
+            };
+            let actions = json!({"upload": upload, "verify": {"href": format!("{base}/verify")}});
+            let mut out = json!({"oid": object["oid"], "size": size});
+            if how != Behaviour::Known {
+                out["actions"] = actions;
+            }
+            ("200 OK", json!({ "objects": [out] }))
+        }
+        "/api/models/org/draft/commit/main" => ("200 OK", json!({"commitUrl": "hub/commit/1"})),
+        _ => ("200 OK", json!({})),
+    };
+    log.lock().expect("log").push((line, headers.get("authorization").cloned(), body));
+    let out = out.to_string();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: tag{path}\r\nConnection: close\r\n\r\n{out}",
+        out.len()
+    )
+}
+
+/// Serves until the test process ends.
+fn serve(how: Behaviour) -> (String, Log) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let base = format!("http://{}", listener.local_addr().expect("address"));
+    let log = Log::default();
+    let (own, at) = (Arc::clone(&log), base.clone());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = answer(stream, &at, how, &own);
+        }
+    });
+    (base, log)
+}
+
+/// An exported draft with an evaluation beside its run.
+fn exported(shop: &Workshop) -> PathBuf {
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 8.into();
+    support::write_target(&shop.target, &config);
+    let train = ["train", &shop.config(), "draft.method=eagle3", "data.anchor.enabled=false"];
+    succeed(&[&train[..], &["draft.eagle3.draft_vocab_size=60", "train.steps=2"]].concat());
+    let rows = "{\"prompt\": \"the cat\"}\n{\"prompt\": \"on the mat\"}\n";
+    std::fs::write(shop.path("prompts.jsonl"), rows).expect("prompts");
+    let (run, target, folder) = (shop.path("run"), shop.target(), shop.path("export"));
+    succeed(&["extract", &run]);
+    let draft = shop.path("run/draft");
+    let eval = ["eval", "decode", "--target", &target, "--draft", &draft, "--output", &run];
+    let prompts = shop.path("prompts.jsonl");
+    succeed(&[&eval[..], &["--prompts", &prompts, "--runs", "1", "--max-tokens", "8"]].concat());
+    let export = ["export", &run, "--to", "vllm", "--output", &folder];
+    succeed(&[&export[..], &["--target-name", "some-org/tiny"]].concat());
+    PathBuf::from(folder)
+}
+
+fn push(shop: &Workshop, endpoint: &str, more: &[&str]) -> Output {
+    longdraft(&["push", &shop.path("export"), "org/draft", "--license", "apache-2.0"])
+        .args(more)
+        .env("HF_ENDPOINT", endpoint)
+        .env("HF_TOKEN", "hf_secret")
+        .output()
+        .expect("the binary starts")
+}
+
+#[test]
+fn an_export_goes_up_in_one_commit_with_a_card() {
+    let shop = Workshop::new();
+    let folder = exported(&shop);
+    let weights = std::fs::read(folder.join("model.safetensors")).expect("weights");
+    for how in [Behaviour::Whole, Behaviour::Parts, Behaviour::Known] {
+        let (endpoint, log) = serve(how);
+        let output = push(&shop, &endpoint, &["--json"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let out = last_json(&stdout(&output));
+        assert_eq!(out["commit"], "hub/commit/1");
+        let log = log.lock().expect("log");
+        let bodies = |prefix: &str| -> Vec<&Request> {
+            log.iter().filter(|(line, ..)| line.starts_with(prefix)).collect()
+        };
+        let puts = bodies("PUT ");
+        match how {
+            Behaviour::Known => {
+                assert_eq!((puts.len(), &out["known"]), (0, &json!(1)));
+            }
+            Behaviour::Whole => assert_eq!(puts[0].2, weights, "the file's own bytes"),
+            _ => {
+                assert!(puts.len() > 1, "several parts");
+                let whole: Vec<u8> = puts.iter().flat_map(|(.., body)| body.clone()).collect();
+                assert_eq!(whole, weights, "the parts in order");
+                let done: Value =
+                    serde_json::from_slice(&bodies("POST /complete")[0].2).expect("JSON");
+                assert_eq!(done["parts"].as_array().map(Vec::len), Some(puts.len()));
+                assert_eq!(done["parts"][1], json!({"partNumber": 2, "etag": "tag/part/2"}));
+            }
+        }
+        assert!(
+            puts.iter().all(|(_, token, _)| token.is_none()),
+            "the store must not see the token"
+        );
+        assert!(
+            bodies("POST /api")
+                .iter()
+                .all(|(_, token, _)| token.as_deref() == Some("Bearer hf_secret"))
+        );
+        let commit = bodies("POST /api/models/org/draft/commit");
+        let text = String::from_utf8(commit[0].2.clone()).expect("UTF-8");
+        let lines: Vec<Value> =
+            text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+        let of = |key: &str| lines.iter().filter(|line| line["key"] == key).count();
+        assert_eq!((of("header"), of("lfsFile")), (1, 1));
+        let names: Vec<&str> = lines.iter().filter_map(|l| l["value"]["path"].as_str()).collect();
+        for name in [
+            "README.md",
+            "config.json",
+            "longdraft-manifest.json",
+            "model.safetensors",
+            "tokenizer.json",
+        ] {
+            assert!(names.contains(&name), "{name} not in {names:?}");
+        }
+    }
+}
+
+#[test]
+fn a_dry_run_shows_files_and_card_and_sends_nothing() {
+    let shop = Workshop::new();
+    exported(&shop);
+    let (endpoint, log) = serve(Behaviour::Whole);
+    let output = push(&shop, &endpoint, &["--dry-run"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let out = stdout(&output);
+    for part in [
+        "model.safetensors",
+        "license: apache-2.0",
+        "base_model: some-org/tiny",
+        "output of layer 1, output of layer 3, output of layer 4",
+        "rows.jsonl",
+        "2 steps",
+        "| chain 4 | 0 | 2 |",
+        "vllm serve some-org/tiny",
+    ] {
+        assert!(out.contains(part), "{part} not in {out}");
+    }
+    assert!(
+        !out.contains(&shop.folder.path().display().to_string()),
+        "a card tells no paths: {out}"
+    );
+    assert!(log.lock().expect("log").is_empty(), "a dry run reaches nobody");
+}
+
+#[test]
+fn refusals_say_why_and_broken_exports_stay() {
+    let shop = Workshop::new();
+    let folder = exported(&shop);
+    let (endpoint, _) = serve(Behaviour::Forbidden);
+    let output = push(&shop, &endpoint, &[]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("403: you may not write here") && text.contains("write access"),
+        "{text}"
+    );
+    assert!(!text.contains("hf_secret"), "{text}");
+    let text = stderr(&push(&shop, "http://hub.example", &[]));
+    assert!(text.contains("a token is sent over https only"), "{text}");
+    let (endpoint, log) = serve(Behaviour::Whole);
+    let weights = folder.join("model.safetensors");
+    let bytes = std::fs::read(&weights).expect("weights");
+    std::fs::write(&weights, &bytes[..bytes.len() - 3]).expect("write");
+    let output = push(&shop, &endpoint, &[]);
+    let text = stderr(&output);
+    assert!(text.contains("cut off") && text.contains("nothing was sent"), "{text}");
+    assert!(log.lock().expect("log").is_empty());
+    let text = support::fail(&["push", &shop.target(), "org/draft"], 2);
+    assert!(text.contains("only folders written by `longdraft export`"), "{text}");
+    support::fail(&["push", &shop.path("export"), "not a repository"], 2);
+}
