@@ -1,0 +1,44 @@
+//! Arguments of `config`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+/// What to do with configurations.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print the composed configuration, every value with the line it comes from.
+    ///
+    /// Example: longdraft config show conf/glide/smollm2.yaml train.seed=1
+    Show(ConfigArguments),
+    /// Compose files and name everything that is wrong with them.
+    ///
+    /// Example: longdraft config check conf/glide/*.yaml
+    Check {
+        /// Configuration files.
+        #[arg(required = true, value_name = "CONFIG")]
+        configs: Vec<PathBuf>,
+    },
+    /// Print the JSON Schema of configuration files, for editors.
+    ///
+    /// Example: longdraft config schema > longdraft.schema.json
+    Schema {
+        /// Tables of every key instead, as in docs/configuration.md.
+        #[arg(long)]
+        markdown: bool,
+        /// Of `pretrain` instead of `train`.
+        #[arg(long)]
+        pretrain: bool,
+    },
+}
+
+/// A configuration file with changes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArguments {
+    /// Configuration file (YAML).
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Change values: dotted.key=value, +new.key=value, ~key.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}

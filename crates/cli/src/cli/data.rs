@@ -1,0 +1,196 @@
+//! Arguments of `data`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+/// What to do with data.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Show rows as the target reads them, learned tokens in colour (or in `[[ ]]`).
+    ///
+    /// Example: longdraft data inspect rows.jsonl --target model.gguf --learn assistant
+    Inspect(DataInspectArguments),
+    /// Rows, tokens, learned share, lengths and the fill of packed rows.
+    ///
+    /// Example: longdraft data stats conf/glide/smollm2.yaml
+    Stats(DataStatsArguments),
+    /// Write token shards that train again and again without tokenising; goes on where a killed
+    /// run stopped.
+    ///
+    /// Example: longdraft data prepare ultrachat gsm8k --target model.gguf --output shards
+    Prepare(DataPrepareArguments),
+    /// Have the target answer prompts itself: its own answers train the best drafts.
+    ///
+    /// Example: longdraft data regenerate prompts.jsonl --target model.gguf --output answers.jsonl
+    Regenerate(DataRegenerateArguments),
+    /// Train a small byte-level BPE tokenizer on text.
+    ///
+    /// Example: longdraft data tokenizer books.jsonl --vocabulary 1024 --output runs/books-data
+    Tokenizer(DataTokenizerArguments),
+    /// Write text as the packed token shards that `pretrain` reads.
+    ///
+    /// Example: longdraft data pack books.jsonl --tokenizer runs/books-data --output runs/books-data
+    Pack(DataPackArguments),
+}
+
+/// Arguments of `data tokenizer`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataTokenizerArguments {
+    /// Text: JSONL, Parquet, text files, folders of them.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// Tokens, special ones and bytes included.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) vocabulary: usize,
+    /// Use only about so many bytes of text.
+    #[arg(long)]
+    pub(crate) max_bytes: Option<usize>,
+    /// Folder for `tokenizer.json`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+}
+
+/// Arguments of `data pack`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataPackArguments {
+    /// Text: JSONL, Parquet, text files, folders of them.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// SentencePiece `.model`, or folder with a `tokenizer.json`.
+    #[arg(long)]
+    pub(crate) tokenizer: PathBuf,
+    /// Folder for `train_000000.bin`, ... and `val_000000.bin`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Every so many documents one goes to the validation shard (0: none).
+    #[arg(long, default_value_t = 20)]
+    pub(crate) validation_every: usize,
+    /// Tokens of a shard.
+    #[arg(long, default_value_t = 100_000_000)]
+    pub(crate) shard_tokens: usize,
+    /// Write the true byte count of every token beside each shard.
+    #[arg(long)]
+    pub(crate) byte_counts: bool,
+}
+
+/// Which mask a source gets that is named without a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LearnChoice {
+    /// Every token.
+    All,
+    /// All but the system turn.
+    NoSystem,
+    /// Every assistant turn.
+    Assistant,
+    /// The last assistant turn.
+    Last,
+    /// What follows the prompt.
+    Answer,
+}
+
+/// Arguments of `data inspect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataInspectArguments {
+    /// Configuration (.yaml), data file or folder, `hf://org/name`, or sharegpt, ultrachat, gsm8k,
+    /// alpaca.
+    #[arg(value_name = "CONFIG|FILE")]
+    pub(crate) input: String,
+    /// Whose tokenizer and chat template (a configuration names its own).
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Rows to show of every source.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) rows: usize,
+    /// Mask, where no configuration names one.
+    #[arg(long, default_value = "all")]
+    pub(crate) learn: LearnChoice,
+    /// Replace values of the configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `data stats`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataStatsArguments {
+    /// Configuration (.yaml), data file or folder, or hub data set.
+    #[arg(value_name = "CONFIG|FILE")]
+    pub(crate) input: String,
+    /// Whose tokenizer and chat template (a configuration names its own).
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Mask, where no configuration names one.
+    #[arg(long, default_value = "all")]
+    pub(crate) learn: LearnChoice,
+    /// Tokens of a packed row, where no configuration names them.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) row_tokens: usize,
+    /// Replace values of the configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `data prepare`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataPrepareArguments {
+    /// One configuration (.yaml), or data files, folders, hub data sets, sharegpt, ultrachat,
+    /// gsm8k, alpaca.
+    #[arg(required = true, value_name = "CONFIG|NAME")]
+    pub(crate) inputs: Vec<String>,
+    /// Folder for the shards.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Whose tokenizer and chat template (a configuration names its own).
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Mask, where no configuration names one.
+    #[arg(long, default_value = "all")]
+    pub(crate) learn: LearnChoice,
+    /// KiB of text that make a shard.
+    #[arg(long, default_value_t = longdraft_data::shards::SHARD_BYTES >> 10)]
+    pub(crate) shard_kib: usize,
+}
+
+/// Arguments of `data regenerate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataRegenerateArguments {
+    /// Rows with prompts: conversations (every assistant turn is answered anew), or a text field.
+    #[arg(value_name = "PROMPTS")]
+    pub(crate) prompts: PathBuf,
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Draft folder or file: faster, same law.
+    #[arg(long)]
+    pub(crate) draft: Option<PathBuf>,
+    /// JSONL file for the answers; rows that failed go to FILE.failed.jsonl. Goes on if they exist.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Field of the prompt (default: recognised).
+    #[arg(long)]
+    pub(crate) field: Option<String>,
+    /// Most tokens of an answer.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) max_tokens: usize,
+    /// 0: the most likely token always.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Key of the random draws.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Tokens proposed per round.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) draft_len: usize,
+    /// Rows that are answered at a time; the answers do not depend on it.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) batch: usize,
+    /// Use only the first rows.
+    #[arg(long)]
+    pub(crate) limit: Option<usize>,
+}

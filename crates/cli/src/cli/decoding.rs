@@ -1,0 +1,64 @@
+//! Arguments of `generate`.
+
+use std::path::PathBuf;
+
+use crate::decoding::DecodingArguments;
+
+/// Arguments of `generate`.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a flag each")]
+pub(crate) struct GenerateArguments {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Drafting and verification.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
+    /// Decode plainly.
+    #[arg(long)]
+    pub(crate) no_draft: bool,
+    /// Text to continue, or with --chat the user's turn.
+    #[arg(long)]
+    pub(crate) prompt: Option<String>,
+    /// A file with it, `-` for stdin.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Speak through the target's chat template; without a prompt, a conversation: a turn a line.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// System prompt of the conversation.
+    #[arg(long, requires = "chat")]
+    pub(crate) system: Option<String>,
+    /// Most tokens to generate.
+    #[arg(long, default_value_t = 256)]
+    pub(crate) max_tokens: usize,
+    /// 0: the most likely token always.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Text that ends the answer, left out of it; may be given again.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Token that ends the answer, written out or its id; may be given again.
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) stop_token: Vec<String>,
+    /// Go on after tokens that end a text.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Colour accepted tokens: green those of the draft, blue those of lookup.
+    #[arg(long)]
+    pub(crate) show_acceptance: bool,
+}
+
+/// Storage of frozen weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WeightDtype {
+    /// 32 bits.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// As the file holds them: quantised blocks (Q4_0, Q4_1, Q8_0) where it has such, else 32 bits.
+    /// The output is that of f32.
+    Stored,
+}

@@ -1,0 +1,141 @@
+//! Arguments of `eval`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::decoding::DecodingArguments;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// tau, acceptance by position, speed with intervals, and whether output equals plain decoding.
+    ///
+    /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts mt-bench
+    Decode(EvalDecodeArguments),
+    /// Acceptance that drafts would have on a configuration's held-out rows, without decoding.
+    ///
+    /// Example: longdraft eval held-out conf/glide/smollm2.yaml --draft runs/a --draft runs/b
+    HeldOut(EvalHeldOutArguments),
+    /// Bits per byte of a language model over sliding windows.
+    ///
+    /// Example: longdraft eval bpb runs/books --data val.bin --tokenizer sp.model --window 2048
+    Bpb(EvalBpbArguments),
+}
+
+/// Arguments of `eval held-out`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalHeldOutArguments {
+    /// Configuration (YAML) with target and held-out text; of a curriculum, `stage=NAME` picks one.
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: PathBuf,
+    /// Run directory, checkpoint, draft folder or file; again for each draft that is compared with
+    /// the first.
+    #[arg(long = "draft", value_name = "PATH", required = true)]
+    pub(crate) drafts: Vec<PathBuf>,
+    /// Replace values of the configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// A scored stream and its windows.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct BpbArguments {
+    /// SentencePiece `.model`, or folder with a `tokenizer.json` (a target brings its own).
+    #[arg(long)]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Tokens of a window (default: 1024).
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) window: usize,
+    /// Targets that a window moves on by (default: a quarter of the window).
+    #[arg(long)]
+    pub(crate) stride: Option<usize>,
+    /// Length of the sequences in training, for the report and for windows without overlap.
+    #[arg(long)]
+    pub(crate) training_length: Option<usize>,
+    /// Use only the first tokens.
+    #[arg(long)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Tokens that go through the model at once.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) batch_tokens: usize,
+}
+
+/// What becomes of targets behind the last complete window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum TailChoice {
+    /// A shorter window scores them.
+    Score,
+    /// They are left out, as published.
+    Drop,
+}
+
+/// Arguments of `eval bpb`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalBpbArguments {
+    /// Run of `pretrain`, checkpoint, `.ldq` file; or a target: Hugging Face folder, GGUF file, hub
+    /// model.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// `.bin` files or folders of them, or text (JSONL, text files).
+    #[arg(long, required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Field of the text.
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// How it is scored.
+    #[command(flatten)]
+    pub(crate) scoring: BpbArguments,
+    /// Windows without overlap, at the window's length.
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// What becomes of the last targets.
+    #[arg(long, default_value = "score")]
+    pub(crate) tail: TailChoice,
+    /// Start anew at every start of a document.
+    #[arg(long)]
+    pub(crate) doc_isolated: bool,
+    /// Stretch RoPE for windows beyond so many tokens (targets; own models know theirs).
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ntk_reference: Option<usize>,
+}
+
+/// Arguments of `eval decode`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalDecodeArguments {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Drafting and verification.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
+    /// spec-bench, mt-bench, gsm8k, humaneval or longdoc (looked for in $LONGDRAFT_DATA, else
+    /// `data`), or a JSONL file.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) prompts: String,
+    /// Field that holds the prompt of a file's rows.
+    #[arg(long, default_value = "prompt")]
+    pub(crate) field: String,
+    /// Send a file's prompts as a user's turn through the target's chat template (named sets do so
+    /// if there is one).
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Use only the first prompts; of spec-bench and mt-bench, the first of each category.
+    #[arg(long)]
+    pub(crate) limit: Option<usize>,
+    /// Cut long documents so that prompts have these lengths: a curve over the context.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub(crate) contexts: Vec<usize>,
+    /// Most tokens to generate for each.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_tokens: usize,
+    /// Temperatures to measure at.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub(crate) temperature: Vec<f64>,
+    /// Timing runs over all prompts, with and without drafting in turns.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) runs: usize,
+    /// Directory for `decode.json`; `longdraft report` shows it beside the run that is there.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}

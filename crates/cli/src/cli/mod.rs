@@ -1,0 +1,161 @@
+//! Command-line arguments.
+
+mod configuration;
+mod data;
+mod decoding;
+mod evaluation;
+mod pretraining;
+mod serving;
+mod training;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use configuration::ConfigCommand;
+pub(crate) use data::{
+    DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
+    DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments, LearnChoice,
+};
+pub(crate) use decoding::{GenerateArguments, WeightDtype};
+pub(crate) use evaluation::{
+    BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
+    TailChoice,
+};
+pub(crate) use pretraining::{
+    CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
+};
+pub(crate) use serving::{
+    ExportArguments, ExportDtype, ExtractArguments, PushArguments, VerifyArguments,
+};
+pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments};
+
+/// Train draft models for speculative decoding, and decode losslessly with them.
+#[derive(Debug, Parser)]
+#[command(name = "longdraft", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Threads to use (default: every core).
+    #[arg(long, global = true)]
+    pub(crate) threads: Option<usize>,
+    /// Print a machine-readable last line.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The whole pipeline: fetch a target, train a draft, extract it, decode with and without it.
+    ///
+    /// Example: longdraft quickstart --target smollm2
+    Quickstart(QuickstartArguments),
+    /// Train a draft: one stage, or the stages of a curriculum one after the other; goes on by
+    /// itself when the output directory holds a checkpoint.
+    ///
+    /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
+    Train(TrainArguments),
+    /// Write the target's features to `train.features`, so that `train` runs without the target;
+    /// says first how much that is. Several processes share the work; a killed one goes on.
+    ///
+    /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features
+    Capture(CaptureArguments),
+    /// Show, check or describe configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Write a checkpoint's draft weights, configuration and tokenizer.
+    ///
+    /// Example: longdraft extract runs/smollm2
+    Extract(ExtractArguments),
+    /// Write a draft as a serving engine reads it; `verify` checks the folder.
+    ///
+    /// Example: longdraft export runs/smollm2 --to vllm --output exports/smollm2-vllm
+    Export(ExportArguments),
+    /// Check an exported folder without any engine: every problem at once, with what each engine would
+    /// do and the way out.
+    ///
+    /// Example: longdraft verify exports/smollm2-vllm --target model.gguf --checkpoint runs/smollm2
+    Verify(VerifyArguments),
+    /// Send an export to the Hugging Face hub, with a model card made from its run.
+    ///
+    /// Example: longdraft push exports/smollm2-vllm my-org/smollm2-eagle3 --dry-run
+    Push(PushArguments),
+    /// Text from the target, with a draft or without.
+    ///
+    /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
+    Generate(GenerateArguments),
+    /// Train a small language model from token shards; goes on by itself when the output directory
+    /// holds a checkpoint.
+    ///
+    /// Example: longdraft pretrain conf/pretrain/books.yaml train.seed=1
+    Pretrain(TrainArguments),
+    /// Write a language model as int8 codes in one compressed file, read it back and score it.
+    ///
+    /// Example: longdraft quantize runs/books --output books.ldq --data runs/books-data/val.bin
+    /// --tokenizer runs/books-data
+    Quantize(QuantizeArguments),
+    /// Run a grid of pretraining runs, several seeds each, and print a table with intervals; goes
+    /// on where it stopped.
+    ///
+    /// Example: longdraft experiment conf/pretrain/findings.yaml
+    Experiment(ExperimentArguments),
+    /// Measure a draft on prompts, or a language model in bits per byte.
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Look at training data, measure it, prepare it, or have the target answer it anew.
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Fetch a small real target.
+    ///
+    /// Example: longdraft fetch smollm2
+    Fetch(FetchArguments),
+    /// Recompute reference cases and print the largest relative error.
+    ///
+    /// Example: longdraft parity cases/qwen2_short --json
+    Parity(ParityArguments),
+    /// Plots of training runs, side by side, as one HTML page that needs no network.
+    ///
+    /// Example: longdraft report runs/a runs/b --output comparison.html
+    Report(ReportArguments),
+    /// Check this machine and say what to do.
+    ///
+    /// Example: longdraft doctor
+    Doctor,
+}
+
+/// Arguments of `parity`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ParityArguments {
+    /// Case folders, or folders that hold case folders.
+    #[arg(required = true, value_name = "CASE_DIR")]
+    pub(crate) cases: Vec<PathBuf>,
+    /// Weights of `forward` cases: a Hugging Face folder or a GGUF file.
+    #[arg(long)]
+    pub(crate) target: Option<PathBuf>,
+}
+
+/// Arguments of `quickstart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuickstartArguments {
+    /// Which target: `smollm2` is fetched (98 MB, Apache-2.0); a path or hub model also works.
+    #[arg(long, default_value = "smollm2")]
+    pub(crate) target: String,
+    /// Run directory.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub(crate) output: PathBuf,
+    /// Replace values of the training configuration: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `fetch`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FetchArguments {
+    /// `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF.
+    #[arg(value_parser = ["smollm2"])]
+    pub(crate) model: String,
+    /// Where to put it (default: the user's cache folder).
+    pub(crate) folder: Option<PathBuf>,
+}

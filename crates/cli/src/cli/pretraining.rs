@@ -1,0 +1,84 @@
+//! Arguments of `quantize` and `experiment`.
+
+use std::path::PathBuf;
+
+use super::BpbArguments;
+
+/// Rules of an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FormatChoice {
+    /// As published.
+    Compat,
+    /// Scales rounded before use, no floor, any number of levels.
+    Modern,
+}
+
+/// How the embedding is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum EmbeddingChoice {
+    /// As any other matrix.
+    Codes,
+    /// As f16.
+    F16,
+}
+
+/// Compression of an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CompressionChoice {
+    /// zlib, level 9.
+    Zlib,
+    /// zstd, level 22.
+    Zstd,
+}
+
+/// Arguments of `quantize`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuantizeArguments {
+    /// Run of `pretrain`, checkpoint, model folder or `.ldq` file.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+    /// The artifact, `.ldq`.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
+    /// Rules.
+    #[arg(long, default_value = "compat")]
+    pub(crate) format: FormatChoice,
+    /// Largest code: 127 for int8, 31 for int6 (modern).
+    #[arg(long, default_value_t = 127)]
+    pub(crate) levels: u8,
+    /// How the embedding is stored.
+    #[arg(long, default_value = "codes")]
+    pub(crate) embedding: EmbeddingChoice,
+    /// Tensors of at most so many values are kept.
+    #[arg(long, default_value_t = 65_536)]
+    pub(crate) keep_max_elements: usize,
+    /// Compression.
+    #[arg(long, default_value = "zlib")]
+    pub(crate) compression: CompressionChoice,
+    /// Bytes of code that are counted with the file.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) code_bytes: u64,
+    /// Clip rows so that file and code hold at most so many bytes (modern).
+    #[arg(long)]
+    pub(crate) budget_bytes: Option<u64>,
+    /// Score live weights and artifact on these `.bin` files.
+    #[arg(long, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// How it is scored.
+    #[command(flatten)]
+    pub(crate) scoring: BpbArguments,
+}
+
+/// Arguments of `experiment`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExperimentArguments {
+    /// Grid (YAML).
+    #[arg(value_name = "GRID")]
+    pub(crate) grid: PathBuf,
+    /// Change values of every run: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Run only runs of these names.
+    #[arg(long, num_args = 1..)]
+    pub(crate) only: Vec<String>,
+}
