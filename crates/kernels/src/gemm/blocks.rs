@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::micro::{Destination, Isa};
 use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, PANEL, ROW_STRIDE, STEP_STRIDE};
 use super::quantised::BLOCK;
-use super::{Element, Mat, unpacked};
+use super::{Element, Mat, row_by_row, unpacked};
 
 /// Rows of a left block.
 pub(super) const BLOCK_ROWS: usize = 168;
@@ -74,6 +74,11 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
         return;
     }
     let depth = depth_of(a.cols);
+    if row_by_row::fits(isa, a, b) {
+        // SAFETY: passed on to the caller.
+        unsafe { row_by_row::block(dst, a, b, depth) };
+        return;
+    }
     SCRATCH.with_borrow_mut(|scratch| {
         // SAFETY: passed on to the caller.
         unsafe {

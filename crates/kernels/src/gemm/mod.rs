@@ -12,6 +12,7 @@ mod group;
 mod micro;
 mod pack;
 mod quantised;
+mod row_by_row;
 mod unpacked;
 
 use std::ops::Range;

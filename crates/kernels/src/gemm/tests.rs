@@ -33,7 +33,7 @@ fn element(mat: Mat<'_>, row: usize, col: usize) -> f32 {
     mat.data[row * mat.row_stride + col * mat.col_stride]
 }
 
-const SIZES: [(usize, usize, usize); 10] = [
+const SIZES: [(usize, usize, usize); 12] = [
     (1, 1, 1),
     (3, 5, 2),
     (14, 32, 8),
@@ -41,6 +41,8 @@ const SIZES: [(usize, usize, usize); 10] = [
     (29, 31, 17),
     (40, 130, 515),
     (200, 70, 40),
+    (5, 100, 515),
+    (16, 64, 700),
     (17, 300, 600),
     (90, 64, 1),
     (2700, 130, 2),
