@@ -8,6 +8,7 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
@@ -163,14 +164,26 @@ fn generate_says_the_same_with_weights_as_stored() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("model.gguf").display().to_string();
     std::fs::write(&path, gguf_bytes_of(GgmlDType::Q8_0)).expect("write");
-    let say = |dtype: &str| {
+    // A trainable draft reads its tokens off the target's head, quantised or not.
+    let draft = dir.path().join("draft");
+    std::fs::create_dir(&draft).expect("folder");
+    let target = Target::open(&path, &TargetOptions::default()).expect("target");
+    let sizes = GlideConfig::for_target(target.config(), None);
+    GlideDraft::initialise(&sizes, &target, Init::LastLayer, 1)
+        .and_then(|glide| glide.save(&draft, target.fingerprint()))
+        .expect("draft");
+    let draft = draft.display().to_string();
+    let say = |dtype: &str, way: &[&str]| {
         let fixed = ["generate", "--target", &path, "--prompt", "ABC", "--max-tokens", "40"];
-        let options = ["--ignore-eos", "--lookup", "--dtype", dtype];
-        succeed(&[&fixed[..], &options].concat())
+        succeed(&[&fixed[..], &["--ignore-eos", "--dtype", dtype], way].concat())
     };
-    let stored = say("stored");
-    assert!(!stored.is_empty());
-    assert_eq!(stored, say("f32"));
+    let plain = say("f32", &["--no-draft"]);
+    assert!(!plain.is_empty());
+    for way in [&["--lookup"][..], &["--draft", &draft, "--pace", "fixed"]] {
+        for dtype in ["stored", "f32"] {
+            assert_eq!(say(dtype, way), plain, "{dtype} {way:?}");
+        }
+    }
 }
 
 #[test]

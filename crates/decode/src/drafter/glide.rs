@@ -102,6 +102,8 @@ impl<'a> GlideModel<'a> {
         let table = target.rope().table(&vec![position; ids.len()], target.device())?;
         let hidden =
             self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
+        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
+        let hidden = hidden.detach();
         let logits = match &self.head {
             Some(head) => head.matrix().linear(&hidden, None)?,
             None => target.logits(&hidden)?,
