@@ -70,8 +70,9 @@ impl<'a> BatchDecoder<'a> {
         let mut waiting: VecDeque<(usize, &Job)> = jobs.iter().enumerate().collect();
         let mut running: Vec<Running<'_>> = Vec::new();
         loop {
-            while let (Some(&place), false) = (free.last(), waiting.is_empty()) {
-                let Some((index, job)) = waiting.pop_front() else { break };
+            while let Some(&place) = free.last()
+                && let Some((index, job)) = waiting.pop_front()
+            {
                 match self.begin(place, job, &mut |committed| listener(index, committed)) {
                     Ok(request) => {
                         free.pop();

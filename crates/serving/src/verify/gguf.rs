@@ -9,6 +9,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
 use super::report::{Effect, Problem, Severity};
+use super::tensors::expected;
 use super::{Checks, VerifyOptions, nearest, round_trip, values, vocabulary};
 use crate::engine::{Engine, Fate, llamacpp};
 use crate::export::hash;
@@ -330,25 +331,12 @@ fn shapes(
     source: &GgufDraftSource,
     config: &longdraft_models::draft::eagle3::Eagle3Config,
 ) {
-    let (hidden, wide) = (config.hidden_size, 2 * config.hidden_size);
-    let (query, kv, inner) = (config.query_size(), config.kv_size(), config.intermediate_size);
-    for (name, shape) in [
-        ("fc.weight", vec![hidden, 3 * config.target_hidden_size]),
-        ("midlayer.input_layernorm.weight", vec![hidden]),
-        ("midlayer.hidden_norm.weight", vec![hidden]),
-        ("midlayer.post_attention_layernorm.weight", vec![hidden]),
-        ("norm.weight", vec![hidden]),
-        ("midlayer.self_attn.q_proj.weight", vec![query, wide]),
-        ("midlayer.self_attn.k_proj.weight", vec![kv, wide]),
-        ("midlayer.self_attn.v_proj.weight", vec![kv, wide]),
-        ("midlayer.self_attn.o_proj.weight", vec![hidden, query]),
-        ("midlayer.mlp.gate_proj.weight", vec![inner, hidden]),
-        ("midlayer.mlp.up_proj.weight", vec![inner, hidden]),
-        ("midlayer.mlp.down_proj.weight", vec![hidden, inner]),
-        ("lm_head.weight", vec![config.draft_vocab_size, hidden]),
-        ("embed_tokens.weight", vec![config.vocab_size, hidden]),
-    ] {
-        if let Some(found) = source.shape(name).filter(|found| *found != shape) {
+    // Our names of what the file holds.
+    let mut wanted = expected("midlayer.", config);
+    let embeddings = vec![config.vocab_size, config.hidden_size];
+    wanted.insert("embed_tokens.weight".to_owned(), embeddings);
+    for (name, shape) in wanted {
+        if let Some(found) = source.shape(&name).filter(|found| *found != shape) {
             checks.error(
                 "shape",
                 format!("tensor for `{name}`"),

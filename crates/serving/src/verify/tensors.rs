@@ -15,9 +15,9 @@ use crate::profile::Profile;
 const WEIGHT_TYPES: [(&str, &str); 3] =
     [("BF16", "bfloat16"), ("F16", "float16"), ("F32", "float32")];
 
-/// Shapes of the published network under a profile's names; `d2t`, `t2d` and embeddings apart.
-fn expected(profile: Profile, sizes: &Eagle3Config) -> BTreeMap<String, Vec<usize>> {
-    let layer = profile.layer_prefix();
+/// Shapes of the published network, its layer's names behind `layer`; `d2t`, `t2d` and embeddings
+/// apart.
+pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Vec<usize>> {
     let (hidden, wide) = (sizes.hidden_size, 2 * sizes.hidden_size);
     let (query, kv, inner) = (sizes.query_size(), sizes.kv_size(), sizes.intermediate_size);
     let blocks = sizes.target_layers.len() * sizes.target_hidden_size;
@@ -53,7 +53,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
         each_tensor(checks);
         return;
     };
-    let mut wanted = expected(checks.profile, &sizes);
+    let mut wanted = expected(checks.profile.layer_prefix(), &sizes);
     if checks.config["norm_before_fc"] == true {
         let blocks = sizes.target_layers.len() * sizes.target_hidden_size;
         wanted.insert("input_norm.weight".into(), vec![blocks]);

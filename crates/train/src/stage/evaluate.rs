@@ -92,6 +92,8 @@ pub fn measure_drafts(
     for draft in drafts {
         let mut config = config.clone();
         config.draft.from = Some(draft.clone());
+        // A draft is measured with the vocabulary it was trained for.
+        config.draft.eagle3.remap = false;
         let documents = &set.documents;
         let materials = Materials { config: &config, target, tokenizer, documents };
         objectives.push(config.draft.method.build(&materials, observer)?);
