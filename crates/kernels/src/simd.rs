@@ -119,6 +119,13 @@ vectorised! {
         }
     }
 
+    /// `acc ← mine · acc + theirs · x`
+    pub(crate) fn blend(mine: f32, acc: &mut [f32], theirs: f32, x: &[f32]) {
+        for (a, x) in acc.iter_mut().zip(x) {
+            *a = x.mul_add(theirs, *a * mine);
+        }
+    }
+
     /// `x ← e^(x − max)`; returns the sum, taken in 16 lanes.
     pub(crate) fn exp_in_place(row: &mut [f32], max: f32) -> f32 {
         let mut lanes = [0.0_f32; 16];

@@ -13,6 +13,7 @@
 //! `dK = dSᵀ Q / √D`. Keys and values that do not train cost no backward work.
 
 mod backward;
+mod part;
 mod ranges;
 mod reference;
 mod tiled;

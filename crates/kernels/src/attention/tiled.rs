@@ -1,19 +1,21 @@
 //! Tiled online softmax.
 //!
-//! A query's keys are cut into tiles at fixed places, and each tile's part is formed in a fixed
-//! order, so that the bits of its result do not depend on the queries beside it. Single keys count
-//! as if they stood behind the end of the query's range: a token of a tree gets the bits that it
-//! would have in a plain sequence.
+//! A query's keys are cut into tiles at fixed places; each tile's part is formed for itself, and
+//! parts are added in their order. So the bits of a result depend neither on the queries beside it
+//! nor on which thread formed a part. Single keys count as if they stood behind the end of the
+//! query's range: a token of a tree gets the bits that it would have in a plain sequence.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{axpy, dot_in_order, exp, exp_in_place, max_of};
+use crate::simd::{axpy, dot_in_order};
 
 /// What every tile reads.
+#[derive(Clone, Copy)]
 struct Inputs<'a> {
     q: &'a [f32],
     k: &'a [f32],
@@ -34,22 +36,53 @@ pub(super) fn forward(
     let tile = dims.tile_queries();
     let mut out = vec![0.0; q.len()];
     let mut lse = vec![f32::NEG_INFINITY; ranges.queries() * dims.heads];
+    if ranges.queries() <= tile {
+        few_queries(inputs, &mut out, &mut lse);
+        return (out, lse);
+    }
     out.par_chunks_mut((tile * dims.q_stride()).max(1))
         .zip(lse.par_chunks_mut((tile * dims.heads).max(1)))
         .enumerate()
         .for_each(|(index, (out, lse))| {
             let first = index * tile;
             let queries = first..(first + tile).min(ranges.queries());
-            // Decoding has one tile of queries: its heads are what there is to share out.
-            let groups: Vec<Group> = (0..dims.kv_heads)
+            let groups: Vec<(Group<'_>, Part)> = (0..dims.kv_heads)
                 .into_par_iter()
-                .map(|kv_head| Group::attend(&inputs, queries.clone(), kv_head))
+                .map(|kv_head| {
+                    let group = Group::new(inputs, queries.clone(), kv_head);
+                    let sum = group.all_tiles();
+                    (group, sum)
+                })
                 .collect();
-            for (kv_head, group) in groups.iter().enumerate() {
-                group.write(dims, kv_head, out, lse);
+            for (group, sum) in &groups {
+                group.write(sum, out, lse);
             }
         });
     (out, lse)
+}
+
+/// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share
+/// out. A tile's heads lie side by side in memory, so a thread takes them one after the other.
+fn few_queries(inputs: Inputs<'_>, out: &mut [f32], lse: &mut [f32]) {
+    let (heads, queries) = (inputs.dims.kv_heads, 0..inputs.ranges.queries());
+    let groups: Vec<Group<'_>> =
+        (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
+    let tiles: Vec<Range<usize>> = tiles(inputs.ranges.hull(queries)).collect();
+    let parts: Vec<Part> = (0..tiles.len() * heads)
+        .into_par_iter()
+        .map(|index| {
+            let (tile, group) = (&tiles[index / heads], &groups[index % heads]);
+            let (mut part, mut scores) = (group.nothing(), group.scores());
+            group.tile(tile, &mut scores, &mut part);
+            part
+        })
+        .collect();
+    for (kv_head, group) in groups.iter().enumerate() {
+        let mut sum = group.nothing();
+        parts.iter().skip(kv_head).step_by(heads).for_each(|part| sum.add(part));
+        group.add_remaining_singles(&mut sum);
+        group.write(&sum, out, lse);
+    }
 }
 
 /// Copies the queries of one group, scaled, into rows `[queries · G, D]`.
@@ -95,15 +128,13 @@ pub(super) fn visible_in(tile: &Range<usize>, visible: &Range<usize>) -> Range<u
     if start >= end { 0..0 } else { start - tile.start..end - tile.start }
 }
 
-/// The query rows `[queries · G, D]` that share a key-value head, and their running softmax.
-struct Group {
+/// The query rows `[queries · G, D]` that share a key-value head.
+struct Group<'a> {
+    inputs: Inputs<'a>,
     queries: Range<usize>,
     kv_head: usize,
     /// Scaled queries.
     packed: Vec<f32>,
-    max: Vec<f32>,
-    total: Vec<f32>,
-    acc: Vec<f32>,
 }
 
 /// Weights of the single keys that stand in a tile: row, position of the first among the query's.
@@ -113,51 +144,61 @@ struct Joined {
     weights: Vec<f32>,
 }
 
-impl Group {
-    fn attend(inputs: &Inputs<'_>, queries: Range<usize>, kv_head: usize) -> Self {
+impl<'a> Group<'a> {
+    fn new(inputs: Inputs<'a>, queries: Range<usize>, kv_head: usize) -> Self {
         let dims = inputs.dims;
         let packed = pack_queries(inputs.q, dims, queries.clone(), kv_head, dims.scale());
-        let rows = queries.len() * dims.group();
-        let mut group = Self {
-            packed,
-            kv_head,
-            max: vec![f32::NEG_INFINITY; rows],
-            total: vec![0.0; rows],
-            acc: vec![0.0; rows * dims.head_dim],
-            queries: queries.clone(),
-        };
-        let mut scores = vec![0.0; rows * TILE_KEYS];
-        for tile in tiles(inputs.ranges.hull(queries)) {
-            group.add_tile(inputs, &tile, &mut scores);
+        Self { inputs, queries, kv_head, packed }
+    }
+
+    fn rows(&self) -> usize {
+        self.queries.len() * self.inputs.dims.group()
+    }
+
+    fn nothing(&self) -> Part {
+        Part::nothing(self.rows(), self.inputs.dims.head_dim)
+    }
+
+    /// Room for a tile's scores.
+    fn scores(&self) -> Vec<f32> {
+        vec![0.0; self.rows() * TILE_KEYS]
+    }
+
+    fn query_of(&self, row: usize) -> usize {
+        self.queries.start + row / self.inputs.dims.group()
+    }
+
+    fn all_tiles(&self) -> Part {
+        let (mut sum, mut part, mut scores) = (self.nothing(), self.nothing(), self.scores());
+        for tile in tiles(self.inputs.ranges.hull(self.queries.clone())) {
+            self.tile(&tile, &mut scores, &mut part);
+            sum.add(&part);
         }
-        group.add_remaining_singles(inputs);
-        group
+        self.add_remaining_singles(&mut sum);
+        sum
     }
 
-    fn query_of(&self, row: usize, dims: Dims) -> usize {
-        self.queries.start + row / dims.group()
-    }
-
-    fn add_tile(&mut self, inputs: &Inputs<'_>, tile: &Range<usize>, scores: &mut [f32]) {
-        let (dims, rows, width) = (inputs.dims, self.max.len(), tile.len());
-        let head_dim = dims.head_dim;
+    /// The part of one tile of keys, and of the single keys that stand in it.
+    fn tile(&self, tile: &Range<usize>, scores: &mut [f32], part: &mut Part) {
+        let (dims, ranges, width) = (self.inputs.dims, self.inputs.ranges, tile.len());
+        let (rows, head_dim) = (self.rows(), dims.head_dim);
         let q = Mat::rows(&self.packed, rows, head_dim, head_dim);
-        let keys = key_tile(inputs.k, dims, tile, self.kv_head);
+        let keys = key_tile(self.inputs.k, dims, tile, self.kv_head);
         matmul(scores, TILE_KEYS, q, keys.t(), false, Threads::One);
         let mut joined = Vec::new();
         for row in 0..rows {
-            let query = self.query_of(row, dims);
-            let range = inputs.ranges.of(query);
+            let query = self.query_of(row);
+            let range = ranges.of(query);
             let mut visible = visible_in(tile, &range);
             let scores = &mut scores[row * TILE_KEYS..(row + 1) * TILE_KEYS];
-            let (range_end, count) = (visible.end, joining(inputs.ranges, query));
+            let (range_end, count) = (visible.end, joining(ranges, query));
             let ends_here = tile.start < range.end && range.end <= tile.end && count > 0;
             if ends_here {
                 visible.end += count;
-                self.single_scores(inputs, row, 0, &mut scores[range_end..visible.end]);
+                self.single_scores(row, 0, &mut scores[range_end..visible.end]);
             }
             let used = width.max(visible.end);
-            self.soften(row, &mut scores[..used], visible.clone(), head_dim);
+            part.soften(row, &mut scores[..used], visible.clone());
             if ends_here {
                 let weights = &mut scores[range_end..visible.end];
                 joined.push(Joined { row, first: 0, weights: weights.to_vec() });
@@ -165,78 +206,67 @@ impl Group {
             }
         }
         let weights = Mat::rows(scores, rows, width, TILE_KEYS);
-        let values = key_tile(inputs.v, dims, tile, self.kv_head);
-        if joined.is_empty() {
-            matmul(&mut self.acc, head_dim, weights, values, true, Threads::One);
-            return;
-        }
-        let mut sums = vec![0.0; rows * head_dim];
-        matmul(&mut sums, head_dim, weights, values, false, Threads::One);
+        let values = key_tile(self.inputs.v, dims, tile, self.kv_head);
+        matmul(&mut part.values, head_dim, weights, values, false, Threads::One);
         for joined in &joined {
-            let sum = &mut sums[joined.row * head_dim..][..head_dim];
-            self.add_single_values(inputs, joined, sum);
+            self.add_single_values(joined, part.values_of(joined.row));
         }
-        self.acc.iter_mut().zip(&sums).for_each(|(acc, sum)| *acc += sum);
     }
 
     /// Single keys beyond the tile in which their query's range ends, in tiles of their own.
-    fn add_remaining_singles(&mut self, inputs: &Inputs<'_>) {
-        let head_dim = inputs.dims.head_dim;
-        for row in 0..self.max.len() {
-            let query = self.query_of(row, inputs.dims);
-            let (mut first, all) =
-                (joining(inputs.ranges, query), inputs.ranges.singles_of(query).len());
+    fn add_remaining_singles(&self, sum: &mut Part) {
+        let mut part = Part::nothing(1, self.inputs.dims.head_dim);
+        for row in 0..self.rows() {
+            let query = self.query_of(row);
+            let all = self.inputs.ranges.singles_of(query).len();
+            let mut first = joining(self.inputs.ranges, query);
             while first < all {
                 let mut weights = vec![0.0; TILE_KEYS.min(all - first)];
-                self.single_scores(inputs, row, first, &mut weights);
+                self.single_scores(row, first, &mut weights);
                 let visible = 0..weights.len();
-                self.soften(row, &mut weights, visible, head_dim);
-                let mut sum = vec![0.0; head_dim];
+                part.soften(0, &mut weights, visible);
                 let next = first + weights.len();
-                self.add_single_values(inputs, &Joined { row, first, weights }, &mut sum);
-                let acc = &mut self.acc[row * head_dim..][..head_dim];
-                acc.iter_mut().zip(&sum).for_each(|(acc, sum)| *acc += sum);
+                part.values.fill(0.0);
+                self.add_single_values(&Joined { row, first, weights }, part.values_of(0));
+                sum.add_row(row, &part, 0);
                 first = next;
             }
         }
     }
 
-    fn soften(&mut self, row: usize, scores: &mut [f32], visible: Range<usize>, head_dim: usize) {
-        let acc = &mut self.acc[row * head_dim..][..head_dim];
-        online_softmax(scores, visible, &mut self.max[row], &mut self.total[row], acc);
-    }
-
     /// Scores of a row for its query's single keys from `first` on.
-    fn single_scores(&self, inputs: &Inputs<'_>, row: usize, first: usize, scores: &mut [f32]) {
-        let head_dim = inputs.dims.head_dim;
-        let q = &self.packed[row * head_dim..][..head_dim];
-        let keys = &inputs.ranges.singles_of(self.query_of(row, inputs.dims))[first..];
+    fn single_scores(&self, row: usize, first: usize, scores: &mut [f32]) {
+        let Inputs { k, dims, ranges, .. } = self.inputs;
+        let q = &self.packed[row * dims.head_dim..][..dims.head_dim];
+        let keys = &ranges.singles_of(self.query_of(row))[first..];
         for (score, &key) in scores.iter_mut().zip(keys) {
-            *score = dot_in_order(q, row_of(inputs.k, inputs.dims, key, self.kv_head));
+            *score = dot_in_order(q, row_of(k, dims, key, self.kv_head));
         }
     }
 
-    fn add_single_values(&self, inputs: &Inputs<'_>, joined: &Joined, sum: &mut [f32]) {
-        let query = self.query_of(joined.row, inputs.dims);
-        let keys = &inputs.ranges.singles_of(query)[joined.first..];
+    fn add_single_values(&self, joined: &Joined, values: &mut [f32]) {
+        let Inputs { v, dims, ranges, .. } = self.inputs;
+        let keys = &ranges.singles_of(self.query_of(joined.row))[joined.first..];
         for (&weight, &key) in joined.weights.iter().zip(keys) {
-            axpy(weight, row_of(inputs.v, inputs.dims, key, self.kv_head), sum);
+            axpy(weight, row_of(v, dims, key, self.kv_head), values);
         }
     }
 
     /// Normalised output and log-sum-exp into a tile of the results.
-    fn write(&self, dims: Dims, kv_head: usize, out: &mut [f32], lse: &mut [f32]) {
+    fn write(&self, sum: &Part, out: &mut [f32], lse: &mut [f32]) {
+        let dims = self.inputs.dims;
         let (group, head_dim) = (dims.group(), dims.head_dim);
-        for (row, acc) in self.acc.chunks_exact(head_dim.max(1)).enumerate() {
-            if self.total[row] == 0.0 {
+        for (row, values) in sum.values.chunks_exact(head_dim.max(1)).enumerate() {
+            let (max, total) = sum.softmax_of(row);
+            if total == 0.0 {
                 continue;
             }
-            let (t, head) = (row / group, kv_head * group + row % group);
+            let (t, head) = (row / group, self.kv_head * group + row % group);
             let out = &mut out[t * dims.q_stride() + head * head_dim..][..head_dim];
-            for (out, acc) in out.iter_mut().zip(acc) {
-                *out = *acc / self.total[row];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = *value / total;
             }
-            lse[t * dims.heads + head] = self.max[row] + self.total[row].ln();
+            lse[t * dims.heads + head] = max + total.ln();
         }
     }
 }
@@ -251,28 +281,4 @@ fn joining(ranges: &KeyRanges, query: usize) -> usize {
 /// One key (or value) `[D]` of one key-value head.
 fn row_of(source: &[f32], dims: Dims, key: u32, kv_head: usize) -> &[f32] {
     &source[key as usize * dims.kv_stride() + kv_head * dims.head_dim..][..dims.head_dim]
-}
-
-/// Turns a row of scores into weights relative to the running maximum, and rescales what was
-/// accumulated under the old one. Hidden entries become 0.
-fn online_softmax(
-    scores: &mut [f32],
-    visible: Range<usize>,
-    max: &mut f32,
-    total: &mut f32,
-    acc: &mut [f32],
-) {
-    scores[..visible.start].fill(0.0);
-    scores[visible.end..].fill(0.0);
-    let row = &mut scores[visible];
-    if row.is_empty() {
-        return;
-    }
-    let new_max = max_of(row).max(*max);
-    let shrink = exp(*max - new_max);
-    *total = *total * shrink + exp_in_place(row, new_max);
-    *max = new_max;
-    if shrink < 1.0 {
-        acc.iter_mut().for_each(|a| *a *= shrink);
-    }
 }
