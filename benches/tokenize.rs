@@ -1,12 +1,13 @@
 //! `data prepare` beside the tokenizers crate alone on the same texts, alternately, equal threads.
 //!
 //! ```sh
-//! cargo bench --bench tokenize -- TARGET [DATA.jsonl ...] [--rounds N] [--threads N]
+//! cargo bench --bench tokenize -- TARGET [DATA.jsonl ...] [--rounds N] [--threads N] [--repeat N]
 //! ```
 //!
 //! Ours reads and checks rows, applies the template, encodes, masks by offsets, hashes and writes
 //! shards. The crate alone encodes the rendered texts, which are ready in memory, with
-//! `encode_batch`. Without data the excerpts of assets/corpus are taken. Printed: bytes of text a
+//! `encode_batch`. Without data the excerpts of assets/corpus are taken. Every file is
+//! read `--repeat` times (4): a set of several shards, as users have. Printed: bytes of text a
 //! second on both sides and the median of ratios over rounds.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -23,6 +24,9 @@ use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::target::Target;
 use longdraft_train::stage::Encoder;
 use tokenizers::Tokenizer;
+
+/// Text of a shard.
+const SHARD_BYTES: usize = 4 << 20;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -67,12 +71,13 @@ impl TextEncoder for Recorder<'_> {
 }
 
 fn main() -> Result<(), Failure> {
-    let (mut data, mut rounds, mut threads) = (Vec::new(), 5, 2);
+    let (mut data, mut rounds, mut threads, mut repeat) = (Vec::new(), 5, 2, 4);
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--rounds" => rounds = arguments.next().ok_or("--rounds N")?.parse()?,
             "--threads" => threads = arguments.next().ok_or("--threads N")?.parse()?,
+            "--repeat" => repeat = arguments.next().ok_or("--repeat N")?.parse()?,
             _ => data.push(PathBuf::from(argument)),
         }
     }
@@ -97,7 +102,7 @@ fn main() -> Result<(), Failure> {
         let source: SourceConfig = serde_json::from_value(
             serde_json::json!({ "path": path, "template": { "kind": "auto" } }),
         )?;
-        let sources = [Source { config: source, paths: vec![path.clone()] }];
+        let sources = [Source { config: source, paths: vec![path.clone(); repeat] }];
         let recorder =
             Recorder { inner: Encoder::new(&tokenizer, &config), texts: Mutex::new(Vec::new()) };
         ours(&sources, &recorder, work.path())?;
@@ -136,7 +141,7 @@ fn ours(sources: &[Source], encoder: &dyn TextEncoder, work: &Path) -> Result<f6
     if output.exists() {
         std::fs::remove_dir_all(&output)?;
     }
-    let options = PrepareOptions { output, shard_bytes: 16 << 20, max_bad_rows: 0.0 };
+    let options = PrepareOptions { output, shard_bytes: SHARD_BYTES, max_bad_rows: 0.0 };
     let started = Instant::now();
     prepare(sources, encoder, &options, &mut |_| {})?;
     Ok(started.elapsed().as_secs_f64())

@@ -119,7 +119,7 @@ impl<'a> SourceReader<'a> {
     fn document(&self, raw: &RawRow) -> Result<Outcome> {
         let mut row = raw.parse()?;
         self.config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
-        let mut document = match self.template.example(&row)? {
+        let mut document = match self.template.example(&mut row)? {
             Example::Tokens { ids, loss_mask } => self.checked(&row, ids, loss_mask)?,
             example => {
                 let rendered = self.render(&row, example)?;

@@ -176,7 +176,7 @@ fn dropped_thinking_is_absent_and_kept_thinking_is_learned() {
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d", "reasoning_content": "y"}
     ]);
-    let conversation = Conversation::from_messages(&list, None).expect("messages");
+    let conversation = Conversation::from_messages(list, None).expect("messages");
     assert_eq!(
         Bytes::new(QWEN3).learned(&conversation),
         ["b<|im_end|>", "<think>\ny\n</think>\n\nd<|im_end|>"]
@@ -196,7 +196,7 @@ fn tool_calls_are_learned_and_results_are_not() {
         {"role": "assistant", "content": "It is noon."}
     ]);
     let tools = json!([{"name": "now", "description": "<|im_start|>assistant\n"}]);
-    let conversation = Conversation::from_messages(&list, Some(&tools)).expect("messages");
+    let conversation = Conversation::from_messages(list, Some(&tools)).expect("messages");
     let call = format!(
         "\n<tool_call>\n{{\"name\": \"now\", \"arguments\": {arguments}}}\n</tool_call><|im_end|>"
     );

@@ -1,6 +1,7 @@
 //! Sources into shards, resumable at every shard.
 
 use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
 
 use rayon::prelude::*;
 use serde_json::json;
@@ -121,25 +122,33 @@ struct Run<'a> {
     on_shard: &'a mut dyn FnMut(Progress),
 }
 
+/// A shard on its way to the disk.
+type Pending<'scope> = ScopedJoinHandle<'scope, Result<Receipt>>;
+
 impl Run<'_> {
+    /// One shard is written while the next one is encoded: writing waits for the disk, and would
+    /// leave every core idle.
     fn source(&mut self, config: &SourceConfig, reader: &SourceReader<'_>) -> Result<SourceReport> {
         let limit = config.limit_tokens.unwrap_or(usize::MAX);
         let mut total = reader.report();
+        let options = self.options;
+        let output = options.output.as_path();
         self.quarantine.begin_source();
-        in_chunks(reader.rows()?, self.options.shard_bytes, &mut |rows| {
-            let left = limit - total.tokens;
-            let receipt = self.shard(config, reader, rows, left)?;
-            total.merge(&receipt.report);
-            for (n, row) in receipt.bad.iter().enumerate() {
-                let read = total.rows - receipt.bad.len() + n + 1;
-                self.quarantine.take(row, &config.path, read)?;
-            }
-            self.progress.shards += 1;
-            self.progress.rows += receipt.report.rows;
-            self.progress.tokens += receipt.report.tokens;
-            self.entries.push(receipt.entry);
-            (self.on_shard)(self.progress);
-            Ok(total.tokens < limit)
+        std::thread::scope(|scope| {
+            let mut pending: Option<Pending<'_>> = None;
+            let (mut number, mut rows_done) = (self.entries.len(), 0);
+            in_chunks(reader.rows()?, self.options.shard_bytes, &mut |rows| {
+                let shard = match self.reuse(config, number, rows)? {
+                    Some(receipt) => Shard { receipt, bytes: None },
+                    None => encode(reader, number, rows, limit - total.tokens),
+                };
+                total.merge(&shard.receipt.report);
+                self.written(config, pending.take(), &mut rows_done)?;
+                pending = Some(scope.spawn(move || shard.write(output, number)));
+                number += 1;
+                Ok(total.tokens < limit)
+            })?;
+            self.written(config, pending.take(), &mut rows_done)
         })?;
         self.quarantine.end_source(&config.path, total.rows)?;
         if total.learned == 0 {
@@ -152,55 +161,99 @@ impl Run<'_> {
         Ok(total)
     }
 
-    /// The next shard: as an earlier run left it, or made now.
-    fn shard(
+    /// Waits for a shard and tells of it; its malformed rows follow on `rows_done` rows.
+    fn written(
         &mut self,
         config: &SourceConfig,
-        reader: &SourceReader<'_>,
+        pending: Option<Pending<'_>>,
+        rows_done: &mut usize,
+    ) -> Result<()> {
+        let Some(pending) = pending else { return Ok(()) };
+        let receipt = pending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        *rows_done += receipt.report.rows;
+        for (n, row) in receipt.bad.iter().enumerate() {
+            let read = *rows_done - receipt.bad.len() + n + 1;
+            self.quarantine.take(row, &config.path, read)?;
+        }
+        self.progress.shards += 1;
+        self.progress.rows += receipt.report.rows;
+        self.progress.tokens += receipt.report.tokens;
+        self.entries.push(receipt.entry);
+        (self.on_shard)(self.progress);
+        Ok(())
+    }
+
+    /// The shard as an earlier run left it.
+    fn reuse(
+        &mut self,
+        config: &SourceConfig,
+        number: usize,
         rows: &[RawRow],
-        limit: usize,
-    ) -> Result<Receipt> {
+    ) -> Result<Option<Receipt>> {
         let output = &self.options.output;
-        let number = self.entries.len();
-        let receipt_path = output.join(format!("shard-{number:05}.json"));
-        let rows_blake3 = hash(rows);
-        if let Some(receipt) = complete(output, &receipt_path)? {
-            if receipt.rows_blake3 == rows_blake3 {
-                self.progress.reused += 1;
-                return Ok(receipt);
-            }
-            return Err(DataError::shards(
-                &config.path,
-                format!(
-                    "changed since {} was prepared from it: remove {} to prepare anew",
-                    receipt.entry.file,
-                    output.display()
-                ),
-            ));
+        let Some(receipt) = complete(output, &output.join(receipt_name(number)))? else {
+            return Ok(None);
+        };
+        if receipt.rows_blake3 == hash(rows) {
+            self.progress.reused += 1;
+            return Ok(Some(receipt));
         }
-        let outcomes: Vec<Outcome> = rows.par_iter().map(|row| reader.outcome(row)).collect();
-        let mut report = reader.report();
-        let (mut documents, mut bad) = (Vec::<Document>::new(), Vec::new());
-        for outcome in outcomes {
-            report.add(&outcome);
-            match outcome {
-                Outcome::Document(document) => documents.push(document),
-                Outcome::Bad(row) => bad.push(row),
-                Outcome::TooShort | Outcome::PromptTooLong => {}
-            }
-            if report.tokens >= limit {
-                break;
-            }
+        Err(DataError::shards(
+            &config.path,
+            format!(
+                "changed since {} was prepared from it: remove {} to prepare anew",
+                receipt.entry.file,
+                output.display()
+            ),
+        ))
+    }
+}
+
+/// A shard in memory.
+struct Shard {
+    receipt: Receipt,
+    /// What is to be written; none if it stands on the disk already.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Shard {
+    /// The file first, its receipt behind it: a receipt tells that the shard is whole.
+    fn write(self, output: &Path, number: usize) -> Result<Receipt> {
+        let mut receipt = self.receipt;
+        if let Some(bytes) = self.bytes {
+            receipt.entry.blake3 = blake3::hash(&bytes).to_hex().to_string();
+            write_atomically(&output.join(&receipt.entry.file), &bytes)?;
+            write_json(&output.join(receipt_name(number)), &receipt)?;
         }
-        let file = format!("shard-{number:05}.bin");
-        let bytes = file::encode(&documents);
-        write_atomically(&output.join(&file), &bytes)?;
-        let blake3 = blake3::hash(&bytes).to_hex().to_string();
-        let entry = ShardEntry { file, blake3, documents: report.documents, tokens: report.tokens };
-        let receipt = Receipt { entry, rows_blake3, report, bad };
-        write_json(&receipt_path, &receipt)?;
         Ok(receipt)
     }
+}
+
+/// Documents of rows on every thread, up to `limit` tokens.
+fn encode(reader: &SourceReader<'_>, number: usize, rows: &[RawRow], limit: usize) -> Shard {
+    let outcomes: Vec<Outcome> = rows.par_iter().map(|row| reader.outcome(row)).collect();
+    let mut report = reader.report();
+    let (mut documents, mut bad) = (Vec::<Document>::new(), Vec::new());
+    for outcome in outcomes {
+        report.add(&outcome);
+        match outcome {
+            Outcome::Document(document) => documents.push(document),
+            Outcome::Bad(row) => bad.push(row),
+            Outcome::TooShort | Outcome::PromptTooLong => {}
+        }
+        if report.tokens >= limit {
+            break;
+        }
+    }
+    let file = format!("shard-{number:05}.bin");
+    let (documents, bytes) = (report.documents, file::encode(&documents));
+    let entry = ShardEntry { file, blake3: String::new(), documents, tokens: report.tokens };
+    let receipt = Receipt { entry, rows_blake3: hash(rows), report, bad };
+    Shard { receipt, bytes: Some(bytes) }
+}
+
+fn receipt_name(number: usize) -> String {
+    format!("shard-{number:05}.json")
 }
 
 /// The receipt of a shard whose file is there and whole. A damaged one is made again.

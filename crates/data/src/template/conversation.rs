@@ -54,9 +54,11 @@ impl Conversation {
     ///
     /// # Errors
     /// - the list is empty or a message has no known role or no text; the message says which
-    pub fn from_messages(list: &Value, tools: Option<&Value>) -> Result<Self, String> {
-        let messages = turns(list)?
-            .iter()
+    pub fn from_messages(list: Value, tools: Option<&Value>) -> Result<Self, String> {
+        turns(&list)?;
+        let list = if let Value::Array(list) = list { list } else { Vec::new() };
+        let messages = list
+            .into_iter()
             .enumerate()
             .map(|(index, message)| {
                 message_of(message).map_err(|problem| format!("message {}: {problem}", index + 1))
@@ -146,12 +148,11 @@ fn turns(list: &Value) -> Result<&Vec<Value>, String> {
     }
 }
 
-fn message_of(value: &Value) -> Result<Map<String, Value>, String> {
-    let Value::Object(fields) = value else {
-        return Err(format!("an object was expected, not {}", short(value)));
+fn message_of(value: Value) -> Result<Map<String, Value>, String> {
+    let Value::Object(mut message) = value else {
+        return Err(format!("an object was expected, not {}", short(&value)));
     };
-    let mut message: Map<String, Value> =
-        fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+    message.retain(|_, value| !value.is_null());
     match message.get("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
         Some(role) => {
@@ -163,14 +164,14 @@ fn message_of(value: &Value) -> Result<Map<String, Value>, String> {
     if !calls {
         message.shift_remove("tool_calls");
     }
-    let content = match message.get("content") {
-        Some(Value::String(text)) => text.clone(),
+    let content = match message.get_mut("content").map(Value::take) {
+        Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => {
             let texts: Option<Vec<&str>> =
                 parts.iter().map(|part| part.get("text").and_then(Value::as_str)).collect();
             texts.ok_or("`content` has a part that is no text")?.concat()
         }
-        Some(other) => return Err(format!("`content` is no text but {}", short(other))),
+        Some(other) => return Err(format!("`content` is no text but {}", short(&other))),
         None if calls || message.contains_key("reasoning_content") => String::new(),
         None => return Err("`content` is missing".to_owned()),
     };
@@ -219,7 +220,7 @@ mod tests {
             {"role": "tool", "content": "z"},
             {"role": "assistant", "content": "done", "reasoning_content": "so", "tool_calls": []}
         ]);
-        let mut conversation = Conversation::from_messages(&list, Some(&json!([]))).expect("valid");
+        let mut conversation = Conversation::from_messages(list, Some(&json!([]))).expect("valid");
         assert_eq!(conversation.messages[0]["content"], "ab");
         assert!(!conversation.messages[0].contains_key("name"));
         let call = &conversation.messages[1]["tool_calls"][0]["function"];
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn malformed_turns_are_named() {
         let fails = |list: Value, part: &str| {
-            let problem = Conversation::from_messages(&list, None).expect_err("malformed");
+            let problem = Conversation::from_messages(list, None).expect_err("malformed");
             assert!(problem.contains(part), "{problem}");
         };
         fails(json!([]), "empty");

@@ -29,11 +29,11 @@ pub enum Example {
 }
 
 impl Template {
-    /// Reads a row's fields.
+    /// Reads a row's fields; a list of messages is moved out of it.
     ///
     /// # Errors
     /// - a field is missing or of another type than the template wants
-    pub fn example(&self, row: &Row) -> Result<Example> {
+    pub fn example(&self, row: &mut Row) -> Result<Example> {
         let chat = |turns: &[(&str, &str)], system: &Option<String>| {
             Example::Chat(Conversation::of(turns).with_system(system.as_deref()))
         };
@@ -76,7 +76,8 @@ impl Template {
                 Example::Chat(found.with_system(system.as_deref()))
             }
             Self::Messages { messages, tools, system } => {
-                let list = row.value(messages)?;
+                row.value(messages)?;
+                let list = row.fields.get_mut(messages).map(Value::take).unwrap_or_default();
                 let found = Conversation::from_messages(list, row.fields.get(tools))
                     .map_err(|problem| row.problem(format!("field `{messages}`: {problem}")))?;
                 Example::Chat(found.with_system(system.as_deref()))

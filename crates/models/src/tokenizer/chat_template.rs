@@ -33,6 +33,8 @@ impl Message {
 pub struct ChatTemplate {
     source: String,
     special_tokens: Map<String, Value>,
+    /// The same as the template reads them.
+    token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
 }
 
@@ -58,7 +60,9 @@ impl ChatTemplate {
         environment
             .add_template_owned("chat".to_owned(), with_generation_filters(source))
             .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
-        Ok(Self { source: source.to_owned(), special_tokens, environment: Arc::new(environment) })
+        let token_values = minijinja::Value::from_serialize(&special_tokens);
+        let (source, environment) = (source.to_owned(), Arc::new(environment));
+        Ok(Self { source, special_tokens, token_values, environment })
     }
 
     /// From `tokenizer_config.json` and, before it, a file of its own.
@@ -139,12 +143,11 @@ impl ChatTemplate {
         mark_generation: bool,
     ) -> Result<String> {
         let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
-        let tokens = minijinja::Value::from_serialize(&self.special_tokens);
         let template = self.environment.get_template("chat").map_err(fail)?;
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
         let own = context! { messages, tools, add_generation_prompt, mark_generation };
-        template.render(context! { ..own, ..tokens }).map_err(fail)
+        template.render(context! { ..own, ..self.token_values.clone() }).map_err(fail)
     }
 
     /// The keys of `tokenizer_config.json` that make this template.

@@ -8,6 +8,7 @@ mod train;
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -26,6 +27,7 @@ pub struct TextTokenizer {
     inner: Tokenizer,
     chat_template: Option<ChatTemplate>,
     adds_bos: bool,
+    fingerprint: OnceLock<String>,
 }
 
 /// Ids of a text and the byte range of the text that each of them covers.
@@ -63,7 +65,7 @@ impl TextTokenizer {
         let chat_template = ChatTemplate::from_config(&config, file)?;
         let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
             || starts_with_template(&inner);
-        Ok(Self { inner, chat_template, adds_bos })
+        Ok(Self::new(inner, chat_template, adds_bos))
     }
 
     /// Builds the tokenizer that a GGUF header describes.
@@ -76,7 +78,7 @@ impl TextTokenizer {
     }
 
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
-        Self { inner, chat_template, adds_bos }
+        Self { inner, chat_template, adds_bos, fingerprint: OnceLock::new() }
     }
 
     /// Whether the model wants its start token before a raw text.
@@ -151,11 +153,15 @@ impl TextTokenizer {
     /// # Errors
     /// - the tokenizer cannot be written as JSON
     pub fn fingerprint(&self) -> Result<String> {
+        if let Some(known) = self.fingerprint.get() {
+            return Ok(known.clone());
+        }
         let text = self
             .inner
             .to_string(false)
             .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
-        Ok(blake3::hash(text.as_bytes()).to_hex()[..16].to_owned())
+        let fingerprint = blake3::hash(text.as_bytes()).to_hex()[..16].to_owned();
+        Ok(self.fingerprint.get_or_init(|| fingerprint).clone())
     }
 
     /// The chat template, if the model has one.

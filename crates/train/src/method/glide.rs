@@ -58,8 +58,9 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
             "`draft.compat: longspec` learns hard labels: set `objective.soft_weight: 0`",
         );
         require(
-            config.train.features == FeatureMode::Online,
-            "`draft.compat: longspec` draws new positions every step: set `train.features: online`",
+            config.train.features == FeatureMode::Online || !config.data.anchor.redraw,
+            "`draft.compat: longspec` draws new positions every step: set `train.features: online`, or keep the first \
+             ones with `data.anchor.redraw: false`",
         );
     }
     require(

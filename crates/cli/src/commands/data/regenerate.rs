@@ -225,7 +225,7 @@ fn opened(
     let prompts = row
         .parse()
         .map_err(|error| error.to_string())
-        .and_then(|row| prompt::of_row(&row, arguments.field.as_deref()));
+        .and_then(|row| prompt::of_row(row, arguments.field.as_deref()));
     match prompts {
         Ok(prompt::Prompts::Turns(prompts)) => return (entry, Some(Dialogue::new(prompts))),
         Ok(prompt::Prompts::Unusable(problem)) => entry.fail(Outcome::Skipped, &problem),

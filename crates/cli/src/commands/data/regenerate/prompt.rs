@@ -16,11 +16,14 @@ pub(super) enum Prompts {
     Unusable(String),
 }
 
+fn text<'a>(row: &'a Row, field: &str) -> Result<&'a str, String> {
+    row.text(field).map_err(|error| error.to_string())
+}
+
 /// Prompts of a row: the named field, a conversation, a list `turns`, or a known field.
-pub(super) fn of_row(row: &Row, field: Option<&str>) -> Result<Prompts, String> {
-    let text = |field: &str| row.text(field).map_err(|error| error.to_string());
+pub(super) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, String> {
     if let Some(field) = field {
-        return Ok(single(text(field)?));
+        return Ok(single(text(&row, field)?));
     }
     if let Some(Value::Array(turns)) = row.fields.get("turns") {
         let texts: Option<Vec<&str>> = turns.iter().map(Value::as_str).collect();
@@ -32,13 +35,13 @@ pub(super) fn of_row(row: &Row, field: Option<&str>) -> Result<Prompts, String> 
     if let Ok(template) = template
         && template.is_chat()
     {
-        let example = template.example(row).map_err(|error| error.to_string())?;
+        let example = template.example(&mut row).map_err(|error| error.to_string())?;
         if let Example::Chat(conversation) = example {
             return Ok(without_answers(conversation));
         }
     }
     match PROMPT_FIELDS.iter().find(|field| row.fields.contains_key(**field)) {
-        Some(field) => Ok(single(text(field)?)),
+        Some(field) => Ok(single(text(&row, field)?)),
         None => Ok(Prompts::Unusable(
             "no prompt: neither a conversation, `turns`, `prompt`, `question` nor `problem`".into(),
         )),
@@ -74,7 +77,7 @@ mod tests {
     fn asked(json: &str, field: Option<&str>) -> Result<Vec<String>, String> {
         let fields = serde_json::from_str(json).expect("object");
         let row = Row { path: "p.jsonl".into(), line: 1, fields };
-        match of_row(&row, field)? {
+        match of_row(row, field)? {
             Prompts::Turns(turns) => Ok(turns
                 .messages
                 .iter()
