@@ -1,6 +1,7 @@
 //! Combinations that make no sense.
 
 use super::{SourceConfig, TrainConfig};
+use crate::optim::MatrixUpdate;
 
 impl TrainConfig {
     /// Everything that makes no sense, by dotted key.
@@ -53,18 +54,30 @@ impl TrainConfig {
             (0.0..=1.0).contains(&self.schedule.warmup_ratio),
             "`schedule.warmup_ratio` must be between 0 and 1",
         );
-        let (beta1, beta2) = self.optimizer.betas;
-        let unit = 0.0..1.0;
-        require(
-            unit.contains(&beta1) && unit.contains(&beta2),
-            "`optimizer.betas` must lie in [0, 1)",
-        );
         require(matches!(self.parallel.zero, 0 | 1 | 3), "`parallel.zero` is 0, 1 or 3");
-        require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
+        problems.extend(self.optimizer_problems());
         problems.extend(self.draft.method.problems(self));
         let sources = self.data.train.iter().chain(&self.data.held_out);
         problems.extend(sources.flat_map(SourceConfig::problems));
         problems.extend(self.tracking.problems());
         problems
+    }
+
+    fn optimizer_problems(&self) -> Vec<String> {
+        let optimizer = &self.optimizer;
+        let unit = 0.0..1.0;
+        let betas = unit.contains(&optimizer.betas.0) && unit.contains(&optimizer.betas.1);
+        let published = self.draft.compat.is_some() || self.objective.eagle3.compat.is_some();
+        let checks = [
+            (betas, "`optimizer.betas` must lie in [0, 1)"),
+            (unit.contains(&optimizer.momentum), "`optimizer.momentum` must lie in [0, 1)"),
+            (optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive"),
+            (
+                !published || optimizer.matrices == MatrixUpdate::Adamw,
+                "published trainers use AdamW alone: set `optimizer.matrices: adamw`",
+            ),
+        ];
+        let wrong = checks.into_iter().filter(|(holds, _)| !holds);
+        wrong.map(|(_, problem)| problem.to_owned()).collect()
     }
 }

@@ -1,19 +1,38 @@
-//! AdamW with global-norm clipping and two parameter groups (decayed or not).
+//! AdamW with global-norm clipping and two parameter groups (decayed or not), on request with Muon
+//! on the matrices inside of layers.
 //!
 //! `c = min(1, clip / (‖g‖₂ + 1e-6))` over the trained tensors, then the step of
-//! [`longdraft_kernels::adamw`] with gradients `c g`.
+//! [`longdraft_kernels::adamw`] with gradients `c g`. Muon's step is
+//! `W ← (1 − lr wd) W − 0.2 lr sqrt(max(rows, columns)) X` with its orthogonal direction `X`: the
+//! root mean square of AdamW's updates, so that one rate serves both (Liu et al. 2025).
 
 use candle_core::Tensor;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
+use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
 use longdraft_models::draft::Parameter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
+use super::muon::direction;
 use crate::error::{Result, TrainError};
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;
+
+/// Root mean square of AdamW's updates, in units of the rate.
+const UPDATE_RMS: f64 = 0.2;
+
+/// What updates the matrices inside of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MatrixUpdate {
+    /// `AdamW`, as for every other tensor.
+    #[default]
+    Adamw,
+    /// Muon: fewer steps, each a little slower.
+    Muon,
+}
 
 /// What happens to tensors that no gradient ever reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -38,6 +57,10 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// Largest global gradient norm.
     pub clip_norm: f64,
+    /// What updates the matrices inside of layers.
+    pub matrices: MatrixUpdate,
+    /// Muon's momentum.
+    pub momentum: f64,
     /// Compat only.
     pub dead_params: DeadParameters,
 }
@@ -49,12 +72,15 @@ impl Default for AdamWConfig {
             eps: 1e-6,
             weight_decay: 0.1,
             clip_norm: 1.0,
+            matrices: MatrixUpdate::Adamw,
+            momentum: 0.95,
             dead_params: DeadParameters::Untouched,
         }
     }
 }
 
-/// Moments of every parameter and the number of steps taken.
+/// Moments of every parameter and the number of steps taken. A matrix under Muon keeps its momentum
+/// sum as first moment, and zeros as second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdamWState {
     /// First moments, in parameter order.
@@ -132,7 +158,12 @@ impl AdamW {
                     let (first, second) =
                         (&mut self.state.first[index], &mut self.state.second[index]);
                     let step = AdamWStep { weight_decay, ..step };
-                    adamw(&step, &mut values, first, second, gradient);
+                    match (self.config.matrices, layer_matrix(parameter)) {
+                        (MatrixUpdate::Muon, Some(shape)) => {
+                            muon(&step, self.config.momentum, shape, &mut values, first, gradient);
+                        }
+                        _ => adamw(&step, &mut values, first, second, gradient),
+                    }
                 }
                 None if self.config.dead_params == DeadParameters::Decay => {
                     let keep = (1.0 - learning_rate * weight_decay) as f32;
@@ -144,5 +175,77 @@ impl AdamW {
             parameter.var.set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
         }
         Ok(norm)
+    }
+}
+
+/// Rows and columns of a matrix inside of a layer: embeddings and heads hold a row for a word, whose
+/// directions have no reason to be orthogonal.
+fn layer_matrix(parameter: &Parameter) -> Option<(usize, usize)> {
+    let table = ["embed_tokens", "lm_head"].iter().any(|name| parameter.name.contains(name));
+    parameter.var.dims2().ok().filter(|_| !table)
+}
+
+fn muon(
+    step: &AdamWStep,
+    momentum: f64,
+    (rows, columns): (usize, usize),
+    values: &mut [f32],
+    sum: &mut [f32],
+    gradient: &[f32],
+) {
+    let direction = direction(sum, gradient, momentum, step.grad_scale);
+    let update = orthogonalise(&direction, rows, columns, Rule::NewtonSchulz);
+    let rate = (step.learning_rate * UPDATE_RMS * (rows.max(columns) as f64).sqrt()) as f32;
+    let keep = (1.0 - step.learning_rate * step.weight_decay) as f32;
+    for (value, update) in values.iter_mut().zip(update) {
+        *value = *value * keep - rate * update;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    fn parameter(name: &str, shape: &[usize]) -> Parameter {
+        let count: usize = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|i| ((i * 7 % 11) as f32 - 4.0) / 8.0).collect();
+        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).expect("tensor");
+        let var = Var::from_tensor(&tensor).expect("variable");
+        Parameter { name: name.to_owned(), var, decay: shape.len() == 2, dead: false }
+    }
+
+    fn values(parameter: &Parameter) -> Vec<f32> {
+        parameter.var.flatten_all().and_then(|t| t.to_vec1()).expect("values")
+    }
+
+    /// Values after one step with gradients that are the values themselves.
+    fn stepped(matrices: MatrixUpdate) -> Vec<Vec<f32>> {
+        let parameters = [
+            parameter("layers.0.mlp.up_proj.weight", &[3, 2]),
+            parameter("lm_head.weight", &[3, 2]),
+            parameter("norm.weight", &[2]),
+        ];
+        let half = parameters.iter().map(|p| (p.var.sqr()? * 0.5)?.sum_all());
+        let total = half.reduce(|a, b| a? + b?).expect("parameters").expect("sum");
+        let mut gradients = Gradients::new(&parameters);
+        gradients.add(&parameters, &total.backward().expect("backward")).expect("gradients");
+        let config = AdamWConfig { matrices, clip_norm: 1e9, ..AdamWConfig::default() };
+        AdamW::new(config, &parameters).step(&parameters, &gradients, 0.01).expect("a step");
+        parameters.iter().map(values).collect()
+    }
+
+    #[test]
+    fn muon_moves_matrices_of_layers_by_the_formula_and_nothing_else() {
+        let (plain, muon) = (stepped(MatrixUpdate::Adamw), stepped(MatrixUpdate::Muon));
+        assert_eq!(plain[1..], muon[1..]);
+        let start = values(&parameter("", &[3, 2]));
+        let direction: Vec<f32> = start.iter().map(|g| g * 1.95).collect();
+        let x = orthogonalise(&direction, 3, 2, Rule::NewtonSchulz);
+        for ((got, start), x) in muon[0].iter().zip(&start).zip(x) {
+            let want = start * (1.0 - 0.01 * 0.1) - 0.01 * 0.2 * 3.0_f32.sqrt() * x;
+            assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
     }
 }

@@ -4,6 +4,6 @@ mod adamw;
 mod gradients;
 mod muon;
 
-pub use adamw::{AdamW, AdamWConfig, AdamWState, DeadParameters};
+pub use adamw::{AdamW, AdamWConfig, AdamWState, DeadParameters, MatrixUpdate};
 pub use gradients::Gradients;
 pub use muon::{Muon, MuonConfig, MuonOutcome, MuonState, Orthogonalisation, TensorState};

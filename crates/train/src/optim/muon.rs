@@ -299,16 +299,7 @@ struct MatrixStep {
 
 impl MatrixStep {
     fn apply(&self, config: &MuonConfig, values: &mut [f32], sum: &mut [f32], gradient: &[f32]) {
-        let (momentum, clip) = (self.momentum as f32, self.clip_factor as f32);
-        let mut direction: Vec<f32> = sum
-            .iter_mut()
-            .zip(gradient)
-            .map(|(sum, gradient)| {
-                let gradient = gradient * clip;
-                *sum = momentum * *sum + gradient;
-                gradient + momentum * *sum
-            })
-            .collect();
+        let mut direction = direction(sum, gradient, self.momentum, self.clip_factor);
         if config.normalise_rows {
             for row in direction.chunks_mut(self.columns.max(1)) {
                 let norm = row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
@@ -328,6 +319,24 @@ impl MatrixStep {
             *value -= rate * update;
         }
     }
+}
+
+/// Adds a gradient to the momentum sum and looks ahead (Nesterov).
+pub(super) fn direction(
+    sum: &mut [f32],
+    gradient: &[f32],
+    momentum: f64,
+    clip_factor: f64,
+) -> Vec<f32> {
+    let (momentum, clip) = (momentum as f32, clip_factor as f32);
+    sum.iter_mut()
+        .zip(gradient)
+        .map(|(sum, gradient)| {
+            let gradient = gradient * clip;
+            *sum = momentum * *sum + gradient;
+            gradient + momentum * *sum
+        })
+        .collect()
 }
 
 #[cfg(test)]

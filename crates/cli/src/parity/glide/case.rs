@@ -104,6 +104,7 @@ impl<'a> Case<'a> {
             weight_decay: number("weight_decay", defaults.weight_decay),
             clip_norm: number("clip_norm", defaults.clip_norm),
             dead_params: if decays { DeadParameters::Decay } else { DeadParameters::Untouched },
+            ..defaults
         }
     }
 }
