@@ -271,6 +271,20 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_goes_on_behind_bytes_that_are_no_character() -> Result<()> {
+        let tokenizer = SentencePieces::parse(&model()).expect("model").tokenizer()?;
+        let mut stream = tokenizer.stream();
+        let mut text = String::new();
+        // "é", a byte that begins no character, "ab", "é".
+        for id in [3 + 0xC3, 3 + 0xA9, 3 + 0xFF, 259, 3 + 0xC3, 3 + 0xA9] {
+            text += &stream.push(id)?;
+        }
+        text += &stream.finish()?;
+        assert_eq!(text, "é\u{FFFD}abé");
+        Ok(())
+    }
+
+    #[test]
     fn damaged_models_are_errors_without_a_panic() {
         let whole = model();
         for length in 0..whole.len().min(400) {

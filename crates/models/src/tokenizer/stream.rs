@@ -42,7 +42,11 @@ impl<'a> TextStream<'a> {
         if !last && now.ends_with('\u{FFFD}') {
             return Ok(String::new());
         }
-        let new = now.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
+        let new = match now.strip_prefix(before.as_str()) {
+            Some(new) => new.to_owned(),
+            // An invalid byte spoils the bytes before it, which are printed already.
+            None => self.tokenizer.decode(&self.ids[self.printed..], true)?,
+        };
         if !new.is_empty() {
             self.context = self.printed;
             self.printed = self.ids.len();
