@@ -59,11 +59,11 @@ impl TrainConfig {
             unit.contains(&beta1) && unit.contains(&beta2),
             "`optimizer.betas` must lie in [0, 1)",
         );
-        require(matches!(self.parallel.zero, 0 | 1 | 3), "`parallel.zero` is 0, 1 or 3");
         require(self.optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive");
         problems.extend(self.draft.method.problems(self));
         let sources = self.data.train.iter().chain(&self.data.held_out);
         problems.extend(sources.flat_map(SourceConfig::problems));
+        problems.extend(self.parallel.problems());
         problems.extend(self.tracking.problems());
         problems
     }

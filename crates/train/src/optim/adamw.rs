@@ -3,7 +3,6 @@
 //! `c = min(1, clip / (‖g‖₂ + 1e-6))` over the trained tensors, then the step of
 //! [`longdraft_kernels::adamw`] with gradients `c g`.
 
-use candle_core::Tensor;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_models::draft::Parameter;
 use schemars::JsonSchema;
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
 use crate::error::{Result, TrainError};
+use crate::parallel::DataParallel;
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;
@@ -54,12 +54,12 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Moments of every parameter and the number of steps taken.
+/// Moments of every parameter, or of the runs that a rank updates, and the number of steps taken.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdamWState {
-    /// First moments, in parameter order.
+    /// First moments, in the order of [`DataParallel::runs`].
     pub first: Vec<Vec<f32>>,
-    /// Second moments, in parameter order.
+    /// Second moments, in the same order.
     pub second: Vec<Vec<f32>>,
     /// Steps taken.
     pub step: u64,
@@ -73,25 +73,30 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// An optimizer with empty moments.
+    /// An optimizer of one process with empty moments.
     pub fn new(config: AdamWConfig, parameters: &[Parameter]) -> Self {
-        let zeros = || parameters.iter().map(|p| vec![0.0; p.var.elem_count()]).collect();
+        Self::over(config, &DataParallel::single(parameters))
+    }
+
+    /// A rank's optimizer with empty moments.
+    pub fn over(config: AdamWConfig, parallel: &DataParallel) -> Self {
+        let zeros = || parallel.runs().iter().map(|run| vec![0.0; run.len]).collect();
         let state = AdamWState { first: zeros(), second: zeros(), step: 0 };
         Self { config, state }
     }
 
-    /// An optimizer that goes on from a saved state.
+    /// A rank's optimizer that goes on from a saved state.
     ///
     /// # Errors
-    /// - the moments do not fit the parameters
+    /// - the moments do not fit what the rank updates
     pub fn with_state(
         config: AdamWConfig,
-        parameters: &[Parameter],
+        parallel: &DataParallel,
         state: AdamWState,
     ) -> Result<Self> {
+        let runs = parallel.runs();
         let fits = |moments: &[Vec<f32>]| {
-            moments.len() == parameters.len()
-                && moments.iter().zip(parameters).all(|(m, p)| m.len() == p.var.elem_count())
+            moments.len() == runs.len() && moments.iter().zip(runs).all(|(m, r)| m.len() == r.len)
         };
         if !fits(&state.first) || !fits(&state.second) {
             return Err(TrainError::checkpoint("optimizer state", "moments do not fit the draft"));
@@ -104,7 +109,7 @@ impl AdamW {
         &self.state
     }
 
-    /// Updates the parameters in place; returns the gradient norm before clipping.
+    /// Updates the parameters of one process in place; returns the gradient norm before clipping.
     ///
     /// # Errors
     /// - a parameter cannot be read or written
@@ -115,6 +120,24 @@ impl AdamW {
         learning_rate: f64,
     ) -> Result<f64> {
         let norm = gradients.norm();
+        let parallel = DataParallel::single(parameters);
+        self.update(&parallel, parameters, gradients, norm, learning_rate)?;
+        Ok(norm)
+    }
+
+    /// Updates the parameters of all ranks in place, with the summed gradients of this rank's runs
+    /// and the norm over all.
+    ///
+    /// # Errors
+    /// - a parameter cannot be read or written
+    pub fn update(
+        &mut self,
+        parallel: &DataParallel,
+        parameters: &[Parameter],
+        gradients: &Gradients,
+        norm: f64,
+        learning_rate: f64,
+    ) -> Result<()> {
         self.state.step += 1;
         let step = AdamWStep {
             learning_rate,
@@ -124,9 +147,11 @@ impl AdamW {
             step: self.state.step,
             grad_scale: (self.config.clip_norm / (norm + CLIP_EPS)).min(1.0),
         };
-        for (index, parameter) in parameters.iter().enumerate() {
-            let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
-            let mut values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+        let mut own = Vec::with_capacity(parallel.runs().len());
+        for (index, run) in parallel.runs().iter().enumerate() {
+            let decay = parameters[run.parameter].decay;
+            let weight_decay = if decay { self.config.weight_decay } else { 0.0 };
+            let mut values = parallel.read(parameters, run)?;
             match gradients.get(index) {
                 Some(gradient) => {
                     let (first, second) =
@@ -138,11 +163,10 @@ impl AdamW {
                     let keep = (1.0 - learning_rate * weight_decay) as f32;
                     values.iter_mut().for_each(|value| *value *= keep);
                 }
-                None => continue,
+                None => {}
             }
-            let device = parameter.var.device();
-            parameter.var.set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
+            own.push(parallel.write(parameters, run, values)?);
         }
-        Ok(norm)
+        parallel.publish(parameters, own)
     }
 }

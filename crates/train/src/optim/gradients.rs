@@ -7,7 +7,8 @@ use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
 
-/// One gradient a parameter; `None` where nothing reached it.
+/// One gradient a parameter, or a run of a parameter's elements where ranks hold different ones;
+/// `None` where nothing reached it.
 #[derive(Debug)]
 pub struct Gradients {
     values: Vec<Option<Vec<f32>>>,
@@ -37,7 +38,30 @@ impl Gradients {
         Ok(())
     }
 
-    /// Gradient of the i-th parameter.
+    /// Gradients of parameters or runs, in order.
+    pub fn from_values(values: Vec<Option<Vec<f32>>>) -> Self {
+        Self { values }
+    }
+
+    /// Gradients of parameters or runs, in order.
+    pub fn into_values(self) -> Vec<Option<Vec<f32>>> {
+        self.values
+    }
+
+    /// Adds other gradients of the same parameters.
+    pub fn merge(&mut self, other: Self) {
+        for (value, other) in self.values.iter_mut().zip(other.values) {
+            match (value.as_mut(), other) {
+                (Some(sum), Some(other)) => {
+                    sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
+                }
+                (None, other) => *value = other,
+                (Some(_), None) => {}
+            }
+        }
+    }
+
+    /// Gradient of the i-th parameter or run.
     pub fn get(&self, index: usize) -> Option<&[f32]> {
         self.values[index].as_deref()
     }
