@@ -31,6 +31,10 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
     command
 }
 
+fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
+    parts.concat()
+}
+
 #[track_caller]
 fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
     let output = mpirun(ranks, arguments).output().expect("mpirun starts");
@@ -111,7 +115,7 @@ fn mpi_ranks_train_a_glide_draft_like_one_process() {
     let (config, output) = (shop.config(), format!("output={plain}"));
     let arguments = ["train", &config, &output, "train.rows_per_step=5", "train.steps=6"];
     let more = ["train.target_loss_every=3", "train.evaluate_every=3"];
-    succeed(&[&arguments[..], &more].concat());
+    succeed(&joined(&[&arguments, &more]));
     let want = metrics(&plain);
     for ranks in [1, 2, 4] {
         let (output, run) = train(ranks, &[]);
@@ -240,6 +244,31 @@ fn zero_3_is_refused_and_not_taken_for_another_stage() {
     succeed(&["train", &config, "parallel.zero=3", "train.steps=1"]);
 }
 
+#[test]
+fn mpi_ranks_run_the_stages_of_a_curriculum() {
+    let shop = Workshop::new();
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    let stages = "stages:\n- name: base\n- name: answers\n  start_from: best\n  \
+                  data: {row_tokens: 256}\n  parallel: {zero: 1}\n";
+    let text = text.replace("epochs: 3", "steps: 4\n  evaluate_every: 2\n  keep_best: true");
+    let config = shop.path("curriculum.yaml");
+    std::fs::write(&config, format!("{text}{stages}")).expect("curriculum");
+    let train = |ranks: usize| {
+        let run = shop.path(&format!("run-{ranks}"));
+        let output = format!("output={run}");
+        let out = succeed_on(ranks, &["train", &config, &output, "--json"]);
+        let out = last_json(&stdout(&out));
+        assert_eq!(
+            (&out["finished"], out["held_out"]["stages"][1].as_str()),
+            (&true.into(), Some("answers"))
+        );
+        assert!(Path::new(&run).join("report.html").is_file());
+        ["base", "answers"].map(|stage| metrics(&format!("{run}/{stage}")))
+    };
+    let (one, two) = (train(1), train(2));
+    one.iter().zip(&two).for_each(|(one, two)| assert_same_numbers(one, two));
+}
+
 /// Process of a rank, as its log tells.
 fn process_of(run: &str, rank: usize) -> Option<String> {
     let log = std::fs::read_to_string(format!("{run}/logs/rank-{rank}.log")).ok()?;
@@ -285,14 +314,14 @@ fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
 fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
     let shop = shop();
     let config = shop.config();
-    let set = ["train.steps=150", "train.save_every=5", "parallel.zero=1"];
+    let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
-    succeed_on(2, &[&["train", &config, &output], &set[..]].concat());
+    succeed_on(2, &joined(&[&["train", &config, &output], &set]));
     for killed_rank in [0, 1] {
         let run = shop.path(&format!("killed-{killed_rank}"));
         let output = format!("output={run}");
-        let arguments = [&["train", &config, &output], &set[..]].concat();
+        let arguments = joined(&[&["train", &config, &output], &set]);
         kill_a_rank(2, killed_rank, &run, &arguments);
         let resumed = succeed_on(2, &arguments);
         assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
@@ -308,10 +337,10 @@ fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
     let set = ["train.steps=60", "train.save_every=5", "parallel.zero=1"];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
-    succeed_on(1, &[&["train", &config, &output], &set[..]].concat());
+    succeed_on(1, &joined(&[&["train", &config, &output], &set]));
     let run = shop.path("killed");
     let output = format!("output={run}");
-    let arguments = [&["train", &config, &output], &set[..]].concat();
+    let arguments = joined(&[&["train", &config, &output], &set]);
     kill_a_rank(4, 3, &run, &arguments);
     let resumed = succeed_on(2, &arguments);
     assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
@@ -345,8 +374,8 @@ fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
     assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
     assert!(!text.contains("panicked"), "{text}");
     // What all ranks meet is told once.
-    let wrong = mpirun(3, &["train", &config, "train.rows_per_step=0"]);
-    let output = { wrong }.output().expect("mpirun starts");
+    let mut wrong = mpirun(3, &["train", &config, "train.rows_per_step=0"]);
+    let output = wrong.output().expect("mpirun starts");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.matches("error: ").count(), 1, "{text}");
@@ -359,14 +388,14 @@ fn mpi_ranks_capture_one_store_without_overlap() {
     let (one, shared) = (shop.path("one"), shop.path("shared"));
     // A store's bytes do not depend on who wrote its shards.
     let place = |store: &str| format!("train.features={store}");
-    let set = [&EAGLE3[..], &["capture.shard_mib=1", "data.row_tokens=512"]].concat();
-    succeed(&[&["capture", &config, &place(&one)], &set].concat());
+    let set = joined(&[&EAGLE3, &["capture.shard_mib=1", "data.row_tokens=512"]]);
+    succeed(&joined(&[&["capture", &config, &place(&one)], &set]));
     let (shared_place, command) = (place(&shared), ["capture", &config]);
-    let arguments = [&command[..], &[&shared_place], &set].concat();
+    let arguments = joined(&[&command, &[&shared_place], &set]);
     let output = succeed_on(3, &arguments);
     assert_eq!(stdout(&output).lines().count(), 1, "one rank answers: {}", stdout(&output));
     assert_eq!(files(&one), files(&shared));
     assert!(files(&one).keys().filter(|name| name.starts_with("train-")).count() > 1);
     let more = ["train.steps=3", "parallel.zero=1"];
-    succeed_on(2, &[&["train", &config, &shared_place], &set[..], &more].concat());
+    succeed_on(2, &joined(&[&["train", &config, &shared_place], &set, &more]));
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use longdraft_train::TrainError;
-use longdraft_train::parallel::World;
+use longdraft_train::parallel::{World, mpi_library};
 
 use crate::failure::{Failure, Result};
 
@@ -47,6 +47,12 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
             world.abort(failure.code())
         }
     }
+}
+
+/// The same for a command whose processes may also work side by side as strangers: in a build
+/// without MPI they do.
+pub(crate) fn over_ranks_or_strangers(command: impl FnOnce(&World) -> Result<()>) -> Result<()> {
+    if mpi_library().is_none() { command(&World::single()) } else { over_ranks(command) }
 }
 
 /// Ranks by machine: `4 ranks on 2 hosts: a 0-1, b 2-3`.

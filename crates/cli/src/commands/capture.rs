@@ -12,11 +12,11 @@ use crate::cli::CaptureArguments;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
-use crate::ranks::{Voice, over_ranks};
+use crate::ranks::{Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
 pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
-    over_ranks(|world| run_on(world, arguments, json))
+    over_ranks_or_strangers(|world| run_on(world, arguments, json))
 }
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {

@@ -30,10 +30,7 @@ impl Gradients {
                 continue;
             };
             let grad: Vec<f32> = grad.flatten_all()?.to_vec1()?;
-            match value {
-                None => *value = Some(grad),
-                Some(sum) => sum.iter_mut().zip(grad).for_each(|(sum, grad)| *sum += grad),
-            }
+            accumulate(value, grad);
         }
         Ok(())
     }
@@ -51,12 +48,8 @@ impl Gradients {
     /// Adds other gradients of the same parameters.
     pub fn merge(&mut self, other: Self) {
         for (value, other) in self.values.iter_mut().zip(other.values) {
-            match (value.as_mut(), other) {
-                (Some(sum), Some(other)) => {
-                    sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
-                }
-                (None, other) => *value = other,
-                (Some(_), None) => {}
+            if let Some(other) = other {
+                accumulate(value, other);
             }
         }
     }
@@ -81,5 +74,12 @@ impl Gradients {
     /// `‖g‖₂` over all gradients, summed in f64.
     pub fn norm(&self) -> f64 {
         self.values.iter().flatten().map(|g| square_sum(g)).sum::<f64>().sqrt()
+    }
+}
+
+fn accumulate(sum: &mut Option<Vec<f32>>, values: Vec<f32>) {
+    match sum {
+        None => *sum = Some(values),
+        Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
     }
 }
