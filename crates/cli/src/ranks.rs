@@ -177,7 +177,7 @@ mod tests {
             let sound = |c: &serde_json::Value| c["name"].is_string() && c["image"].is_string();
             assert!(containers.iter().all(sound), "{role}");
             // Every mount has its volume.
-            for mount in containers.iter().flat_map(|c| c["volumeMounts"].as_array()).flatten() {
+            for mount in containers.iter().filter_map(|c| c["volumeMounts"].as_array()).flatten() {
                 let volumes = pod["volumes"].as_array().expect("volumes");
                 assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
             }

@@ -43,6 +43,7 @@ pub struct Batch {
 
 impl Batch {
     /// Some of its sequences of `length` tokens.
+    #[must_use]
     pub fn sequences(&self, sequences: std::ops::Range<usize>, length: usize) -> Self {
         let tokens = sequences.start * length..sequences.end * length;
         Self {

@@ -264,7 +264,7 @@ mod tests {
             });
             let last = size - 1;
             for (sums, largest, varied, texts, from_last) in all {
-                assert_eq!(sums, [size as f64, (0..size).sum::<usize>() as f64]);
+                assert_eq!(sums.map(|sum| sum as usize), [size, (0..size).sum()]);
                 assert_eq!((largest, from_last), (last as u64, last as f32));
                 assert_eq!(varied, (0..size).map(|r| vec![r as u64; r]).collect::<Vec<_>>());
                 assert_eq!(texts, (0..size).map(|r| format!("r{r}")).collect::<Vec<_>>());
