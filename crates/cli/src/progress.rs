@@ -178,7 +178,7 @@ pub(crate) fn clock(seconds: f64) -> String {
     }
 }
 
-/// A flag that the first Ctrl-C sets; the second one quits.
+/// A flag that the first Ctrl-C sets, or a scheduler's SIGTERM; the second one quits.
 pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);

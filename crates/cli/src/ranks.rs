@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use longdraft_train::TrainError;
 use longdraft_train::parallel::{World, mpi_library};
 
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+
 use crate::failure::{Failure, Result};
 
 /// Rank logs in a run directory.
@@ -31,6 +33,10 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
     }
     if world.is_first() {
         eprintln!("{}", describe(world.hosts()));
+        let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count();
+        if let Some(warning) = crowded(neighbours, rayon::current_num_threads(), processors()) {
+            eprintln!("warning: {warning}");
+        }
     }
     match command(&world) {
         Ok(()) => {
@@ -53,6 +59,22 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
 /// without MPI they do.
 pub(crate) fn over_ranks_or_strangers(command: impl FnOnce(&World) -> Result<()>) -> Result<()> {
     if mpi_library().is_none() { command(&World::single()) } else { over_ranks(command) }
+}
+
+/// Logical processors of this machine, whatever this process is bound to.
+fn processors() -> usize {
+    let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+    System::new_with_specifics(cpus).map_or(0, |system| system.cpus().len())
+}
+
+/// What to do about more threads than processors.
+fn crowded(ranks: usize, threads: usize, processors: usize) -> Option<String> {
+    (processors > 0 && threads > 1 && ranks * threads > processors).then(|| {
+        format!(
+            "{ranks} ranks of {threads} threads share {processors} processors: give --threads {}",
+            (processors / ranks).max(1)
+        )
+    })
 }
 
 /// Ranks by machine: `4 ranks on 2 hosts: a 0-1, b 2-3`.
@@ -144,6 +166,15 @@ impl Voice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_threads_than_processors_are_told() {
+        let warning = crowded(4, 16, 16).expect("a warning");
+        assert!(warning.ends_with("give --threads 4"), "{warning}");
+        assert!(crowded(40, 2, 16).expect("a warning").ends_with("--threads 1"));
+        assert!(crowded(4, 4, 16).is_none() && crowded(40, 1, 16).is_none());
+        assert!(crowded(4, 4, 0).is_none());
+    }
 
     #[test]
     fn ranks_are_listed_by_host() {

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
 
 pub(super) const MANIFEST: &str = "manifest.json";
+
+/// After which a file that another rank wrote is not on this file system.
+const LATEST: Duration = Duration::from_secs(10);
 
 /// Size and hash of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +56,7 @@ impl Manifest {
     /// Writes the manifest, after which the folder is complete.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
-        if let Some(name) = self.files.keys().find(|name| !folder.join(name).is_file()) {
+        if let Some(name) = self.files.keys().find(|name| !appears(&folder.join(name))) {
             let problem = format!(
                 "`{name}` of another rank is not to be seen: the run directory \
                                    must lie on a file system that all ranks share"
@@ -87,6 +91,20 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether a file is to be seen; network file systems may show it late.
+fn appears(path: &Path) -> bool {
+    let started = Instant::now();
+    loop {
+        if path.is_file() {
+            return true;
+        }
+        if started.elapsed() > LATEST {
+            return false;
+        }
+        std::thread::sleep(LATEST / 100);
     }
 }
 
