@@ -62,13 +62,7 @@ impl Stage {
         )?;
         let parameters = objective.draft().parameters();
         let parallel = DataParallel::by_blocks(world, &config.parallel, parameters)?;
-        let rows = config.train.rows_of_a_step(config.data.row_tokens);
-        if rows < world.size() {
-            let idle = world.size() - rows;
-            let warning =
-                format!("{rows} rows a step for {} ranks: {idle} of them idle", world.size());
-            observer.on_event(Event::Warning(&warning));
-        }
+        warn_of_idle_ranks(&config, world, observer);
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
@@ -124,6 +118,16 @@ impl Stage {
             started: Instant::now(),
             _lock: lock,
         })
+    }
+}
+
+/// Fewer rows a step than ranks leave some of these without work.
+fn warn_of_idle_ranks(config: &TrainConfig, world: &World, observer: &mut dyn Observer) {
+    let (rows, ranks) = (config.train.rows_of_a_step(config.data.row_tokens), world.size());
+    if rows < ranks {
+        let idle = ranks - rows;
+        let warning = format!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
+        observer.on_event(Event::Warning(&warning));
     }
 }
 

@@ -74,12 +74,33 @@ impl Stage {
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
         self.capture_new(batches)?;
-        let all = self.rows_of_a_step();
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
-        let (denominators, mut held) = self.denominators(batches)?;
+        let (denominators, held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
+        let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;
+        let gradients = self.parallel.reduce(gradients);
+        let grad_norm = self.parallel.norm(&gradients);
+        if !grad_norm.is_finite() {
+            return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
+        }
+        let target_loss = self.target_loss(step, batches)?;
+        let learning_rate = self.schedule.learning_rate(step);
+        let (rank, parameters) = (&self.parallel, self.objective.draft().parameters());
+        self.optimizer.update(rank, parameters, &gradients, grad_norm, learning_rate)?;
+        self.progress.step = step;
+        let metrics = metrics.over(self.parallel.world())?;
+        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+    }
+
+    /// Gradients and counters of this rank's micro-batches, `denominators` being those of the step.
+    fn accumulate(
+        &self,
+        batches: &[Batch],
+        denominators: &[f64],
+        mut held: VecDeque<Held>,
+    ) -> Result<(Gradients, DraftMetrics)> {
         let parameters = self.objective.draft().parameters();
         let mut gradients = Gradients::new(parameters);
         let mut metrics = DraftMetrics::default();
@@ -92,9 +113,9 @@ impl Stage {
                 (features, prepared)
             };
             let denominators = match self.objective.normalisation() {
-                Normalisation::WholeStep => denominators.clone(),
+                Normalisation::WholeStep => denominators.to_vec(),
                 Normalisation::MeanOfBatches => {
-                    let own = prepared.denominators.iter();
+                    let (own, all) = (prepared.denominators.iter(), self.rows_of_a_step());
                     own.map(|count| count.max(1.0) * all as f64).collect()
                 }
             };
@@ -102,7 +123,7 @@ impl Stage {
             metrics.merge(&share.metrics);
             if !share.metrics.loss().is_finite() {
                 return Err(TrainError::NotFinite {
-                    step,
+                    step: self.progress.step + 1,
                     what: "loss",
                     origins: batch.origins.clone(),
                 });
@@ -111,18 +132,7 @@ impl Stage {
                 gradients.add(parameters, &loss.backward()?)?;
             }
         }
-        let gradients = self.parallel.reduce(gradients);
-        let grad_norm = self.parallel.norm(&gradients);
-        if !grad_norm.is_finite() {
-            return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
-        }
-        let target_loss = self.target_loss(step, batches)?;
-        let learning_rate = self.schedule.learning_rate(step);
-        let rank = &self.parallel;
-        self.optimizer.update(rank, parameters, &gradients, grad_norm, learning_rate)?;
-        self.progress.step = step;
-        let metrics = metrics.over(self.parallel.world())?;
-        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+        Ok((gradients, metrics))
     }
 
     /// Features of a micro-batch; those of the next one are read meanwhile.
