@@ -369,6 +369,29 @@ fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
 }
 
 #[test]
+fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
+    let shop = shop();
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
+    let child = mpirun(2, &joined(&[&["train", &config], &set]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun starts");
+    let started = Instant::now();
+    while !checkpoint(&run).join("manifest.json").is_file() {
+        assert!(started.elapsed() < SOON, "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = process_of(&run, 1).expect("the rank's log");
+    assert!(Command::new("kill").args(["-STOP", &process]).status().expect("kill").success());
+    let output = wait(child);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no answer of the other ranks for 8 s"), "{text}");
+}
+
+#[test]
 fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
     let shop = shop();
     let config = shop.config();
