@@ -13,6 +13,7 @@ use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_train::config::TrainConfig;
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
 use serde_json::Value;
 use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
@@ -355,7 +356,8 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let target = Arc::new(target);
     let capture = |free_bytes| {
         let options = CaptureOptions { free_bytes: Some(free_bytes), ..Default::default() };
-        Capture::prepare(&config, Arc::clone(&target), &tokenizer, options, &mut Silent)
+        let world = World::single();
+        Capture::prepare(&config, Arc::clone(&target), &tokenizer, options, &world, &mut Silent)
             .expect("a plan")
     };
     let estimate = capture(u64::MAX).estimate();

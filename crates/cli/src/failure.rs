@@ -113,6 +113,11 @@ impl From<TrainError> for Failure {
                 "free some space, give another place, or store less: capture.dtype=bf16, \
                  objective.soft_targets=top_k (GLIDE)",
             ),
+            TrainError::Unsupported { problem } => {
+                return Self::usage(problem).hint(
+                    "set parallel.zero=1 (spreads the optimizer's state), or start one process",
+                );
+            }
             TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
             _ => None,
         };

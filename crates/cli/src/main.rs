@@ -13,6 +13,7 @@ mod doctor;
 mod failure;
 mod parity;
 mod progress;
+mod ranks;
 mod report;
 mod sha256;
 

@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
+use crate::ranks::Voice;
+
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -17,6 +19,7 @@ const SPEED_MEMORY: f64 = 0.9;
 
 /// Prints a stage's events; stops it when the user asks.
 pub(crate) struct TrainingProgress {
+    voice: Voice,
     bar: Option<ProgressBar>,
     last_line: Option<Instant>,
     tokens_per_second: Option<f64>,
@@ -29,8 +32,9 @@ pub(crate) struct TrainingProgress {
 
 impl TrainingProgress {
     /// `stop` is set by Ctrl-C.
-    pub(crate) fn new(stop: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(stop: Arc<AtomicBool>, voice: Voice) -> Self {
         Self {
+            voice,
             bar: None,
             last_line: None,
             tokens_per_second: None,
@@ -40,15 +44,29 @@ impl TrainingProgress {
         }
     }
 
+    /// Where this rank's lines go.
+    pub(crate) fn voice(&self) -> Voice {
+        self.voice.clone()
+    }
+
     fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| self.voice.say(line)),
+            None => self.voice.say(line),
+        }
+    }
+
+    /// A line every few seconds, for the log alone where a bar is shown.
+    fn say_now_and_then(&mut self, last: bool, shown: bool, line: &str) {
+        match (self.due(last), shown) {
+            (true, true) => self.voice.log(line),
+            (true, false) => self.voice.say(line),
+            (false, _) => {}
         }
     }
 
     fn bar(&mut self, length: u64, position: u64, message: String) -> bool {
-        if !std::io::stderr().is_terminal() {
+        if !self.voice.is_shown() || !std::io::stderr().is_terminal() {
             return false;
         }
         let bar = self.bar.get_or_insert_with(|| {
@@ -85,9 +103,8 @@ impl TrainingProgress {
             clock(left)
         );
         let shown = self.bar(report.steps, report.step, message.clone());
-        if !shown && self.due(report.step == report.steps) {
-            eprintln!("step {}/{}  {message}", report.step, report.steps);
-        }
+        let line = format!("step {}/{}  {message}", report.step, report.steps);
+        self.say_now_and_then(report.step == report.steps, shown, &line);
         if report.step == report.steps
             && let Some(bar) = self.bar.take()
         {
@@ -98,9 +115,7 @@ impl TrainingProgress {
     /// Rows done, as a bar where there is a terminal.
     fn rows(&mut self, done: usize, all: usize, bar: &str, line: &str) {
         let shown = self.bar(all as u64, done as u64, format!("rows {bar}"));
-        if !shown && self.due(done == all) {
-            eprintln!("{line} {done}/{all} rows");
-        }
+        self.say_now_and_then(done == all, shown, &format!("{line} {done}/{all} rows"));
         if done == all
             && let Some(bar) = self.bar.take()
         {
@@ -139,8 +154,10 @@ impl Observer for TrainingProgress {
             Event::Step(report) => self.step(report),
             Event::Evaluated(step, metrics) => self.evaluated(step, metrics),
             Event::Saved(path) => {
-                if self.bar.is_none() {
-                    eprintln!("saved {}", path.display());
+                let line = format!("saved {}", path.display());
+                match &self.bar {
+                    Some(_) => self.voice.log(&line),
+                    None => self.voice.say(&line),
                 }
             }
         }
@@ -161,7 +178,7 @@ pub(crate) fn clock(seconds: f64) -> String {
     }
 }
 
-/// A flag that the first Ctrl-C sets; the second one quits.
+/// A flag that the first Ctrl-C sets, or a scheduler's SIGTERM; the second one quits.
 pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);

@@ -44,9 +44,9 @@ impl Sampler {
         self.cursor
     }
 
-    /// The next row, if it is of this epoch.
-    pub fn peek(&self) -> Option<usize> {
-        self.order.get(self.cursor.position).copied()
+    /// The row after the next `skip` ones, if it is of this epoch.
+    pub fn peek(&self, skip: usize) -> Option<usize> {
+        self.order.get(self.cursor.position + skip).copied()
     }
 
     /// The next row and its epoch.

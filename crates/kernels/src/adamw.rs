@@ -9,7 +9,8 @@ use rayon::prelude::*;
 
 use crate::simd::vectorised;
 
-const CHUNK: usize = 16_384;
+/// Values that a sum of squares is cut into, and that a thread updates at once.
+pub const BLOCK: usize = 16_384;
 
 /// The numbers of one step that all values of a tensor share.
 #[derive(Debug, Clone, Copy)]
@@ -48,9 +49,9 @@ pub fn adamw(step: &AdamWStep, theta: &mut [f32], m: &mut [f32], v: &mut [f32], 
         grad_scale: step.grad_scale as f32,
     };
     theta
-        .par_chunks_mut(CHUNK)
-        .zip(m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)))
-        .zip(g.par_chunks(CHUNK))
+        .par_chunks_mut(BLOCK)
+        .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
+        .zip(g.par_chunks(BLOCK))
         .for_each(|((theta, (m, v)), g)| update(&factors, theta, m, v, g));
 }
 
@@ -81,13 +82,16 @@ vectorised! {
     }
 }
 
-/// `Σ g²` in f64, in an order that does not depend on the number of threads.
+/// `Σ g²` in f64, in an order that does not depend on the number of threads: the sum of
+/// [`square_sums`].
 pub fn square_sum(g: &[f32]) -> f64 {
-    let parts: Vec<f64> = g
-        .par_chunks(CHUNK)
-        .map(|chunk| chunk.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
-        .collect();
-    parts.iter().sum()
+    square_sums(g).iter().sum()
+}
+
+/// `Σ g²` of every [`BLOCK`] values in f64: whoever holds whole blocks gets the same bits.
+pub fn square_sums(g: &[f32]) -> Vec<f64> {
+    let square_sum = |block: &[f32]| block.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    g.par_chunks(BLOCK).map(square_sum).collect()
 }
 
 #[cfg(test)]

@@ -61,6 +61,18 @@ pub enum TrainError {
         /// The run directory.
         path: PathBuf,
     },
+    /// Several processes cannot work together.
+    #[error("{problem}")]
+    Parallel {
+        /// What is wrong.
+        problem: String,
+    },
+    /// The configuration asks for what is not there yet.
+    #[error("{problem}")]
+    Unsupported {
+        /// What is asked for.
+        problem: String,
+    },
     /// A run directory belongs to another run.
     #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
     OtherRun {

@@ -17,6 +17,7 @@ pub mod method;
 pub mod metrics;
 pub mod objective;
 pub mod optim;
+pub mod parallel;
 pub mod pretrain;
 pub mod schedule;
 pub mod stage;

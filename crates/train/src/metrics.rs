@@ -4,6 +4,9 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::error::{Result, TrainError};
+use crate::parallel::World;
+
 /// Rows at one delay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct DelayCounts {
@@ -116,6 +119,69 @@ impl DraftMetrics {
         self.rows += other.rows;
     }
 
+    /// All counters as numbers, for other ranks.
+    pub fn to_numbers(&self) -> Vec<f64> {
+        let sizes = [self.by_delay.len() as f64, self.parts.len() as f64];
+        let mut numbers = vec![sizes[0], sizes[1], self.hard_sum, self.soft_sum, self.rows as f64];
+        for counts in &self.by_delay {
+            numbers.extend([counts.rows as f64, counts.top1_count as f64, counts.acceptance_sum]);
+            numbers.push(counts.acceptance_rows as f64);
+        }
+        self.parts
+            .iter()
+            .for_each(|part| numbers.extend([part.weight, part.sum, part.denominator]));
+        numbers
+    }
+
+    /// The counters of all ranks, added in their order.
+    ///
+    /// # Errors
+    /// - a rank sent no counters
+    pub fn over(&self, world: &World) -> Result<Self> {
+        let mut sum = Self::default();
+        for numbers in world.gather_varied(&self.to_numbers()) {
+            Self::list(&numbers)?.iter().for_each(|metrics| sum.merge(metrics));
+        }
+        Ok(sum)
+    }
+
+    /// The counters that a list of numbers holds, one behind the other.
+    ///
+    /// # Errors
+    /// - the list ends within them
+    pub fn list(mut numbers: &[f64]) -> Result<Vec<Self>> {
+        let mut all = Vec::new();
+        while !numbers.is_empty() {
+            let problem = || TrainError::Parallel { problem: "a rank sent torn counters".into() };
+            let (metrics, rest) = Self::from_numbers(numbers).ok_or_else(problem)?;
+            all.push(metrics);
+            numbers = rest;
+        }
+        Ok(all)
+    }
+
+    /// The counters that lead a list of numbers, and the rest of the list; `None` if there are none.
+    fn from_numbers(numbers: &[f64]) -> Option<(Self, &[f64])> {
+        let (head, rest) = numbers.split_at_checked(5)?;
+        let (delays, rest) = rest.split_at_checked(4 * head[0] as usize)?;
+        let (parts, rest) = rest.split_at_checked(3 * head[1] as usize)?;
+        let delay = |n: &[f64]| DelayCounts {
+            rows: n[0] as usize,
+            top1_count: n[1] as usize,
+            acceptance_sum: n[2],
+            acceptance_rows: n[3] as usize,
+        };
+        let part = |n: &[f64]| LossPart { weight: n[0], sum: n[1], denominator: n[2] };
+        let metrics = Self {
+            by_delay: delays.chunks_exact(4).map(delay).collect(),
+            parts: parts.chunks_exact(3).map(part).collect(),
+            hard_sum: head[2],
+            soft_sum: head[3],
+            rows: head[4] as usize,
+        };
+        Some((metrics, rest))
+    }
+
     /// `1 + Σ_{d=1..gamma} Π_{j≤d} a_j`, the bonus token included.
     pub fn simulated_acceptance_length(&self, rate: Rate, gamma: usize) -> f64 {
         let mut product = 1.0;
@@ -182,6 +248,20 @@ impl DraftMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_hold_all_counters() {
+        let mut a = DraftMetrics::default();
+        a.add_row(2, 2.0, f64::NAN, true, 0.5);
+        a.parts = vec![LossPart { weight: 0.5, sum: 3.0, denominator: 7.0 }];
+        let numbers = [a.to_numbers(), DraftMetrics::default().to_numbers()].concat();
+        let all = DraftMetrics::list(&numbers).expect("two");
+        let first = &all[0];
+        assert_eq!((&first.by_delay, &first.parts, first.rows), (&a.by_delay, &a.parts, 1));
+        assert!(first.soft_sum.is_nan());
+        assert_eq!(all[1], DraftMetrics::default());
+        assert!(DraftMetrics::list(&numbers[..numbers.len() - 1]).is_err());
+    }
 
     #[test]
     fn sums_are_added_before_they_are_divided() {

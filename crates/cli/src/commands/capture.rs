@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::features::store::Estimate;
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;
 
@@ -11,9 +12,14 @@ use crate::cli::CaptureArguments;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::ranks::{Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
 pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
+    over_ranks_or_strangers(|world| run_on(world, arguments, json))
+}
+
+fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
     let config = read_stage(&arguments.config, &arguments.overrides)?;
     let Some(place) = config.train.features.store() else {
         return Err(Failure::usage("`train.features` names no place for the features")
@@ -23,12 +29,19 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
     let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
-    let mut progress = TrainingProgress::new(stop_on_interrupt());
+    let mut progress =
+        TrainingProgress::new(stop_on_interrupt(), Voice::of(world, &config.output)?);
     let options = CaptureOptions { verify: arguments.verify, free_bytes: None };
-    let capture = Capture::prepare(&config, target, &tokenizer, options, &mut progress)?;
+    let capture = Capture::prepare(&config, target, &tokenizer, options, world, &mut progress)?;
     let estimate = capture.estimate();
-    eprintln!("{}", describe(&estimate, capture.shards(), &place));
+    progress.voice().say(&describe(&estimate, capture.shards(), &place));
     let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };
+    // The first rank's answer is that all of the store is written.
+    let stopped = world.any(ending == Ending::Stopped);
+    if !world.is_first() {
+        return Ok(());
+    }
+    let ending = if stopped { Ending::Stopped } else { ending };
     let seconds = started.elapsed().as_secs_f64();
     if json {
         println!(

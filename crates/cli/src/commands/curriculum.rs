@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
 use serde_json::{Value, json};
 
@@ -12,6 +13,7 @@ use crate::commands::{report, train};
 use crate::configuration::LocatedStage;
 use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
+use crate::ranks::Voice;
 
 /// A target's name and which of its layers are loaded.
 type OpenedAs = (String, Layers);
@@ -24,9 +26,12 @@ pub(crate) fn run(
     output: &Path,
     stages: Vec<LocatedStage>,
     policy: ResumePolicy,
+    world: &World,
     json: bool,
 ) -> Result<()> {
-    describe(output, &stages).write(output)?;
+    if world.is_first() {
+        describe(output, &stages).write(output)?;
+    }
     let stop = stop_on_interrupt();
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
@@ -50,17 +55,23 @@ pub(crate) fn run(
             (Some(_), StartFrom::Best) => "from the best draft of the stage before",
             _ => "from its own start",
         };
-        eprintln!("stage {}/{count} {name}, {from}", index + 1);
-        let mut progress = TrainingProgress::new(Arc::clone(&stop));
+        let voice = Voice::of(world, &config.output)?;
+        voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
+        let mut progress = TrainingProgress::new(Arc::clone(&stop), voice);
         let run = config.output.clone();
-        let (ending, trained) = train::train(config, &opened, policy, &mut progress)?;
+        let (ending, trained) = train::train(config, &opened, policy, world, &mut progress)?;
         if ending == Ending::Stopped {
-            println!("stopped in stage {name}: the same command goes on from there");
+            if world.is_first() {
+                println!("stopped in stage {name}: the same command goes on from there");
+            }
             return Ok(());
         }
         evaluators.push((name, trained.into_evaluator()));
         target = Some((opened_as, opened));
         before = Some(run);
+    }
+    if !world.is_first() {
+        return Ok(());
     }
     let table = HeldOutTable::measure(&evaluators)?;
     table.print();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::json;
 
@@ -15,6 +16,7 @@ use crate::configuration::parse_stage;
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::ranks::Voice;
 
 const CONFIG: &str = include_str!("../../../../conf/quickstart/smollm2.yaml");
 
@@ -52,8 +54,9 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let data = write_corpus(&arguments.output)?;
     let config = configuration(&spec, &arguments.output, &data, &arguments.overrides)?;
     eprintln!("2/4 training a GLIDE draft against it (Ctrl-C saves; the same command goes on)");
-    let mut progress = TrainingProgress::new(stop_on_interrupt());
-    let (ending, _) = train::train(config, &target, ResumePolicy::Strict, &mut progress)?;
+    let mut progress = TrainingProgress::new(stop_on_interrupt(), Voice::alone());
+    let world = World::single();
+    let (ending, _) = train::train(config, &target, ResumePolicy::Strict, &world, &mut progress)?;
     if ending == Ending::Stopped {
         println!("stopped: the same command goes on from here");
         return Ok(());

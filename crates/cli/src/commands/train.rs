@@ -5,6 +5,7 @@ use std::sync::Arc;
 use longdraft_models::draft::glide::Init;
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::json;
@@ -14,19 +15,28 @@ use crate::commands::curriculum;
 use crate::configuration::{Composed, read};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::ranks::{Voice, over_ranks};
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
+    over_ranks(|world| run_on(world, arguments, json))
+}
+
+fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
     let config = match read(&arguments.config, &arguments.overrides)? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
-            return curriculum::run(&output, stages, policy, json);
+            return curriculum::run(&output, stages, policy, world, json);
         }
     };
     let target = open_target(&config)?;
-    let mut progress = TrainingProgress::new(stop_on_interrupt());
-    let (ending, stage) = train(config.clone(), &target, policy, &mut progress)?;
+    let voice = Voice::of(world, &config.output)?;
+    let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
+    let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
+    if !world.is_first() {
+        return Ok(());
+    }
     let steps = stage.steps().0;
     let output = config.output.display();
     if json {
@@ -63,18 +73,26 @@ pub(crate) fn layers(config: &TrainConfig) -> Layers {
     }
 }
 
-/// Prepares and runs the stage; returns how it ended and the stage.
+/// Prepares and runs the stage, on every rank; returns how it ended and the stage.
 pub(crate) fn train(
-    config: TrainConfig,
+    mut config: TrainConfig,
     target: &Arc<Target>,
     policy: ResumePolicy,
+    world: &World,
     progress: &mut TrainingProgress,
 ) -> Result<(Ending, Stage)> {
     let tokenizer = Target::open_tokenizer(&config.target)?;
-    save_config(&config)?;
+    if world.is_first() {
+        save_config(&config)?;
+    } else {
+        // The first rank reports for all.
+        config.tracking.report_to.clear();
+    }
+    let voice = progress.voice();
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
-    let mut stage = Stage::prepare(config, Arc::clone(target), tokenizer, policy, &mut tracked)?;
+    let mut stage =
+        Stage::prepare(config, Arc::clone(target), tokenizer, policy, world, &mut tracked)?;
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
     let parameters: usize = stage
@@ -84,12 +102,12 @@ pub(crate) fn train(
         .iter()
         .map(|parameter| parameter.var.elem_count())
         .sum();
-    eprintln!(
+    voice.say(&format!(
         "draft of {:.1} M parameters; {tokens} tokens in {rows} rows ({held_out} held out); \
          {steps} steps, {done} done; {} threads",
         parameters as f64 / 1e6,
         rayon::current_num_threads()
-    );
+    ));
     let ending = stage.run(&mut tracked);
     let outcome = match &ending {
         Ok(Ending::Finished) => Outcome::Finished,
@@ -97,10 +115,10 @@ pub(crate) fn train(
         Err(_) => Outcome::Failed,
     };
     if ending.is_ok() {
-        eprintln!("trained for {}", clock(started.elapsed().as_secs_f64()));
+        voice.say(&format!("trained for {}", clock(started.elapsed().as_secs_f64())));
     }
     for note in tracked.finish(outcome) {
-        eprintln!("{note}");
+        voice.say(&note);
     }
     let ending = ending?;
     Ok((ending, stage))

@@ -6,10 +6,12 @@ use super::program::{Answer, ask};
 const CHECK: &str = "mpi";
 
 pub(super) fn examine() -> Vec<Finding> {
-    vec![judge(&ask("mpirun", &["--version"]))]
+    let library = longdraft_train::parallel::mpi_library();
+    vec![judge(&ask("mpirun", &["--version"]), library.as_deref())]
 }
 
-fn judge(answer: &Answer) -> Finding {
+/// Judges what mpirun says, beside the library that this build calls.
+fn judge(answer: &Answer, library: Option<&str>) -> Finding {
     let install = "only needed for several processes or machines: install Open MPI or MPICH, or \
                    load the cluster's module, and see that mpirun is on the PATH";
     match answer {
@@ -17,9 +19,16 @@ fn judge(answer: &Answer) -> Finding {
         Answer::Failed(cause) => {
             Finding::note(CHECK, format!("mpirun --version failed: {cause}"), install)
         }
-        Answer::Said(text) => match version(text) {
-            Some(version) => Finding::ok(CHECK, version),
-            None => Finding::note(CHECK, "mpirun is there, its version is unknown", install),
+        Answer::Said(text) => match (version(text), library) {
+            (Some(version), Some(library)) => {
+                Finding::ok(CHECK, format!("{version}; this build uses {library}"))
+            }
+            (Some(version), None) => Finding::note(
+                CHECK,
+                format!("{version}; this build is made without MPI"),
+                "only needed for several processes or machines: build longdraft with --features mpi",
+            ),
+            (None, _) => Finding::note(CHECK, "mpirun is there, its version is unknown", install),
         },
     }
 }
@@ -67,7 +76,14 @@ mod tests {
     fn a_missing_mpi_is_no_problem() {
         for answer in [Answer::Absent, Answer::Failed("exit 1".into()), Answer::Said(String::new())]
         {
-            assert_eq!(judge(&answer).status, Status::Note);
+            assert_eq!(judge(&answer, None).status, Status::Note);
         }
+    }
+
+    #[test]
+    fn a_build_without_mpi_is_told_from_one_with_it() {
+        let answer = Answer::Said("mpirun (Open MPI) 4.1.6\n".to_owned());
+        assert_eq!(judge(&answer, None).status, Status::Note);
+        assert_eq!(judge(&answer, Some("Open MPI v4.1.6")).status, Status::Ok);
     }
 }

@@ -42,6 +42,16 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Some of its sequences of `length` tokens.
+    #[must_use]
+    pub fn sequences(&self, sequences: std::ops::Range<usize>, length: usize) -> Self {
+        let tokens = sequences.start * length..sequences.end * length;
+        Self {
+            inputs: self.inputs[tokens.clone()].to_vec(),
+            targets: self.targets[tokens].to_vec(),
+        }
+    }
+
     /// A number for each input that is equal within a document of a sequence, `[B S]`.
     pub fn document_ids(&self, sequence: usize) -> Vec<i32> {
         let mut document = 0;

@@ -1,9 +1,10 @@
-//! One process at a time in a run directory.
+//! One job at a time in a run directory.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 
 use crate::error::{Result, TrainError};
+use crate::parallel::World;
 
 /// Held as long as the process works in a run directory; the system lets go of it when the process
 /// dies, however it dies.
@@ -13,6 +14,16 @@ pub struct RunLock {
 }
 
 impl RunLock {
+    /// The first rank takes the directory for all, and the others go on when it has it.
+    ///
+    /// # Errors
+    /// - as [`Self::acquire`]
+    pub fn of_world(directory: &Path, world: &World) -> Result<Option<Self>> {
+        let lock = world.is_first().then(|| Self::acquire(directory)).transpose()?;
+        world.barrier();
+        Ok(lock)
+    }
+
     /// Takes the directory, which is made when needed.
     ///
     /// # Errors

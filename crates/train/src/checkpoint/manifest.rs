@@ -1,7 +1,9 @@
 //! Sizes and hashes of a checkpoint's files.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +11,12 @@ use crate::error::{Result, TrainError};
 
 pub(super) const MANIFEST: &str = "manifest.json";
 
+/// After which a file that another rank wrote is not on this file system.
+const LATEST: Duration = Duration::from_secs(10);
+
+/// Size and hash of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct FileEntry {
+pub(super) struct FileEntry {
     bytes: u64,
     blake3: String,
 }
@@ -22,19 +28,48 @@ pub(super) struct Manifest {
     files: BTreeMap<String, FileEntry>,
 }
 
-impl Manifest {
-    /// Describes every file of a folder.
-    pub(super) fn of(folder: &Path) -> Result<Self> {
-        let fail = |error: std::io::Error| TrainError::checkpoint(folder, error);
-        let mut files = BTreeMap::new();
-        for entry in std::fs::read_dir(folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != MANIFEST {
-                files.insert(name, describe(&entry.path()).map_err(fail)?);
-            }
+/// Some files of a checkpoint by name.
+pub(super) type Files = BTreeMap<String, FileEntry>;
+
+/// Hands a rank's files to the disk and describes them.
+pub(super) fn describe_own(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<Files> {
+    let fail = |error: std::io::Error| TrainError::checkpoint(folder, error);
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != MANIFEST && is_own(&name) {
+            File::open(entry.path()).and_then(|file| file.sync_all()).map_err(fail)?;
+            files.insert(name, describe(&entry.path()).map_err(fail)?);
         }
-        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), files })
+    }
+    Ok(files)
+}
+
+impl Manifest {
+    /// Of all ranks' files.
+    pub(super) fn of(parts: Vec<Files>) -> Self {
+        let files = parts.into_iter().flatten().collect();
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), files }
+    }
+
+    /// Writes the manifest, after which the folder is complete.
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
+        if let Some(name) = self.files.keys().find(|name| !appears(&folder.join(name))) {
+            let problem = format!(
+                "`{name}` of another rank is not to be seen: the run directory \
+                                   must lie on a file system that all ranks share"
+            );
+            return Err(TrainError::checkpoint(folder, problem));
+        }
+        let text = serde_json::to_string_pretty(self).map_err(|error| fail(&error))?;
+        let path = folder.join(MANIFEST);
+        std::fs::write(&path, text).map_err(|error| fail(&error))?;
+        for path in [path.as_path(), folder] {
+            File::open(path).and_then(|file| file.sync_all()).map_err(|error| fail(&error))?;
+        }
+        Ok(())
     }
 
     /// Reads a folder's manifest and checks every file against it.
@@ -56,6 +91,20 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether a file is to be seen; network file systems may show it late.
+fn appears(path: &Path) -> bool {
+    let started = Instant::now();
+    loop {
+        if path.is_file() {
+            return true;
+        }
+        if started.elapsed() > LATEST {
+            return false;
+        }
+        std::thread::sleep(LATEST / 100);
     }
 }
 

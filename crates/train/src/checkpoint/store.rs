@@ -1,19 +1,21 @@
 //! Writing, rotating and reading checkpoints.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use longdraft_models::draft::Draft;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 
-use super::manifest::{MANIFEST, Manifest};
+use super::manifest::{Manifest, describe_own};
+use super::moments::{self, Moment, Moments};
 use super::state::CheckpointState;
 use crate::error::{Result, TrainError};
 use crate::optim::AdamWState;
+use crate::parallel::{DataParallel, Run, World};
 
 /// Newest checkpoint.
 pub const LAST: &str = "last";
@@ -26,7 +28,6 @@ pub const BEST: &str = "best";
 
 const STATE: &str = "state.json";
 const DRAFT: &str = "draft.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
 
 /// Folders that are being written, or are about to go.
 const SAVING: &str = ".saving-";
@@ -58,6 +59,21 @@ impl Place {
 #[derive(Debug, Clone)]
 pub struct Checkpointer {
     folder: PathBuf,
+    world: World,
+}
+
+/// What is saved.
+pub struct Contents<'a> {
+    /// Small state.
+    pub state: &'a CheckpointState,
+    /// The draft, which every rank holds.
+    pub draft: &'a dyn Draft,
+    /// This rank's moments.
+    pub optimizer: &'a AdamWState,
+    /// Which moments those are.
+    pub parallel: &'a DataParallel,
+    /// The target's tokenizer.
+    pub tokenizer: &'a TextTokenizer,
 }
 
 /// A checkpoint that was read back.
@@ -69,55 +85,78 @@ pub struct Loaded {
     pub state: CheckpointState,
     /// Draft tensors by name, those that never change included.
     pub draft: Vec<(String, Tensor)>,
-    /// First and second moments of every trained tensor, by name.
-    pub moments: BTreeMap<String, (Vec<f32>, Vec<f32>)>,
-    /// Optimizer steps taken.
-    pub steps: u64,
+    moments: Moments,
     /// Why a newer checkpoint was passed over.
     pub warning: Option<String>,
 }
 
+impl Loaded {
+    /// The moments of what a rank updates, whatever number of ranks saved them.
+    pub fn optimizer(&self, parallel: &DataParallel, draft: &dyn Draft) -> AdamWState {
+        let of_runs = |prefix: &str| {
+            let part = |run: &Run| {
+                let name = format!("{prefix}.{}", draft.parameters()[run.parameter].name);
+                self.moments.part(&name, run)
+            };
+            parallel.runs().iter().map(part).collect()
+        };
+        AdamWState { first: of_runs("first"), second: of_runs("second"), step: self.moments.step }
+    }
+}
+
 impl Checkpointer {
-    /// A checkpointer over `folder`, which is made when needed.
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+    /// A rank's checkpointer over `folder`, which is made when needed.
+    pub fn new(folder: impl Into<PathBuf>, world: &World) -> Self {
+        Self { folder: folder.into(), world: world.clone() }
     }
 
-    /// Writes a checkpoint.
+    /// Writes a checkpoint; all ranks call it.
     ///
     /// # Errors
     /// - the folder cannot be written or is full; existing checkpoints stay as they were
-    pub fn save(
-        &self,
-        place: Place,
-        state: &CheckpointState,
-        draft: &dyn Draft,
-        optimizer: &AdamWState,
-        tokenizer: &TextTokenizer,
-    ) -> Result<PathBuf> {
+    pub fn save(&self, place: Place, contents: &Contents<'_>) -> Result<PathBuf> {
         let (name, previous) = place.names();
-        self.put(name, previous, |folder| write_files(folder, state, draft, optimizer, tokenizer))
+        self.put(name, previous, |folder| contents.write(folder))
     }
 
     /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.
+    /// Every rank writes its files with `write`; the first one completes the folder.
     pub(crate) fn put(
         &self,
         name: &str,
         previous: Option<&str>,
         write: impl Fn(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
-        let temporary = self.folder.join(format!("{SAVING}{}", std::process::id()));
+        let world = &self.world;
+        let job = world.of_first(std::process::id());
+        let temporary = self.folder.join(format!("{SAVING}{job}"));
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
-        let _ = std::fs::remove_dir_all(&temporary);
-        std::fs::create_dir_all(&temporary).map_err(fail)?;
-        let written = write(&temporary).and_then(|()| self.rotate(&temporary, name, previous));
+        if world.is_first() {
+            let _ = std::fs::remove_dir_all(&temporary);
+            std::fs::create_dir_all(&temporary).map_err(fail)?;
+        }
+        world.barrier();
+        let written = write(&temporary).and_then(|()| {
+            let is_own = |name: &str| {
+                let part = moments::is_part(name);
+                if part { moments::is_part_of(name, world) } else { world.is_first() }
+            };
+            let parts = world.gather_json(&describe_own(&temporary, is_own)?)?;
+            if world.is_first() {
+                Manifest::of(parts).write(&temporary)?;
+                self.rotate(&temporary, name, previous)?;
+            }
+            Ok(self.folder.join(name))
+        });
         if written.is_err() {
             let _ = std::fs::remove_dir_all(&temporary);
         }
-        written
+        let path = written?;
+        world.barrier();
+        Ok(path)
     }
 
-    fn rotate(&self, temporary: &Path, name: &str, previous: Option<&str>) -> Result<PathBuf> {
+    fn rotate(&self, temporary: &Path, name: &str, previous: Option<&str>) -> Result<()> {
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
         let place = self.folder.join(name);
         let outgoing = self.folder.join(format!("{OUTGOING}{}", std::process::id()));
@@ -136,11 +175,14 @@ impl Checkpointer {
         std::fs::rename(temporary, &place).map_err(fail)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
         let _ = std::fs::remove_dir_all(&outgoing);
-        Ok(place)
+        Ok(())
     }
 
     /// Takes away what a killed process left half written. Only for who holds the run directory.
     pub fn clean(&self) {
+        if !self.world.is_first() {
+            return;
+        }
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
         for entry in entries.flatten() {
             let name = entry.file_name();
@@ -165,6 +207,7 @@ impl Checkpointer {
     }
 
     /// What `load` makes of the newest undamaged checkpoint, and why a newer one was passed over.
+    /// The first rank looks, the others read what it found.
     ///
     /// # Errors
     /// - as [`Self::load_latest`]
@@ -172,8 +215,26 @@ impl Checkpointer {
         &self,
         load: impl Fn(&Path) -> Result<T>,
     ) -> Result<Option<(T, Option<String>)>> {
+        const PLACES: [&str; 2] = [LAST, PREVIOUS];
+        let found = if self.world.is_first() { self.look(PLACES, &load)? } else { None };
+        let place = found.as_ref().map_or(PLACES.len(), |(place, ..)| *place);
+        match PLACES.get(self.world.of_first(place as u64) as usize) {
+            Some(place) if !self.world.is_first() => {
+                Ok(Some((load(&self.folder.join(place))?, None)))
+            }
+            _ => Ok(found.map(|(_, loaded, warning)| (loaded, warning))),
+        }
+    }
+
+    /// The first of some places that holds an undamaged checkpoint, and what is wrong with those
+    /// before it.
+    fn look<T>(
+        &self,
+        places: [&str; 2],
+        load: impl Fn(&Path) -> Result<T>,
+    ) -> Result<Option<(usize, T, Option<String>)>> {
         let mut damages: Vec<String> = Vec::new();
-        for name in [LAST, PREVIOUS] {
+        for (place, name) in places.into_iter().enumerate() {
             let path = self.folder.join(name);
             if !path.is_dir() {
                 continue;
@@ -185,7 +246,8 @@ impl Checkpointer {
                         let _ = std::fs::remove_dir_all(&aside);
                         let _ = std::fs::rename(self.folder.join(LAST), aside);
                     }
-                    return Ok(Some((loaded, (!damages.is_empty()).then(|| damages.join("; ")))));
+                    let warning = (!damages.is_empty()).then(|| damages.join("; "));
+                    return Ok(Some((place, loaded, warning)));
                 }
                 Err(error) => damages.push(error.to_string()),
             }
@@ -197,67 +259,41 @@ impl Checkpointer {
     }
 }
 
-fn write_files(
-    folder: &Path,
-    state: &CheckpointState,
-    draft: &dyn Draft,
-    optimizer: &AdamWState,
-    tokenizer: &TextTokenizer,
-) -> Result<()> {
-    let parameters = draft.parameters();
-    let mut tensors: Vec<(String, Tensor)> = parameters
-        .iter()
-        .map(|parameter| (parameter.name.clone(), parameter.var.as_tensor().clone()))
-        .collect();
-    tensors.extend(draft.fixed_tensors()?);
-    save(&folder.join(DRAFT), &tensors, HashMap::new())?;
-    let mut moments = Vec::new();
-    for (index, parameter) in parameters.iter().enumerate() {
-        for (prefix, values) in [("first", &optimizer.first), ("second", &optimizer.second)] {
-            let device = candle_core::Device::Cpu;
-            let tensor = Tensor::from_slice(&values[index], values[index].len(), &device)?;
-            moments.push((format!("{prefix}.{}", parameter.name), tensor));
+impl Contents<'_> {
+    fn write(&self, folder: &Path) -> Result<()> {
+        let parameters = self.draft.parameters();
+        let mut moments = Vec::new();
+        for (index, run) in self.parallel.runs().iter().enumerate() {
+            let kinds = [("first", &self.optimizer.first), ("second", &self.optimizer.second)];
+            moments.extend(kinds.map(|(kind, values)| Moment {
+                name: format!("{kind}.{}", parameters[run.parameter].name),
+                start: run.start,
+                values: &values[index],
+            }));
         }
+        moments::write(folder, self.parallel, &moments, self.optimizer.step)?;
+        if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
     }
-    let metadata = HashMap::from([("step".to_owned(), optimizer.step.to_string())]);
-    save(&folder.join(OPTIMIZER), &moments, metadata)?;
-    tokenizer.save(folder)?;
-    let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
-    let text = serde_json::to_string_pretty(state).map_err(|error| fail(&error))?;
-    std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))?;
-    seal(folder)
-}
 
-/// Writes the manifest of a folder's files and hands them all to the disk.
-pub(crate) fn seal(folder: &Path) -> Result<()> {
-    let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
-    let manifest = Manifest::of(folder)?;
-    let text = serde_json::to_string_pretty(&manifest).map_err(|error| fail(&error))?;
-    std::fs::write(folder.join(MANIFEST), text).map_err(|error| fail(&error))?;
-    for entry in std::fs::read_dir(folder).map_err(|error| fail(&error))? {
-        let entry = entry.map_err(|error| fail(&error))?;
-        File::open(entry.path()).and_then(|file| file.sync_all()).map_err(|error| fail(&error))?;
+    /// What every rank holds.
+    fn write_common(&self, folder: &Path) -> Result<()> {
+        let parameters = self.draft.parameters().iter();
+        let mut tensors: Vec<(String, Tensor)> = parameters
+            .map(|parameter| (parameter.name.clone(), parameter.var.as_tensor().clone()))
+            .collect();
+        tensors.extend(self.draft.fixed_tensors()?);
+        save(&folder.join(DRAFT), &tensors, HashMap::new())?;
+        self.tokenizer.save(folder)?;
+        let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
+        let text = serde_json::to_string_pretty(self.state).map_err(|error| fail(&error))?;
+        std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))
     }
-    File::open(folder).and_then(|file| file.sync_all()).map_err(|error| fail(&error))
 }
 
 fn load(path: &Path) -> Result<Loaded> {
-    let state = read_state(path)?;
-    let draft = read_draft(path)?;
-    let source = SafetensorsSource::open_file(&path.join(OPTIMIZER))?;
-    let step = source.metadata().get("step").and_then(|step| step.parse().ok());
-    let step = step.ok_or_else(|| TrainError::checkpoint(path, "optimizer without a step"))?;
-    let values = |name: &str| -> Result<Vec<f32>> {
-        Ok(source.load(name, DType::F32)?.flatten_all()?.to_vec1()?)
-    };
-    let mut moments = BTreeMap::new();
-    for name in source.names() {
-        if let Some(plain) = name.strip_prefix("first.") {
-            let both = (values(&name)?, values(&format!("second.{plain}"))?);
-            moments.insert(plain.to_owned(), both);
-        }
-    }
-    Ok(Loaded { path: path.to_path_buf(), state, draft, moments, steps: step, warning: None })
+    let (state, draft) = (read_state(path)?, read_draft(path)?);
+    let moments = Moments::read(path)?;
+    Ok(Loaded { path: path.to_path_buf(), state, draft, moments, warning: None })
 }
 
 /// The draft's weights in what a user may point to: a weight file, a folder that holds one (an

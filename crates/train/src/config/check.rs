@@ -54,11 +54,11 @@ impl TrainConfig {
             (0.0..=1.0).contains(&self.schedule.warmup_ratio),
             "`schedule.warmup_ratio` must be between 0 and 1",
         );
-        require(matches!(self.parallel.zero, 0 | 1 | 3), "`parallel.zero` is 0, 1 or 3");
         problems.extend(self.optimizer_problems());
         problems.extend(self.draft.method.problems(self));
         let sources = self.data.train.iter().chain(&self.data.held_out);
         problems.extend(sources.flat_map(SourceConfig::problems));
+        problems.extend(self.parallel.problems());
         problems.extend(self.tracking.problems());
         problems
     }

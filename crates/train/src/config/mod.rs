@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::store::{Compression, StoreDtype};
 use crate::optim::AdamWConfig;
+pub use crate::parallel::ParallelConfig;
 use crate::schedule;
 use crate::tracking::TrackingConfig;
 
@@ -53,15 +54,6 @@ pub struct TrainConfig {
     /// Where metrics go.
     #[serde(default)]
     pub tracking: TrackingConfig,
-}
-
-/// How several processes share the work; one process alone has nothing to share.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ParallelConfig {
-    /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
-    /// target.
-    pub zero: u8,
 }
 
 /// Training and held-out text.

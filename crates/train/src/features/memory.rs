@@ -25,6 +25,11 @@ impl MemoryFeatures {
         Ok(())
     }
 
+    /// Whether a row was captured.
+    pub fn holds(&self, row: usize) -> bool {
+        self.rows.contains_key(&row)
+    }
+
     /// Rows captured.
     pub fn len(&self) -> usize {
         self.rows.len()

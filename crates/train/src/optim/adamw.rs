@@ -6,7 +6,6 @@
 //! `W ← (1 − lr wd) W − 0.2 lr sqrt(max(rows, columns)) X` with its orthogonal direction `X`: the
 //! root mean square of AdamW's updates, so that one rate serves both (Liu et al. 2025).
 
-use candle_core::Tensor;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
 use longdraft_models::draft::Parameter;
@@ -14,8 +13,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
-use super::muon::direction;
+use super::muon::{direction, update_cost};
 use crate::error::{Result, TrainError};
+use crate::parallel::{DataParallel, ParallelConfig, World};
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;
@@ -79,13 +79,13 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Moments of every parameter and the number of steps taken. A matrix under Muon keeps its momentum
-/// sum as first moment, and zeros as second.
+/// Moments of every parameter, or of the runs that a rank updates, and the number of steps taken. A
+/// matrix under Muon keeps its momentum sum as first moment, and zeros as second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdamWState {
-    /// First moments, in parameter order.
+    /// First moments, in the order of [`DataParallel::runs`].
     pub first: Vec<Vec<f32>>,
-    /// Second moments, in parameter order.
+    /// Second moments, in the same order.
     pub second: Vec<Vec<f32>>,
     /// Steps taken.
     pub step: u64,
@@ -98,26 +98,53 @@ pub struct AdamW {
     state: AdamWState,
 }
 
+impl AdamWConfig {
+    /// How ranks share out the update: Muon needs whole matrices.
+    ///
+    /// # Errors
+    /// - as [`DataParallel::by_blocks`]
+    pub fn spread(
+        &self,
+        world: &World,
+        parallel: &ParallelConfig,
+        parameters: &[Parameter],
+    ) -> Result<DataParallel> {
+        match self.matrices {
+            MatrixUpdate::Adamw => DataParallel::by_blocks(world, parallel, parameters),
+            MatrixUpdate::Muon => {
+                let cost = |parameter: &Parameter| update_cost(parameter, layer_matrix(parameter));
+                let costs: Vec<u64> = parameters.iter().map(cost).collect();
+                DataParallel::by_cost(world, parallel, parameters, &costs)
+            }
+        }
+    }
+}
+
 impl AdamW {
-    /// An optimizer with empty moments.
+    /// An optimizer of one process with empty moments.
     pub fn new(config: AdamWConfig, parameters: &[Parameter]) -> Self {
-        let zeros = || parameters.iter().map(|p| vec![0.0; p.var.elem_count()]).collect();
+        Self::over(config, &DataParallel::single(parameters))
+    }
+
+    /// A rank's optimizer with empty moments.
+    pub fn over(config: AdamWConfig, parallel: &DataParallel) -> Self {
+        let zeros = || parallel.runs().iter().map(|run| vec![0.0; run.len]).collect();
         let state = AdamWState { first: zeros(), second: zeros(), step: 0 };
         Self { config, state }
     }
 
-    /// An optimizer that goes on from a saved state.
+    /// A rank's optimizer that goes on from a saved state.
     ///
     /// # Errors
-    /// - the moments do not fit the parameters
+    /// - the moments do not fit what the rank updates
     pub fn with_state(
         config: AdamWConfig,
-        parameters: &[Parameter],
+        parallel: &DataParallel,
         state: AdamWState,
     ) -> Result<Self> {
+        let runs = parallel.runs();
         let fits = |moments: &[Vec<f32>]| {
-            moments.len() == parameters.len()
-                && moments.iter().zip(parameters).all(|(m, p)| m.len() == p.var.elem_count())
+            moments.len() == runs.len() && moments.iter().zip(runs).all(|(m, r)| m.len() == r.len)
         };
         if !fits(&state.first) || !fits(&state.second) {
             return Err(TrainError::checkpoint("optimizer state", "moments do not fit the draft"));
@@ -130,7 +157,7 @@ impl AdamW {
         &self.state
     }
 
-    /// Updates the parameters in place; returns the gradient norm before clipping.
+    /// Updates the parameters of one process in place; returns the gradient norm before clipping.
     ///
     /// # Errors
     /// - a parameter cannot be read or written
@@ -141,6 +168,24 @@ impl AdamW {
         learning_rate: f64,
     ) -> Result<f64> {
         let norm = gradients.norm();
+        let parallel = DataParallel::single(parameters);
+        self.update(&parallel, parameters, gradients, norm, learning_rate)?;
+        Ok(norm)
+    }
+
+    /// Updates the parameters of all ranks in place, with the summed gradients of this rank's runs
+    /// and the norm over all.
+    ///
+    /// # Errors
+    /// - a parameter cannot be read or written
+    pub fn update(
+        &mut self,
+        parallel: &DataParallel,
+        parameters: &[Parameter],
+        gradients: &Gradients,
+        norm: f64,
+        learning_rate: f64,
+    ) -> Result<()> {
         self.state.step += 1;
         let step = AdamWStep {
             learning_rate,
@@ -150,15 +195,17 @@ impl AdamW {
             step: self.state.step,
             grad_scale: (self.config.clip_norm / (norm + CLIP_EPS)).min(1.0),
         };
-        for (index, parameter) in parameters.iter().enumerate() {
-            let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
-            let mut values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+        let mut own = Vec::with_capacity(parallel.runs().len());
+        for (index, run) in parallel.runs().iter().enumerate() {
+            let decay = parameters[run.parameter].decay;
+            let weight_decay = if decay { self.config.weight_decay } else { 0.0 };
+            let mut values = parallel.read(parameters, run)?;
             match gradients.get(index) {
                 Some(gradient) => {
                     let (first, second) =
                         (&mut self.state.first[index], &mut self.state.second[index]);
                     let step = AdamWStep { weight_decay, ..step };
-                    match (self.config.matrices, layer_matrix(parameter)) {
+                    match (self.config.matrices, layer_matrix(&parameters[run.parameter])) {
                         (MatrixUpdate::Muon, Some(shape)) => {
                             muon(&step, self.config.momentum, shape, &mut values, first, gradient);
                         }
@@ -169,12 +216,11 @@ impl AdamW {
                     let keep = (1.0 - learning_rate * weight_decay) as f32;
                     values.iter_mut().for_each(|value| *value *= keep);
                 }
-                None => continue,
+                None => {}
             }
-            let device = parameter.var.device();
-            parameter.var.set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
+            own.push(parallel.write(parameters, run, values)?);
         }
-        Ok(norm)
+        parallel.publish(parameters, own)
     }
 }
 
@@ -204,7 +250,7 @@ fn muon(
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Var};
+    use candle_core::{Device, Tensor, Var};
 
     use super::*;
 

@@ -7,7 +7,8 @@ use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
 
-/// One gradient a parameter; `None` where nothing reached it.
+/// One gradient a parameter, or a run of a parameter's elements where ranks hold different ones;
+/// `None` where nothing reached it.
 #[derive(Debug)]
 pub struct Gradients {
     values: Vec<Option<Vec<f32>>>,
@@ -29,15 +30,31 @@ impl Gradients {
                 continue;
             };
             let grad: Vec<f32> = grad.flatten_all()?.to_vec1()?;
-            match value {
-                None => *value = Some(grad),
-                Some(sum) => sum.iter_mut().zip(grad).for_each(|(sum, grad)| *sum += grad),
-            }
+            accumulate(value, grad);
         }
         Ok(())
     }
 
-    /// Gradient of the i-th parameter.
+    /// Gradients of parameters or runs, in order.
+    pub fn from_values(values: Vec<Option<Vec<f32>>>) -> Self {
+        Self { values }
+    }
+
+    /// Gradients of parameters or runs, in order.
+    pub fn into_values(self) -> Vec<Option<Vec<f32>>> {
+        self.values
+    }
+
+    /// Adds other gradients of the same parameters.
+    pub fn merge(&mut self, other: Self) {
+        for (value, other) in self.values.iter_mut().zip(other.values) {
+            if let Some(other) = other {
+                accumulate(value, other);
+            }
+        }
+    }
+
+    /// Gradient of the i-th parameter or run.
     pub fn get(&self, index: usize) -> Option<&[f32]> {
         self.values[index].as_deref()
     }
@@ -57,5 +74,12 @@ impl Gradients {
     /// `‖g‖₂` over all gradients, summed in f64.
     pub fn norm(&self) -> f64 {
         self.values.iter().flatten().map(|g| square_sum(g)).sum::<f64>().sqrt()
+    }
+}
+
+fn accumulate(sum: &mut Option<Vec<f32>>, values: Vec<f32>) {
+    match sum {
+        None => *sum = Some(values),
+        Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
     }
 }

@@ -9,9 +9,9 @@
 //!
 //! `c = min(1, clip / (‖g‖₂ + 1e-6))` over all tensors of all groups. Options: rows of `u` made
 //! unit length first; weight decay by the rate before the update, only where `X ∘ W > 0`. Adam's
-//! step count advances also when a gradient is zero.
+//! step count advances also when a gradient is zero. Over several ranks each updates the tensors that
+//! fall to it, whole ones, and keeps their state.
 
-use candle_core::Tensor;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
 use longdraft_models::draft::Parameter;
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
 use crate::error::{Result, TrainError};
+use crate::parallel::{DataParallel, Run};
 use crate::schedule::warmdown;
 
 /// Added to the norm before the clip factor is formed.
@@ -164,10 +165,10 @@ pub enum TensorState {
     Adam(Vec<f32>, Vec<f32>),
 }
 
-/// State of every tensor and the number of steps taken.
+/// State of every tensor, or of those that a rank updates, and the number of steps taken.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MuonState {
-    /// In parameter order.
+    /// In the order of [`DataParallel::runs`].
     pub tensors: Vec<TensorState>,
     /// Steps taken.
     pub step: u64,
@@ -192,41 +193,60 @@ pub struct Muon {
 }
 
 impl Muon {
-    /// An optimizer at its first step.
+    /// An optimizer of one process at its first step.
     pub fn new(config: MuonConfig, parameters: &[Parameter]) -> Self {
-        let zeros = |parameter: &Parameter| vec![0.0; parameter.var.elem_count()];
-        let tensors = parameters.iter().map(|parameter| match group_of(&parameter.name) {
-            Group::Matrix => TensorState::Muon(zeros(parameter)),
-            _ => TensorState::Adam(zeros(parameter), zeros(parameter)),
+        Self::over(config, &DataParallel::single(parameters), parameters)
+    }
+
+    /// A rank's optimizer at its first step.
+    pub fn over(config: MuonConfig, parallel: &DataParallel, parameters: &[Parameter]) -> Self {
+        let tensors = parallel.runs().iter().map(|run| {
+            let zeros = || vec![0.0; run.len];
+            match group_of(&parameters[run.parameter].name) {
+                Group::Matrix => TensorState::Muon(zeros()),
+                _ => TensorState::Adam(zeros(), zeros()),
+            }
         });
         let state = MuonState { tensors: tensors.collect(), step: 0 };
         Self { config, state }
     }
 
-    /// An optimizer that goes on from a saved state.
+    /// A rank's optimizer that goes on from a saved state.
     ///
     /// # Errors
-    /// - the state does not fit the parameters
+    /// - the state does not fit what the rank updates
     pub fn with_state(
         config: MuonConfig,
+        parallel: &DataParallel,
         parameters: &[Parameter],
         state: MuonState,
     ) -> Result<Self> {
-        let fits = |(state, parameter): (&TensorState, &Parameter)| {
-            let count = parameter.var.elem_count();
-            match (state, group_of(&parameter.name)) {
-                (TensorState::Muon(sum), Group::Matrix) => sum.len() == count,
-                (TensorState::Adam(first, second), group) => {
-                    group != Group::Matrix && first.len() == count && second.len() == count
-                }
-                (TensorState::Muon(_), _) => false,
+        let runs = parallel.runs();
+        let fits = |(state, run): (&TensorState, &Run)| match (
+            state,
+            group_of(&parameters[run.parameter].name),
+        ) {
+            (TensorState::Muon(sum), Group::Matrix) => sum.len() == run.len,
+            (TensorState::Adam(first, second), group) => {
+                group != Group::Matrix && first.len() == run.len && second.len() == run.len
             }
+            (TensorState::Muon(_), _) => false,
         };
-        let whole = state.tensors.len() == parameters.len();
-        if !whole || !state.tensors.iter().zip(parameters).all(fits) {
+        let whole = state.tensors.len() == runs.len();
+        if !whole || !state.tensors.iter().zip(runs).all(fits) {
             return Err(TrainError::checkpoint("optimizer state", "it does not fit the model"));
         }
         Ok(Self { config, state })
+    }
+
+    /// Relative work of every parameter's update: products of the iterations for matrices.
+    pub fn costs(parameters: &[Parameter]) -> Vec<u64> {
+        let matrix = |parameter: &Parameter| {
+            let dims = parameter.var.dims2().ok();
+            dims.filter(|_| group_of(&parameter.name) == Group::Matrix)
+        };
+        let cost = |parameter: &Parameter| update_cost(parameter, matrix(parameter));
+        parameters.iter().map(cost).collect()
     }
 
     /// State of every tensor.
@@ -234,7 +254,7 @@ impl Muon {
         &self.state
     }
 
-    /// Updates the parameters in place, every rate times `multiplier`.
+    /// Updates the parameters of one process in place, every rate times `multiplier`.
     ///
     /// # Errors
     /// - a parameter cannot be read or written
@@ -244,15 +264,32 @@ impl Muon {
         gradients: &Gradients,
         multiplier: f64,
     ) -> Result<MuonOutcome> {
-        let grad_norm = gradients.norm();
+        let parallel = DataParallel::single(parameters);
+        self.update(&parallel, parameters, gradients, gradients.norm(), multiplier)
+    }
+
+    /// Updates the parameters of all ranks in place, with the summed gradients of this rank's runs
+    /// and the norm over all.
+    ///
+    /// # Errors
+    /// - a parameter cannot be read or written
+    pub fn update(
+        &mut self,
+        parallel: &DataParallel,
+        parameters: &[Parameter],
+        gradients: &Gradients,
+        grad_norm: f64,
+        multiplier: f64,
+    ) -> Result<MuonOutcome> {
         let clip_factor = self.config.clip_factor(grad_norm);
         let momentum = self.config.momentum_at(self.state.step);
         self.state.step += 1;
         let step = self.state.step;
         let config = &self.config;
-        let update = |(index, state): (usize, &mut TensorState)| -> Result<()> {
-            let parameter = &parameters[index];
-            let mut values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+        let update = |(index, state): (usize, &mut TensorState)| {
+            let run = &parallel.runs()[index];
+            let parameter = &parameters[run.parameter];
+            let mut values = parallel.read(parameters, run)?;
             let zeros;
             let gradient = if let Some(gradient) = gradients.get(index) {
                 gradient
@@ -279,11 +316,10 @@ impl Muon {
                     adamw(&step, &mut values, first, second, gradient);
                 }
             }
-            let device = parameter.var.device();
-            parameter.var.set(&Tensor::from_vec(values, parameter.var.shape(), device)?)?;
-            Ok(())
+            parallel.write(parameters, run, values)
         };
-        self.state.tensors.par_iter_mut().enumerate().map(update).collect::<Result<()>>()?;
+        let updates = self.state.tensors.par_iter_mut().enumerate().map(update);
+        parallel.publish(parameters, updates.collect::<Result<_>>()?)?;
         Ok(MuonOutcome { grad_norm, clip_factor, momentum })
     }
 }
@@ -321,6 +357,16 @@ impl MatrixStep {
     }
 }
 
+/// Relative work of a parameter's update; `matrix`: the size of one that is orthogonalised.
+pub(super) fn update_cost(parameter: &Parameter, matrix: Option<(usize, usize)>) -> u64 {
+    let count = parameter.var.elem_count() as u64;
+    match matrix {
+        // Five iterations of three products.
+        Some((rows, columns)) => 15 * count * rows.min(columns) as u64,
+        None => count,
+    }
+}
+
 /// Adds a gradient to the momentum sum and looks ahead (Nesterov).
 pub(super) fn direction(
     sum: &mut [f32],
@@ -341,7 +387,7 @@ pub(super) fn direction(
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Var};
+    use candle_core::{Device, Tensor, Var};
 
     use super::*;
 
@@ -394,9 +440,10 @@ mod tests {
         }
         let saved = muon.state().clone();
         assert_eq!(saved.step, 1);
-        Muon::with_state(config.clone(), &parameters, saved.clone())?;
+        let parallel = DataParallel::single(&parameters);
+        Muon::with_state(config.clone(), &parallel, &parameters, saved.clone())?;
         let swapped = MuonState { tensors: saved.tensors.into_iter().rev().collect(), step: 1 };
-        assert!(Muon::with_state(config, &parameters, swapped).is_err());
+        assert!(Muon::with_state(config, &parallel, &parameters, swapped).is_err());
         Ok(())
     }
 

@@ -15,13 +15,14 @@ use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde::{Deserialize, Serialize};
 
 use super::Progress;
-use crate::checkpoint::{RunIdentity, seal};
+use crate::checkpoint::RunIdentity;
+use crate::checkpoint::moments::{self, Moment, Moments};
 use crate::error::{Result, TrainError};
 use crate::optim::{MuonState, TensorState};
+use crate::parallel::{DataParallel, Run};
 
 const STATE: &str = "state.json";
 const MODEL: &str = "model.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
 const AVERAGE: &str = "average.safetensors";
 
 /// The small part.
@@ -38,14 +39,17 @@ pub(super) struct Files<'a> {
     pub(super) config: &'a LanguageModelConfig,
     pub(super) tokenizer_hash: &'a str,
     pub(super) parameters: &'a [Parameter],
+    /// This rank's state.
     pub(super) optimizer: &'a MuonState,
+    /// Which state that is.
+    pub(super) parallel: &'a DataParallel,
     pub(super) average: Option<&'a Average>,
 }
 
 /// What was read.
 pub(super) struct Loaded {
     pub(super) state: PretrainState,
-    pub(super) optimizer: MuonState,
+    moments: Moments,
     weights: HashMap<String, Tensor>,
     average: Option<(HashMap<String, Tensor>, u64)>,
 }
@@ -56,32 +60,35 @@ fn named(parameters: &[Parameter]) -> Vec<(String, Tensor)> {
 
 impl Files<'_> {
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
-        save_model(folder, self.config, self.tokenizer_hash, &named(self.parameters))?;
-        let mut tensors = Vec::new();
-        let mut put = |prefix: &str, name: &str, values: &[f32]| -> Result<()> {
-            let tensor = Tensor::from_slice(values, values.len(), &Device::Cpu)?;
-            tensors.push((format!("{prefix}.{name}"), tensor));
-            Ok(())
-        };
-        for (parameter, state) in self.parameters.iter().zip(&self.optimizer.tensors) {
+        let mut moments = Vec::new();
+        for (run, state) in self.parallel.runs().iter().zip(&self.optimizer.tensors) {
+            let name = &self.parameters[run.parameter].name;
+            let mut put = |kind: &str, values| {
+                moments.push(Moment { name: format!("{kind}.{name}"), start: run.start, values });
+            };
             match state {
-                TensorState::Muon(sum) => put("momentum", &parameter.name, sum)?,
+                TensorState::Muon(sum) => put("momentum", sum),
                 TensorState::Adam(first, second) => {
-                    put("first", &parameter.name, first)?;
-                    put("second", &parameter.name, second)?;
+                    put("first", first);
+                    put("second", second);
                 }
             }
         }
-        let steps = |steps: u64| HashMap::from([("step".to_owned(), steps.to_string())]);
-        save(&folder.join(OPTIMIZER), &tensors, steps(self.optimizer.step))?;
+        moments::write(folder, self.parallel, &moments, self.optimizer.step)?;
+        if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
+    }
+
+    /// What every rank holds, and the averages.
+    fn write_common(&self, folder: &Path) -> Result<()> {
+        let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
+        save_model(folder, self.config, self.tokenizer_hash, &named(self.parameters))?;
         if let Some(average) = self.average {
             let tensors = average.tensors(self.parameters)?;
-            save(&folder.join(AVERAGE), &tensors, steps(average.updates))?;
+            let updates = HashMap::from([("step".to_owned(), average.updates.to_string())]);
+            save(&folder.join(AVERAGE), &tensors, updates)?;
         }
         let text = serde_json::to_string_pretty(self.state).map_err(|error| fail(&error))?;
-        std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))?;
-        seal(folder)
+        std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))
     }
 }
 
@@ -92,37 +99,16 @@ pub(super) fn load(folder: &Path) -> Result<Loaded> {
         std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
     let state: PretrainState =
         serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))?;
-    let (weights, names) = tensors(&folder.join(MODEL))?;
-    let source = SafetensorsSource::open_file(&folder.join(OPTIMIZER))?;
-    let values = |prefix: &str, name: &str| -> Result<Vec<f32>> {
-        let tensor = source.load(&format!("{prefix}.{name}"), DType::F32)?;
-        Ok(tensor.flatten_all()?.to_vec1()?)
-    };
-    let mut states = HashMap::new();
-    for name in &names {
-        let state = match group_of(name) {
-            Group::Matrix => TensorState::Muon(values("momentum", name)?),
-            _ => TensorState::Adam(values("first", name)?, values("second", name)?),
-        };
-        states.insert(name.clone(), state);
-    }
-    let order = model_order(folder)?;
-    let tensors_in_order = order.iter().filter_map(|name| states.remove(name)).collect();
-    let optimizer = MuonState { tensors: tensors_in_order, step: step_of(&source, folder)? };
+    let weights = tensors(&folder.join(MODEL))?;
+    let moments = Moments::read(folder)?;
     let average = folder.join(AVERAGE);
     let average = if average.is_file() {
         let source = SafetensorsSource::open_file(&average)?;
-        Some((tensors(&average)?.0, step_of(&source, folder)?))
+        Some((tensors(&average)?, step_of(&source, folder)?))
     } else {
         None
     };
-    Ok(Loaded { state, optimizer, weights, average })
-}
-
-/// Names in the order of the model's parameters.
-fn model_order(folder: &Path) -> Result<Vec<String>> {
-    let (model, _) = longdraft_models::language_model::open(folder)?;
-    Ok(model.parameters().iter().map(|parameter| parameter.name.clone()).collect())
+    Ok(Loaded { state, moments, weights, average })
 }
 
 fn step_of(source: &SafetensorsSource, folder: &Path) -> Result<u64> {
@@ -130,17 +116,27 @@ fn step_of(source: &SafetensorsSource, folder: &Path) -> Result<u64> {
     step.ok_or_else(|| TrainError::checkpoint(folder, "a file without a step"))
 }
 
-fn tensors(path: &Path) -> Result<(HashMap<String, Tensor>, Vec<String>)> {
+fn tensors(path: &Path) -> Result<HashMap<String, Tensor>> {
     let source = SafetensorsSource::open_file(path)?;
-    let names = source.names();
-    let mut tensors = HashMap::new();
-    for name in &names {
-        tensors.insert(name.clone(), source.load(name, DType::F32)?);
-    }
-    Ok((tensors, names))
+    let names = source.names().into_iter();
+    names.map(|name| Ok((name.clone(), source.load(&name, DType::F32)?))).collect()
 }
 
 impl Loaded {
+    /// The state of what a rank updates, whatever number of ranks saved it.
+    pub(super) fn optimizer(&self, parallel: &DataParallel, parameters: &[Parameter]) -> MuonState {
+        let of_run = |run: &Run| {
+            let name = &parameters[run.parameter].name;
+            let values = |kind: &str| self.moments.part(&format!("{kind}.{name}"), run);
+            match group_of(name) {
+                Group::Matrix => TensorState::Muon(values("momentum")),
+                _ => TensorState::Adam(values("first"), values("second")),
+            }
+        };
+        let tensors = parallel.runs().iter().map(of_run).collect();
+        MuonState { tensors, step: self.moments.step }
+    }
+
     /// Writes weights and averages into those of the run.
     pub(super) fn restore(
         &self,

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::optim::MuonConfig;
+use crate::parallel::ParallelConfig;
 use crate::schedule::warmdown::{self, Decay};
 use crate::tracking::TrackingConfig;
 
@@ -38,6 +39,9 @@ pub struct PretrainConfig {
     /// The compressed artifact at the end.
     #[serde(default)]
     pub artifact: ArtifactConfig,
+    /// How several processes share the work.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
     /// Where metrics go.
     #[serde(default)]
     pub tracking: TrackingConfig,
@@ -268,6 +272,7 @@ impl PretrainConfig {
         let mut problems = self.model.problems("model.");
         problems.extend(self.optimizer.problems("optimizer."));
         problems.extend(self.artifact.quantise.problems("artifact.quantise."));
+        problems.extend(self.parallel.problems());
         problems.extend(self.tracking.problems());
         let mut require = |holds: bool, problem: &str| {
             if !holds {

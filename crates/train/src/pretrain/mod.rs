@@ -12,17 +12,20 @@ mod outcome;
 mod prepare;
 mod score;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
 };
-use longdraft_models::language_model::{LanguageModel, Layout};
+use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpointer, Place, RunIdentity, RunLock};
 use crate::error::{Result, TrainError};
 use crate::optim::{Gradients, Muon};
+use crate::parallel::{DataParallel, share_of};
 use crate::stage::Ending;
 use crate::stage::memory::peak_resident_mib;
 use crate::stage::metrics_log::MetricsLog;
@@ -55,14 +58,41 @@ pub struct Pretraining {
     tokenizer_hash: String,
     model: LanguageModel,
     optimizer: Muon,
+    parallel: DataParallel,
     average: Option<Average>,
     progress: Progress,
     checkpointer: Checkpointer,
     identity: RunIdentity,
     log: MetricsLog,
-    layout: Option<(Lengths, Layout)>,
+    layouts: Layouts,
     trackers: Option<Trackers>,
-    _lock: RunLock,
+    _lock: Option<RunLock>,
+}
+
+/// Layouts of equal sequences of one length, by their number.
+#[derive(Default)]
+struct Layouts {
+    sequence: usize,
+    by_count: HashMap<usize, Layout>,
+}
+
+impl Layouts {
+    fn of(
+        &mut self,
+        config: &LanguageModelConfig,
+        (sequence, count): (usize, usize),
+        rope_length: usize,
+    ) -> Result<&Layout> {
+        if self.sequence != sequence {
+            *self = Self { sequence, by_count: HashMap::new() };
+        }
+        Ok(match self.by_count.entry(count) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(empty) => {
+                empty.insert(Layout::new(config, &vec![sequence; count], rope_length)?)
+            }
+        })
+    }
 }
 
 /// How far the run is.
@@ -107,7 +137,7 @@ impl Pretraining {
 
     fn train(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
         while !self.is_finished() {
-            if observer.should_stop() {
+            if self.parallel.world().any(observer.should_stop()) {
                 self.save(observer)?;
                 return Ok(Ending::Stopped);
             }
@@ -176,14 +206,19 @@ impl Pretraining {
         let multiplier = self.config.multiplier(step, elapsed_ms);
         let lengths = self.config.train.lengths_at(before);
         let (gradients, loss, position) = self.gradients(lengths)?;
-        let norm = gradients.norm();
+        let mut loss = [loss];
+        self.parallel.world().all_reduce_sum(&mut loss);
+        let loss = loss[0];
+        let gradients = self.parallel.reduce(gradients);
+        let norm = self.parallel.norm(&gradients);
         for (what, value) in [("loss", loss), ("gradient norm", norm)] {
             if !value.is_finite() {
                 let origins = vec![format!("tokens behind {position:?}")];
                 return Err(TrainError::NotFinite { step: step + 1, what, origins });
             }
         }
-        let outcome = self.optimizer.step(self.model.parameters(), &gradients, multiplier)?;
+        let (rank, parameters) = (&self.parallel, self.model.parameters());
+        let outcome = self.optimizer.update(rank, parameters, &gradients, norm, multiplier)?;
         let tokens = (lengths.sequence * lengths.sequences * lengths.micro_batches) as u64;
         let progress = &mut self.progress;
         progress.step += 1;
@@ -196,7 +231,8 @@ impl Pretraining {
                 progress.step as f64 / before.max(1.0 / self.config.train.iterations as f64);
             average.add(self.model.parameters(), share * steps)?;
         }
-        let seconds = started.elapsed().as_secs_f64();
+        // One clock for all: schedules may follow it.
+        let seconds = self.parallel.world().of_first(started.elapsed().as_secs_f64());
         progress.elapsed_ms += 1000.0 * seconds;
         let minutes = self.config.train.max_minutes;
         progress.ended = minutes.is_some_and(|minutes| progress.elapsed_ms >= 60_000.0 * minutes);
@@ -215,31 +251,37 @@ impl Pretraining {
         })
     }
 
-    /// Mean gradients and loss of the next micro-batches, and where the loader stands then.
+    /// This rank's share of the mean gradients and loss of the next micro-batches, and where the
+    /// loader stands then. Every rank draws all sequences and learns its part of them.
     fn gradients(&mut self, lengths: Lengths) -> Result<(Gradients, f64, Position)> {
         let parameters = self.model.parameters();
         let mut gradients = Gradients::new(parameters);
         let mut loss = 0.0;
         let mut position = self.progress.position;
-        let rope_length = self.config.train.sequence_length;
-        let sizes = vec![lengths.sequence; lengths.sequences];
-        for _ in 0..lengths.micro_batches {
+        let (rope_length, sequence) = (self.config.train.sequence_length, lengths.sequence);
+        let all = lengths.micro_batches * lengths.sequences;
+        let world = self.parallel.world();
+        let own = share_of(all, world.rank(), world.size());
+        for first in (0..all).step_by(lengths.sequences) {
             let batch = self.batch(lengths, &mut position)?;
-            let own;
+            let from = own.start.clamp(first, first + lengths.sequences) - first;
+            let to = own.end.clamp(first, first + lengths.sequences) - first;
+            if from == to {
+                continue;
+            }
+            let batch = batch.sequences(from..to, sequence);
+            let own_layout;
             let layout = if self.config.data.document_mask {
-                let ids = batch.document_ids(lengths.sequence);
-                own = Layout::with_documents(&self.config.model, &sizes, &ids, rope_length)?;
-                &own
+                let sizes = vec![sequence; to - from];
+                let ids = batch.document_ids(sequence);
+                own_layout = Layout::with_documents(&self.config.model, &sizes, &ids, rope_length)?;
+                &own_layout
             } else {
-                if self.layout.as_ref().is_none_or(|(known, _)| *known != lengths) {
-                    let layout = Layout::new(&self.config.model, &sizes, rope_length)?;
-                    self.layout = Some((lengths, layout));
-                }
-                &self.layout.as_ref().expect("a layout was just made").1
+                self.layouts.of(&self.config.model, (sequence, to - from), rope_length)?
             };
             let hidden = self.model.hidden(&batch.inputs, layout)?;
             let output = self.model.cross_entropy(&hidden, &batch.targets)?;
-            let share = 1.0 / (batch.inputs.len() * lengths.micro_batches) as f64;
+            let share = 1.0 / (sequence * all) as f64;
             loss += output.rows.hard.iter().sum::<f64>() * share;
             gradients.add(parameters, &(output.loss_sum * share)?.backward()?)?;
         }
@@ -258,6 +300,7 @@ impl Pretraining {
         Ok(batch)
     }
 
+    /// Scores the validation stream, which the first rank alone holds; the others wait.
     fn judge(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
         let Some(validation) = &self.validation else { return Ok(()) };
         let score = validation.plain(&self.final_model()?, &self.config)?;
@@ -308,6 +351,7 @@ impl Pretraining {
             tokenizer_hash: &self.tokenizer_hash,
             parameters: self.model.parameters(),
             optimizer: self.optimizer.state(),
+            parallel: &self.parallel,
             average: self.average.as_ref(),
         };
         let (name, previous) = Place::Last.names();

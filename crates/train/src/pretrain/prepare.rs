@@ -5,42 +5,51 @@ use longdraft_models::language_model::LanguageModel;
 
 use super::checkpoint::{self, Average};
 use super::{
-    PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, Progress, ScoredStream, Tokenizer,
+    Layouts, PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, Progress, ScoredStream,
+    Tokenizer,
 };
 use crate::checkpoint::{Checkpointer, RunIdentity, RunLock};
 use crate::error::{Result, TrainError};
 use crate::optim::Muon;
+use crate::parallel::{DataParallel, World};
 use crate::stage::ResumePolicy;
 use crate::stage::metrics_log::MetricsLog;
 
 impl Pretraining {
-    /// Reads data and model, or goes on from the output's newest checkpoint.
+    /// Reads data and model, or goes on from the output's newest checkpoint; every rank of `world`
+    /// does.
     ///
     /// # Errors
     /// - a shard, the tokenizer or a checkpoint is unusable, or the run belongs to other settings
     pub fn prepare(
         config: PretrainConfig,
         policy: ResumePolicy,
+        world: &World,
         observer: &mut dyn PretrainObserver,
     ) -> Result<Self> {
-        let lock = RunLock::acquire(&config.output)?;
+        world.set_timeout(config.parallel.timeout());
+        let lock = RunLock::of_world(&config.output, world)?;
         let stream = TokenStream::open(&config.data.train)?;
         stream.check(config.model.vocab_size)?;
         let tokenizer = config.data.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
         let tokenizer_hash = tokenizer.as_ref().map_or_else(String::new, Tokenizer::hash);
         let validation = match &tokenizer {
-            Some(tokenizer) if !config.data.validation.is_empty() => {
+            Some(tokenizer) if !config.data.validation.is_empty() && world.is_first() => {
                 Some(open_validation(&config, tokenizer, &stream, observer)?)
             }
             _ => None,
         };
         let identity = identity(&config, &stream, &tokenizer_hash);
-        let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
+        let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;
-        let mut optimizer = Muon::new(config.optimizer.clone(), model.parameters());
-        let mut average =
-            config.train.ema_share.map(|_| Average::new(model.parameters())).transpose()?;
+        let parameters = model.parameters();
+        let costs = Muon::costs(parameters);
+        let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs)?;
+        let mut optimizer = Muon::over(config.optimizer.clone(), &parallel, parameters);
+        // The first rank averages for all.
+        let averaging = config.train.ema_share.filter(|_| world.is_first());
+        let mut average = averaging.map(|_| Average::new(parameters)).transpose()?;
         let mut progress = Progress::default();
         let mut metrics_bytes = 0;
         if let Some((saved, warning)) = checkpointer.newest(checkpoint::load)? {
@@ -48,26 +57,27 @@ impl Pretraining {
                 observer.on_event(PretrainEvent::Warning(&warning));
             }
             check_identity(&config, &saved.state.identity, &identity, policy, observer)?;
-            saved.restore(model.parameters(), &mut average)?;
-            optimizer =
-                Muon::with_state(config.optimizer.clone(), model.parameters(), saved.optimizer)?;
+            saved.restore(parameters, &mut average)?;
+            let state = saved.optimizer(&parallel, parameters);
+            optimizer = Muon::with_state(config.optimizer.clone(), &parallel, parameters, state)?;
             progress = saved.state.progress;
             metrics_bytes = saved.state.metrics_bytes;
             observer.on_event(PretrainEvent::Resumed(progress.step));
         }
-        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes)?;
+        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
         Ok(Self {
             stream,
             validation,
             tokenizer_hash,
             model,
             optimizer,
+            parallel,
             average,
             progress,
             checkpointer,
             identity,
             log,
-            layout: None,
+            layouts: Layouts::default(),
             trackers: None,
             config,
             _lock: lock,

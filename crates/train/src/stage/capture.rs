@@ -21,6 +21,7 @@ use crate::features::store::{
 use crate::features::{FeatureNeeds, Part};
 use crate::method::Materials;
 use crate::objective::Objective;
+use crate::parallel::{World, share_of};
 
 /// Pause before a shard of another process is looked at again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -41,6 +42,7 @@ pub struct Capture {
     recipe: Recipe,
     store: StoreWriter,
     estimate: Estimate,
+    world: World,
 }
 
 /// Rows of both parts, as training lays them out.
@@ -63,12 +65,14 @@ impl Capture {
         target: Arc<Target>,
         tokenizer: &TextTokenizer,
         options: CaptureOptions,
+        world: &World,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
+        world.set_timeout(config.parallel.timeout());
         let place = config.train.features.store().ok_or_else(|| {
             TrainError::features("train.features", "names no place for a store of features")
         })?;
-        let (train, held_out) = data_sets(config, &target, tokenizer, observer)?;
+        let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
         let materials =
             Materials { config, target: &target, tokenizer, documents: &train.documents };
         let objective = config.draft.method.build(&materials, observer)?;
@@ -79,7 +83,7 @@ impl Capture {
         let rows = Rows { train, held_out, draws, objective };
         let free = options.free_bytes.or_else(|| store.free_bytes());
         let estimate = Estimate { free, ..estimate(&rows, &recipe, &store, &target)? };
-        Ok(Self { target, rows, recipe, store, estimate })
+        Ok(Self { target, rows, recipe, store, estimate, world: world.clone() })
     }
 
     /// What the store takes.
@@ -104,6 +108,9 @@ impl Capture {
         }
         self.store.begin()?;
         let mut open = self.store.shards();
+        // Ranks begin at different places, so that they seldom ask for the same shard.
+        let first = share_of(open.len(), self.world.rank(), self.world.size()).start;
+        open.rotate_left(first);
         let all = self.recipe.train.rows + self.recipe.held_out.rows;
         let mut done = 0;
         while !open.is_empty() {

@@ -14,6 +14,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use super::{DataSet, Encoder, Event, Observer};
 use crate::config::TrainConfig;
 use crate::error::Result;
+use crate::parallel::World;
 
 /// Where a source's text stands on this machine; `hf://` data sets are fetched.
 ///
@@ -26,14 +27,15 @@ pub fn source_paths(source: &SourceConfig) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Reads, splits and packs; malformed rows are kept beside the run.
+/// Reads, splits and packs; the first rank keeps malformed rows beside the run.
 pub(super) fn data_sets(
     config: &TrainConfig,
     target: &Target,
     tokenizer: &TextTokenizer,
+    world: &World,
     observer: &mut dyn Observer,
 ) -> Result<(DataSet, DataSet)> {
-    let aside = Some(config.output.join("quarantine.jsonl"));
+    let aside = world.is_first().then(|| config.output.join("quarantine.jsonl"));
     let (train, held_out) = read_all(config, target, tokenizer, aside, observer)?;
     Ok((packed(config, target, train), packed(config, target, held_out)))
 }

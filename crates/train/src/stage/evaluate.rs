@@ -1,5 +1,6 @@
 //! Held-out rows, each at every delay or step.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,20 +19,31 @@ use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
+use crate::parallel::share_of;
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
 
 impl Stage {
-    /// Loss, agreement and acceptance of the held-out rows at ordinary positions.
+    /// Loss, agreement and acceptance of the held-out rows at ordinary positions; every rank measures
+    /// its share of them.
     ///
     /// # Errors
     /// - the target cannot run
     pub fn evaluate(&self) -> Result<DraftMetrics> {
         let features = self.held_out_features();
         let text = HeldOut { features: &features, set: &self.held_out, draws: &self.draws };
-        let mut rows = text.measure(&[self.objective.as_ref()], &mut |_| {})?;
-        Ok(rows.pop().map(|rows| rows.total()).unwrap_or_default())
+        let world = self.parallel.world();
+        let own = share_of(self.held_out.rows.len(), world.rank(), world.size());
+        let rows = text.measure(&[self.objective.as_ref()], own, &mut |_| {})?;
+        // Row by row, so that sums do not depend on the number of ranks.
+        let rows = rows.iter().flat_map(|draft| &draft.rows);
+        let numbers: Vec<f64> = rows.flat_map(DraftMetrics::to_numbers).collect();
+        let mut total = DraftMetrics::default();
+        for numbers in world.gather_varied(&numbers) {
+            DraftMetrics::list(&numbers)?.iter().for_each(|row| total.merge(row));
+        }
+        Ok(total)
     }
 
     /// Where held-out features come from: never from memory, which holds training rows.
@@ -72,7 +84,7 @@ impl Evaluator {
     pub fn measure(&self, drafts: &[&Self]) -> Result<Vec<RowMetrics>> {
         let text = HeldOut { features: &self.features, set: &self.held_out, draws: &self.draws };
         let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
-        text.measure(&drafts, &mut |_| {})
+        text.measure(&drafts, 0..self.held_out.rows.len(), &mut |_| {})
     }
 }
 
@@ -115,7 +127,7 @@ pub fn measure_drafts(
     let text = HeldOut { features: &source, set: &set, draws: &draws };
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
-    text.measure(&objectives, &mut |done| observer.on_event(Event::Measured(done, rows)))
+    text.measure(&objectives, 0..rows, &mut |done| observer.on_event(Event::Measured(done, rows)))
 }
 
 /// Held-out metrics, row by row.
@@ -192,16 +204,17 @@ struct HeldOut<'a> {
 }
 
 impl HeldOut<'_> {
-    /// Counters of every row for every draft. Drafts of one kind share a row's features.
+    /// Counters of some rows for every draft. Drafts of one kind share a row's features.
     fn measure(
         &self,
         drafts: &[&dyn Objective],
+        rows: Range<usize>,
         on_row: &mut dyn FnMut(usize),
     ) -> Result<Vec<RowMetrics>> {
         let of_draft =
             |draft: &&dyn Objective| RowMetrics { rows: Vec::new(), gamma: draft.draft_len() };
         let mut measured: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
-        for index in 0..self.set.rows.len() {
+        for index in rows.clone() {
             let batch = held_out_batch(index, self.set, self.draws);
             let mut found = None;
             for (draft, measured) in drafts.iter().zip(&mut measured) {
@@ -215,10 +228,10 @@ impl HeldOut<'_> {
                     measured.rows.push(draft.measure(&batch, features)?);
                 }
             }
-            if index + 1 < self.set.rows.len() {
+            if index + 1 < rows.end {
                 self.features.read_ahead(Part::HeldOut, index + 1);
             }
-            on_row(index + 1);
+            on_row(index + 1 - rows.start);
         }
         Ok(measured)
     }

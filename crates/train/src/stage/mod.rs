@@ -10,6 +10,7 @@ mod observer;
 mod prepare;
 mod step;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,13 +22,16 @@ use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::json;
 
-use crate::checkpoint::{Best, CheckpointState, Checkpointer, Place, RunIdentity, RunLock};
+use crate::checkpoint::{
+    Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock,
+};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
+use crate::parallel::{DataParallel, share_of};
 use crate::schedule::Schedule;
 
 pub use capture::{Capture, CaptureOptions};
@@ -53,6 +57,7 @@ pub struct Stage {
     tokenizer: TextTokenizer,
     objective: Box<dyn Objective>,
     optimizer: AdamW,
+    parallel: DataParallel,
     schedule: Schedule,
     sampler: Sampler,
     draws: Draws,
@@ -65,7 +70,7 @@ pub struct Stage {
     progress: Progress,
     /// When this process took the run up.
     started: Instant,
-    _lock: RunLock,
+    _lock: Option<RunLock>,
 }
 
 /// How far the run is.
@@ -83,15 +88,15 @@ struct Progress {
 }
 
 impl Stage {
-    /// Trains to the end of the budget, or until the observer asks to stop. A checkpoint is saved
-    /// at the end either way.
+    /// Trains to the end of the budget, or until the observer of any rank asks to stop. A checkpoint
+    /// is saved at the end either way.
     ///
     /// # Errors
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
         self.capture(observer)?;
         while !self.is_finished() {
-            if observer.should_stop() {
+            if self.parallel.world().any(observer.should_stop()) {
                 self.save(Place::Last, observer)?;
                 return Ok(Ending::Stopped);
             }
@@ -102,7 +107,9 @@ impl Stage {
             self.log_step(&report)?;
             observer.on_event(Event::Step(&report));
             let minutes = self.config.train.max_minutes;
-            self.progress.ended = minutes.is_some_and(|minutes| self.seconds() >= 60.0 * minutes);
+            self.progress.ended = minutes.is_some_and(|minutes| {
+                self.parallel.world().of_first(self.seconds()) >= 60.0 * minutes
+            });
             let every = self.config.train.evaluate_every;
             let due = self.is_finished() || (every > 0 && self.progress.step.is_multiple_of(every));
             if due && !self.held_out.rows.is_empty() {
@@ -195,19 +202,34 @@ impl Stage {
 
     fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
         let state = self.state()?;
-        let (draft, moments) = (self.objective.draft(), self.optimizer.state());
-        let path = self.checkpointer.save(place, &state, draft, moments, &self.tokenizer)?;
+        let contents = Contents {
+            state: &state,
+            draft: self.objective.draft(),
+            optimizer: self.optimizer.state(),
+            parallel: &self.parallel,
+            tokenizer: &self.tokenizer,
+        };
+        let path = self.checkpointer.save(place, &contents)?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }
 
+    /// Micro-batches of one optimizer step, over all ranks.
+    fn rows_of_a_step(&self) -> usize {
+        self.config.train.rows_of_a_step(self.config.data.row_tokens)
+    }
+
+    /// The places among them of this rank's.
+    fn own_rows(&self) -> Range<usize> {
+        let world = self.parallel.world();
+        share_of(self.rows_of_a_step(), world.rank(), world.size())
+    }
+
+    /// This rank's micro-batches. Every rank draws all rows: the order is that of one process.
     fn next_batches(&mut self) -> Vec<Batch> {
-        (0..self.config.train.rows_of_a_step(self.config.data.row_tokens))
-            .map(|_| {
-                let (row, epoch) = self.sampler.next_row();
-                self.batch(row, epoch)
-            })
-            .collect()
+        let own = self.own_rows();
+        let rows = (0..self.rows_of_a_step()).map(|_| self.sampler.next_row()).collect::<Vec<_>>();
+        rows[own].iter().map(|(row, epoch)| self.batch(*row, *epoch)).collect()
     }
 
     fn log_step(&mut self, report: &StepReport) -> Result<()> {
@@ -225,7 +247,9 @@ impl Stage {
 
     /// Numbers of the step that was just taken.
     fn report(&mut self, batches: &[Batch], outcome: step::Outcome, seconds: f64) -> StepReport {
-        let tokens: usize = batches.iter().map(|batch| batch.ids.len()).sum();
+        let mut tokens: [u64; 1] = [batches.iter().map(|batch| batch.ids.len() as u64).sum()];
+        self.parallel.world().all_reduce_sum(&mut tokens);
+        let tokens = tokens[0] as usize;
         self.progress.tokens += tokens as u64;
         self.progress.learned_rows += outcome.metrics.rows as u64;
         StepReport {

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use longdraft_data::batch::{AnchorOffset, Draws};
 use longdraft_data::packing::{Overlong, PackedRow, Packing};
 use longdraft_data::sampler::{Cursor, Sampler};
-use longdraft_models::draft::{Draft, Parameter};
+use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
@@ -23,10 +23,12 @@ use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
 use crate::optim::{AdamW, AdamWState};
+use crate::parallel::{DataParallel, World};
 use crate::schedule::Schedule;
 
 impl Stage {
-    /// Loads data and draft, and goes on from the run directory's checkpoint if there is one.
+    /// Loads data and draft, and goes on from the run directory's checkpoint if there is one; every
+    /// rank of `world` does.
     ///
     /// # Errors
     /// - unusable data or draft, a run directory of another run (unless `resume` is forced) or held
@@ -36,10 +38,12 @@ impl Stage {
         target: Arc<Target>,
         tokenizer: TextTokenizer,
         resume_policy: ResumePolicy,
+        world: &World,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
-        let lock = RunLock::acquire(&config.output)?;
-        let (train, held_out) = data_sets(&config, &target, &tokenizer, observer)?;
+        world.set_timeout(config.parallel.timeout());
+        let lock = RunLock::of_world(&config.output, world)?;
+        let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let materials = Materials {
             config: &config,
             target: &target,
@@ -56,6 +60,9 @@ impl Stage {
             objective.as_ref(),
             &mut draws,
         )?;
+        let parameters = objective.draft().parameters();
+        let parallel = config.optimizer.spread(world, &config.parallel, parameters)?;
+        warn_of_idle_ranks(&config, world, observer);
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
@@ -64,28 +71,24 @@ impl Stage {
             floor_ratio: config.schedule.floor_ratio,
         };
         let identity = identity(&config, &target, &train, (objective.draft(), &features))?;
-        let checkpointer = Checkpointer::new(config.output.join("checkpoints"));
+        let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
         let resumed = resume(
             &config.output,
             &checkpointer,
-            objective.as_ref(),
+            (objective.as_ref(), &parallel),
             (&identity, resume_policy),
             observer,
         )?;
         let (optimizer, cursor, progress, metrics_bytes) = match resumed {
             Some(resumed) => (
-                AdamW::with_state(
-                    config.optimizer.clone(),
-                    objective.draft().parameters(),
-                    resumed.optimizer,
-                )?,
+                AdamW::with_state(config.optimizer.clone(), &parallel, resumed.optimizer)?,
                 resumed.cursor,
                 resumed.progress,
                 resumed.metrics_bytes,
             ),
             None => (
-                AdamW::new(config.optimizer.clone(), objective.draft().parameters()),
+                AdamW::over(config.optimizer.clone(), &parallel),
                 Cursor::default(),
                 Progress::default(),
                 0,
@@ -93,7 +96,7 @@ impl Stage {
         };
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
-        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes)?;
+        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
         Ok(Self {
             config,
@@ -101,6 +104,7 @@ impl Stage {
             tokenizer,
             objective,
             optimizer,
+            parallel,
             schedule,
             sampler,
             draws,
@@ -114,6 +118,16 @@ impl Stage {
             started: Instant::now(),
             _lock: lock,
         })
+    }
+}
+
+/// Fewer rows a step than ranks leave some of these without work.
+fn warn_of_idle_ranks(config: &TrainConfig, world: &World, observer: &mut dyn Observer) {
+    let (rows, ranks) = (config.train.rows_of_a_step(config.data.row_tokens), world.size());
+    if rows < ranks {
+        let idle = ranks - rows;
+        let warning = format!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
+        observer.on_event(Event::Warning(&warning));
     }
 }
 
@@ -289,7 +303,7 @@ struct Resumed {
 fn resume(
     output: &Path,
     checkpointer: &Checkpointer,
-    objective: &dyn Objective,
+    (objective, parallel): (&dyn Objective, &DataParallel),
     (identity, policy): (&RunIdentity, ResumePolicy),
     observer: &mut dyn Observer,
 ) -> Result<Option<Resumed>> {
@@ -326,11 +340,7 @@ fn resume(
             return Err(TrainError::checkpoint(&loaded.path, problem));
         }
     }
-    // Files hold tensors by name; the optimizer wants the draft's order.
-    let moments =
-        |parameter: &Parameter| loaded.moments.get(&parameter.name).cloned().unwrap_or_default();
-    let (first, second) = parameters.iter().map(moments).unzip();
-    let optimizer = AdamWState { first, second, step: loaded.steps };
+    let optimizer = loaded.optimizer(parallel, objective.draft());
     observer.on_event(Event::Resumed(loaded.state.step));
     Ok(Some(Resumed {
         optimizer,

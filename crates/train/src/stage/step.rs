@@ -35,9 +35,11 @@ impl Stage {
         Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
     }
 
-    /// Runs the target over every training row once, if features are kept in memory.
+    /// Runs the target over every training row once, if features are kept in memory. A rank among
+    /// several waits for the rows that fall to it.
     pub(super) fn capture(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if !matches!(self.features, FeatureSource::Memory(_)) || self.is_finished() {
+        let in_memory = matches!(self.features, FeatureSource::Memory(_));
+        if !in_memory || self.is_finished() || self.parallel.world().size() > 1 {
             return Ok(());
         }
         let mut store = MemoryFeatures::default();
@@ -54,15 +56,51 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes one optimizer step over all micro-batches. Nothing changes unless loss and gradients
-    /// are finite.
+    /// Keeps the features of rows in memory that this process has not seen before.
+    fn capture_new(&mut self, batches: &[Batch]) -> Result<()> {
+        let needs = self.objective.needs();
+        if let FeatureSource::Memory(store) = &mut self.features {
+            for batch in batches {
+                if !store.holds(batch.row) {
+                    store.capture(&self.target, batch, &needs)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this
+    /// one's. Nothing changes unless loss and gradients are finite.
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
+        self.capture_new(batches)?;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
-        let (denominators, mut held) = self.denominators(batches)?;
+        let (denominators, held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
+        let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;
+        let gradients = self.parallel.reduce(gradients);
+        let grad_norm = self.parallel.norm(&gradients);
+        if !grad_norm.is_finite() {
+            return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
+        }
+        let target_loss = self.target_loss(step, batches)?;
+        let learning_rate = self.schedule.learning_rate(step);
+        let (rank, parameters) = (&self.parallel, self.objective.draft().parameters());
+        self.optimizer.update(rank, parameters, &gradients, grad_norm, learning_rate)?;
+        self.progress.step = step;
+        let metrics = metrics.over(self.parallel.world())?;
+        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+    }
+
+    /// Gradients and counters of this rank's micro-batches, `denominators` being those of the step.
+    fn accumulate(
+        &self,
+        batches: &[Batch],
+        denominators: &[f64],
+        mut held: VecDeque<Held>,
+    ) -> Result<(Gradients, DraftMetrics)> {
         let parameters = self.objective.draft().parameters();
         let mut gradients = Gradients::new(parameters);
         let mut metrics = DraftMetrics::default();
@@ -75,17 +113,17 @@ impl Stage {
                 (features, prepared)
             };
             let denominators = match self.objective.normalisation() {
-                Normalisation::WholeStep => denominators.clone(),
+                Normalisation::WholeStep => denominators.to_vec(),
                 Normalisation::MeanOfBatches => {
-                    let own = prepared.denominators.iter();
-                    own.map(|count| count.max(1.0) * batches.len() as f64).collect()
+                    let (own, all) = (prepared.denominators.iter(), self.rows_of_a_step());
+                    own.map(|count| count.max(1.0) * all as f64).collect()
                 }
             };
             let share = self.objective.share(batch, &features, &prepared, &denominators, true)?;
             metrics.merge(&share.metrics);
             if !share.metrics.loss().is_finite() {
                 return Err(TrainError::NotFinite {
-                    step,
+                    step: self.progress.step + 1,
                     what: "loss",
                     origins: batch.origins.clone(),
                 });
@@ -94,14 +132,7 @@ impl Stage {
                 gradients.add(parameters, &loss.backward()?)?;
             }
         }
-        if !gradients.norm().is_finite() {
-            return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
-        }
-        let target_loss = self.target_loss(step, batches)?;
-        let learning_rate = self.schedule.learning_rate(step);
-        let grad_norm = self.optimizer.step(parameters, &gradients, learning_rate)?;
-        self.progress.step = step;
-        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+        Ok((gradients, metrics))
     }
 
     /// Features of a micro-batch; those of the next one are read meanwhile.
@@ -109,15 +140,18 @@ impl Stage {
         let batch = &batches[index];
         let (needs, rows) = (self.objective.needs(), self.objective.teacher_rows(batch));
         let features = self.features.features(Part::Train, batch, &needs, &rows)?;
-        let next = batches.get(index + 1).map(|batch| batch.row).or_else(|| self.sampler.peek());
+        let next = batches
+            .get(index + 1)
+            .map(|batch| batch.row)
+            .or_else(|| self.sampler.peek(self.own_rows().start));
         if let Some(next) = next {
             self.features.read_ahead(Part::Train, next);
         }
         Ok(features)
     }
 
-    /// Sums of the micro-batches' denominators. Where these depend on features, all of the step's
-    /// features come along: the target runs once.
+    /// Sums of the denominators of all ranks' micro-batches. Where these depend on features, all of the step's
+    /// features of this rank come along: the target runs once.
     fn denominators(&mut self, batches: &[Batch]) -> Result<(Vec<f64>, VecDeque<Held>)> {
         let mut held = VecDeque::new();
         let of_masks = batches.iter().map(|batch| self.objective.denominators_of_masks(batch));
@@ -131,11 +165,15 @@ impl Stage {
             }
             held.iter().map(|(_, prepared)| prepared.denominators.clone()).collect()
         };
-        let mut sums = all.first().cloned().unwrap_or_default();
-        for counts in all.iter().skip(1) {
-            sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
-        }
-        Ok((sums, held))
+        let sum = |all: &[Vec<f64>]| {
+            let mut sums = vec![0.0; all.iter().map(Vec::len).max().unwrap_or(0)];
+            for counts in all {
+                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+            }
+            sums
+        };
+        // A rank without a row has no counts.
+        Ok((sum(&self.parallel.world().gather_varied(&sum(&all))), held))
     }
 
     /// The target's own mean loss on the learned rows, every `target_loss_every` steps.
@@ -164,6 +202,8 @@ impl Stage {
             sum += output.rows.hard.iter().sum::<f64>();
             rows += batch.learned.len();
         }
-        Ok(Some(sum / rows.max(1) as f64))
+        let mut sums = [sum, rows as f64];
+        self.parallel.world().all_reduce_sum(&mut sums);
+        Ok(Some(sums[0] / sums[1].max(1.0)))
     }
 }

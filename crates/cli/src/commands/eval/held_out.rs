@@ -10,6 +10,7 @@ use crate::commands::train::open_target;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, stop_on_interrupt};
+use crate::ranks::Voice;
 
 /// Measures every draft on the same rows; differences are paired by row.
 pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
@@ -18,7 +19,7 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config)?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
-    let mut progress = TrainingProgress::new(stop_on_interrupt());
+    let mut progress = TrainingProgress::new(stop_on_interrupt(), Voice::alone());
     let measured =
         measure_drafts(&config, &arguments.drafts, (&target, &tokenizer), &mut progress)?;
     let rows = measured.first().map_or(0, RowMetrics::rows);

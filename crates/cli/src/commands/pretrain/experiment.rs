@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use longdraft_models::bits_per_byte::Tail;
 use longdraft_models::language_model::{LanguageModel, open};
 use longdraft_models::weights::artifact::Embedding;
+use longdraft_train::parallel::World;
 use longdraft_train::pretrain::{Pretraining, build_artifact};
 use longdraft_train::stage::{Ending, ResumePolicy};
 use schemars::JsonSchema;
@@ -21,6 +22,7 @@ use crate::cli::ExperimentArguments;
 use crate::configuration::{read_as, read_pretrain};
 use crate::failure::{Failure, Result};
 use crate::progress::stop_on_interrupt;
+use crate::ranks::Voice;
 
 /// A grid.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -140,7 +142,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             set.extend(arguments.overrides.iter().cloned());
             set.push(format!("output={}", output.display()));
             set.push(format!("train.seed={seed}"));
-            let mut progress = Progress::new(std::sync::Arc::clone(&stop));
+            let mut progress = Progress::new(std::sync::Arc::clone(&stop), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
                 println!("stopped: the same command goes on from there");
                 return Ok(());
@@ -191,7 +193,7 @@ fn scores(
     }
     eprintln!("== {}", output.display());
     let config = read_pretrain(base, set)?;
-    let trained = train(config, ResumePolicy::Strict, progress)?;
+    let trained = train(config, ResumePolicy::Strict, &World::single(), progress)?;
     if trained.ending != Ending::Finished {
         return Ok(None);
     }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
+use longdraft_train::parallel::World;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
     ScoredStream, build_artifact, peak_memory_mib,
@@ -22,6 +23,7 @@ use crate::cli::TrainArguments;
 use crate::configuration::read_pretrain;
 use crate::failure::{Failure, Result};
 use crate::progress::{clock, stop_on_interrupt};
+use crate::ranks::{Voice, over_ranks};
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
 pub(crate) use experiment::{check as check_grid, run as experiment};
@@ -35,10 +37,18 @@ const ARTIFACT: &str = "model.ldq";
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
+    over_ranks(|world| run_on(world, arguments, json))
+}
+
+fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
     let config = read_pretrain(&arguments.config, &arguments.overrides)?;
-    let mut progress = Progress::new(stop_on_interrupt());
-    let trained = train(config, policy, &mut progress)?;
+    let voice = Voice::of(world, &config.output)?;
+    let mut progress = Progress::new(stop_on_interrupt(), voice);
+    let trained = train(config, policy, world, &mut progress)?;
+    if !world.is_first() {
+        return Ok(());
+    }
     let output = trained.run.config().output.display();
     if json {
         println!("{}", trained.to_json());
@@ -61,18 +71,26 @@ pub(super) struct Trained {
     hash: String,
 }
 
-/// Runs to the end, then writes the artifact and scores it.
+/// Runs to the end on every rank; the first one then writes the artifact and scores it.
 pub(super) fn train(
-    config: PretrainConfig,
+    mut config: PretrainConfig,
     policy: ResumePolicy,
+    world: &World,
     progress: &mut Progress,
 ) -> Result<Trained> {
-    let mut run = Pretraining::prepare(config, policy, progress)?;
+    let text = config_text(&config)?;
+    if !world.is_first() {
+        // The first rank reports for all.
+        config.tracking.report_to.clear();
+    }
+    let mut run = Pretraining::prepare(config, policy, world, progress)?;
     let config = run.config().clone();
-    // Not before: a refused run keeps the configuration that it was made with.
-    let text = save_config(&config)?;
+    if world.is_first() {
+        // Not before: a refused run keeps the configuration that it was made with.
+        save_config(&config, &text)?;
+    }
     let hash = crate::sha256::of_text(&text)[..12].to_owned();
-    eprintln!(
+    progress.voice.say(&format!(
         "configuration {hash}; {:.2} M parameters; {} tokens to train on, {} targets to score; {} \
          tokens a step in sequences of {}; seed {}; {} threads",
         config.model.parameter_count() as f64 / 1e6,
@@ -82,10 +100,10 @@ pub(super) fn train(
         config.train.sequence_length,
         config.train.seed,
         rayon::current_num_threads()
-    );
+    ));
     let ending = run.run(progress)?;
     let mut artifact = None;
-    if ending == Ending::Finished {
+    if ending == Ending::Finished && world.is_first() {
         let model = run.final_model()?;
         let path = config.output.join(ARTIFACT);
         let hash = run.tokenizer_hash().to_owned();
@@ -179,28 +197,32 @@ pub(super) fn print_artifact(
     );
 }
 
-/// Keeps the composed configuration and the version beside the run; returns the text.
-fn save_config(config: &PretrainConfig) -> Result<String> {
-    let fail = |error: &dyn std::fmt::Display| {
-        Failure::work(format!("{}: {error}", config.output.display()))
-    };
-    std::fs::create_dir_all(&config.output).map_err(|error| fail(&error))?;
-    let text = serde_saphyr::to_string(config).map_err(|error| fail(&error))?;
+/// The composed configuration as text.
+fn config_text(config: &PretrainConfig) -> Result<String> {
+    serde_saphyr::to_string(config)
+        .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
+}
+
+/// Keeps the composed configuration and the version beside the run.
+fn save_config(config: &PretrainConfig, text: &str) -> Result<()> {
+    let fail =
+        |error: std::io::Error| Failure::work(format!("{}: {error}", config.output.display()));
+    std::fs::create_dir_all(&config.output).map_err(fail)?;
     let whole = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
-    std::fs::write(config.output.join("config.yaml"), whole).map_err(|error| fail(&error))?;
-    Ok(text)
+    std::fs::write(config.output.join("config.yaml"), whole).map_err(fail)
 }
 
 /// Prints a run's events; stops it when the user asks.
 pub(super) struct Progress {
+    voice: Voice,
     stop: Arc<AtomicBool>,
     last_line: Option<Instant>,
     speeds: Vec<f64>,
 }
 
 impl Progress {
-    pub(super) fn new(stop: Arc<AtomicBool>) -> Self {
-        Self { stop, last_line: None, speeds: Vec::new() }
+    pub(super) fn new(stop: Arc<AtomicBool>, voice: Voice) -> Self {
+        Self { voice, stop, last_line: None, speeds: Vec::new() }
     }
 
     fn step(&mut self, report: &PretrainStep) {
@@ -211,7 +233,7 @@ impl Progress {
             || self.last_line.is_none_or(|line| line.elapsed() >= LINE_EVERY);
         if due {
             self.last_line = Some(Instant::now());
-            eprintln!(
+            self.voice.say(&format!(
                 "step {}/{}  loss {:.4}  norm {:.3}  clip {:.2}  multiplier {:.3}  momentum {:.4}  \
                  {speed:.0} tok/s  {:.0} %",
                 report.step,
@@ -222,7 +244,7 @@ impl Progress {
                 report.multiplier,
                 report.momentum,
                 100.0 * report.progress.min(1.0)
-            );
+            ));
         }
     }
 }
@@ -230,14 +252,14 @@ impl Progress {
 impl PretrainObserver for Progress {
     fn on_event(&mut self, event: PretrainEvent<'_>) {
         match event {
-            PretrainEvent::Resumed(step) => eprintln!("resumed after step {step}"),
-            PretrainEvent::Note(text) => eprintln!("{text}"),
-            PretrainEvent::Warning(text) => eprintln!("warning: {text}"),
+            PretrainEvent::Resumed(step) => self.voice.say(&format!("resumed after step {step}")),
+            PretrainEvent::Note(text) => self.voice.say(text),
+            PretrainEvent::Warning(text) => self.voice.say(&format!("warning: {text}")),
             PretrainEvent::Step(report) => self.step(report),
             PretrainEvent::Evaluated(step, bits) => {
-                eprintln!("validation after step {step}: {bits:.4} bits per byte");
+                self.voice.say(&format!("validation after step {step}: {bits:.4} bits per byte"));
             }
-            PretrainEvent::Saved(path) => eprintln!("saved {}", path.display()),
+            PretrainEvent::Saved(path) => self.voice.say(&format!("saved {}", path.display())),
         }
     }
 

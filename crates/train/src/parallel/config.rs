@@ -1,0 +1,91 @@
+//! Configuration of the ranks' common work.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::ZeroStage;
+
+/// Order of sums over the ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
+    #[default]
+    RankOrder,
+    /// Whatever the library finds fastest.
+    Library,
+}
+
+/// How several processes share the work; one process alone has nothing to share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelConfig {
+    /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
+    /// target (several ranks: not supported yet). Pretraining always spreads Muon's work and state.
+    pub zero: u8,
+    /// Bytes of gradients or weights that are under way at once.
+    pub bucket_bytes: usize,
+    /// Order of sums over the ranks.
+    pub reduction: Reduction,
+    /// Seconds without an answer of the other ranks after which a rank ends the job.
+    pub timeout_seconds: u64,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self {
+            zero: 0,
+            bucket_bytes: 64 << 20,
+            reduction: Reduction::RankOrder,
+            timeout_seconds: 1800,
+        }
+    }
+}
+
+impl ParallelConfig {
+    /// What is spread.
+    pub fn zero_stage(&self) -> ZeroStage {
+        ZeroStage::of(self.zero).unwrap_or_default()
+    }
+
+    /// Longest wait for other ranks.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_seconds)
+    }
+
+    /// Everything that makes no sense, by dotted key.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut require = |holds: bool, problem: &str| {
+            if !holds {
+                problems.push(problem.to_owned());
+            }
+        };
+        require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
+        require(
+            (1024..=1 << 30).contains(&self.bucket_bytes),
+            "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
+        );
+        require(self.timeout_seconds > 0, "`parallel.timeout_seconds` must be above 0");
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_checked_together() {
+        assert!(ParallelConfig::default().problems().is_empty());
+        let bad = ParallelConfig {
+            zero: 2,
+            bucket_bytes: 0,
+            timeout_seconds: 0,
+            ..ParallelConfig::default()
+        };
+        assert_eq!(bad.problems().len(), 3);
+    }
+}

@@ -1,0 +1,35 @@
+//! Several processes that train one draft: ranks, collectives, and what is spread over them.
+//!
+//! ```text
+//! rows of a step -> cut over the ranks -> gradients of each rank's rows
+//!   -> reduce-scatter in buckets: a rank gets the sums of the elements that it owns
+//!   -> ZeRO-0: all-gather the sums, every rank updates everything
+//!   -> ZeRO-1: the rank updates what it owns, all-gather the new values
+//! ```
+//!
+//! One process is a world of one and walks the same code. Sums run in the order of the ranks unless
+//! the configuration leaves it to the library, so that a run can be repeated and resumed bit for
+//! bit with the same number of ranks; another number differs by rounding.
+//! ZeRO: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>.
+
+mod config;
+mod data_parallel;
+mod exchange;
+mod launcher;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod partition;
+#[cfg(test)]
+mod threads;
+mod transport;
+mod world;
+mod zero;
+
+pub use config::{ParallelConfig, Reduction};
+pub use data_parallel::DataParallel;
+pub use launcher::{launched_processes, mpi_library};
+pub use partition::{Partition, Run, share_of};
+#[cfg(test)]
+pub(crate) use threads::in_threads;
+pub use world::{Element, World};
+pub use zero::ZeroStage;

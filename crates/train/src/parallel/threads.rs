@@ -1,0 +1,102 @@
+//! Ranks as threads of one process: tests of everything that is spread need no MPI.
+
+use std::sync::{Arc, Barrier, Mutex};
+
+use super::World;
+use super::transport::Transport;
+
+struct Shared {
+    barrier: Barrier,
+    slots: Mutex<Vec<Vec<u8>>>,
+}
+
+struct Thread {
+    rank: usize,
+    size: usize,
+    shared: Arc<Shared>,
+}
+
+impl Thread {
+    /// Everybody's bytes, whatever their lengths.
+    fn exchange(&self, own: &[u8]) -> Vec<Vec<u8>> {
+        self.shared.slots.lock().expect("slots")[self.rank] = own.to_vec();
+        self.barrier();
+        let all = self.shared.slots.lock().expect("slots").clone();
+        self.barrier();
+        all
+    }
+}
+
+impl Transport for Thread {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn barrier(&self) {
+        self.shared.barrier.wait();
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) {
+        let all = self.exchange(bytes);
+        bytes.copy_from_slice(&all[root]);
+    }
+
+    fn all_gather(&self, own: &[u8], all: &mut [u8]) {
+        all.copy_from_slice(&self.exchange(own).concat());
+    }
+
+    fn all_to_all(&self, bytes: &[u8], send: &[usize], received: &mut [u8], receive: &[usize]) {
+        let sizes: Vec<u8> = send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+        let sizes = self.exchange(&sizes);
+        let all = self.exchange(bytes);
+        let mut end = 0;
+        for (rank, bytes) in all.iter().enumerate() {
+            let size = |to: usize| {
+                let bytes = sizes[rank][8 * to..8 * to + 8].try_into().expect("8 bytes");
+                u64::from_le_bytes(bytes) as usize
+            };
+            let start: usize = (0..self.rank).map(size).sum();
+            assert_eq!(size(self.rank), receive[rank], "from rank {rank}");
+            received[end..end + receive[rank]]
+                .copy_from_slice(&bytes[start..start + receive[rank]]);
+            end += receive[rank];
+        }
+    }
+
+    fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
+        let all = self.exchange(bytemuck::cast_slice(values));
+        own.fill(0.0);
+        // Another order than that of the ranks.
+        for values in all.iter().rev() {
+            let value = |b: &[u8]| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
+            let values: Vec<f32> = values.chunks_exact(4).map(value).collect();
+            let block = &values[self.rank * own.len()..][..own.len()];
+            own.iter_mut().zip(block).for_each(|(sum, value)| *sum += value);
+        }
+    }
+
+    fn abort(&self, code: u8) -> ! {
+        panic!("rank {} aborted with {code}", self.rank)
+    }
+
+    fn set_timeout(&self, _: std::time::Duration) {}
+}
+
+/// Runs every rank of a world in a thread; returns what each came to.
+pub(crate) fn in_threads<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+    let slots = Mutex::new(vec![Vec::new(); size]);
+    let shared = Arc::new(Shared { barrier: Barrier::new(size), slots });
+    let run = &run;
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let shared = Arc::clone(&shared);
+            scope.spawn(move || run(World::over(Arc::new(Thread { rank, size, shared }))))
+        };
+        let threads: Vec<_> = (0..size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("the rank's thread")).collect()
+    })
+}

@@ -1,0 +1,289 @@
+//! The world of ranks and its collectives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytemuck::Pod;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::launcher::launched_processes;
+use super::transport::{Alone, Transport};
+use crate::error::{Result, TrainError};
+
+/// Numbers that ranks reduce: f32, f64, u64.
+pub trait Element: Pod + PartialOrd + std::ops::AddAssign + sealed::Sealed {}
+
+impl Element for f32 {}
+impl Element for f64 {}
+impl Element for u64 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for u64 {}
+}
+
+/// Processes that work on one run. Every rank calls the same collectives in the same order; an
+/// error that only some ranks meet must end all of them ([`Self::abort`]).
+#[derive(Clone)]
+pub struct World {
+    transport: Arc<dyn Transport>,
+    hosts: Arc<[String]>,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "rank {} of {} on {}", self.rank(), self.size(), self.host())
+    }
+}
+
+impl World {
+    /// One process.
+    pub fn single() -> Self {
+        Self::over(Arc::new(Alone))
+    }
+
+    /// The processes that an MPI launcher started together; one alone without a launcher.
+    ///
+    /// # Errors
+    /// - a launcher started several, but the build has no MPI
+    /// - MPI cannot be used
+    pub fn connect() -> Result<Self> {
+        match launched_processes() {
+            None => Ok(Self::single()),
+            #[cfg(feature = "mpi")]
+            Some(_) => Ok(Self::over(Arc::new(super::mpi::Mpi::connect()?))),
+            #[cfg(not(feature = "mpi"))]
+            Some(1) => Ok(Self::single()),
+            #[cfg(not(feature = "mpi"))]
+            Some(size) => Err(TrainError::Parallel {
+                problem: format!("{size} processes were started, but this build has no MPI"),
+            }),
+        }
+    }
+
+    pub(super) fn over(transport: Arc<dyn Transport>) -> Self {
+        let mut world = Self { transport, hosts: Arc::from([]) };
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
+        let hosts = world.gather_varied(host.as_bytes());
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        world.hosts = hosts.into_iter().map(text).collect();
+        world
+    }
+
+    /// This process, from 0.
+    pub fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// Processes.
+    pub fn size(&self) -> usize {
+        self.transport.size()
+    }
+
+    /// Whether this is the process that shows, logs and writes what is written once.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Name of this process's machine.
+    pub fn host(&self) -> &str {
+        self.hosts.get(self.rank()).map_or("", String::as_str)
+    }
+
+    /// Names of the ranks' machines.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// Ends the job when other ranks do not answer for so long.
+    pub fn set_timeout(&self, limit: Duration) {
+        self.transport.set_timeout(limit);
+    }
+
+    /// Ends all ranks with an exit code.
+    pub fn abort(&self, code: u8) -> ! {
+        self.transport.abort(code)
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self) {
+        self.transport.barrier();
+    }
+
+    /// Sends one rank's values to all.
+    pub fn broadcast<T: Pod>(&self, root: usize, values: &mut [T]) {
+        self.transport.broadcast(root, bytemuck::cast_slice_mut(values));
+    }
+
+    /// Everybody's values, as many of each, in the order of the ranks.
+    pub fn all_gather<T: Pod>(&self, own: &[T]) -> Vec<T> {
+        let mut all = vec![T::zeroed(); own.len() * self.size()];
+        self.transport.all_gather(bytemuck::cast_slice(own), bytemuck::cast_slice_mut(&mut all));
+        all
+    }
+
+    /// Everybody's values, of any number.
+    pub fn gather_varied<T: Pod>(&self, own: &[T]) -> Vec<Vec<T>> {
+        let lengths = self.all_gather(&[own.len() as u64]);
+        self.gather_counted(own, &lengths.iter().map(|length| *length as usize).collect::<Vec<_>>())
+    }
+
+    /// Everybody's values, whose numbers all ranks know.
+    pub fn gather_counted<T: Pod>(&self, own: &[T], counts: &[usize]) -> Vec<Vec<T>> {
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            return vec![Vec::new(); self.size()];
+        }
+        let mut padded = own.to_vec();
+        padded.resize(longest, T::zeroed());
+        let all = self.all_gather(&padded);
+        let cut = |(values, count): (&[T], &usize)| values[..*count].to_vec();
+        all.chunks(longest).zip(counts).map(cut).collect()
+    }
+
+    /// Everybody's value of a type that has a JSON form.
+    ///
+    /// # Errors
+    /// - a value has none
+    pub fn gather_json<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>> {
+        let fail = |error: serde_json::Error| TrainError::Parallel { problem: error.to_string() };
+        let text = serde_json::to_vec(own).map_err(fail)?;
+        let all = self.gather_varied(&text);
+        all.iter().map(|text| serde_json::from_slice(text).map_err(fail)).collect()
+    }
+
+    /// Sums of everybody's values, in the order of the ranks.
+    pub fn all_reduce_sum<T: Element>(&self, values: &mut [T]) {
+        self.all_reduce(values, |sum, value| *sum += value);
+    }
+
+    /// Largest of everybody's values.
+    pub fn all_reduce_max<T: Element>(&self, values: &mut [T]) {
+        self.all_reduce(values, |largest, value| {
+            if value > *largest {
+                *largest = value;
+            }
+        });
+    }
+
+    fn all_reduce<T: Element>(&self, values: &mut [T], combine: impl Fn(&mut T, T)) {
+        if self.size() == 1 || values.is_empty() {
+            return;
+        }
+        let all = self.all_gather(values);
+        let (first, others) = all.split_at(values.len());
+        values.copy_from_slice(first);
+        for other in others.chunks(values.len()) {
+            values.iter_mut().zip(other).for_each(|(value, other)| combine(value, *other));
+        }
+    }
+
+    /// Sums everybody's values in the order of the ranks and leaves each rank its part: the first
+    /// `counts[0]` go to rank 0, the next `counts[1]` to rank 1 and so on.
+    ///
+    /// # Panics
+    /// - `counts` is not one number a rank, or does not add up to the length of `values`
+    pub fn reduce_scatter<T: Element>(&self, values: &[T], counts: &[usize]) -> Vec<T> {
+        assert!(counts.len() == self.size() && counts.iter().sum::<usize>() == values.len());
+        let own = counts[self.rank()];
+        let mut received = vec![T::zeroed(); own * self.size()];
+        let send: Vec<usize> = counts.iter().map(|count| size_of::<T>() * count).collect();
+        self.transport.all_to_all(
+            bytemuck::cast_slice(values),
+            &send,
+            bytemuck::cast_slice_mut(&mut received),
+            &vec![size_of::<T>() * own; self.size()],
+        );
+        let others = received.split_off(own);
+        for other in others.chunks(own.max(1)) {
+            received.iter_mut().zip(other).for_each(|(sum, value)| *sum += *value);
+        }
+        received
+    }
+
+    /// The same in the order that the library finds fastest. It sums equal blocks: shorter parts
+    /// are filled up.
+    ///
+    /// # Panics
+    /// - as [`Self::reduce_scatter`]
+    pub fn reduce_scatter_by_library(&self, values: &[f32], counts: &[usize]) -> Vec<f32> {
+        assert!(counts.len() == self.size() && counts.iter().sum::<usize>() == values.len());
+        let block = counts.iter().copied().max().unwrap_or(0);
+        let (mut padded, mut rest) = (Vec::with_capacity(block * counts.len()), values);
+        for count in counts {
+            let (part, after) = rest.split_at(*count);
+            padded.extend_from_slice(part);
+            padded.resize(padded.len() + block - count, 0.0);
+            rest = after;
+        }
+        let mut own = vec![0.0; block];
+        self.transport.sum_blocks(&padded, &mut own);
+        own.truncate(counts[self.rank()]);
+        own
+    }
+
+    /// Whether it holds on any rank.
+    pub fn any(&self, holds: bool) -> bool {
+        let mut flag = [u64::from(holds)];
+        self.all_reduce_max(&mut flag);
+        flag[0] > 0
+    }
+
+    /// What the first rank says: clocks differ.
+    pub fn of_first<T: Pod>(&self, value: T) -> T {
+        let mut values = [value];
+        self.broadcast(0, &mut values);
+        values[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::in_threads;
+
+    #[test]
+    fn collectives_follow_the_order_of_the_ranks() {
+        for size in [1, 2, 3] {
+            let all = in_threads(size, |world| {
+                let rank = world.rank();
+                let mut sums = [1.0_f64, rank as f64];
+                world.all_reduce_sum(&mut sums);
+                let mut largest = [rank as u64];
+                world.all_reduce_max(&mut largest);
+                let own: Vec<u64> = vec![rank as u64; rank];
+                world.barrier();
+                let texts = world.gather_json(&format!("r{rank}")).expect("texts");
+                let last = world.size() - 1;
+                let mut from_last = [rank as f32];
+                world.broadcast(last, &mut from_last);
+                assert_eq!(world.hosts().len(), world.size());
+                (sums, largest[0], world.gather_varied(&own), texts, from_last[0])
+            });
+            let last = size - 1;
+            for (sums, largest, varied, texts, from_last) in all {
+                assert_eq!(sums.map(|sum| sum as usize), [size, (0..size).sum()]);
+                assert_eq!((largest, from_last), (last as u64, last as f32));
+                assert_eq!(varied, (0..size).map(|r| vec![r as u64; r]).collect::<Vec<_>>());
+                assert_eq!(texts, (0..size).map(|r| format!("r{r}")).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn reduce_scatter_sums_uneven_parts_in_either_order() {
+        // (1e8 + 1) - 1e8 loses the 1 in f32: the order shows.
+        let values = [[1e8_f32, 1.0, 2.0], [1.0, 10.0, 20.0], [-1e8, 100.0, 200.0]];
+        let counts = [1, 0, 2];
+        let ordered = in_threads(3, |world| world.reduce_scatter(&values[world.rank()], &counts));
+        let others =
+            in_threads(3, |world| world.reduce_scatter_by_library(&values[world.rank()], &counts));
+        for parts in [&ordered, &others] {
+            assert!(parts[0].len() == 1 && parts[1].is_empty());
+            assert_eq!(parts[2], [111.0, 222.0]);
+        }
+        assert_eq!(ordered[0], [(1e8_f32 + 1.0) + -1e8]);
+    }
+}

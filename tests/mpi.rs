@@ -1,0 +1,477 @@
+//! Several ranks through the binary, started by `mpirun` on this machine: the same losses as one
+//! process, sharded state, kills, errors, a shared store.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use longdraft_data::token_stream::write_shard;
+use serde_json::Value;
+use support::{Workshop, last_json, stderr, stdout, succeed};
+
+/// Longest time in which a job must have noticed that a rank is gone.
+const SOON: Duration = Duration::from_mins(2);
+
+const EAGLE3: [&str; 3] =
+    ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
+
+/// The binary over ranks of one thread each.
+fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
+        .arg(env!("CARGO_BIN_EXE_longdraft"))
+        .args(arguments)
+        .args(["--threads", "1"])
+        .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    command
+}
+
+fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
+    parts.concat()
+}
+
+#[track_caller]
+fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
+    let output = mpirun(ranks, arguments).output().expect("mpirun starts");
+    assert!(output.status.success(), "{ranks} ranks, {arguments:?}: {}", stderr(&output));
+    output
+}
+
+fn shop() -> Workshop {
+    let shop = Workshop::new();
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 4.into();
+    config["hidden_size"] = 64.into();
+    support::write_target(&shop.target, &config);
+    shop
+}
+
+/// Every record without what clocks and memory decide.
+fn metrics(run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    let record = |line: &str| {
+        let mut record: Value = serde_json::from_str(line).expect("whole lines");
+        for clock in ["tokens_per_second", "memory_mib", "gflops"] {
+            record.as_object_mut().map(|record| record.remove(clock));
+        }
+        record
+    };
+    text.lines().map(record).collect()
+}
+
+/// The runs saw the same rows in the same order and came to the same numbers.
+#[track_caller]
+fn assert_same_numbers(one: &[Value], other: &[Value]) {
+    assert_eq!(one.len(), other.len());
+    for (a, b) in one.iter().zip(other) {
+        for key in ["step", "epoch", "tokens", "rows", "learned_share"] {
+            assert_eq!(a[key], b[key], "{key}: {a} {b}");
+        }
+        for key in ["loss", "grad_norm", "learning_rate"] {
+            let (Some(x), Some(y)) = (a[key].as_f64(), b[key].as_f64()) else { continue };
+            assert!((x - y).abs() <= 1e-5 * x.abs().max(1.0), "{key}: {x} {y}");
+        }
+    }
+}
+
+fn checkpoint(run: &str) -> PathBuf {
+    Path::new(run).join("checkpoints/last")
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(checkpoint(run).join("draft.safetensors")).expect("checkpoint")
+}
+
+/// Names and bytes of a folder's files.
+fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("folder").flatten();
+    entries
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, std::fs::read(entry.path()).expect("file"))
+        })
+        .collect()
+}
+
+#[test]
+fn mpi_ranks_train_a_glide_draft_like_one_process() {
+    let shop = shop();
+    // Five rows a step: two ranks and four get different numbers of them.
+    let train = |ranks: usize, more: &[&str]| {
+        let run = shop.path(&format!("glide-{ranks}-{}", more.len()));
+        let (config, output) = (shop.config(), format!("output={run}"));
+        let mut arguments = vec!["train", &config, &output, "train.rows_per_step=5", "--json"];
+        arguments.extend(["train.steps=6", "train.target_loss_every=3", "train.evaluate_every=3"]);
+        arguments.extend(more);
+        (succeed_on(ranks, &arguments), run)
+    };
+    let plain = shop.path("plain");
+    let (config, output) = (shop.config(), format!("output={plain}"));
+    let arguments = ["train", &config, &output, "train.rows_per_step=5", "train.steps=6"];
+    let more = ["train.target_loss_every=3", "train.evaluate_every=3"];
+    succeed(&joined(&[&arguments, &more]));
+    let want = metrics(&plain);
+    for ranks in [1, 2, 4] {
+        let (output, run) = train(ranks, &[]);
+        assert_same_numbers(&want, &metrics(&run));
+        assert_eq!(last_json(&stdout(&output))["steps"], 6);
+        assert_eq!(stdout(&output).lines().count(), 1, "one rank answers: {}", stdout(&output));
+        if ranks == 1 {
+            assert_eq!(draft_bytes(&plain), draft_bytes(&run));
+            continue;
+        }
+        let shown = stderr(&output);
+        assert!(shown.contains(&format!("{ranks} ranks on 1 host: ")), "{shown}");
+        assert_eq!(shown.matches("draft of ").count(), 1, "{shown}");
+        for rank in 0..ranks {
+            let path = format!("{run}/logs/rank-{rank}.log");
+            let log = std::fs::read_to_string(&path).expect("a log a rank");
+            assert!(log.contains(&format!("rank {rank} of {ranks} on ")), "{log}");
+            assert!(log.contains("step 6/6"), "{log}");
+        }
+        let files = std::fs::read_dir(&run).expect("run").flatten();
+        let events = files.filter(|f| f.file_name().to_string_lossy().starts_with("events."));
+        assert_eq!(events.count(), 1, "trackers hear of one rank");
+    }
+    // Small buckets and the library's own order.
+    let more = ["parallel.bucket_bytes=1024", "parallel.reduction=library"];
+    assert_same_numbers(&want, &metrics(&train(2, &more).1));
+    // More ranks than rows: some only help to reduce.
+    let (output, _) = train(4, &["train.rows_per_step=2"]);
+    assert!(stderr(&output).contains("2 rows a step for 4 ranks: 2 of them idle"));
+}
+
+#[test]
+fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
+    let shop = shop();
+    let config = shop.config();
+    for (name, more) in [
+        ("online", &["train.rows_per_step=4"][..]),
+        ("memory", &["train.rows_per_step=4", "train.features=memory", "parallel.zero=1"]),
+        // Each row divided by its own tokens and the number of all rows.
+        (
+            "compat",
+            &[
+                "objective.eagle3.compat=specforge",
+                "data.anchor.enabled=false",
+                "train.rows_per_step=3",
+            ],
+        ),
+    ] {
+        let train = |ranks: usize| {
+            let run = shop.path(&format!("{name}-{ranks}"));
+            let output = format!("output={run}");
+            let mut arguments = vec!["train", &config, &output, "train.steps=8"];
+            arguments.extend(EAGLE3);
+            arguments.extend(more);
+            succeed_on(ranks, &arguments);
+            metrics(&run)
+        };
+        let one = train(1);
+        assert_same_numbers(&one, &train(2));
+        assert_same_numbers(&one, &train(4));
+    }
+}
+
+#[test]
+fn mpi_ranks_pretrain_like_one_process() {
+    let dir = tempfile::tempdir().expect("folder");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let tokens: Vec<u16> = (0..4000_u32).map(|i| (i * i % 97 + i % 3 + 1) as u16).collect();
+    write_shard(Path::new(&path("train.bin")), &tokens).expect("shard");
+    let text = format!(
+        "output: {}\nmodel: {{vocab_size: 100, num_layers: 2, model_dim: 16, num_heads: 2, \
+         num_kv_heads: 1}}\ndata: {{train: [{}]}}\nschedule: {{warmdown_steps: 3}}\n\
+         train: {{iterations: 6, sequence_length: 32, batch_tokens: 192, micro_batch_tokens: 96, \
+         ema_share: 0.5}}\noptimizer: {{clip_norm: 0.3}}\n",
+        path("unused"),
+        path("train.bin")
+    );
+    std::fs::write(path("pretrain.yaml"), text).expect("config");
+    for more in ["data.loader=sequential", "data.loader=shuffled", "data.document_mask=true"] {
+        let run = |ranks: usize| {
+            let run = path(&format!("{more}-{ranks}"));
+            let (config, output) = (path("pretrain.yaml"), format!("output={run}"));
+            succeed_on(ranks, &["pretrain", &config, &output, more]);
+            assert!(Path::new(&run).join("model.ldq").is_file());
+            run
+        };
+        let one = metrics(&run(1));
+        for ranks in [2, 4] {
+            let run = run(ranks);
+            assert_same_numbers(&one, &metrics(&run));
+            // Muon's state lies with the ranks that update its matrices.
+            let last = checkpoint(&run);
+            for rank in 1..=ranks {
+                let file = format!("optimizer-{rank:05}-of-{ranks:05}.safetensors");
+                assert!(last.join(&file).is_file(), "no {file}");
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_1_equals_unsharded_ranks_bit_for_bit() {
+    let shop = shop();
+    let config = shop.config();
+    let train = |zero: u8, ranks: usize| {
+        let run = shop.path(&format!("zero-{zero}-{ranks}"));
+        let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+        succeed_on(ranks, &["train", &config, &output, &zero, "train.steps=6"]);
+        run
+    };
+    for ranks in [2, 4] {
+        let (plain, sharded) = (train(0, ranks), train(1, ranks));
+        assert_eq!(metrics(&plain), metrics(&sharded));
+        assert_eq!(draft_bytes(&plain), draft_bytes(&sharded));
+        assert!(checkpoint(&plain).join("optimizer.safetensors").is_file());
+        assert!(!checkpoint(&sharded).join("optimizer.safetensors").exists());
+        let bytes = |run: &str| -> u64 {
+            let files = std::fs::read_dir(checkpoint(run)).expect("checkpoint").flatten();
+            let parts = files.filter(|f| f.file_name().to_string_lossy().starts_with("optimizer"));
+            parts.map(|f| f.metadata().expect("size").len()).max().expect("a file")
+        };
+        assert!(bytes(&sharded) < bytes(&plain), "every rank keeps everything");
+        // One draft comes out of all shards.
+        let extracted = last_json(&succeed(&["extract", &sharded, "--json"]));
+        assert_eq!(extracted["tensors"], 16);
+    }
+}
+
+#[test]
+fn zero_3_is_refused_and_not_taken_for_another_stage() {
+    let shop = shop();
+    let config = shop.config();
+    let output = mpirun(2, &["train", &config, "parallel.zero=3"]).output().expect("mpirun starts");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("`parallel.zero: 3`") && text.contains("not supported yet"), "{text}");
+    // One process has nothing to spread.
+    succeed(&["train", &config, "parallel.zero=3", "train.steps=1"]);
+}
+
+#[test]
+fn mpi_ranks_run_the_stages_of_a_curriculum() {
+    let shop = Workshop::new();
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    let stages = "stages:\n- name: base\n- name: answers\n  start_from: best\n  \
+                  data: {row_tokens: 256}\n  parallel: {zero: 1}\n";
+    let text = text.replace("epochs: 3", "steps: 4\n  evaluate_every: 2\n  keep_best: true");
+    let config = shop.path("curriculum.yaml");
+    std::fs::write(&config, format!("{text}{stages}")).expect("curriculum");
+    let train = |ranks: usize| {
+        let run = shop.path(&format!("run-{ranks}"));
+        let output = format!("output={run}");
+        let out = succeed_on(ranks, &["train", &config, &output, "--json"]);
+        let out = last_json(&stdout(&out));
+        assert_eq!(
+            (&out["finished"], out["held_out"]["stages"][1].as_str()),
+            (&true.into(), Some("answers"))
+        );
+        assert!(Path::new(&run).join("report.html").is_file());
+        ["base", "answers"].map(|stage| metrics(&format!("{run}/{stage}")))
+    };
+    let (one, two) = (train(1), train(2));
+    one.iter().zip(&two).for_each(|(one, two)| assert_same_numbers(one, two));
+}
+
+/// Process of a rank, as its log tells.
+fn process_of(run: &str, rank: usize) -> Option<String> {
+    let log = std::fs::read_to_string(format!("{run}/logs/rank-{rank}.log")).ok()?;
+    let (_, rest) = log.rsplit_once(", process ")?;
+    rest.split(',').next().map(str::to_owned)
+}
+
+/// Waits for a job to end; kills it and fails where it does not.
+#[track_caller]
+fn wait(mut child: Child) -> Output {
+    let started = Instant::now();
+    while child.try_wait().expect("wait").is_none() {
+        if started.elapsed() > SOON {
+            child.kill().expect("kill");
+            panic!("the job goes on: {}", stderr(&child.wait_with_output().expect("output")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().expect("output")
+}
+
+/// Starts ranks and kills one of them with SIGKILL after the first save.
+#[track_caller]
+fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
+    let child = mpirun(ranks, arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun starts");
+    let started = Instant::now();
+    while !checkpoint(run).join("manifest.json").is_file() {
+        assert!(started.elapsed() < SOON, "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = process_of(run, rank).expect("the rank's log");
+    let killed = Command::new("kill").args(["-9", &process]).status().expect("kill");
+    assert!(killed.success(), "the run ended before it could be killed");
+    let output = wait(child);
+    assert!(!output.status.success(), "a job without a rank does not succeed");
+}
+
+#[test]
+fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
+    let shop = shop();
+    let config = shop.config();
+    let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
+    let whole = shop.path("whole");
+    let output = format!("output={whole}");
+    succeed_on(2, &joined(&[&["train", &config, &output], &set]));
+    for killed_rank in [0, 1] {
+        let run = shop.path(&format!("killed-{killed_rank}"));
+        let output = format!("output={run}");
+        let arguments = joined(&[&["train", &config, &output], &set]);
+        kill_a_rank(2, killed_rank, &run, &arguments);
+        let resumed = succeed_on(2, &arguments);
+        assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
+        assert_eq!(metrics(&whole), metrics(&run));
+        assert_eq!(draft_bytes(&whole), draft_bytes(&run));
+    }
+}
+
+#[test]
+fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
+    let shop = shop();
+    let config = shop.config();
+    let run = shop.path("run");
+    let child =
+        mpirun(2, &["train", &config, "train.steps=100000", "train.save_every=7", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("mpirun starts");
+    let started = Instant::now();
+    while !checkpoint(&run).join("manifest.json").is_file() {
+        assert!(started.elapsed() < SOON, "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = process_of(&run, 1).expect("the rank's log");
+    assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill").success());
+    let output = wait(child);
+    assert!(output.status.success(), "{:?}", output.status);
+    let out = last_json(&stdout(&output));
+    let text = std::fs::read_to_string(checkpoint(&run).join("state.json")).expect("state");
+    let state: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
+}
+
+#[test]
+fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
+    let shop = shop();
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
+    let child = mpirun(2, &joined(&[&["train", &config], &set]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun starts");
+    let started = Instant::now();
+    while !checkpoint(&run).join("manifest.json").is_file() {
+        assert!(started.elapsed() < SOON, "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = process_of(&run, 1).expect("the rank's log");
+    assert!(Command::new("kill").args(["-STOP", &process]).status().expect("kill").success());
+    let output = wait(child);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no answer of the other ranks for 8 s"), "{text}");
+}
+
+#[test]
+fn mpi_ranks_share_out_the_matrices_of_muon() {
+    let shop = shop();
+    let config = shop.config();
+    let set = ["train.steps=6", "train.save_every=3", "optimizer.matrices=muon"];
+    let run = |ranks: usize, run: &str| {
+        let output = format!("output={run}");
+        succeed_on(ranks, &joined(&[&["train", &config, &output], &set]));
+    };
+    let (one, two) = (shop.path("one"), shop.path("two"));
+    run(1, &one);
+    run(2, &two);
+    assert_same_numbers(&metrics(&one), &metrics(&two));
+}
+
+#[test]
+fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
+    let shop = shop();
+    let config = shop.config();
+    let set = ["train.steps=60", "train.save_every=5", "parallel.zero=1"];
+    let whole = shop.path("whole");
+    let output = format!("output={whole}");
+    succeed_on(1, &joined(&[&["train", &config, &output], &set]));
+    let run = shop.path("killed");
+    let output = format!("output={run}");
+    let arguments = joined(&[&["train", &config, &output], &set]);
+    kill_a_rank(4, 3, &run, &arguments);
+    let resumed = succeed_on(2, &arguments);
+    assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
+    assert_same_numbers(&metrics(&whole), &metrics(&run));
+    // A rank's damaged file is found like any other.
+    let part = checkpoint(&run).join("optimizer-00002-of-00002.safetensors");
+    let mut bytes = std::fs::read(&part).expect("part");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&part, bytes).expect("damage");
+    let resumed = succeed_on(4, &arguments);
+    let text = stderr(&resumed);
+    assert!(text.contains("optimizer-00002-of-00002.safetensors: damaged"), "{text}");
+    assert_same_numbers(&metrics(&whole), &metrics(&run));
+}
+
+#[test]
+fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
+    let shop = shop();
+    let config = shop.config();
+    // Only the second rank cannot write its log.
+    std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
+    let child = mpirun(3, &["train", &config])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun starts");
+    let output = wait(child);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    // What all ranks meet is told once.
+    let mut wrong = mpirun(3, &["train", &config, "train.rows_per_step=0"]);
+    let output = wrong.output().expect("mpirun starts");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.matches("error: ").count(), 1, "{text}");
+}
+
+#[test]
+fn mpi_ranks_capture_one_store_without_overlap() {
+    let shop = shop();
+    let config = shop.config();
+    let (one, shared) = (shop.path("one"), shop.path("shared"));
+    // A store's bytes do not depend on who wrote its shards.
+    let place = |store: &str| format!("train.features={store}");
+    let set = joined(&[&EAGLE3, &["capture.shard_mib=1", "data.row_tokens=512"]]);
+    succeed(&joined(&[&["capture", &config, &place(&one)], &set]));
+    let (shared_place, command) = (place(&shared), ["capture", &config]);
+    let arguments = joined(&[&command, &[&shared_place], &set]);
+    let output = succeed_on(3, &arguments);
+    assert_eq!(stdout(&output).lines().count(), 1, "one rank answers: {}", stdout(&output));
+    assert_eq!(files(&one), files(&shared));
+    assert!(files(&one).keys().filter(|name| name.starts_with("train-")).count() > 1);
+    let more = ["train.steps=3", "parallel.zero=1"];
+    succeed_on(2, &joined(&[&["train", &config, &shared_place], &set, &more]));
+}
