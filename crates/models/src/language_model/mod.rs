@@ -18,9 +18,7 @@ mod llama;
 mod model;
 mod weights;
 
-pub use config::{
-    Activation, DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule,
-};
+pub use config::{Activation, DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule};
 pub use files::{config_of, locate, open, save};
 pub use llama::target_config;
 pub use model::{LanguageModel, Layout};
