@@ -150,7 +150,8 @@ mod tests {
         let got = target.logits(features.final_hidden()?)?;
         let error = (&got - &want)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f32>()?;
         let size = want.sqr()?.mean_all()?.sqrt()?.to_scalar::<f32>()?;
-        assert!(error < 0.02 * size && error > 0.0, "{error} of {size}");
+        // Codes of 8 bits; misplaced rows would make an error as large as the logits.
+        assert!(error < 0.1 * size && error > 0.0, "{error} of {size}");
         Ok(())
     }
 
