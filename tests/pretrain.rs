@@ -349,3 +349,44 @@ fn the_reference_stream_is_scored_exactly() {
         out["bits_per_byte"].as_f64().expect("bpb") - want["val_bpb"].as_f64().expect("bpb");
     assert!(error.abs() < 1e-6, "{error}");
 }
+
+#[test]
+fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
+    let shop = Shop::new();
+    let llama = ["model.architecture=llama", "model.rope.rule=none", "model.model_dim=32"];
+    succeed(&[&["pretrain", &shop.config][..], &llama].concat());
+    let (file, data) = (shop.path("model.gguf"), shop.path("data"));
+    let quantize = ["quantize", &shop.path("run"), "--output", &file, "--json"];
+    let text = fail(&quantize, 2);
+    assert!(text.contains("--tokenizer"), "{text}");
+    let out = last_json(&succeed(&[&quantize[..], &["--tokenizer", &data]].concat()));
+    assert!(out["bytes"].as_u64() > Some(1000), "{out}");
+
+    let folder = shop.path("run/checkpoints/last");
+    std::fs::copy(format!("{data}/tokenizer.json"), format!("{folder}/tokenizer.json"))
+        .expect("tokenizer");
+    let bits = |model: &str, more: &[&str]| {
+        let rows = shop.path("rows.jsonl");
+        let common = ["eval", "bpb", model, "--data", &rows, "--window", "32", "--json"];
+        last_json(&succeed(&[&common[..], more].concat()))["bits_per_byte"].as_f64().expect("bits")
+    };
+    let (of_file, of_folder) = (bits(&file, &[]), bits(&folder, &["--tokenizer", &data]));
+    assert!((of_file - of_folder).abs() < 0.02 * of_folder, "{of_file} and {of_folder}");
+    let out = succeed(&[
+        "generate",
+        "--target",
+        &file,
+        "--no-draft",
+        "--prompt",
+        "the cat",
+        "--max-tokens",
+        "4",
+        "--json",
+    ]);
+    assert!(last_json(&out)["tokens"].is_array());
+
+    succeed(&["pretrain", &shop.config, &format!("output={}", shop.path("baseline"))]);
+    let baseline = ["quantize", &shop.path("baseline"), "--output", &file, "--tokenizer", &data];
+    let text = fail(&baseline, 1);
+    assert!(text.contains("architecture: llama"), "{text}");
+}

@@ -37,6 +37,7 @@ fn gguf_file(
             })
             .collect();
         change(&mut keys, &mut tensors);
+        let tensors: Vec<_> = tensors.into_iter().map(|(name, t)| (name, t.into())).collect();
         gguf::write::save(&path, &keys, &tensors).expect("write");
     }
 }

@@ -18,7 +18,7 @@ use crate::cli::WeightDtype;
 use crate::failure::{Failure, Result};
 
 /// Arguments about drafting and verification.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DecodingArguments {
     /// Draft folder or file, as `extract` writes it: GLIDE or EAGLE-3.
     #[arg(long)]

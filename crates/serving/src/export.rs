@@ -136,7 +136,9 @@ fn eagle3(
         })?;
         let name = format!("{} EAGLE-3 draft", last_name(&target.name));
         let metadata = render::gguf::metadata(&config, &name, dtype, &tokenizer);
-        gguf::write::save(&folder.join(gguf_name(dtype)), &metadata, &written)?;
+        let stored: Vec<_> =
+            written.iter().map(|(name, tensor)| (name.clone(), tensor.clone().into())).collect();
+        gguf::write::save(&folder.join(gguf_name(dtype)), &metadata, &stored)?;
         written
     } else {
         let written = tensors::renamed(profile, &plain);

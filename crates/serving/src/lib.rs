@@ -10,6 +10,7 @@ mod error;
 mod export;
 mod folder;
 pub mod hub;
+mod language_model;
 mod manifest;
 pub mod parity;
 mod profile;
@@ -19,6 +20,7 @@ pub mod verify;
 
 pub use error::{Result, ServingError};
 pub use export::{ExportOptions, Exported, WeightType, export, rounded_vector};
+pub use language_model::save_gguf;
 pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
 pub use profile::Profile;
 pub use target::TargetFacts;

@@ -40,9 +40,9 @@ pub(crate) struct DataTokenizerArguments {
     /// Text: JSONL, Parquet, text files, folders of them.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) inputs: Vec<PathBuf>,
-    /// Field of the text.
-    #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    /// Field of the text; of several, those that a row has are put together line by line.
+    #[arg(long, default_value = "text", value_delimiter = ',')]
+    pub(crate) field: Vec<String>,
     /// Tokens, special ones and bytes included.
     #[arg(long, default_value_t = 1024)]
     pub(crate) vocabulary: usize,
@@ -60,9 +60,9 @@ pub(crate) struct DataPackArguments {
     /// Text: JSONL, Parquet, text files, folders of them.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) inputs: Vec<PathBuf>,
-    /// Field of the text.
-    #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    /// Field of the text; of several, those that a row has are put together line by line.
+    #[arg(long, default_value = "text", value_delimiter = ',')]
+    pub(crate) field: Vec<String>,
     /// SentencePiece `.model`, or folder with a `tokenizer.json`.
     #[arg(long)]
     pub(crate) tokenizer: PathBuf,

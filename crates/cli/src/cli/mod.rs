@@ -48,9 +48,10 @@ pub(crate) struct Cli {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// The whole pipeline: fetch a target, train a draft, extract it, decode with and without it.
+    /// The whole pipeline without a network: train a draft for a small target in three stages, extract
+    /// it, decode with and without it, plot.
     ///
-    /// Example: longdraft quickstart --target smollm2
+    /// Example: longdraft quickstart
     Quickstart(QuickstartArguments),
     /// Train a draft: one stage, or the stages of a curriculum one after the other; goes on by
     /// itself when the output directory holds a checkpoint.
@@ -139,13 +140,17 @@ pub(crate) struct ParityArguments {
 /// Arguments of `quickstart`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuickstartArguments {
-    /// Which target: `smollm2` is fetched (98 MB, Apache-2.0); a path or hub model also works.
-    #[arg(long, default_value = "smollm2")]
+    /// Which target: `demonstration` ships with the program; `smollm2` is fetched (98 MB, Apache-2.0);
+    /// a path or hub model also works.
+    #[arg(long, default_value = "demonstration")]
     pub(crate) target: String,
     /// Run directory.
     #[arg(long, default_value = "runs/quickstart")]
     pub(crate) output: PathBuf,
-    /// Replace values of the training configuration: dotted.key=value.
+    /// Questions that are answered in the end, 20 at most.
+    #[arg(long, default_value_t = 20)]
+    pub(crate) questions: usize,
+    /// Replace values of the training configuration in every stage: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
 }

@@ -37,7 +37,8 @@ pub(crate) struct QuantizeArguments {
     /// Run of `pretrain`, checkpoint, model folder or `.ldq` file.
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
-    /// The artifact, `.ldq`.
+    /// The artifact, `.ldq`; or a `.gguf` file of Q8_0 blocks, which targets, drafts and llama.cpp
+    /// read (models of `architecture: llama`; needs --tokenizer).
     #[arg(long)]
     pub(crate) output: PathBuf,
     /// Rules.

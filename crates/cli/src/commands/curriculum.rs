@@ -29,6 +29,59 @@ pub(crate) fn run(
     world: &World,
     json: bool,
 ) -> Result<()> {
+    let finished = match train_all(output, stages, policy, world, &mut |_| {})? {
+        End::Stopped(stage) => {
+            if world.is_first() {
+                println!("stopped in stage {stage}: the same command goes on from there");
+            }
+            return Ok(());
+        }
+        End::OnFirstRank => return Ok(()),
+        End::Finished(finished) => finished,
+    };
+    let page = report::write_page(output)?;
+    if json {
+        let held_out = &finished.held_out;
+        println!(
+            "{}",
+            json!({ "output": output, "finished": true, "report": page, "held_out": held_out })
+        );
+    } else {
+        println!(
+            "done, plots: {}; write the draft with `longdraft extract {}`",
+            page.display(),
+            finished.last_run.display()
+        );
+    }
+    Ok(())
+}
+
+/// How the stages ended.
+pub(crate) enum End {
+    /// The user stopped this one.
+    Stopped(String),
+    /// All of them are trained, and the first rank compares them.
+    OnFirstRank,
+    /// All of them are trained.
+    Finished(Finished),
+}
+
+/// What trained stages leave.
+pub(crate) struct Finished {
+    /// Run directory of the last stage.
+    pub(crate) last_run: PathBuf,
+    /// Every stage's draft on every stage's held-out text, as written to `held_out.json`.
+    pub(crate) held_out: Value,
+}
+
+/// Trains all stages and compares their drafts; `before_stage` hears the name of each as it starts.
+pub(crate) fn train_all(
+    output: &Path,
+    stages: Vec<LocatedStage>,
+    policy: ResumePolicy,
+    world: &World,
+    before_stage: &mut dyn FnMut(&str),
+) -> Result<End> {
     if world.is_first() {
         describe(output, &stages).write(output)?;
     }
@@ -55,44 +108,29 @@ pub(crate) fn run(
             (Some(_), StartFrom::Best) => "from the best draft of the stage before",
             _ => "from its own start",
         };
+        before_stage(&name);
         let voice = Voice::of(world, &config.output)?;
         voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
         let mut progress = TrainingProgress::new(Arc::clone(&stop), voice);
         let run = config.output.clone();
         let (ending, trained) = train::train(config, &opened, policy, world, &mut progress)?;
         if ending == Ending::Stopped {
-            if world.is_first() {
-                println!("stopped in stage {name}: the same command goes on from there");
-            }
-            return Ok(());
+            return Ok(End::Stopped(name));
         }
         evaluators.push((name, trained.into_evaluator()));
         target = Some((opened_as, opened));
         before = Some(run);
     }
     if !world.is_first() {
-        return Ok(());
+        return Ok(End::OnFirstRank);
     }
     let table = HeldOutTable::measure(&evaluators)?;
     table.print();
-    let record = table.to_json();
+    let held_out = table.to_json();
     let path = output.join(TABLE_FILE);
-    std::fs::write(&path, format!("{record:#}\n"))
+    std::fs::write(&path, format!("{held_out:#}\n"))
         .map_err(|error| crate::failure::Failure::work(format!("{}: {error}", path.display())))?;
-    let page = report::write_page(output)?;
-    if json {
-        println!(
-            "{}",
-            json!({ "output": output, "finished": true, "report": page, "held_out": record })
-        );
-    } else {
-        println!(
-            "done, plots: {}; write the draft with `longdraft extract {}`",
-            page.display(),
-            before.unwrap_or_default().display()
-        );
-    }
-    Ok(())
+    Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
 }
 
 /// Names and folders of the stages, relative where they lie inside.

@@ -163,20 +163,22 @@ pub(crate) fn read_as<T: JsonSchema + DeserializeOwned>(
     Ok(config)
 }
 
-/// One stage from a text that goes by `name` and needs no other file.
-pub(crate) fn parse_stage(text: &str, name: &str, arguments: &[String]) -> Result<TrainConfig> {
+/// The stages of a text that goes by `name` and needs no other file; without `stages` it is one.
+pub(crate) fn parse_stages(
+    text: &str,
+    name: &str,
+    arguments: &[String],
+) -> Result<Vec<LocatedStage>> {
     let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;
     let composed = composed(root, arguments).map_err(|problems| failure(&problems))?;
-    single(composed, Path::new(name))
-}
-
-fn single(composed: Composed, path: &Path) -> Result<TrainConfig> {
-    match composed {
-        Composed::Stage(located) => Ok(located.config),
-        Composed::Curriculum { .. } => {
-            Err(Failure::usage(format!("{}: one stage was expected, not several", path.display())))
-        }
-    }
+    Ok(match composed {
+        Composed::Curriculum { stages, .. } => stages,
+        Composed::Stage(located) => vec![LocatedStage {
+            name: "draft".to_owned(),
+            start_from: StartFrom::default(),
+            located: *located,
+        }],
+    })
 }
 
 fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Composed, Vec<Problem>> {

@@ -1,4 +1,4 @@
-//! One block: attention and MLP between mixes and scales.
+//! One block of the baseline: attention and MLP between mixes and scales.
 
 use std::sync::Arc;
 
@@ -44,6 +44,22 @@ pub(super) struct Block {
 }
 
 impl Block {
+    /// From the tensors of one block by name.
+    pub(super) fn new(tensor: impl Fn(&str) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            c_q: tensor("attn.c_q.weight")?,
+            c_k: tensor("attn.c_k.weight")?,
+            c_v: tensor("attn.c_v.weight")?,
+            attn_proj: tensor("attn.proj.weight")?,
+            q_gain: tensor("attn.q_gain")?,
+            fc: tensor("mlp.fc.weight")?,
+            mlp_proj: tensor("mlp.proj.weight")?,
+            attn_scale: tensor("attn_scale")?,
+            mlp_scale: tensor("mlp_scale")?,
+            resid_mix: tensor("resid_mix")?,
+        })
+    }
+
     /// `[T, d]` → `[T, d]`.
     pub(super) fn forward(&self, x: &Tensor, layer: usize, pass: &Pass<'_>) -> Result<Tensor> {
         let mix = |row| -> Result<Tensor> { Ok(self.resid_mix.narrow(0, row, 1)?.squeeze(0)?) };

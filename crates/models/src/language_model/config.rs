@@ -56,11 +56,24 @@ impl Activation {
     }
 }
 
+/// Which decoder is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DecoderArchitecture {
+    /// The published baseline's: skips, mixes, gains, ReLU², soft-capped logits.
+    #[default]
+    Baseline,
+    /// Llama's: norms with weights, SwiGLU, plain logits. A checkpoint is a Hugging Face folder.
+    Llama,
+}
+
 /// The decoder; defaults are the published baseline's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct LanguageModelConfig {
+    /// Layers and names of the tensors.
+    pub architecture: DecoderArchitecture,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
     /// Blocks.
@@ -100,6 +113,7 @@ pub struct LanguageModelConfig {
 impl Default for LanguageModelConfig {
     fn default() -> Self {
         Self {
+            architecture: DecoderArchitecture::Baseline,
             vocab_size: 1024,
             num_layers: 9,
             model_dim: 512,
@@ -132,9 +146,14 @@ impl LanguageModelConfig {
         self.mlp_dim.unwrap_or(self.mlp_mult * self.model_dim)
     }
 
+    /// Whether it is a Llama.
+    pub fn is_llama(&self) -> bool {
+        self.architecture == DecoderArchitecture::Llama
+    }
+
     /// Blocks whose output is kept for a later one.
     pub fn encoder_layers(&self) -> usize {
-        self.num_layers / 2
+        if self.is_llama() { 0 } else { self.num_layers / 2 }
     }
 
     /// Dimensions of a head that RoPE turns.
@@ -163,7 +182,8 @@ impl LanguageModelConfig {
     /// six a matrix entry, and the causal half of attention.
     pub fn training_operations_per_token(&self, sequence: usize) -> f64 {
         let head = self.vocab_size * self.model_dim;
-        let block = self.model_dim * (2 * self.model_dim + 2 * self.mlp_width())
+        let mlp_matrices = if self.is_llama() { 3 } else { 2 };
+        let block = self.model_dim * (2 * self.model_dim + mlp_matrices * self.mlp_width())
             + 2 * self.model_dim * self.num_kv_heads * self.head_dim();
         let matrices = (head + self.num_layers * block) as f64;
         6.0 * matrices + 6.0 * (self.num_layers * sequence * self.model_dim) as f64
@@ -214,6 +234,17 @@ impl LanguageModelConfig {
             [("tied_embed_init_std", self.tied_embed_init_std), ("qk_gain_init", self.qk_gain_init)]
         {
             require(value.is_finite(), key, "must be a finite number");
+        }
+        if self.is_llama() {
+            let default = Self::default();
+            let nothing = "has no effect on `architecture: llama`: leave it out";
+            require(self.activation == default.activation, "activation", nothing);
+            require(!self.depth_scaled_norm, "depth_scaled_norm", nothing);
+            require(!self.exclusive_attention, "exclusive_attention", nothing);
+            require(self.rope.dimensions.is_none(), "rope.dimensions", nothing);
+            let rule = "must be `none` for `architecture: llama`, whose base is the same at every \
+                        length";
+            require(self.rope.rule == RopeRule::None, "rope.rule", rule);
         }
         problems
     }

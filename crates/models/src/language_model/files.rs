@@ -1,4 +1,6 @@
 //! Language models on disk: a folder with `config.json` and `model.safetensors`, or an artifact.
+//! The folder of a Llama is a Hugging Face one, with what else belongs to the model under a key of
+//! its own.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -6,13 +8,15 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use serde_json::{Value, json};
 
-use super::{LanguageModel, LanguageModelConfig};
+use super::{LanguageModel, LanguageModelConfig, llama};
 use crate::error::{ModelError, Result};
 use crate::weights::artifact::ArtifactSource;
 use crate::weights::safetensors::{SafetensorsSource, save as save_tensors, write_atomically};
 
 /// What `config.json` says of these models.
 const MODEL_TYPE: &str = "longdraft_language_model";
+/// Key of what a Llama's `config.json` says beyond the published keys.
+const OWN_KEY: &str = "longdraft";
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
@@ -29,13 +33,30 @@ pub fn locate(path: &Path) -> Option<PathBuf> {
     ];
     folders.into_iter().find(|folder| {
         let text = std::fs::read_to_string(folder.join(CONFIG)).unwrap_or_default();
-        serde_json::from_str::<Value>(&text).is_ok_and(|config| config["model_type"] == MODEL_TYPE)
+        serde_json::from_str::<Value>(&text).is_ok_and(|mut config| own_part(&mut config).is_some())
     })
 }
 
 /// `config.json` of a model.
 pub fn config_of(config: &LanguageModelConfig, tokenizer_hash: &str) -> Value {
-    json!({ "model_type": MODEL_TYPE, "tokenizer_hash": tokenizer_hash, "model": config })
+    let own = json!({ "tokenizer_hash": tokenizer_hash, "model": config });
+    let (mut value, key, part) = if config.is_llama() {
+        (llama::hugging_face_config(config), OWN_KEY, own)
+    } else {
+        (own, "model_type", json!(MODEL_TYPE))
+    };
+    value[key] = part;
+    value
+}
+
+/// The part of a `config.json` that is written here, if it is one of these.
+fn own_part(config: &mut Value) -> Option<Value> {
+    if config["model_type"] == MODEL_TYPE {
+        return Some(config.take());
+    }
+    let own = config.get_mut(OWN_KEY)?;
+    own.get("model")?;
+    Some(own.take())
 }
 
 /// Opens what [`locate`] found, or any path that it would find; returns the tokenizer's hash too.
@@ -59,6 +80,7 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
     let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
     let mut value: Value =
         serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
+    let mut value = own_part(&mut value).unwrap_or_default();
     let config = checked(&file, value["model"].take())?;
     let source = SafetensorsSource::open_file(&place.join(WEIGHTS))?;
     let hash = value["tokenizer_hash"].as_str().unwrap_or_default().to_owned();

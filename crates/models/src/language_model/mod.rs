@@ -8,15 +8,19 @@
 //! half of the blocks push x; the others pop: x += skip_j pop()
 //! logits = c tanh(rms(x) Wᵀ / c)
 //! ```
+//!
+//! Or a plain Llama, which everything that opens targets reads.
 
 mod block;
 mod config;
 mod files;
+mod llama;
 mod model;
 mod weights;
 
-pub use config::{Activation, LanguageModelConfig, RopeConfig, RopeRule};
+pub use config::{Activation, DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule};
 pub use files::{config_of, locate, open, save};
+pub use llama::target_config;
 pub use model::{LanguageModel, Layout};
 pub use weights::{Group, group_of, tensor_specs};
 

@@ -6,12 +6,16 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor, Var};
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::channel_scale::add_scaled;
+use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
-    Output, softcapped_linear_cross_entropy, softcapped_logits,
+    Inputs, Output, SoftTargets, linear_cross_entropy, softcapped_linear_cross_entropy,
+    softcapped_logits,
 };
+use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable};
 
 use super::block::{Block, Pass, norm};
+use super::llama::{self, LlamaBlock};
 use super::{Group, LanguageModelConfig, group_of, tensor_specs, weights};
 use crate::draft::Parameter;
 use crate::error::{ModelError, Result};
@@ -59,8 +63,9 @@ impl Layout {
         let rope = Rope::new(config.rope_dimensions(), base, RopeScaling::None)?;
         let longest = lengths.iter().max().copied().unwrap_or(0);
         let positions: Vec<u32> = (0..longest as u32).collect();
-        // The published rotation turns the other way than the one of Llama.
-        let whole = rope.table(&positions, &Device::Cpu)?.reversed()?;
+        let whole = rope.table(&positions, &Device::Cpu)?;
+        // The baseline's rotation turns the other way than the one of Llama.
+        let whole = if config.is_llama() { whole } else { whole.reversed()? };
         let tables: Vec<RopeTable> = lengths
             .iter()
             .map(|&length| if length == longest { Ok(whole.clone()) } else { whole.first(length) })
@@ -85,8 +90,22 @@ pub struct LanguageModel {
     parameters: Vec<Parameter>,
     embedding: Tensor,
     head: Tensor,
-    blocks: Vec<Block>,
-    skips: Option<Tensor>,
+    layers: Layers,
+}
+
+/// What lies between embedding and head.
+#[derive(Debug, Clone)]
+enum Layers {
+    Baseline {
+        blocks: Vec<Block>,
+        /// `[E, d]`
+        skips: Option<Tensor>,
+    },
+    Llama {
+        blocks: Vec<LlamaBlock>,
+        /// `[d]`
+        final_norm: Tensor,
+    },
 }
 
 impl LanguageModel {
@@ -146,28 +165,26 @@ impl LanguageModel {
             })?;
             Ok(value(var))
         };
-        let blocks = (0..config.num_layers)
-            .map(|layer| {
-                let own = |name: &str| tensor(&format!("blocks.{layer}.{name}"));
-                Ok(Block {
-                    c_q: own("attn.c_q.weight")?,
-                    c_k: own("attn.c_k.weight")?,
-                    c_v: own("attn.c_v.weight")?,
-                    attn_proj: own("attn.proj.weight")?,
-                    q_gain: own("attn.q_gain")?,
-                    fc: own("mlp.fc.weight")?,
-                    mlp_proj: own("mlp.proj.weight")?,
-                    attn_scale: own("attn_scale")?,
-                    mlp_scale: own("mlp_scale")?,
-                    resid_mix: own("resid_mix")?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        let embedding = tensor("tok_emb.weight")?;
+        let layers = if config.is_llama() {
+            let blocks = (0..config.num_layers)
+                .map(|layer| LlamaBlock::new(|name| tensor(&llama::layer_tensor(layer, name))))
+                .collect::<Result<_>>()?;
+            Layers::Llama { blocks, final_norm: tensor(llama::FINAL_NORM)? }
+        } else {
+            let blocks = (0..config.num_layers)
+                .map(|layer| Block::new(|name| tensor(&format!("blocks.{layer}.{name}"))))
+                .collect::<Result<_>>()?;
+            let has_skips = config.encoder_layers() > 0;
+            Layers::Baseline {
+                blocks,
+                skips: has_skips.then(|| tensor("skip_weights")).transpose()?,
+            }
+        };
+        let name = if config.is_llama() { llama::EMBEDDING } else { "tok_emb.weight" };
+        let embedding = tensor(name)?;
         let head =
             if config.tie_embeddings { embedding.clone() } else { tensor("lm_head.weight")? };
-        let skips = if config.encoder_layers() > 0 { Some(tensor("skip_weights")?) } else { None };
-        Ok(Self { config, parameters, embedding, head, blocks, skips })
+        Ok(Self { config, parameters, embedding, head, layers })
     }
 
     /// Sizes and switches.
@@ -197,17 +214,39 @@ impl LanguageModel {
             let problem = format!("{} tokens in a layout of {}", ids.len(), layout.tokens);
             return Err(candle_core::Error::Msg(problem).into());
         }
-        let eps = self.config.rms_norm_eps;
         let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
-        let x0 = norm(&self.embedding.index_select(&ids, 0)?, eps)?;
+        let embedded = self.embedding.index_select(&ids, 0)?;
+        match &self.layers {
+            Layers::Baseline { blocks, skips } => {
+                self.baseline(&embedded, blocks, skips.as_ref(), layout)
+            }
+            Layers::Llama { blocks, final_norm } => {
+                let mut x = embedded;
+                for block in blocks {
+                    x = block.forward(&x, &self.config, &layout.ranges, &layout.table)?;
+                }
+                Ok(rms_norm(&x, final_norm, self.config.rms_norm_eps)?)
+            }
+        }
+    }
+
+    fn baseline(
+        &self,
+        embedded: &Tensor,
+        blocks: &[Block],
+        skips: Option<&Tensor>,
+        layout: &Layout,
+    ) -> Result<Tensor> {
+        let eps = self.config.rms_norm_eps;
+        let x0 = norm(embedded, eps)?;
         let (ranges, table) = (&layout.ranges, &layout.table);
         let pass = Pass { config: &self.config, ranges, table, x0: &x0 };
         let encoders = self.config.encoder_layers();
         let mut kept = Vec::new();
         let mut x = x0.clone();
-        for (layer, block) in self.blocks.iter().enumerate() {
+        for (layer, block) in blocks.iter().enumerate() {
             if layer >= encoders
-                && let (Some(skip), Some(weights)) = (kept.pop(), &self.skips)
+                && let (Some(skip), Some(weights)) = (kept.pop(), skips)
             {
                 let weight = weights.narrow(0, layer - encoders, 1)?.squeeze(0)?;
                 x = add_scaled(&x, &skip, &weight)?;
@@ -228,11 +267,21 @@ impl LanguageModel {
     /// # Errors
     /// - a label lies outside the vocabulary
     pub fn cross_entropy(&self, hidden: &Tensor, labels: &[u32]) -> Result<Output> {
+        if self.config.is_llama() {
+            return Ok(linear_cross_entropy(&Inputs {
+                hidden,
+                head: &self.head,
+                labels,
+                soft: SoftTargets::None,
+                soft_weight: 0.0,
+                teacher: None,
+            })?);
+        }
         let softcap = self.config.logit_softcap;
         Ok(softcapped_linear_cross_entropy(hidden, &self.head, labels, softcap)?)
     }
 
-    /// Soft-capped logits.
+    /// Logits, soft-capped in the baseline.
     ///
     /// # Shapes
     /// - `[R, d]` → `[R, V]`
@@ -240,6 +289,9 @@ impl LanguageModel {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        if self.config.is_llama() {
+            return Ok(linear(hidden, &self.head, None)?);
+        }
         Ok(softcapped_logits(hidden, &self.head, self.config.logit_softcap)?)
     }
 }

@@ -45,7 +45,8 @@ fn default_sizes_are_the_published_ones() {
 
 #[test]
 fn loss_at_the_start_is_that_of_a_uniform_law() -> Result<()> {
-    for config in [small(), LanguageModelConfig { tie_embeddings: false, ..small() }] {
+    let untied = LanguageModelConfig { tie_embeddings: false, ..small() };
+    for config in [small(), untied, llama()] {
         let model = LanguageModel::initialise(&config, 3)?;
         let layout = Layout::new(&config, &[20, 20], 20)?;
         let hidden = model.hidden(&ids(40), &layout)?;
@@ -58,7 +59,7 @@ fn loss_at_the_start_is_that_of_a_uniform_law() -> Result<()> {
 
 #[test]
 fn every_tensor_gets_a_gradient_from_a_random_start() -> Result<()> {
-    for config in [small(), switched()] {
+    for config in [small(), switched(), llama()] {
         let source = MemorySource::random(&tensor_specs(&config), 0.3, 5)?;
         let model = LanguageModel::from_source(&config, &source)?;
         let layout = Layout::new(&config, &[16], 16)?;
@@ -121,4 +122,52 @@ fn one_layer_has_no_skip() -> Result<()> {
     assert!(model.hidden(&[99], &Layout::new(&config, &[1], 1)?).is_err());
     assert!(model.hidden(&[1, 2], &Layout::new(&config, &[1], 1)?).is_err());
     Ok(())
+}
+
+fn llama() -> LanguageModelConfig {
+    let rope = RopeConfig { rule: RopeRule::None, ..RopeConfig::default() };
+    LanguageModelConfig { architecture: DecoderArchitecture::Llama, rope, ..small() }
+}
+
+#[test]
+fn a_llama_opened_as_a_target_gives_the_same_logits() -> Result<()> {
+    use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    for tie_embeddings in [true, false] {
+        let config = LanguageModelConfig { tie_embeddings, ..llama() };
+        assert_eq!(config.problems(""), Vec::<String>::new());
+        let source = MemorySource::random(&tensor_specs(&config), 0.3, 8)?;
+        let model = LanguageModel::from_source(&config, &source)?.frozen()?;
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tensors: Vec<(String, Tensor)> = model
+            .parameters()
+            .iter()
+            .map(|p| (p.name.clone(), p.var.as_tensor().clone()))
+            .collect();
+        save(dir.path(), &config, "abc", &tensors)?;
+        let own = model.logits(&model.hidden(&ids(20), &Layout::new(&config, &[20], 20)?)?)?;
+
+        let target = Target::open_path(dir.path(), &TargetOptions::default())?;
+        assert_eq!(target.config(), &target_config(&config));
+        let sequence = PackedSequence::single(&ids(20));
+        let features = target.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
+        let logits = target.logits(features.final_hidden()?)?;
+        let difference = (own - &logits)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        let size = logits.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(size > 0.1 && difference < 1e-5 * size, "{difference} of {size}");
+
+        let (read, hash) = open(dir.path())?;
+        assert_eq!((read.config(), hash.as_str()), (&config, "abc"));
+    }
+    Ok(())
+}
+
+#[test]
+fn switches_without_effect_on_a_llama_are_refused() {
+    let bad = LanguageModelConfig { architecture: DecoderArchitecture::Llama, ..switched() };
+    let problems = bad.problems("model.");
+    for key in
+        ["activation", "depth_scaled_norm", "exclusive_attention", "rope.dimensions", "rope.rule"]
+    {
+        assert!(problems.iter().any(|p| p.contains(&format!("`model.{key}`"))), "{problems:?}");
+    }
 }

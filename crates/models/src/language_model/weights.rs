@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
 use longdraft_kernels::random::CounterRng;
 
-use super::LanguageModelConfig;
+use super::{LanguageModelConfig, llama};
 use crate::error::{ModelError, Result};
 use crate::weights::{TensorSpec, WeightSource, check_specs};
 
@@ -24,15 +24,19 @@ pub enum Group {
 /// The group of a tensor by its published name.
 pub fn group_of(name: &str) -> Group {
     match name {
-        "tok_emb.weight" => Group::Token,
+        "tok_emb.weight" | llama::EMBEDDING => Group::Token,
         "lm_head.weight" => Group::Head,
         _ if name.starts_with("blocks.") && name.ends_with(".weight") => Group::Matrix,
+        _ if llama::is_matrix(name) => Group::Matrix,
         _ => Group::Scalar,
     }
 }
 
 /// Every tensor, published names, in a fixed order.
 pub fn tensor_specs(config: &LanguageModelConfig) -> Vec<TensorSpec> {
+    if config.is_llama() {
+        return crate::target::tensor_specs(&llama::target_config(config));
+    }
     let (d, vocabulary) = (config.model_dim, config.vocab_size);
     let kv = config.num_kv_heads * config.head_dim();
     let width = config.mlp_width();
@@ -77,7 +81,9 @@ pub(super) fn initial(
         rest.split_once('.').map_or(rest, |(_, name)| name)
     });
     let values = match name {
-        "tok_emb.weight" => {
+        _ if llama::is_norm(name) => constant(1.0),
+        _ if llama::starts_at_zero(name) => constant(0.0),
+        "tok_emb.weight" | llama::EMBEDDING => {
             let deviation = if config.tie_embeddings { config.tied_embed_init_std } else { 1.0 };
             (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
         }

@@ -140,7 +140,7 @@ pub fn tensors(
 }
 
 /// Rows in interleaved order.
-fn interleaved(tensor: &Tensor, head_dim: usize) -> Result<Tensor> {
+pub(crate) fn interleaved(tensor: &Tensor, head_dim: usize) -> Result<Tensor> {
     let rows = tensor.dim(0)?;
     let order: Vec<u32> = (0..rows).map(|stored| half_split_row(stored, head_dim) as u32).collect();
     Ok(tensor.index_select(&Tensor::from_vec(order, rows, tensor.device())?, 0)?)

@@ -11,15 +11,25 @@ use serde_json::json;
 use crate::cli::{DataPackArguments, DataTokenizerArguments};
 use crate::failure::{Failure, Result};
 
-/// Calls `each` with the text of every row; it says whether to go on.
+/// Calls `each` with the text of every row; it says whether to go on. Of several fields those that
+/// a row has stand on lines of their own.
 fn texts(
     inputs: &[PathBuf],
-    field: &str,
+    fields: &[String],
     mut each: impl FnMut(&str) -> Result<bool>,
 ) -> Result<()> {
     for input in inputs {
         for row in read_jsonl(input)? {
-            if !each(row?.text(field)?)? {
+            let row = row?;
+            let mut present: Vec<&str> = fields
+                .iter()
+                .filter(|field| row.fields.contains_key(*field))
+                .map(|field| row.text(field))
+                .collect::<std::result::Result<_, _>>()?;
+            if let (true, Some(field)) = (present.is_empty(), fields.first()) {
+                present.push(row.text(field)?);
+            }
+            if !each(&present.join("\n"))? {
                 return Ok(());
             }
         }

@@ -167,7 +167,8 @@ fn cell(
     }
 }
 
-fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
+/// Writes `decode.json` into a run's folder.
+pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
     let path = folder.join(DECODE_FILE);
     let fail =
         |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", path.display()));
@@ -179,14 +180,14 @@ fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
 }
 
 /// The first cell's main figures, and everything under `record`.
-fn to_json(record: &DecodeRecord) -> Value {
+pub(crate) fn to_json(record: &DecodeRecord) -> Value {
     let mut value = record.cells.first().map_or_else(|| json!({}), summary);
     value["record"] = json!(record);
     value
 }
 
 /// The main figures of a cell.
-pub(crate) fn summary(cell: &Cell) -> Value {
+fn summary(cell: &Cell) -> Value {
     let Figures { tau_incl_bonus, plain_decode_tok_s, decode_tok_s, speed_up, prompts, .. } =
         cell.figures;
     json!({

@@ -5,6 +5,7 @@ use longdraft_models::language_model::open;
 use longdraft_models::weights::artifact::{
     Compression, Embedding, QuantiseConfig, QuantiseFormat, Sizes,
 };
+use longdraft_serving::save_gguf;
 use longdraft_train::pretrain::{
     ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact,
 };
@@ -16,6 +17,9 @@ use crate::failure::{Failure, Result};
 
 /// Writes the artifact and scores it if there is data.
 pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
+    if arguments.output.extension().is_some_and(|extension| extension == "gguf") {
+        return gguf(arguments, json);
+    }
     let config = config(arguments)?;
     let (model, hash) = open(&arguments.model)?;
     let model = model.frozen()?;
@@ -48,6 +52,28 @@ pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
         print_artifact(&report, length, config.compression);
     }
     require_fit(report.sizes)
+}
+
+/// Writes a GGUF file.
+fn gguf(arguments: &QuantizeArguments, json: bool) -> Result<()> {
+    let (model, hash) = open(&arguments.model)?;
+    let folder = arguments.scoring.tokenizer.as_deref().ok_or_else(|| {
+        Failure::usage("a GGUF file holds its tokenizer")
+            .hint("add --tokenizer FOLDER, as in `data.tokenizer` of the run")
+    })?;
+    if !hash.is_empty() && hash != Tokenizer::open(folder)?.hash() {
+        return Err(Failure::usage("the model was trained with another tokenizer"));
+    }
+    let output = &arguments.output;
+    let name = output.file_stem().unwrap_or_default().to_string_lossy();
+    save_gguf(&model, &name, folder, output)?;
+    let bytes = std::fs::metadata(output).map_or(0, |file| file.len());
+    if json {
+        println!("{}", json!({"output": output, "bytes": bytes}));
+    } else {
+        println!("{}: {bytes} bytes", output.display());
+    }
+    Ok(())
 }
 
 fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {

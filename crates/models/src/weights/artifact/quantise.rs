@@ -300,7 +300,8 @@ pub fn quantise(name: &str, tensor: &Tensor, config: &QuantiseConfig) -> Result<
     };
     let chosen = config.precision.iter().find(|(part, _)| name.contains(part.as_str()));
     let levels = chosen.map_or(config.levels, |(_, levels)| *levels);
-    let embedding = config.embedding == Embedding::F16 && name == "tok_emb.weight";
+    let embeddings = ["tok_emb.weight", "model.embed_tokens.weight"];
+    let embedding = config.embedding == Embedding::F16 && embeddings.contains(&name);
     let kept = values.len() <= config.keep_max_elements || embedding || levels == 0;
     let values = if kept {
         if is_control(name) {

@@ -6,5 +6,6 @@ mod names;
 mod source;
 pub mod write;
 
+pub use names::gguf_name;
 pub use source::GgufSource;
 pub(crate) use source::gguf_files;

@@ -101,32 +101,50 @@ fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
     Some((layer.parse().ok()?, tensor))
 }
 
+/// Tensors outside of the layers: GGUF name, published name.
+const OUTER: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
+/// Modules of a layer: GGUF name, published name.
+const MODULES: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
 /// The published name of a GGUF tensor.
 fn hugging_face_name(name: &str) -> Option<String> {
-    match name {
-        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        "output_norm.weight" => return Some("model.norm.weight".into()),
-        "output.weight" => return Some("lm_head.weight".into()),
-        _ => {}
+    if let Some((_, published)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
+        return Some((*published).to_owned());
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let module = match module {
-        "attn_norm" => "input_layernorm",
-        "ffn_norm" => "post_attention_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" => "self_attn.o_proj",
-        "attn_q_norm" => "self_attn.q_norm",
-        "attn_k_norm" => "self_attn.k_norm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        _ => return None,
-    };
+    let (_, module) = MODULES.iter().find(|(gguf, _)| *gguf == module)?;
     Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// The GGUF name of a published tensor of a model without experts.
+pub fn gguf_name(published: &str) -> Option<String> {
+    if let Some((gguf, _)) = OUTER.iter().find(|(_, name)| *name == published) {
+        return Some((*gguf).to_owned());
+    }
+    let (layer, rest) = published.strip_prefix("model.layers.")?.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let (module, _) = MODULES.iter().find(|(_, name)| *name == module)?;
+    Some(format!("blk.{layer}.{module}.{kind}"))
 }
 
 #[cfg(test)]
@@ -139,6 +157,10 @@ mod tests {
         assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
         assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
         assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
+        for gguf in ["blk.7.attn_k.bias", "blk.3.ffn_down.weight", "output.weight"] {
+            assert_eq!(gguf_name(&name(gguf)).as_deref(), Some(gguf));
+        }
+        assert_eq!(gguf_name("model.layers.0.mlp.experts.0.up_proj.weight"), None);
         assert_eq!(name("blk.x.attn_q.weight"), "");
         assert_eq!(name("rope_freqs.weight"), "");
         assert_eq!(expert_tensor("blk.3.ffn_up_exps.weight"), Some((3, Tensor::Stack(1))));

@@ -3,17 +3,54 @@
 use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
 
 use super::header::ALIGNMENT;
 use crate::error::{ModelError, Result};
 use crate::weights::safetensors::{little_endian_bytes, write_atomically};
 
-/// Writes keys and tensors (f32, f16, bf16 or i64) in the order given, complete or not at all.
+/// A tensor as the file holds it.
+#[derive(Debug, Clone)]
+pub enum Stored {
+    /// f32, f16, bf16 or i64, as it is.
+    Plain(Tensor),
+    /// Blocks of 32 codes of 8 bits with a scale each, made from floats; rows of whole blocks.
+    Q8_0(Tensor),
+}
+
+impl From<Tensor> for Stored {
+    fn from(tensor: Tensor) -> Self {
+        Self::Plain(tensor)
+    }
+}
+
+impl Stored {
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Plain(tensor) | Self::Q8_0(tensor) => tensor,
+        }
+    }
+
+    /// The format's number of the type, and the bytes.
+    fn encode(&self, name: &str) -> Result<(u32, Vec<u8>)> {
+        match self {
+            Self::Plain(tensor) => {
+                Ok((element_number(name, tensor.dtype())?, little_endian_bytes(tensor)?.1))
+            }
+            Self::Q8_0(tensor) => {
+                let quantised = QTensor::quantize(tensor, GgmlDType::Q8_0)?;
+                Ok((8, quantised.data()?.into_owned()))
+            }
+        }
+    }
+}
+
+/// Writes keys and tensors in the order given, complete or not at all.
 ///
 /// # Errors
 /// - a tensor or an array of a key is of another type, or the file cannot be written
-pub fn save(path: &Path, metadata: &[(String, Value)], tensors: &[(String, Tensor)]) -> Result<()> {
+pub fn save(path: &Path, metadata: &[(String, Value)], tensors: &[(String, Stored)]) -> Result<()> {
     let bytes = to_bytes(metadata, tensors).map_err(|error| match error {
         ModelError::Tensor(error) => ModelError::invalid(path, error),
         other => other,
@@ -21,7 +58,7 @@ pub fn save(path: &Path, metadata: &[(String, Value)], tensors: &[(String, Tenso
     write_atomically(path, &bytes)
 }
 
-fn to_bytes(metadata: &[(String, Value)], tensors: &[(String, Tensor)]) -> Result<Vec<u8>> {
+fn to_bytes(metadata: &[(String, Value)], tensors: &[(String, Stored)]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     out.extend(b"GGUF");
     out.extend(3_u32.to_le_bytes());
@@ -33,15 +70,17 @@ fn to_bytes(metadata: &[(String, Value)], tensors: &[(String, Tensor)]) -> Resul
         write_value(&mut out, value)?;
     }
     let mut data = Vec::new();
-    for (name, tensor) in tensors {
+    for (name, stored) in tensors {
+        let tensor = stored.tensor();
+        let (element, bytes) = stored.encode(name)?;
         string(&mut out, name);
         out.extend((tensor.rank() as u32).to_le_bytes());
         for size in tensor.dims().iter().rev() {
             out.extend((*size as u64).to_le_bytes());
         }
-        out.extend(element_number(name, tensor.dtype())?.to_le_bytes());
+        out.extend(element.to_le_bytes());
         out.extend((data.len() as u64).to_le_bytes());
-        data.extend(little_endian_bytes(tensor)?.1);
+        data.extend(bytes);
         data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
     }
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
@@ -137,7 +176,7 @@ mod tests {
         let matrix = matrix.expect("matrix");
         let half = matrix.to_dtype(DType::BF16).expect("half");
         let tensors =
-            [("d2t", ids), ("m", matrix), ("h", half)].map(|(name, t)| (name.to_owned(), t));
+            [("d2t", ids), ("m", matrix), ("h", half)].map(|(name, t)| (name.to_owned(), t.into()));
         to_bytes(&metadata, &tensors).expect("bytes")
     }
 

@@ -1,0 +1,130 @@
+//! Decoding with the trained draft, alone and with prompt lookup, against plain decoding.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use longdraft_data::source::read_jsonl;
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::weights::safetensors::write_atomically;
+use serde_json::Value;
+
+use super::assets::TEST_FILE;
+use crate::cli::WeightDtype;
+use crate::commands::eval;
+use crate::commands::eval::prompts::PromptSet;
+use crate::decode_record::DecodeRecord;
+use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
+use crate::failure::{Failure, Result};
+
+pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
+
+const NEW_TOKENS: usize = 128;
+const DRAFT_LEN: usize = 4;
+/// Runs of each way, in turns with plain decoding.
+const RUNS: usize = 2;
+/// Share of the vocabulary that is proposed: the rest is rare, and the draft reads a smaller head.
+const PROPOSED: usize = 4;
+const VOCABULARY_FILE: &str = "draft_vocabulary.txt";
+
+/// Decodes the shipped questions; the output must be that of plain decoding.
+pub(super) fn run(
+    target: &str,
+    draft: &Path,
+    data: &Path,
+    questions: usize,
+) -> Result<DecodeRecord> {
+    let vocabulary = write_vocabulary(target, data)?;
+    let size = Target::open_config(target)?.vocab_size / PROPOSED;
+    let alone = DecodingArguments {
+        draft_vocab: Some(vocabulary),
+        draft_vocab_size: Some(size),
+        ..DecodingArguments::chain(draft, DRAFT_LEN)
+    };
+    let models = alone.open(target)?;
+    let Models { target: opened, tokenizer, .. } = &models;
+    let set = PromptSet {
+        name: &data.join(TEST_FILE).display().to_string(),
+        field: "question",
+        chat: tokenizer.chat_template().is_some(),
+        limit: Some(questions),
+        contexts: &[],
+        max_tokens: NEW_TOKENS,
+    };
+    let prompts = eval::prompts::read(&set, opened, tokenizer)?;
+    let mut record = DecodeRecord {
+        version: DecodeRecord::VERSION,
+        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
+        target: target.to_owned(),
+        target_fingerprint: opened.fingerprint().to_owned(),
+        draft: Some(draft.display().to_string()),
+        prompts: TEST_FILE.to_owned(),
+        dtype: format!("{DTYPE:?}").to_lowercase(),
+        threads: rayon::current_num_threads(),
+        max_new_tokens: NEW_TOKENS,
+        cells: Vec::new(),
+    };
+    let mut measure = |decoding: &DecodingArguments, pace| -> Result<()> {
+        let mut options = decoding.options(0.0, pace)?;
+        options.max_new_tokens = NEW_TOKENS;
+        options.stop_tokens = stop_tokens(opened);
+        let cell = eval::measure(decoding, &models, &prompts, &options, RUNS)?;
+        eval::print(&cell);
+        println!();
+        record.cells.push(cell);
+        Ok(())
+    };
+    measure(&alone, PaceChoice::Fixed)?;
+    let combined = DecodingArguments { lookup: Some(LookupChoice::Switch), ..alone.clone() };
+    measure(&combined, PaceChoice::Measured)?;
+    Ok(record)
+}
+
+/// The figures that matter, a line for each way.
+pub(super) fn tell(record: &DecodeRecord) {
+    for cell in &record.cells {
+        let figures = &cell.figures;
+        println!(
+            "{}: {:.2} tokens a pass of the target (1 without), {:.0} tok/s against {:.0}: {:.2} \
+             times as fast; {} of {} outputs equal",
+            cell.drafter,
+            figures.tau_incl_bonus,
+            figures.decode_tok_s,
+            figures.plain_decode_tok_s,
+            figures.speed_up,
+            cell.equal,
+            cell.checked
+        );
+    }
+}
+
+/// How often each token stands in the training text, as `--draft-vocab` reads it.
+fn write_vocabulary(target: &str, data: &Path) -> Result<PathBuf> {
+    let tokenizer = Target::open_tokenizer(target)?;
+    let mut counts = BTreeMap::new();
+    let entries = std::fs::read_dir(data)
+        .map_err(|error| Failure::work(format!("{}: {error}", data.display())))?;
+    for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
+        let is_text = path.extension().is_some_and(|extension| extension == "jsonl");
+        if is_text && !path.ends_with(TEST_FILE) {
+            count(&path, &tokenizer, &mut counts)?;
+        }
+    }
+    let lines: String = counts.iter().map(|(id, count)| format!("{id} {count}\n")).collect();
+    let path = data.join(VOCABULARY_FILE);
+    write_atomically(&path, lines.as_bytes())?;
+    Ok(path)
+}
+
+fn count(path: &Path, tokenizer: &TextTokenizer, counts: &mut BTreeMap<u32, u64>) -> Result<()> {
+    for row in read_jsonl(path)? {
+        let fields = row?.fields;
+        for text in ["text", "question", "answer"].iter().filter_map(|name| fields.get(*name)) {
+            let Value::String(text) = text else { continue };
+            for id in tokenizer.encode(text)?.ids {
+                *counts.entry(id).or_default() += 1;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `longdraft quickstart`: the whole pipeline on a target and text that the program carries.
+
+mod assets;
+mod measure;
+
+use std::path::{Path, PathBuf};
+
+use longdraft_models::target::Target;
+use longdraft_train::parallel::World;
+use longdraft_train::stage::ResumePolicy;
+use serde_json::json;
+
+use crate::cli::QuickstartArguments;
+use crate::commands::curriculum::{self, End};
+use crate::commands::{eval, extract, fetch, report};
+use crate::configuration::{LocatedStage, parse_stages};
+use crate::failure::{Failure, Result};
+use crate::progress::clock;
+
+/// The target that needs no network.
+const DEMONSTRATION: &str = "demonstration";
+
+/// Name and text of a configuration.
+type Configuration = (&'static str, &'static str);
+
+const DEMONSTRATION_STAGES: Configuration = (
+    "conf/quickstart/demonstration.yaml",
+    include_str!("../../../../../conf/quickstart/demonstration.yaml"),
+);
+const OTHER_STAGES: Configuration =
+    ("conf/quickstart/smollm2.yaml", include_str!("../../../../../conf/quickstart/smollm2.yaml"));
+
+/// Runs the pipeline; a second call goes on where the first one stopped.
+pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
+    let started = std::time::Instant::now();
+    if arguments.questions == 0 {
+        return Err(Failure::usage("--questions needs at least 1"));
+    }
+    let output = &arguments.output;
+    let (target, stages) = match arguments.target.as_str() {
+        DEMONSTRATION => (assets::write_target(output)?, DEMONSTRATION_STAGES),
+        "smollm2" => (fetch::fetch_smollm2(&fetch::cache_folder()?)?, OTHER_STAGES),
+        other => (PathBuf::from(other), OTHER_STAGES),
+    };
+    let target = target.display().to_string();
+    tell_target(&target)?;
+    let data = assets::write_corpus(output)?;
+    let stages = configured(stages, &target, output, &data, &arguments.overrides)?;
+    let count = stages.len();
+    let mut number = 0;
+    let mut tell = |name: &str| {
+        number += 1;
+        eprintln!("\n[train {number}/{count}] {}", about_stage(name));
+    };
+    eprintln!("Ctrl-C at any time: the same command goes on from there.");
+    let (policy, world) = (ResumePolicy::Strict, World::single());
+    let finished = match curriculum::train_all(output, stages, policy, &world, &mut tell)? {
+        End::Stopped(stage) => {
+            println!("stopped in stage {stage}: the same command goes on from there");
+            return Ok(());
+        }
+        End::OnFirstRank => return Ok(()),
+        End::Finished(finished) => finished,
+    };
+    let draft = output.join("draft");
+    let (checkpoint, _) = extract::find(&finished.last_run)?;
+    let tensors = extract::extract(&checkpoint, &draft)?;
+    eprintln!("\n[extract] {tensors} tensors of the draft go to {}", draft.display());
+    eprintln!(
+        "\n[measure] test questions are answered without the draft, with it, and with it and prompt \
+         lookup"
+    );
+    let record = measure::run(&target, &draft, &data, arguments.questions)?;
+    eval::write(output, &record)?;
+    let page = report::write_page(output)?;
+    let seconds = started.elapsed().as_secs_f64();
+    measure::tell(&record);
+    println!("took {}; plots: {}", clock(seconds), page.display());
+    tell_next(&target, &draft, &arguments.target);
+    if json {
+        let mut value = eval::to_json(&record);
+        value["seconds"] = json!(seconds);
+        value["report"] = json!(page);
+        println!("{value}");
+    }
+    record.cells.iter().try_for_each(|cell| eval::require_lossless(cell, measure::DTYPE))
+}
+
+fn tell_target(target: &str) -> Result<()> {
+    let config = Target::open_config(target)?;
+    eprintln!(
+        "A small draft model learns to guess what a target model will say next; the target then \
+         checks several guesses in one pass, and its output stays the same.\n\n[target] {target}: \
+         {} layers, width {}, {} tokens, context {}",
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.vocab_size,
+        config.max_position_embeddings
+    );
+    Ok(())
+}
+
+/// What a stage is for, in a line.
+fn about_stage(name: &str) -> &'static str {
+    match name {
+        "base" => "short text: the draft learns to follow the target",
+        "long" => "long text: the same at positions deep in the context",
+        "reasoning" => "worked answers: what the target will be asked for",
+        _ => "the draft learns to follow the target",
+    }
+}
+
+fn tell_next(target: &str, draft: &Path, chosen: &str) {
+    let draft = draft.display();
+    println!("next, see it write:");
+    println!(
+        "  longdraft generate --target {target} --draft {draft} --show-acceptance --prompt \"Tom \
+         has 3 boxes with 12 pens each. He gives away 9 pens. How many pens are left?\""
+    );
+    if chosen == DEMONSTRATION {
+        println!("then the same with a real model (SmolLM2-135M, 98 MB are fetched):");
+        println!("  longdraft quickstart --target smollm2 --output runs/quickstart-smollm2");
+    } else {
+        println!("then a draft of your own:");
+        println!("  longdraft train conf/glide/smollm2.yaml target={target} output=runs/mine");
+    }
+}
+
+/// The stages with target, run directory and the place of the text.
+fn configured(
+    (name, text): Configuration,
+    target: &str,
+    output: &Path,
+    data: &Path,
+    overrides: &[String],
+) -> Result<Vec<LocatedStage>> {
+    let own = [format!("output={}", json!(output)), format!("target={}", json!(target))];
+    let mut stages = parse_stages(text, name, &[&own[..], overrides].concat())?;
+    for stage in &mut stages {
+        let sources = &mut stage.located.config.data;
+        for source in sources.train.iter_mut().chain(&mut sources.held_out) {
+            if source.path.is_relative() && data.join(&source.path).is_file() {
+                source.path = data.join(&source.path);
+            }
+        }
+    }
+    Ok(stages)
+}
