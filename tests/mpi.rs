@@ -18,6 +18,14 @@ const SOON: Duration = Duration::from_mins(2);
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
 
+/// A place for this process's jobs: jobs that start at once would race to make a common one, and
+/// Open MPI ends the one that comes second.
+fn session_folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("longdraft-mpi-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
 /// The binary over ranks of one thread each.
 fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
     let mut command = Command::new("mpirun");
@@ -27,7 +35,8 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
         .args(arguments)
         .args(["--threads", "1"])
         .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
-        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        .env("OMPI_MCA_orte_tmpdir_base", session_folder());
     command
 }
 
@@ -38,6 +47,8 @@ fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
 #[track_caller]
 fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
     let output = mpirun(ranks, arguments).output().expect("mpirun starts");
+    // Only if no other job of this process is there.
+    let _ = std::fs::remove_dir(session_folder());
     assert!(output.status.success(), "{ranks} ranks, {arguments:?}: {}", stderr(&output));
     output
 }
@@ -299,6 +310,7 @@ fn wait(mut child: Child) -> Output {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    let _ = std::fs::remove_dir(session_folder());
     child.wait_with_output().expect("output")
 }
 

@@ -213,6 +213,22 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
 }
 
 #[test]
+fn claims_of_complete_shards_go_when_the_capture_ends() {
+    let shop = shop();
+    let (config, store) = (shop.config(), shop.path("store"));
+    let capture = || succeed(&["capture", &config, &format!("train.features={store}")]);
+    capture();
+    // A process that was killed between a shard's receipt and the end of its claim.
+    for number in 0..2 {
+        std::fs::write(format!("{store}/claims/train-00000.{number}"), "torn").expect("write");
+    }
+    std::fs::remove_file(format!("{store}/index.json")).expect("remove");
+    capture();
+    assert!(Path::new(&store).join("index.json").is_file());
+    assert_eq!(std::fs::read_dir(format!("{store}/claims")).expect("claims").count(), 0);
+}
+
+#[test]
 fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let shop = shop();
     let config = shop.config();

@@ -87,6 +87,19 @@ impl Claim {
         Ok(true)
     }
 
+    /// Removes what processes left that were killed between a shard's receipt and their claim's end.
+    /// Only for a shard that is complete.
+    pub(super) fn clear(location: &Location, shard: &str) -> Result<()> {
+        for number in 0..MOST_TAKEOVERS {
+            let object = object(shard, number);
+            if location.size(&object)?.is_none() {
+                break;
+            }
+            location.delete(&object)?;
+        }
+        Ok(())
+    }
+
     /// Lets go, after the shard is complete or when it is given up.
     pub(super) fn release(self, location: &Location) -> Result<()> {
         // The highest first: a lower one that is left alone is stale.

@@ -317,6 +317,7 @@ impl StoreWriter {
             train: of(Part::Train)?,
             held_out: of(Part::HeldOut)?,
         };
+        all.iter().try_for_each(|shard| Claim::clear(&self.location, &shard.name()))?;
         let text = serde_json::to_vec(&index).unwrap_or_default();
         self.location.put(INDEX, text)
     }
