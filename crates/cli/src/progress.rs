@@ -191,5 +191,22 @@ pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
     if let Err(error) = installed {
         eprintln!("warning: Ctrl-C will not save: {error}");
     }
+    on_termination(&stop);
     stop
 }
+
+/// SIGTERM alone: a run that ignores SIGHUP (`nohup`) goes on when its terminal goes.
+#[cfg(unix)]
+fn on_termination(stop: &Arc<AtomicBool>) {
+    use signal_hook::consts::SIGTERM;
+    use signal_hook::flag::{register, register_conditional_shutdown};
+    // In this order the first signal finds the flag unset, and only sets it.
+    let installed = register_conditional_shutdown(SIGTERM, 143, Arc::clone(stop))
+        .and_then(|_| register(SIGTERM, Arc::clone(stop)));
+    if let Err(error) = installed {
+        eprintln!("warning: SIGTERM will not save: {error}");
+    }
+}
+
+#[cfg(not(unix))]
+fn on_termination(_: &Arc<AtomicBool>) {}

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,6 +19,12 @@ const LOGS: &str = "logs";
 
 /// What a rank waits before it tells of an error: what all ranks meet, the first one tells alone.
 const FIRST_SPEAKS: Duration = Duration::from_millis(1500);
+
+/// Exit code behind a panic, as Rust's own.
+const PANICKED: u8 = 101;
+
+/// For waits that last as long as another rank has work; the launcher ends a job whose rank dies.
+pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Runs a command on every rank. An error of one of them is printed and ends all with its exit
 /// code; processes without a launcher are a world of one.
@@ -38,9 +45,14 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
             eprintln!("warning: {warning}");
         }
     }
-    match command(&world) {
+    // A rank that unwinds would wait in MPI's end for others, which wait for it.
+    let Ok(outcome) = catch_unwind(AssertUnwindSafe(|| command(&world))) else {
+        world.abort(PANICKED);
+    };
+    match outcome {
         Ok(()) => {
-            // Nobody leaves while another one may still fail.
+            // Nobody leaves while another one may still fail; the first may have more to do.
+            world.set_timeout(NO_LIMIT);
             world.barrier();
             Ok(())
         }

@@ -12,7 +12,7 @@ use crate::cli::CaptureArguments;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
-use crate::ranks::{Voice, over_ranks_or_strangers};
+use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
 pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
@@ -37,6 +37,8 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     progress.voice().say(&describe(&estimate, capture.shards(), &place));
     let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };
     // The first rank's answer is that all of the store is written.
+    // The others may have shards left when one is stopped.
+    world.set_timeout(NO_LIMIT);
     let stopped = world.any(ending == Ending::Stopped);
     if !world.is_first() {
         return Ok(());

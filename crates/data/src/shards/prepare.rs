@@ -123,7 +123,7 @@ struct Run<'a> {
 }
 
 /// A shard on its way to the disk.
-type Pending<'scope> = ScopedJoinHandle<'scope, Result<Receipt>>;
+type Pending<'scope> = ScopedJoinHandle<'scope, Result<Written>>;
 
 impl Run<'_> {
     /// One shard is written while the next one is encoded: writing waits for the disk, and would
@@ -169,13 +169,15 @@ impl Run<'_> {
         rows_done: &mut usize,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
-        let receipt = pending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let Written { receipt, reused } =
+            pending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         *rows_done += receipt.report.rows;
         for (n, row) in receipt.bad.iter().enumerate() {
             let read = *rows_done - receipt.bad.len() + n + 1;
             self.quarantine.take(row, &config.path, read)?;
         }
         self.progress.shards += 1;
+        self.progress.reused += usize::from(reused);
         self.progress.rows += receipt.report.rows;
         self.progress.tokens += receipt.report.tokens;
         self.entries.push(receipt.entry);
@@ -185,7 +187,7 @@ impl Run<'_> {
 
     /// The shard as an earlier run left it.
     fn reuse(
-        &mut self,
+        &self,
         config: &SourceConfig,
         number: usize,
         rows: &[RawRow],
@@ -195,7 +197,6 @@ impl Run<'_> {
             return Ok(None);
         };
         if receipt.rows_blake3 == hash(rows) {
-            self.progress.reused += 1;
             return Ok(Some(receipt));
         }
         Err(DataError::shards(
@@ -209,6 +210,12 @@ impl Run<'_> {
     }
 }
 
+/// A shard on the disk, and whether an earlier run left it.
+struct Written {
+    receipt: Receipt,
+    reused: bool,
+}
+
 /// A shard in memory.
 struct Shard {
     receipt: Receipt,
@@ -218,14 +225,15 @@ struct Shard {
 
 impl Shard {
     /// The file first, its receipt behind it: a receipt tells that the shard is whole.
-    fn write(self, output: &Path, number: usize) -> Result<Receipt> {
+    fn write(self, output: &Path, number: usize) -> Result<Written> {
         let mut receipt = self.receipt;
+        let reused = self.bytes.is_none();
         if let Some(bytes) = self.bytes {
             receipt.entry.blake3 = blake3::hash(&bytes).to_hex().to_string();
             write_atomically(&output.join(&receipt.entry.file), &bytes)?;
             write_json(&output.join(receipt_name(number)), &receipt)?;
         }
-        Ok(receipt)
+        Ok(Written { receipt, reused })
     }
 }
 

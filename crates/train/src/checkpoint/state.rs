@@ -4,7 +4,9 @@ use longdraft_data::sampler::Cursor;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::error::{Result, TrainError};
 use crate::method::Method;
+use crate::parallel::World;
 
 /// What must not change under a resumed run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +29,23 @@ impl RunIdentity {
             }
         }
         differences
+    }
+
+    /// Refuses ranks that would train something else than the first one.
+    ///
+    /// # Errors
+    /// - a rank has another target, other data, or another configuration
+    pub fn require_agreement(&self, world: &World) -> Result<()> {
+        let all = world.gather_json(self)?;
+        let differing = all.iter().enumerate().find_map(|(rank, other)| {
+            let differences = all[0].differences(other);
+            (!differences.is_empty()).then_some((rank, differences))
+        });
+        differing.map_or(Ok(()), |(rank, differences)| {
+            let differences = differences.join("; ");
+            let problem = format!("rank {rank} would train something else: {differences}");
+            Err(TrainError::Parallel { problem })
+        })
     }
 }
 
@@ -73,4 +92,24 @@ pub struct CheckpointState {
     pub draft: Value,
     /// Whose features it was trained on.
     pub target_fingerprint: String,
+}
+
+#[cfg(test)]
+mod agreement {
+    use super::*;
+    use crate::parallel::in_threads;
+
+    #[test]
+    fn ranks_that_would_train_something_else_are_told_apart() {
+        let of = |tokens: &str| RunIdentity { values: vec![("data".into(), tokens.into())] };
+        let agree = |other: &'static str| {
+            in_threads(3, move |world| {
+                let tokens = if world.rank() == 2 { other } else { "same" };
+                of(tokens).require_agreement(&world).map_err(|error| error.to_string())
+            })
+        };
+        assert!(agree("same").iter().all(std::result::Result::is_ok));
+        let told = "rank 2 would train something else: data was same, now old";
+        assert!(agree("old").iter().all(|result| result == &Err(told.to_owned())));
+    }
 }

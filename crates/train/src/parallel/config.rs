@@ -23,7 +23,7 @@ pub enum Reduction {
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
-    /// target (several ranks: not supported yet). Pretraining always spreads Muon's work and state.
+    /// target (several ranks: not supported yet). Muon's work and state are always spread.
     pub zero: u8,
     /// Bytes of gradients or weights that are under way at once.
     pub bucket_bytes: usize,

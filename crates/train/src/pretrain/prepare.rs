@@ -40,6 +40,7 @@ impl Pretraining {
             _ => None,
         };
         let identity = identity(&config, &stream, &tokenizer_hash);
+        identity.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;

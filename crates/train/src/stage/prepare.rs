@@ -71,6 +71,7 @@ impl Stage {
             floor_ratio: config.schedule.floor_ratio,
         };
         let identity = identity(&config, &target, &train, (objective.draft(), &features))?;
+        identity.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
         let resumed = resume(

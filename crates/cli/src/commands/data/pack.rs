@@ -23,7 +23,7 @@ fn texts(
             let row = row?;
             let mut present: Vec<&str> = fields
                 .iter()
-                .filter(|field| row.fields.contains_key(*field))
+                .filter(|field| row.fields.get(*field).is_some_and(|value| !value.is_null()))
                 .map(|field| row.text(field))
                 .collect::<std::result::Result<_, _>>()?;
             if let (true, Some(field)) = (present.is_empty(), fields.first()) {

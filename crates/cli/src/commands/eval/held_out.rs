@@ -1,5 +1,7 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
+use std::sync::Arc;
+
 use longdraft_models::target::Target;
 use longdraft_train::metrics::DelayCounts;
 use longdraft_train::stage::{RowMetrics, measure_drafts};
@@ -9,7 +11,7 @@ use crate::cli::EvalHeldOutArguments;
 use crate::commands::train::open_target;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
-use crate::progress::{TrainingProgress, stop_on_interrupt};
+use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
 /// Measures every draft on the same rows; differences are paired by row.
@@ -19,7 +21,7 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config)?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
-    let mut progress = TrainingProgress::new(stop_on_interrupt(), Voice::alone());
+    let mut progress = TrainingProgress::new(Arc::default(), Voice::alone());
     let measured =
         measure_drafts(&config, &arguments.drafts, (&target, &tokenizer), &mut progress)?;
     let rows = measured.first().map_or(0, RowMetrics::rows);

@@ -18,6 +18,10 @@ use crate::failure::{Failure, Result};
 /// Writes the artifact and scores it if there is data.
 pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     if arguments.output.extension().is_some_and(|extension| extension == "gguf") {
+        if !arguments.data.is_empty() || arguments.budget_bytes.is_some() {
+            let problem = "a .gguf is neither scored nor held against a budget here";
+            return Err(Failure::usage(problem).hint("score it with `longdraft eval bpb`"));
+        }
         return gguf(arguments, json);
     }
     let config = config(arguments)?;
