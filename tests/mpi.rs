@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -96,18 +95,6 @@ fn checkpoint(run: &str) -> PathBuf {
 
 fn draft_bytes(run: &str) -> Vec<u8> {
     std::fs::read(checkpoint(run).join("draft.safetensors")).expect("checkpoint")
-}
-
-/// Names and bytes of a folder's files.
-fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
-    let entries = std::fs::read_dir(folder).expect("folder").flatten();
-    entries
-        .filter(|entry| entry.path().is_file())
-        .map(|entry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            (name, std::fs::read(entry.path()).expect("file"))
-        })
-        .collect()
 }
 
 #[test]
@@ -314,6 +301,19 @@ fn wait(mut child: Child) -> Output {
     child.wait_with_output().expect("output")
 }
 
+/// Sends a rank a signal as soon as the job has saved.
+#[track_caller]
+fn signal_after_a_save(run: &str, rank: usize, signal: &str) {
+    let started = Instant::now();
+    while !checkpoint(run).join("manifest.json").is_file() {
+        assert!(started.elapsed() < SOON, "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = process_of(run, rank).expect("the rank's log");
+    let sent = Command::new("kill").args([signal, &process]).status().expect("kill");
+    assert!(sent.success(), "the run ended before it could be reached");
+}
+
 /// Starts ranks and kills one of them with SIGKILL after the first save.
 #[track_caller]
 fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
@@ -322,14 +322,7 @@ fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("mpirun starts");
-    let started = Instant::now();
-    while !checkpoint(run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let process = process_of(run, rank).expect("the rank's log");
-    let killed = Command::new("kill").args(["-9", &process]).status().expect("kill");
-    assert!(killed.success(), "the run ended before it could be killed");
+    signal_after_a_save(run, rank, "-9");
     let output = wait(child);
     assert!(!output.status.success(), "a job without a rank does not succeed");
 }
@@ -365,13 +358,7 @@ fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
             .stderr(Stdio::null())
             .spawn()
             .expect("mpirun starts");
-    let started = Instant::now();
-    while !checkpoint(&run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let process = process_of(&run, 1).expect("the rank's log");
-    assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill").success());
+    signal_after_a_save(&run, 1, "-TERM");
     let output = wait(child);
     assert!(output.status.success(), "{:?}", output.status);
     let out = last_json(&stdout(&output));
@@ -390,13 +377,7 @@ fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("mpirun starts");
-    let started = Instant::now();
-    while !checkpoint(&run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let process = process_of(&run, 1).expect("the rank's log");
-    assert!(Command::new("kill").args(["-STOP", &process]).status().expect("kill").success());
+    signal_after_a_save(&run, 1, "-STOP");
     let output = wait(child);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -482,8 +463,8 @@ fn mpi_ranks_capture_one_store_without_overlap() {
     let arguments = joined(&[&command, &[&shared_place], &set]);
     let output = succeed_on(3, &arguments);
     assert_eq!(stdout(&output).lines().count(), 1, "one rank answers: {}", stdout(&output));
-    assert_eq!(files(&one), files(&shared));
-    assert!(files(&one).keys().filter(|name| name.starts_with("train-")).count() > 1);
+    assert_eq!(support::files(&one), support::files(&shared));
+    assert!(support::files(&one).keys().filter(|name| name.starts_with("train-")).count() > 1);
     let more = ["train.steps=3", "parallel.zero=1"];
     succeed_on(2, &joined(&[&["train", &config, &shared_place], &set, &more]));
 }

@@ -64,18 +64,6 @@ fn draft_bytes(run: &str) -> Vec<u8> {
     std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
 }
 
-/// Names and bytes of a store's files.
-fn files(store: &str) -> BTreeMap<String, Vec<u8>> {
-    let entries = std::fs::read_dir(store).expect("store").flatten();
-    entries
-        .filter(|entry| entry.path().is_file())
-        .map(|entry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            (name, std::fs::read(entry.path()).expect("file"))
-        })
-        .collect()
-}
-
 fn shard(store: &str, index: usize) -> PathBuf {
     Path::new(store).join(format!("train-{index:05}.safetensors"))
 }
@@ -203,7 +191,7 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
     let staged = |name: &str| name.contains('#');
     let claims = claims.filter(|entry| !staged(&entry.file_name().to_string_lossy()));
     assert_eq!(claims.count(), 0, "claims are left");
-    let (whole, mut killed) = (files(&whole), files(&killed));
+    let (whole, mut killed) = (support::files(&whole), support::files(&killed));
     // Half files of a kill while index or recipe were written go when they are old; those of shards
     // went when the shard was taken over.
     killed.retain(|name, _| !staged(name) || !(name.contains("index") || name.contains("recipe")));
@@ -238,7 +226,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let text = fail(&train, 1);
     assert!(text.contains("no such folder") && text.contains("longdraft capture"), "{text}");
     succeed(&["capture", &config, &features]);
-    let before = files(&store);
+    let before = support::files(&store);
     let path = shard(&store, 0);
     let bytes = std::fs::read(&path).expect("shard");
     let mut flipped = bytes.clone();
@@ -265,7 +253,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stderr(&output).contains("captured again"), "{}", stderr(&output));
         assert_eq!(held_out, time(&untouched), "a whole shard was captured again");
-        assert!(files(&store) == before, "another content");
+        assert!(support::files(&store) == before, "another content");
     }
     succeed(&train);
     // A name that leads out of the store.
@@ -331,7 +319,7 @@ fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
     let output = run(&["capture", &config, &features, "--dry-run"]);
     let text = stderr(&output);
     assert!(output.status.success() && text.contains("bytes a token"), "{text}");
-    assert!(files(&store).is_empty());
+    assert!(support::files(&store).is_empty());
     // Files may not grow beyond 64 KiB.
     let binary = env!("CARGO_BIN_EXE_longdraft");
     let script = format!(
@@ -341,10 +329,15 @@ fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("train-00000.safetensors") && !text.contains("panicked"), "{text}");
-    assert!(files(&store).keys().all(|name| name == "recipe.json"), "{:?}", files(&store).keys());
+    assert!(
+        support::files(&store).keys().all(|name| name == "recipe.json"),
+        "{:?}",
+        support::files(&store).keys()
+    );
     let out = last_json(&succeed(&["capture", &config, &features, "--json"]));
     let told = out["bytes"].as_u64().expect("bytes") as f64;
-    let shards = files(&store).into_iter().filter(|(name, _)| name.ends_with(".safetensors"));
+    let shards =
+        support::files(&store).into_iter().filter(|(name, _)| name.ends_with(".safetensors"));
     let written: usize = shards.map(|(_, bytes)| bytes.len()).sum();
     assert!((told / written as f64 - 1.0).abs() < 0.05, "{told} told, {written} written");
 }
@@ -390,9 +383,10 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         estimate.bytes - 1
     );
     assert!(refusal.contains(&figures) && refusal.contains(&store), "{refusal}");
-    assert!(files(&store).is_empty(), "nothing was written");
+    assert!(support::files(&store).is_empty(), "nothing was written");
     assert_eq!(capture(estimate.bytes).run(&mut Silent).expect("fits"), Ending::Finished);
-    let shards = files(&store).into_iter().filter(|(name, _)| name.contains(".safetensors"));
+    let shards =
+        support::files(&store).into_iter().filter(|(name, _)| name.contains(".safetensors"));
     let written: u64 = shards.map(|(_, bytes)| bytes.len() as u64).sum();
     assert!(written > 0 && written <= estimate.bytes, "{written} of {}", estimate.bytes);
     // What is there already needs no space.

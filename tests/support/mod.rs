@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -60,6 +60,18 @@ pub(crate) fn fail(arguments: &[&str], code: i32) -> String {
 pub(crate) fn last_json(text: &str) -> Value {
     let line = text.trim_end().lines().last().unwrap_or_default();
     serde_json::from_str(line).expect("the last line is JSON")
+}
+
+/// Names and bytes of a folder's files.
+pub(crate) fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("folder").flatten();
+    entries
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, std::fs::read(entry.path()).expect("file"))
+        })
+        .collect()
 }
 
 /// Published configuration keys of a tiny model.
