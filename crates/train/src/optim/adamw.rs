@@ -30,7 +30,7 @@ pub enum MatrixUpdate {
     /// `AdamW`, as for every other tensor.
     #[default]
     Adamw,
-    /// Muon: fewer steps, each a little slower.
+    /// Muon: orthogonal updates of the same size; each step takes longer.
     Muon,
 }
 
