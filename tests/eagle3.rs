@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
 
 /// Arguments that turn the workshop's configuration into an EAGLE-3 run.
@@ -241,4 +241,99 @@ fn a_real_target_trains() {
     let records = metrics(&shop.path("run"));
     let loss = |index: usize| records[index]["loss"].as_f64().expect("loss");
     assert!(loss(11) < loss(0), "{} then {}", loss(0), loss(11));
+}
+
+/// Questions without answers, for a target to write them.
+fn questions(path: &Path, range: std::ops::Range<usize>) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/corpus");
+    let rows = std::fs::read_to_string(corpus.join("gsm8k-train-excerpt.jsonl")).expect("corpus");
+    let rows = rows.lines().skip(range.start).take(range.len());
+    let text = rows.map(|row| {
+        let row: Value = serde_json::from_str(row).expect("a row");
+        format!("{}\n", json!({ "question": row["question"] }))
+    });
+    std::fs::write(path, text.collect::<String>()).expect("questions");
+}
+
+/// What a draft promises on held-out text that its target wrote is what decoding reaches.
+#[test]
+fn held_out_lengths_are_those_of_decoding() {
+    let shop = Workshop::new();
+    let target =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
+    let target = target.display().to_string();
+    let path = |name: &str| shop.path(name);
+    let source_target = json!({"kind": "source_target", "with_source": true});
+    let mut set = |name: &str, range| {
+        let (questions_file, answers) =
+            (path(&format!("{name}-q.jsonl")), path(&format!("{name}-a.jsonl")));
+        questions(Path::new(&questions_file), range);
+        succeed(&[
+            "data",
+            "regenerate",
+            &questions_file,
+            "--field",
+            "question",
+            "--target",
+            &target,
+            "--output",
+            &answers,
+            "--max-tokens",
+            "64",
+            "--batch",
+            "16",
+        ]);
+        let rows = std::fs::read_to_string(answers).expect("answers");
+        let text = rows.lines().map(|row| {
+            let row: Value = serde_json::from_str(row).expect("a row");
+            let turn = |index: usize| row["messages"][index]["content"].clone();
+            format!("{}\n", json!({ "source": turn(0), "target": turn(1) }))
+        });
+        let pairs = path(&format!("{name}.jsonl"));
+        std::fs::write(&pairs, text.collect::<String>()).expect("pairs");
+        json!([{"path": pairs, "template": source_target, "learn": "assistant"}])
+    };
+    let (train, held_out) = (set("train", 0..96), set("held-out", 96..120));
+    let config = json!({
+        "target": target, "output": path("run"),
+        "draft": {"method": "eagle3", "eagle3": {"draft_vocab_size": 2048}},
+        "objective": {"eagle3": {"ttt_steps": 4}},
+        "data": {"train": train, "held_out": held_out, "row_tokens": 256, "anchor": {"enabled": false}},
+        "schedule": {"learning_rate": 3e-3},
+        "train": {"rows_per_step": 1, "epochs": 2, "features": "memory", "evaluate_every": 0}
+    });
+    let file = path("eagle3.yaml");
+    std::fs::write(&file, config.to_string()).expect("configuration");
+    succeed(&["train", &file]);
+    let records = metrics(&path("run"));
+    let promised = &records.last().expect("records")["held_out"];
+    let promised = |name: &str| promised[name].as_f64().expect("a length");
+    succeed(&["extract", &path("run")]);
+    let decoded = last_json(&succeed(&[
+        "eval",
+        "decode",
+        "--target",
+        &target,
+        "--draft",
+        &path("run/draft"),
+        "--draft-len",
+        "4",
+        "--prompts",
+        &path("held-out-q.jsonl"),
+        "--field",
+        "question",
+        "--max-tokens",
+        "64",
+        "--runs",
+        "1",
+        "--json",
+    ]));
+    let tau = decoded["tau"].as_f64().expect("tau");
+    let (replayed, simulated) =
+        (promised("replayed_acceptance_length"), promised("simulated_acceptance_length"));
+    println!("decoded {tau:.4}, replayed {replayed:.4}, simulated {simulated:.4}");
+    assert_eq!(decoded["lossless"], true);
+    assert!(tau > 1.3, "the draft learned nothing: {tau}");
+    assert!((replayed / tau - 1.0).abs() < 0.02, "{replayed} promised, {tau} decoded");
+    assert!((simulated / tau - 1.0).abs() < 0.05, "{simulated} promised, {tau} decoded");
 }

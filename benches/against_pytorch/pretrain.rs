@@ -1,5 +1,6 @@
 //! A pretraining step: nine layers, 512 wide, 8 heads over 4, vocabulary 1024, tied head, softcap,
-//! Muon and Adam; random tokens.
+//! Muon and Adam; random tokens. Sequences go through the model one by one and their gradients add
+//! up, as `train.micro_batch_tokens` does it: the same step with one sequence's activations.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ pub(super) fn step(sequence: usize, steps: usize) -> f64 {
     let config = LanguageModelConfig::default();
     let model = LanguageModel::initialise(&config, 0).expect("model");
     let parameters = model.parameters();
-    let layout = Layout::new(&config, &[sequence; SEQUENCES], sequence).expect("layout");
+    let layout = Layout::new(&config, &[sequence], sequence).expect("layout");
     let optimizer = MuonConfig { matrix_lr: 0.02, clip_norm: 0.3, ..MuonConfig::default() };
     let mut optimizer = Muon::new(optimizer, parameters);
     let mut times = Vec::new();
@@ -25,11 +26,14 @@ pub(super) fn step(sequence: usize, steps: usize) -> f64 {
         let tokens: Vec<u32> = (0..=SEQUENCES * sequence).map(id).collect();
         let started = Instant::now();
         let count = tokens.len() - 1;
-        let hidden = model.hidden(&tokens[..count], &layout).expect("forward");
-        let output = model.cross_entropy(&hidden, &tokens[1..]).expect("loss");
-        let mean = (output.loss_sum / count as f64).expect("mean");
         let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, &mean.backward().expect("backward")).expect("gradients");
+        for row in 0..SEQUENCES {
+            let (from, to) = (row * sequence, (row + 1) * sequence);
+            let hidden = model.hidden(&tokens[from..to], &layout).expect("forward");
+            let output = model.cross_entropy(&hidden, &tokens[from + 1..=to]).expect("loss");
+            let share = (output.loss_sum / count as f64).expect("share of the mean");
+            gradients.add(parameters, &share.backward().expect("backward")).expect("gradients");
+        }
         optimizer.step(parameters, &gradients, 1.0).expect("step");
         if step > 0 {
             times.push(started.elapsed().as_secs_f64());

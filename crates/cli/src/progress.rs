@@ -129,9 +129,11 @@ impl TrainingProgress {
             .iter()
             .map(|counts| format!("{:.1}", 100.0 * counts.top1_agreement()))
             .collect();
+        let replayed = metrics.replayed.acceptance_length();
+        let replayed = replayed.map_or(String::new(), |length| format!(" replayed {length:.3}"));
         self.say(&format!(
             "held-out after step {step}: loss {:.3}  agreement with the target at position \
-             1..{}: {} %  simulated length {:.3}",
+             1..{}: {} %  simulated length {:.3}{replayed}",
             metrics.loss(),
             metrics.by_delay.len(),
             agreement.join(" "),

@@ -19,6 +19,7 @@ pub mod objective;
 pub mod optim;
 pub mod parallel;
 pub mod pretrain;
+pub mod rounds;
 pub mod schedule;
 pub mod stage;
 pub mod tracking;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Result, TrainError};
 use crate::parallel::World;
+use crate::rounds::Rounds;
 
 /// Rows at one delay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -76,6 +77,8 @@ pub struct DraftMetrics {
     pub soft_sum: f64,
     /// Learned rows.
     pub rows: usize,
+    /// Greedy decoding of the text, replayed; held-out rows only.
+    pub replayed: Rounds,
 }
 
 impl DraftMetrics {
@@ -117,12 +120,14 @@ impl DraftMetrics {
         self.hard_sum += other.hard_sum;
         self.soft_sum += other.soft_sum;
         self.rows += other.rows;
+        self.replayed.merge(other.replayed);
     }
 
     /// All counters as numbers, for other ranks.
     pub fn to_numbers(&self) -> Vec<f64> {
         let sizes = [self.by_delay.len() as f64, self.parts.len() as f64];
         let mut numbers = vec![sizes[0], sizes[1], self.hard_sum, self.soft_sum, self.rows as f64];
+        numbers.extend([self.replayed.rounds as f64, self.replayed.tokens as f64]);
         for counts in &self.by_delay {
             numbers.extend([counts.rows as f64, counts.top1_count as f64, counts.acceptance_sum]);
             numbers.push(counts.acceptance_rows as f64);
@@ -162,7 +167,7 @@ impl DraftMetrics {
 
     /// The counters that lead a list of numbers, and the rest of the list; `None` if there are none.
     fn from_numbers(numbers: &[f64]) -> Option<(Self, &[f64])> {
-        let (head, rest) = numbers.split_at_checked(5)?;
+        let (head, rest) = numbers.split_at_checked(7)?;
         let (delays, rest) = rest.split_at_checked(4 * head[0] as usize)?;
         let (parts, rest) = rest.split_at_checked(3 * head[1] as usize)?;
         let delay = |n: &[f64]| DelayCounts {
@@ -178,6 +183,7 @@ impl DraftMetrics {
             hard_sum: head[2],
             soft_sum: head[3],
             rows: head[4] as usize,
+            replayed: Rounds { rounds: head[5] as usize, tokens: head[6] as usize },
         };
         Some((metrics, rest))
     }
@@ -238,6 +244,9 @@ impl DraftMetrics {
         match (losses, value) {
             (Value::Object(mut all), Value::Object(rates)) => {
                 all.extend(rates);
+                if let Some(length) = self.replayed.acceptance_length() {
+                    all.insert("replayed_acceptance_length".into(), length.into());
+                }
                 all
             }
             _ => Map::new(),
@@ -254,10 +263,12 @@ mod tests {
         let mut a = DraftMetrics::default();
         a.add_row(2, 2.0, f64::NAN, true, 0.5);
         a.parts = vec![LossPart { weight: 0.5, sum: 3.0, denominator: 7.0 }];
+        a.replayed = Rounds { rounds: 3, tokens: 8 };
         let numbers = [a.to_numbers(), DraftMetrics::default().to_numbers()].concat();
         let all = DraftMetrics::list(&numbers).expect("two");
         let first = &all[0];
         assert_eq!((&first.by_delay, &first.parts, first.rows), (&a.by_delay, &a.parts, 1));
+        assert_eq!(first.replayed, a.replayed);
         assert!(first.soft_sum.is_nan());
         assert_eq!(all[1], DraftMetrics::default());
         assert!(DraftMetrics::list(&numbers[..numbers.len() - 1]).is_err());

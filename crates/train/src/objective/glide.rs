@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart};
+use crate::rounds::Rounds;
 
 /// Form of the teacher's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -108,27 +109,18 @@ impl GlideObjective {
         let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
     }
-}
 
-impl Objective for GlideObjective {
-    fn draft(&self) -> &dyn Draft {
-        &self.draft
-    }
-
-    fn needs(&self) -> FeatureNeeds {
-        let teacher = match self.config.soft_targets {
-            _ if self.config.soft_weight == 0.0 => TeacherKind::None,
-            SoftTargetKind::Full => TeacherKind::Full,
-            SoftTargetKind::TopK => TeacherKind::TopK(self.config.top_k),
-        };
-        FeatureNeeds { taps: vec![Tap::LastKv], teacher }
-    }
-
-    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+    /// The loss, and whether draft and target have the same most likely token at every learned row.
+    fn evaluate(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        train: bool,
+    ) -> Result<(Loss, Vec<bool>)> {
         let rows = batch.learned.len();
         if rows == 0 {
             let metrics = DraftMetrics::default();
-            return Ok(Loss { numerator: None, denominator: 0, metrics });
+            return Ok((Loss { numerator: None, denominator: 0, metrics }, Vec::new()));
         }
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
         let learned = Tensor::from_slice(&batch.learned, rows, hidden.device())?;
@@ -183,7 +175,27 @@ impl Objective for GlideObjective {
         }
         let sum = (1.0 - soft_weight) * metrics.hard_sum + soft_weight * metrics.soft_sum;
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: rows as f64 }];
-        Ok(Loss { numerator: Some(output.loss_sum), denominator: rows, metrics })
+        let loss = Loss { numerator: Some(output.loss_sum), denominator: rows, metrics };
+        Ok((loss, output.rows.agrees))
+    }
+}
+
+impl Objective for GlideObjective {
+    fn draft(&self) -> &dyn Draft {
+        &self.draft
+    }
+
+    fn needs(&self) -> FeatureNeeds {
+        let teacher = match self.config.soft_targets {
+            _ if self.config.soft_weight == 0.0 => TeacherKind::None,
+            SoftTargetKind::Full => TeacherKind::Full,
+            SoftTargetKind::TopK => TeacherKind::TopK(self.config.top_k),
+        };
+        FeatureNeeds { taps: vec![Tap::LastKv], teacher }
+    }
+
+    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+        Ok(self.evaluate(batch, features, train)?.0)
     }
 
     fn normalisation(&self) -> Normalisation {
@@ -223,10 +235,17 @@ impl Objective for GlideObjective {
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let mut metrics = DraftMetrics::default();
         let mut batch = batch.clone();
-        for delay in 1..=self.draft.config().gamma as u32 {
+        let gamma = self.draft.config().gamma;
+        // Whether level `d` has the token behind `t`, `[gamma][T]`.
+        let mut right = vec![vec![false; batch.ids.len()]; gamma];
+        for (delay, right) in (1..).zip(&mut right) {
             batch.delays.fill(delay);
-            metrics.merge(&self.loss(&batch, features, false)?.metrics);
+            let (loss, agrees) = self.evaluate(&batch, features, false)?;
+            metrics.merge(&loss.metrics);
+            batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
         }
+        let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
+        metrics.replayed = Rounds::replay(&batch, gamma, holds);
         Ok(metrics)
     }
 

@@ -113,6 +113,7 @@ impl Eagle3Metrics {
             hard_sum: 0.0,
             soft_sum: 0.0,
             rows: self.steps.first().map_or(0, |step| step.learned),
+            ..DraftMetrics::default()
         }
     }
 }

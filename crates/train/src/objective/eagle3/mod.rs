@@ -57,6 +57,8 @@ pub struct Eagle3Outcome {
     pub loss: Option<Tensor>,
     /// Counters of the batch's rows.
     pub metrics: Eagle3Metrics,
+    /// Whether draft and target have the same most likely token, for the plan's rows step by step.
+    agrees: Vec<bool>,
 }
 
 impl Eagle3Objective {
@@ -265,7 +267,9 @@ impl Objective for Eagle3Objective {
         let plan = self.plan_with(batch, features, TeacherLaw::Whole)?;
         let denominators = self.denominators(&plan);
         let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
-        Ok(outcome.metrics.by_delay(&self.config.weights()))
+        let mut metrics = outcome.metrics.by_delay(&self.config.weights());
+        metrics.replayed = plan.replay(batch, &outcome.agrees);
+        Ok(metrics)
     }
 
     fn draft_len(&self) -> usize {

@@ -8,6 +8,7 @@ use longdraft_models::{DraftTokenId, TargetTokenId};
 
 use super::config::{Eagle3Compat, Eagle3ObjectiveConfig, MaskRule, OovRows};
 use super::teacher::TeacherSummary;
+use crate::rounds::Rounds;
 
 /// A row that the head has to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +89,19 @@ impl RowPlan {
     /// Documents of the batch times the length of the longest, in tokens.
     pub fn padded_tokens(&self) -> usize {
         self.padded_tokens
+    }
+
+    /// Decoding rounds over the batch, given whether the draft agrees at the steps' rows, one step
+    /// behind the other. Row `t` is the pass that first reads token `t + 1`, the root.
+    pub(super) fn replay(&self, batch: &Batch, agrees: &[bool]) -> Rounds {
+        let mut right = vec![vec![false; batch.ids.len() + 1]; self.steps.len()];
+        let mut agrees = agrees.iter();
+        for (step, right) in self.steps.iter().zip(&mut right) {
+            for (row, agrees) in step.rows.iter().zip(&mut agrees) {
+                right[row.t as usize + 1] = row.label.is_some() && *agrees;
+            }
+        }
+        Rounds::replay(batch, self.steps.len(), |root, level| right[level - 1][root])
     }
 
     /// The rows that have to take each step: those of the step and of all behind it. Empty lists

@@ -57,7 +57,8 @@ impl Eagle3Objective {
         train: bool,
     ) -> Result<Eagle3Outcome> {
         let Some(rows) = self.head_rows(batch, features, plan)? else {
-            return Ok(Eagle3Outcome { loss: None, metrics: self.metrics(plan, None, &[]) });
+            let metrics = self.metrics(plan, None, &[]);
+            return Ok(Eagle3Outcome { loss: None, metrics, agrees: Vec::new() });
         };
         let factors = if self.config.loss == Eagle3Loss::LkLambda {
             // The mix follows the batch's mean acceptance, which is a constant.
@@ -70,7 +71,8 @@ impl Eagle3Objective {
         let (loss, statistics) = self.pass(&rows, plan, &factors, denominators, train)?;
         let metrics = self.metrics(plan, Some(&statistics), &factors);
         let learned = plan.steps.iter().any(|step| step.learned() > 0);
-        Ok(Eagle3Outcome { loss: learned.then_some(loss), metrics })
+        let agrees = statistics.agrees;
+        Ok(Eagle3Outcome { loss: learned.then_some(loss), metrics, agrees })
     }
 
     /// Intermediate values of every token: `fc_out`, and `hidden.i` and `logits.i` of every step.
