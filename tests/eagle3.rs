@@ -264,7 +264,7 @@ fn held_out_lengths_are_those_of_decoding() {
     let target = target.display().to_string();
     let path = |name: &str| shop.path(name);
     let source_target = json!({"kind": "source_target", "with_source": true});
-    let mut set = |name: &str, range| {
+    let set = |name: &str, range| {
         let (questions_file, answers) =
             (path(&format!("{name}-q.jsonl")), path(&format!("{name}-a.jsonl")));
         questions(Path::new(&questions_file), range);

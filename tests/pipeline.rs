@@ -91,6 +91,49 @@ fn train_extract_generate_and_measure() {
 }
 
 #[test]
+fn a_draft_proposes_what_its_training_text_had_most() {
+    let shop = Workshop::new();
+    let counts = |run: &str| {
+        let text =
+            std::fs::read_to_string(shop.path(run).as_str().to_owned() + "/draft/token_counts.txt");
+        let text = text.expect("counts");
+        let counts = text.lines().map(|line| line.split_once(' ').expect("id and count").1);
+        counts.map(|count| count.parse::<u64>().expect("a count")).sum::<u64>()
+    };
+    succeed(&["train", &shop.config(), "train.steps=2"]);
+    succeed(&["extract", &shop.path("run")]);
+    // A draft that is trained on keeps the counts of the text before.
+    let (from, output) = (format!("draft.from={}", shop.path("run/draft")), shop.path("second"));
+    let again = ["train", &shop.config(), "train.steps=2", &from, &format!("output={output}")];
+    succeed(&again);
+    succeed(&["extract", &output]);
+    assert!(counts("run") > 0);
+    assert_eq!(counts("second"), 2 * counts("run"));
+
+    let (target, draft) = (shop.target(), shop.path("second/draft"));
+    let generate = |extra: &[&str]| {
+        let shared = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "20"];
+        [&shared[..], extra, &["--json"]]
+            .concat()
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    let text = |extra: &[&str]| {
+        let arguments = generate(extra);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        last_json(&succeed(&arguments))["text"].clone()
+    };
+    let reduced = ["--draft", &draft, "--draft-vocab-size", "12"];
+    assert_eq!(text(&reduced), text(&["--no-draft"]));
+    std::fs::remove_file(format!("{draft}/token_counts.txt")).expect("the file is there");
+    let arguments = generate(&reduced);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let said = fail(&arguments, 2);
+    assert!(said.contains("no token counts are there") && said.contains("extract"), "{said}");
+}
+
+#[test]
 fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let shop = Workshop::new();
     let whole = shop.path("whole");

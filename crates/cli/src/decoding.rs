@@ -10,7 +10,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::glide::trained_for;
-use longdraft_models::draft::{AnyDraft, eagle3};
+use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE, eagle3};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 
@@ -56,8 +56,9 @@ pub(crate) struct DecodingArguments {
     /// Propose only these tokens (GLIDE): a file with a token id a line, with counts if you like.
     #[arg(long, value_name = "FILE", requires = "draft")]
     pub(crate) draft_vocab: Option<PathBuf>,
-    /// Of them, the first, or the most frequent if there are counts.
-    #[arg(long, value_name = "N", requires = "draft_vocab")]
+    /// Of them, the first, or the most frequent if there are counts. Without the file: those that
+    /// the draft's training text had most (GLIDE).
+    #[arg(long, value_name = "N", requires = "draft")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How to hold the target's weights.
     #[arg(long, default_value = "f32")]
@@ -162,15 +163,32 @@ impl DecodingArguments {
         let options = TargetOptions { dtype, quantised, ..TargetOptions::default() };
         let target = Target::open(target, &options)?;
         let draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
-        let head = match &self.draft_vocab {
-            Some(_) if matches!(draft, Some(AnyDraft::Eagle3(_))) => {
-                return Err(Failure::usage("--draft-vocab is for GLIDE drafts")
-                    .hint("an EAGLE-3 draft has a vocabulary of its own"));
+        let head = self.proposed_tokens()?.map(|path| {
+            if matches!(draft, Some(AnyDraft::Eagle3(_))) {
+                return Err(Failure::usage(
+                    "--draft-vocab and --draft-vocab-size are for GLIDE drafts",
+                )
+                .hint("an EAGLE-3 draft has a vocabulary of its own"));
             }
-            Some(path) => Some(Arc::new(ReducedHead::open(&target, path, self.draft_vocab_size)?)),
-            None => None,
-        };
+            Ok(Arc::new(ReducedHead::open(&target, &path, self.draft_vocab_size)?))
+        });
+        let head = head.transpose()?;
         Ok(Models { target, tokenizer, draft, head })
+    }
+
+    /// The file that lists what a draft proposes, if that is not everything.
+    fn proposed_tokens(&self) -> Result<Option<PathBuf>> {
+        let (Some(draft), Some(_), None) = (&self.draft, self.draft_vocab_size, &self.draft_vocab)
+        else {
+            return Ok(self.draft_vocab.clone());
+        };
+        let folder = if draft.is_dir() { draft } else { draft.parent().unwrap_or(draft) };
+        let counts = folder.join(TOKEN_COUNTS_FILE);
+        if counts.is_file() {
+            return Ok(Some(counts));
+        }
+        Err(Failure::usage(format!("{}: no token counts are there", counts.display()))
+            .hint("`longdraft extract` writes them beside a draft; or give --draft-vocab FILE"))
     }
 
     /// Layout of a round's proposals.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::glide::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::checkpoint::{LAST, PREVIOUS, read_draft, read_state};
@@ -31,6 +32,11 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
         .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
     state.method.write(output, &state.draft, &tensors, &state.target_fingerprint)?;
     TextTokenizer::from_folder(checkpoint)?.save(output)?;
+    let counts = checkpoint.join(TOKEN_COUNTS_FILE);
+    if counts.is_file() {
+        std::fs::copy(&counts, output.join(TOKEN_COUNTS_FILE))
+            .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
+    }
     Ok(tensors.len())
 }
 

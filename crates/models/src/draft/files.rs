@@ -12,6 +12,10 @@ use crate::weights::safetensors::SafetensorsSource;
 /// Name of the draft file.
 pub const DRAFT_FILE: &str = "draft_model_weights.safetensors";
 
+/// How often each token was supervised in training (`TokenCounts::to_text`), beside a draft's
+/// weights and in checkpoints.
+pub const TOKEN_COUNTS_FILE: &str = "token_counts.txt";
+
 /// Name of the same tensors in PyTorch's format.
 pub const PTH_FILE: &str = "draft_model_weights.pth";
 

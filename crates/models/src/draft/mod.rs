@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::target::Tap;
 
 pub use any::AnyDraft;
+pub use files::TOKEN_COUNTS_FILE;
 
 /// A trained tensor and what the optimizer has to know about it.
 #[derive(Debug, Clone)]

@@ -17,5 +17,6 @@ mod store;
 pub use lock::RunLock;
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{
-    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, draft_file, read_draft, read_state,
+    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, draft_file, read_draft,
+    read_state,
 };

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::TokenCounts;
+use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -74,6 +75,8 @@ pub struct Contents<'a> {
     pub parallel: &'a DataParallel,
     /// The target's tokenizer.
     pub tokenizer: &'a TextTokenizer,
+    /// How often each token was supervised, in this stage and in those before it.
+    pub token_counts: &'a TokenCounts,
 }
 
 /// A checkpoint that was read back.
@@ -285,6 +288,8 @@ impl Contents<'_> {
         save(&folder.join(DRAFT), &tensors, HashMap::new())?;
         self.tokenizer.save(folder)?;
         let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(folder, error);
+        std::fs::write(folder.join(TOKEN_COUNTS_FILE), self.token_counts.to_text())
+            .map_err(|error| fail(&error))?;
         let text = serde_json::to_string_pretty(self.state).map_err(|error| fail(&error))?;
         std::fs::write(folder.join(STATE), text).map_err(|error| fail(&error))
     }
@@ -304,6 +309,21 @@ pub fn draft_file(path: &Path) -> PathBuf {
         .chain([LAST, PREVIOUS].map(|name| path.join("checkpoints").join(name)));
     let mut files = checkpoints.map(|folder| folder.join(DRAFT));
     files.find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
+}
+
+/// Adds the counts that stand beside a draft's weights, if there are any.
+///
+/// # Errors
+/// - the file is damaged or of another vocabulary
+pub fn add_token_counts(counts: &mut TokenCounts, draft: &Path) -> Result<()> {
+    let file = draft_file(draft);
+    let folder = if file.is_dir() { &file } else { file.parent().unwrap_or(Path::new("")) };
+    let path = folder.join(TOKEN_COUNTS_FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => counts.add_text(&text).map_err(|error| TrainError::checkpoint(&path, error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(TrainError::checkpoint(&path, error)),
+    }
 }
 
 /// A checkpoint's small state.

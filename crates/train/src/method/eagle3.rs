@@ -85,7 +85,7 @@ pub(super) fn build(
     let Materials { config, target, .. } = materials;
     let wanted = &config.draft.eagle3;
     let sizes = sizes(wanted, target.config())?;
-    let counts = counts(materials)?;
+    let counts = materials.token_counts()?;
     let seed = config.train.seed;
     let draft = match &config.draft.from {
         None => {
@@ -152,14 +152,6 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
     };
     sizes.problems_with(target).into_result(path)?;
     Ok(sizes)
-}
-
-fn counts(materials: &Materials<'_>) -> Result<TokenCounts> {
-    let mut counts = TokenCounts::new(materials.target.config().vocab_size);
-    for document in materials.documents {
-        counts.add(&document.ids, &document.loss_mask)?;
-    }
-    Ok(counts)
 }
 
 /// The most frequent supervised tokens. The default mode also keeps the tokens that end a text and

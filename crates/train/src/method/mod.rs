@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Document;
+use longdraft_models::draft::eagle3::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use schemars::JsonSchema;
@@ -41,6 +42,20 @@ pub(crate) struct Materials<'a> {
     pub(crate) tokenizer: &'a TextTokenizer,
     /// Training documents.
     pub(crate) documents: &'a [Document],
+}
+
+impl Materials<'_> {
+    /// How often each token is supervised.
+    ///
+    /// # Errors
+    /// - a token lies outside the target's vocabulary
+    pub(crate) fn token_counts(&self) -> Result<TokenCounts> {
+        let mut counts = TokenCounts::new(self.target.config().vocab_size);
+        for document in self.documents {
+            counts.add(&document.ids, &document.loss_mask)?;
+        }
+        Ok(counts)
+    }
 }
 
 impl Method {

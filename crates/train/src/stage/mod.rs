@@ -18,6 +18,7 @@ use longdraft_data::batch::Draws;
 use longdraft_data::packing::PackedRow;
 use longdraft_data::sampler::Sampler;
 use longdraft_data::{Batch, Document};
+use longdraft_models::draft::eagle3::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::json;
@@ -55,6 +56,7 @@ pub struct Stage {
     config: TrainConfig,
     target: Arc<Target>,
     tokenizer: TextTokenizer,
+    token_counts: TokenCounts,
     objective: Box<dyn Objective>,
     optimizer: AdamW,
     parallel: DataParallel,
@@ -208,6 +210,7 @@ impl Stage {
             optimizer: self.optimizer.state(),
             parallel: &self.parallel,
             tokenizer: &self.tokenizer,
+            token_counts: &self.token_counts,
         };
         let path = self.checkpointer.save(place, &contents)?;
         observer.on_event(Event::Saved(&path));

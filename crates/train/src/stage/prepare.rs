@@ -16,7 +16,7 @@ use super::capture::recipe;
 use super::data_sets::data_sets;
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Event, Observer, Progress, Stage};
-use crate::checkpoint::{Checkpointer, RunIdentity, RunLock};
+use crate::checkpoint::{Checkpointer, RunIdentity, RunLock, add_token_counts};
 use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
@@ -51,6 +51,10 @@ impl Stage {
             documents: &train.documents,
         };
         let objective = config.draft.method.build(&materials, observer)?;
+        let mut token_counts = materials.token_counts()?;
+        if let Some(draft) = &config.draft.from {
+            add_token_counts(&mut token_counts, draft)?;
+        }
         let mut draws = draws(&config, &target, objective.draft_len());
         let features = features(
             &config,
@@ -103,6 +107,7 @@ impl Stage {
             config,
             target,
             tokenizer,
+            token_counts,
             objective,
             optimizer,
             parallel,

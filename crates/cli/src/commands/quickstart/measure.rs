@@ -1,13 +1,8 @@
 //! Decoding with the trained draft, alone and with prompt lookup, against plain decoding.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use longdraft_data::source::read_jsonl;
 use longdraft_models::target::Target;
-use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_models::weights::safetensors::write_atomically;
-use serde_json::Value;
 
 use super::assets::TEST_FILE;
 use crate::cli::WeightDtype;
@@ -15,7 +10,7 @@ use crate::commands::eval;
 use crate::commands::eval::prompts::PromptSet;
 use crate::decode_record::DecodeRecord;
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 
 pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
 
@@ -25,7 +20,6 @@ const DRAFT_LEN: usize = 4;
 const RUNS: usize = 2;
 /// Share of the vocabulary that is proposed: the rest is rare, and the draft reads a smaller head.
 const PROPOSED: usize = 4;
-const VOCABULARY_FILE: &str = "draft_vocabulary.txt";
 
 /// Decodes the shipped questions; the output must be that of plain decoding.
 pub(super) fn run(
@@ -34,10 +28,8 @@ pub(super) fn run(
     data: &Path,
     questions: usize,
 ) -> Result<DecodeRecord> {
-    let vocabulary = write_vocabulary(target, data)?;
     let size = Target::open_config(target)?.vocab_size / PROPOSED;
     let alone = DecodingArguments {
-        draft_vocab: Some(vocabulary),
         draft_vocab_size: Some(size),
         ..DecodingArguments::chain(draft, DRAFT_LEN)
     };
@@ -96,35 +88,4 @@ pub(super) fn tell(record: &DecodeRecord) {
             cell.checked
         );
     }
-}
-
-/// How often each token stands in the training text, as `--draft-vocab` reads it.
-fn write_vocabulary(target: &str, data: &Path) -> Result<PathBuf> {
-    let tokenizer = Target::open_tokenizer(target)?;
-    let mut counts = BTreeMap::new();
-    let entries = std::fs::read_dir(data)
-        .map_err(|error| Failure::work(format!("{}: {error}", data.display())))?;
-    for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
-        let is_text = path.extension().is_some_and(|extension| extension == "jsonl");
-        if is_text && !path.ends_with(TEST_FILE) {
-            count(&path, &tokenizer, &mut counts)?;
-        }
-    }
-    let lines: String = counts.iter().map(|(id, count)| format!("{id} {count}\n")).collect();
-    let path = data.join(VOCABULARY_FILE);
-    write_atomically(&path, lines.as_bytes())?;
-    Ok(path)
-}
-
-fn count(path: &Path, tokenizer: &TextTokenizer, counts: &mut BTreeMap<u32, u64>) -> Result<()> {
-    for row in read_jsonl(path)? {
-        let fields = row?.fields;
-        for text in ["text", "question", "answer"].iter().filter_map(|name| fields.get(*name)) {
-            let Value::String(text) = text else { continue };
-            for id in tokenizer.encode(text)?.ids {
-                *counts.entry(id).or_default() += 1;
-            }
-        }
-    }
-    Ok(())
 }

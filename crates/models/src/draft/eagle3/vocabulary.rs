@@ -226,6 +226,39 @@ impl TokenCounts {
         let count = |id: &TargetTokenId| self.counts.get(id.0 as usize).copied().unwrap_or(0);
         Coverage { covered: map.kept.iter().map(count).sum(), total: self.counts.iter().sum() }
     }
+
+    /// A line for each counted token, `id count`, as the decoder reads a reduced head.
+    pub fn to_text(&self) -> String {
+        let counted = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        counted.map(|(id, count)| format!("{id} {count}\n")).collect()
+    }
+
+    /// Adds what [`Self::to_text`] wrote for the same vocabulary.
+    ///
+    /// # Errors
+    /// - a line is no id with a count, or a token lies outside the vocabulary; nothing is added then
+    pub fn add_text(&mut self, text: &str) -> Result<()> {
+        let entry = |line: &str| {
+            let (id, count) = line.split_once(' ')?;
+            Some((id.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
+        };
+        let mut entries = Vec::new();
+        for (line, number) in text.lines().zip(1..) {
+            let known = entry(line).filter(|(id, _)| *id < self.counts.len());
+            entries.push(known.ok_or_else(|| {
+                let size = self.counts.len();
+                let problem =
+                    format!("line {number}: `{line}` is no token of {size} with its count");
+                ModelError::invalid(Path::new("token counts"), problem)
+            })?);
+        }
+        for (id, count) in entries {
+            self.counts[id] = self.counts[id].saturating_add(count);
+            self.first_seen[id] = self.first_seen[id].min(self.seen);
+            self.seen = self.seen.saturating_add(count);
+        }
+        Ok(())
+    }
 }
 
 /// Supervised tokens that a draft vocabulary holds.
@@ -341,5 +374,22 @@ mod tests {
         assert!(counts.add(&[0, 3], &[true, true]).is_err());
         assert!(counts.add(&[0], &[]).is_err());
         assert_eq!(counts, TokenCounts::new(3));
+    }
+
+    #[test]
+    fn counts_are_written_and_added() {
+        let mut counts = counts();
+        let text = counts.to_text();
+        let before = counts.counts.clone();
+        counts.add_text(&text).expect("own text");
+        assert_eq!(counts.counts, before.iter().map(|count| 2 * count).collect::<Vec<_>>());
+        let mut fresh = TokenCounts::new(before.len());
+        fresh.add_text(&text).expect("text");
+        assert_eq!(fresh.counts, before);
+        for wrong in ["8 1", "1", "1 x", "-1 2", "1 2 3"] {
+            let error = fresh.add_text(&format!("0 1\n{wrong}\n")).expect_err(wrong).to_string();
+            assert!(error.contains("line 2"), "{error}");
+        }
+        assert_eq!(fresh.counts, before);
     }
 }
