@@ -27,6 +27,7 @@ mod zero;
 
 pub use config::{ParallelConfig, Reduction};
 pub use data_parallel::DataParallel;
+pub use exchange::{Exchanged, exchanged_bytes};
 pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};
 #[cfg(test)]

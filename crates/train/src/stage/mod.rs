@@ -38,6 +38,7 @@ pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics, measure_drafts};
+pub use memory::resident_bytes;
 pub use observer::{Ending, Event, Observer, StepReport};
 pub use prepare::ResumePolicy;
 
@@ -154,6 +155,11 @@ impl Stage {
     /// Seconds of training, over all processes that worked on it.
     fn seconds(&self) -> f64 {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
     }
 
     /// The draft as it stands.
