@@ -5,6 +5,7 @@ use std::sync::Arc;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
+use longdraft_train::pretrain::peak_memory_mib;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::json;
@@ -23,11 +24,10 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
-    let composed = read(&arguments.config, &arguments.overrides)?;
     if arguments.planning.plan {
-        return plan::run(world, composed, &arguments.planning, json);
+        return plan::run(world, arguments, json);
     }
-    let config = match composed {
+    let config = match read(&arguments.config, &arguments.overrides)? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
             return curriculum::run(&output, stages, policy, world, json);
@@ -49,6 +49,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
                 "output": config.output, "steps": steps, "finished": ending == Ending::Finished,
                 "held_out": progress.held_out.as_ref().map(|m| m.to_json(m.by_delay.len())),
                 "median_tokens_per_second": median(&progress.speeds),
+                "peak_memory_mib": peak_memory_mib(),
             })
         );
     } else if ending == Ending::Finished {
@@ -101,7 +102,7 @@ pub(crate) fn train(
         parameters as f64 / 1e6,
         rayon::current_num_threads()
     ));
-    plan::say(&voice, stage.config(), stage.target().config(), world);
+    plan::say(&voice, &stage, world);
     let ending = stage.run(&mut tracked);
     let outcome = match &ending {
         Ok(Ending::Finished) => Outcome::Finished,

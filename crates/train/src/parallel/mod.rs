@@ -21,6 +21,7 @@ mod mpi;
 mod partition;
 #[cfg(test)]
 mod threads;
+mod traffic;
 mod transport;
 mod world;
 mod zero;
@@ -32,5 +33,6 @@ pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};
 #[cfg(test)]
 pub(crate) use threads::in_threads;
+pub use traffic::Traffic;
 pub use world::{Element, World};
 pub use zero::ZeroStage;

@@ -21,19 +21,21 @@ pub struct Sent {
 }
 
 /// Gradients to who sums them: everything but the rank's own part, `4 P (N − 1) / N`; and sums or new
-/// weights back: the largest part to everybody else, `4 P (N − 1) / N`. The gradient's norm adds 8
-/// bytes for every block of squares where the update is spread.
+/// weights back: the largest part to everybody else, `4 P (N − 1) / N`. Small numbers go to everybody:
+/// 8 bytes for every tensor, whether it has a gradient, and where the update is spread 8 for every
+/// block of squares that the gradient's norm is made of.
 pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec<Sent> {
     let shares = parameters.shares();
     let others = parameters.ranks.saturating_sub(1);
     let exchanged = exchanged_bytes(&shares, parameters.bucket_bytes as usize, reduction);
     let blocks: usize = parameters.sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
-    let norm = if parameters.is_sharded() { 8 * blocks as u64 * others } else { 0 };
+    let squares = if parameters.is_sharded() { blocks } else { 0 };
+    let numbers = (parameters.sizes.len() + squares) as u64;
     let back = if parameters.is_sharded() { "new weights" } else { "summed gradients" };
     vec![
         Sent { name: "gradients", bytes: exchanged.reduced },
         Sent { name: back, bytes: exchanged.gathered },
-        Sent { name: "gradient norm", bytes: norm },
+        Sent { name: "norm and flags", bytes: 8 * numbers * others },
     ]
 }
 
@@ -72,5 +74,71 @@ impl RowTraffic {
             ("states (tensor)", share(states, self.tensor) * self.layers),
         ];
         of_rows.map(|(name, bytes)| Sent { name, bytes: self.rows * bytes }).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor, Var};
+    use longdraft_models::draft::Parameter;
+
+    use super::*;
+    use crate::optim::{AdamW, AdamWConfig, Gradients};
+    use crate::parallel::{DataParallel, ParallelConfig, in_threads};
+
+    const SIZES: [usize; 3] = [3 * BLOCK + 17, 40, 2 * BLOCK];
+
+    /// Bytes that the busiest of `ranks` sends in an update.
+    fn measured(config: &ParallelConfig, ranks: usize) -> u64 {
+        let sent = in_threads(ranks, |world| {
+            let parameter = |(index, size): (usize, &usize)| {
+                let tensor = Tensor::ones(*size, candle_core::DType::F32, &Device::Cpu);
+                let var = Var::from_tensor(&tensor.expect("tensor")).expect("variable");
+                Parameter { name: index.to_string(), var, decay: true, dead: false }
+            };
+            let parameters: Vec<Parameter> = SIZES.iter().enumerate().map(parameter).collect();
+            let parallel =
+                DataParallel::by_blocks(&world, config, &parameters).expect("data parallel");
+            let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
+            let before = world.traffic();
+            let gradients = SIZES.map(|size| Some(vec![0.5; size])).to_vec();
+            let sums = parallel.reduce(Gradients::from_values(gradients));
+            let norm = parallel.norm(&sums);
+            optimizer.update(&parallel, &parameters, &sums, norm, 1e-3).expect("update");
+            let traffic = world.traffic() - before;
+            assert_eq!(traffic.seconds > 0.0, ranks > 1, "{traffic:?}");
+            traffic.sent_bytes
+        });
+        sent.into_iter().max().unwrap_or(0)
+    }
+
+    #[test]
+    fn what_is_predicted_is_what_ranks_send() {
+        for ranks in [1, 2, 3, 4] {
+            for zero in [0, 1] {
+                for reduction in [Reduction::RankOrder, Reduction::Library] {
+                    for bucket_bytes in [1024, 1 << 20] {
+                        let config =
+                            ParallelConfig { zero, reduction, bucket_bytes, ..Default::default() };
+                        let parameters = Parameters {
+                            sizes: SIZES.to_vec(),
+                            moments: vec![2; SIZES.len()],
+                            trained: SIZES.iter().sum::<usize>() as u64,
+                            ranks: ranks as u64,
+                            zero: config.zero_stage(),
+                            bucket_bytes: bucket_bytes as u64,
+                            whole_tensors: false,
+                        };
+                        let sent = of_gradients(&parameters, reduction);
+                        let predicted: u64 = sent.iter().map(|sent| sent.bytes).sum();
+                        assert_eq!(
+                            measured(&config, ranks),
+                            predicted,
+                            "{ranks} ranks, {config:?}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }

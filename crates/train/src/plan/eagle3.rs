@@ -182,4 +182,27 @@ mod tests {
         assert_eq!(rows, [8, 7, 6]);
         assert_eq!(rows_of_step(2, 5), 1);
     }
+
+    #[test]
+    fn the_first_step_keeps_what_its_parts_say() {
+        let target = longdraft_models::published::published_config("Qwen/Qwen3-8B");
+        let config = Eagle3Config::for_target(&target.expect("a published target"), 1000);
+        let config = config.expect("published layers");
+        let row = Row { tokens: 100, learned: 100, parts: 1, teacher_logits: true, threads: 1 };
+        let (h, q, kv, i, rows) = (4096, 32 * 128, 8 * 128, 12288, 98);
+        // fc, embeddings, two norms, the input, angles, keys of all tokens.
+        let of_tokens = 4 * h + 2 * h + 128 + 3 * kv;
+        // Choices of state and input, angles, queries, the rest of the layer; what the head reads.
+        let of_rows = h + 2 * h + 128 + 3 * q + 32 + 3 * h + 3 * i + 3 * h;
+        let memory = row_memory(&config, 1, &row);
+        let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
+        assert_eq!(memory.activations, bytes);
+        let trained: u64 = longdraft_models::draft::eagle3::tensor_specs(&config)
+            .iter()
+            .map(|spec| spec.shape.iter().product::<usize>() as u64)
+            .sum();
+        assert_eq!((memory.weight_gradients, memory.left), (4 * trained, 4 * trained));
+        // Steps share their weights.
+        assert_eq!(row_memory(&config, 3, &row).weight_gradients, 4 * trained);
+    }
 }

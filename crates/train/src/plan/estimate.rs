@@ -17,7 +17,7 @@ use crate::method::DraftSizes;
 use crate::parallel::ZeroStage;
 
 /// Bytes of the program itself: code, runtime, thread stacks.
-const PROCESS: u64 = 24 << 20;
+pub(super) const PROCESS: u64 = 24 << 20;
 
 /// Bytes of a most likely token: id and log-probability.
 const ENTRY: u64 = 8;
@@ -287,10 +287,13 @@ impl Workload {
         }
     }
 
-    /// Rows that `train.features: memory` holds at least: those of a step. How many there are is known
-    /// only when the text is read.
+    /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
+    /// at least those of a step.
     fn rows_in_memory(&self) -> u64 {
-        self.own_rows()
+        self.training_rows.map_or(self.own_rows(), |rows| {
+            let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
+            rows.div_ceil(self.layout.ranks as u64) + others
+        })
     }
 
     fn sent(&self, parameters: &Parameters) -> Vec<Sent> {

@@ -57,7 +57,7 @@ fn layer(graph: &mut Graph, config: &GlideConfig, row: &Row) -> Matrix {
     let h2 = graph.add(h1, attended);
 
     let normed = graph.norm(h2, Some("post_cross_attention_layernorm"));
-    let project = |graph: &mut Graph, x, names: [&'static str; 2], outputs| {
+    let project = |graph: &mut Graph, x, names: [&str; 2], outputs| {
         if config.mlp_bias {
             graph.affine(x, names, outputs)
         } else {
@@ -79,4 +79,33 @@ fn layer(graph: &mut Graph, config: &GlideConfig, row: &Row) -> Matrix {
 /// Bytes of the target's last keys and values of a row: `8 T K D`.
 pub(super) fn feature_bytes(config: &GlideConfig, tokens: u64) -> u64 {
     2 * F32 * tokens * config.kv_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    #[test]
+    fn the_graph_keeps_what_the_formula_says() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = GlideConfig::for_target(&target, None);
+        let row = Row { tokens: 100, learned: 100, parts: 1, teacher_logits: true, threads: 1 };
+        let (h, q, kv, i) = (4096, 32 * 128, 8 * 128, 12288);
+        let values = 12 * h + 6 * q + 3 * kv + 3 * i + 128 + 2 * 32;
+        let memory = row_memory(&config, &row);
+        // The loss itself is a number.
+        assert_eq!(memory.activations, 100 * (4 * values + 20) + 4);
+        let trained: u64 = longdraft_models::draft::glide::tensor_specs(&config)
+            .iter()
+            .map(|spec| spec.shape.iter().product::<usize>() as u64)
+            .sum();
+        assert_eq!(memory.weight_gradients, 4 * trained);
+        // The embeddings' gradient is kept although nobody asks for it.
+        assert_eq!(memory.left, 4 * (trained + 100 * h));
+        let normed = GlideConfig { final_norm: FinalNorm::Trained, ..config };
+        let with_norm = row_memory(&normed, &row).activations;
+        assert_eq!(with_norm - memory.activations, 4 * 100 * h);
+    }
 }

@@ -32,7 +32,9 @@ pub(super) struct Angles([Id; 2]);
 #[derive(Debug)]
 pub(super) struct Graph {
     tape: Tape,
-    weights: HashMap<&'static str, Id>,
+    weights: HashMap<String, Id>,
+    /// What the names of the weights at hand begin with.
+    scope: String,
     threads: usize,
     /// Largest packed operand.
     packed: u64,
@@ -40,7 +42,18 @@ pub(super) struct Graph {
 
 impl Graph {
     pub(super) fn new(threads: usize) -> Self {
-        Self { tape: Tape::default(), weights: HashMap::new(), threads, packed: 0 }
+        Self {
+            tape: Tape::default(),
+            weights: HashMap::new(),
+            scope: String::new(),
+            threads,
+            packed: 0,
+        }
+    }
+
+    /// Weights that are named from here on are of this part of the network.
+    pub(super) fn enter(&mut self, scope: impl Into<String>) {
+        self.scope = scope.into();
     }
 
     /// A tensor that does not train; the graph keeps it.
@@ -55,8 +68,9 @@ impl Graph {
     }
 
     /// A weight, counted elsewhere; the same one wherever its name comes up.
-    pub(super) fn weight(&mut self, name: &'static str, rows: u64, width: u64) -> Matrix {
+    pub(super) fn weight(&mut self, name: &str, rows: u64, width: u64) -> Matrix {
         let tape = &mut self.tape;
+        let name = format!("{}{name}", self.scope);
         let id = self.weights.entry(name).or_insert_with(|| tape.variable(F32 * rows * width));
         Matrix { id: *id, rows, width }
     }
@@ -79,7 +93,7 @@ impl Graph {
     fn map(
         &mut self,
         x: Matrix,
-        (name, outputs): (&'static str, u64),
+        (name, outputs): (&str, u64),
         addend: Option<(Id, Gradient)>,
     ) -> Matrix {
         let weight = self.weight(name, outputs, x.width).id;
@@ -94,39 +108,32 @@ impl Graph {
 
     /// Counts what a product leaves behind: `(rows, inputs, outputs)`.
     pub(super) fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
+        if self.threads == 0 {
+            return;
+        }
         let sizes = (rows as usize, inputs as usize, outputs as usize);
         self.packed = self.packed.max(kept_bytes(pass, sizes, self.threads) as u64);
     }
 
     /// `x Wᵀ` with the trained weight of a name.
-    pub(super) fn linear(&mut self, x: Matrix, name: &'static str, outputs: u64) -> Matrix {
+    pub(super) fn linear(&mut self, x: Matrix, name: &str, outputs: u64) -> Matrix {
         self.map(x, (name, outputs), None)
     }
 
     /// `x Wᵀ + b` with the trained tensors of two names.
-    pub(super) fn affine(
-        &mut self,
-        x: Matrix,
-        [weight, bias]: [&'static str; 2],
-        outputs: u64,
-    ) -> Matrix {
+    pub(super) fn affine(&mut self, x: Matrix, [weight, bias]: [&str; 2], outputs: u64) -> Matrix {
         let bias = (self.weight(bias, 1, outputs).id, Gradient::Computed);
         self.map(x, (weight, outputs), Some(bias))
     }
 
     /// `residual + x Wᵀ`
-    pub(super) fn linear_onto(
-        &mut self,
-        residual: Matrix,
-        x: Matrix,
-        name: &'static str,
-    ) -> Matrix {
+    pub(super) fn linear_onto(&mut self, residual: Matrix, x: Matrix, name: &str) -> Matrix {
         let addend = self.if_tracked(residual.id, Gradient::HandedOn);
         self.map(x, (name, residual.width), Some(addend))
     }
 
     /// `RMS_w(x)` with the trained weight of a name, or one that is given.
-    pub(super) fn norm(&mut self, x: Matrix, name: Option<&'static str>) -> Matrix {
+    pub(super) fn norm(&mut self, x: Matrix, name: Option<&str>) -> Matrix {
         let weight = match name {
             Some(name) => self.weight(name, 1, x.width),
             None => self.given(1, x.width),
@@ -179,6 +186,20 @@ impl Graph {
         self.result(gate.rows, gate.width, &arguments)
     }
 
+    /// An op whose gradient is one of its input's size: `max(x, 0)²`, a factor.
+    pub(super) fn relu_squared(&mut self, x: Matrix) -> Matrix {
+        self.result(x.rows, x.width, &[(x.id, Gradient::Computed)])
+    }
+
+    /// `x ∘ w` with a part of a trained tensor, or `residual + x ∘ w`.
+    pub(super) fn scale(&mut self, x: Matrix, name: &str, residual: Option<Matrix>) -> Matrix {
+        let weight = self.weight(name, 1, x.width).id;
+        let of_x = self.if_tracked(x.id, Gradient::Computed);
+        let mut arguments = vec![of_x, (weight, Gradient::Computed)];
+        arguments.extend(residual.map(|r| self.if_tracked(r.id, Gradient::HandedOn)));
+        self.result(x.rows, x.width, &arguments)
+    }
+
     /// `a + b`; the library keeps a gradient even of what does not train.
     pub(super) fn add(&mut self, a: Matrix, b: Matrix) -> Matrix {
         self.result(a.rows, a.width, &[(a.id, Gradient::HandedOn), (b.id, Gradient::HandedOn)])
@@ -202,6 +223,11 @@ impl Graph {
         let arguments: Vec<_> = parts.iter().map(|part| (part.id, Gradient::HandedOn)).collect();
         let width = parts.iter().map(|part| part.width).sum();
         self.result(parts.first().map_or(0, |part| part.rows), width, &arguments)
+    }
+
+    /// Some columns, copied; the gradient is padded to all of them.
+    pub(super) fn part(&mut self, x: Matrix, width: u64) -> Matrix {
+        self.result(x.rows, width, &[(x.id, Gradient::Computed)])
     }
 
     /// Rows of all processes, of which every one has its part.

@@ -8,6 +8,8 @@ use crate::parallel::{Partition, ZeroStage};
 pub(super) struct Parameters {
     /// Elements of every tensor.
     pub(super) sizes: Vec<usize>,
+    /// Values that the optimizer keeps for each element of a tensor.
+    pub(super) moments: Vec<u64>,
     /// Elements of all that train.
     pub(super) trained: u64,
     pub(super) ranks: u64,
@@ -59,10 +61,13 @@ impl Parameters {
         if self.zero == ZeroStage::Weights && self.ranks > 1 { F32 * self.all() } else { 0 }
     }
 
-    /// Bytes of both moments: `8 P`, or `8 P / N` where they are spread. Tensors without a gradient are
-    /// never touched.
+    /// Bytes of the optimizer's state: `8 P` under AdamW, `4 P` for matrices under Muon, or their `N`th
+    /// part where they are spread. Tensors without a gradient are never touched.
     pub(super) fn state_bytes(&self) -> u64 {
-        2 * F32 * if self.is_sharded() { self.largest_share() } else { self.trained }
+        let kept = |(size, moments): (&usize, &u64)| *size as u64 * moments;
+        let values: u64 = self.sizes.iter().zip(&self.moments).map(kept).sum();
+        let own = if self.is_sharded() { self.largest_share() } else { self.trained };
+        F32 * (values as f64 * own as f64 / self.all().max(1) as f64) as u64
     }
 
     /// Bytes of the gradients of a rank's rows: `4 P`.
@@ -70,7 +75,7 @@ impl Parameters {
         F32 * self.trained
     }
 
-    fn largest_tensor_bytes(&self) -> u64 {
+    pub(super) fn largest_tensor_bytes(&self) -> u64 {
         F32 * self.sizes.iter().copied().max().unwrap_or(0) as u64
     }
 
@@ -99,9 +104,9 @@ impl Parameters {
         2 * share + F32 * self.all() + 2 * self.bucket() + 2 * self.bucket() / self.ranks
     }
 
-    /// Bytes of writing a checkpoint: a copy of the moments, `8 P` or `8 P / N`, and a tensor as values
-    /// and as bytes.
+    /// Bytes of writing a checkpoint: the state once as tensors and once as a file, or the weights as a
+    /// file; and a tensor as values and as bytes.
     pub(super) fn checkpoint_bytes(&self) -> u64 {
-        self.state_bytes() + 2 * self.largest_tensor_bytes()
+        (2 * self.state_bytes()).max(F32 * self.all()) + 2 * self.largest_tensor_bytes()
     }
 }

@@ -68,6 +68,9 @@ impl ForwardPass {
 
     /// Bytes of packed operands that its products leave behind.
     pub(super) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
+        if threads == 0 {
+            return 0;
+        }
         let (width, query) = (config.hidden_size, config.query_size());
         let (kv, inner) = (config.kv_size(), inner_values(config) as usize);
         let maps = [(width, query), (width, kv), (query, width), (width, inner), (inner, width)];

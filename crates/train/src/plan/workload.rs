@@ -24,7 +24,7 @@ pub struct Layout {
     pub sequence: usize,
     /// Processes that share every layer of the target.
     pub tensor: usize,
-    /// Threads of a process.
+    /// Threads of a process, whose products pack their operands; 0: an accelerator, which does not.
     pub threads: usize,
     /// Bytes of a value of the target's matrices.
     pub target_value_bytes: usize,
@@ -58,6 +58,8 @@ pub struct Workload {
     pub(super) reduction: Reduction,
     pub(super) whole_tensors: bool,
     pub(super) layout: Layout,
+    /// Rows that `train.features: memory` keeps, where they are known.
+    pub(super) training_rows: Option<u64>,
 }
 
 impl Workload {
@@ -109,7 +111,19 @@ impl Workload {
             target,
             draft,
             layout,
+            training_rows: None,
         })
+    }
+
+    /// The same, now that the text is read: it makes so many training rows.
+    #[must_use]
+    pub fn with_training_rows(self, rows: usize) -> Self {
+        Self { training_rows: Some(rows as u64), ..self }
+    }
+
+    /// Whether the estimate lacks rows that are known only when the text is read.
+    pub fn lacks_rows(&self) -> bool {
+        self.features == FeatureMode::Memory && self.training_rows.is_none()
     }
 
     /// Ranks that share a row with one another.
@@ -152,12 +166,19 @@ impl Workload {
     pub(super) fn parameters(&self, row: &RowMemory) -> Parameters {
         Parameters {
             sizes: self.specs.iter().map(|spec| spec.shape.iter().product()).collect(),
+            moments: self.specs.iter().map(|spec| self.moments_of(spec)).collect(),
             trained: row.weight_gradients / super::graph::F32,
             ranks: self.layout.ranks as u64,
             zero: self.zero,
             bucket_bytes: self.bucket_bytes,
             whole_tensors: self.whole_tensors,
         }
+    }
+
+    /// Values that the optimizer keeps for an element: two moments, or Muon's sum.
+    fn moments_of(&self, spec: &TensorSpec) -> u64 {
+        let table = spec.name.contains("lm_head") || spec.name.contains("embed_tokens");
+        if self.whole_tensors && spec.shape.len() == 2 && !table { 1 } else { 2 }
     }
 
     /// Values of the draft's matrices, without its head.

@@ -31,7 +31,7 @@ use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, share_of};
+use crate::parallel::{DataParallel, Traffic, share_of};
 use crate::schedule::Schedule;
 
 pub use capture::{Capture, CaptureOptions};
@@ -101,10 +101,12 @@ impl Stage {
                 self.save(Place::Last, observer)?;
                 return Ok(Ending::Stopped);
             }
-            let started = Instant::now();
+            let (started, before) = (Instant::now(), self.parallel.world().traffic());
             let batches = self.next_batches();
             let outcome = self.optimize(&batches)?;
-            let report = self.report(&batches, outcome, started.elapsed().as_secs_f64());
+            let traffic = self.parallel.world().traffic() - before;
+            let seconds = started.elapsed().as_secs_f64();
+            let report = self.report(&batches, outcome, (seconds, traffic));
             self.log_step(&report)?;
             observer.on_event(Event::Step(&report));
             let minutes = self.config.train.max_minutes;
@@ -252,7 +254,12 @@ impl Stage {
     }
 
     /// Numbers of the step that was just taken.
-    fn report(&mut self, batches: &[Batch], outcome: step::Outcome, seconds: f64) -> StepReport {
+    fn report(
+        &mut self,
+        batches: &[Batch],
+        outcome: step::Outcome,
+        (seconds, traffic): (f64, Traffic),
+    ) -> StepReport {
         let mut tokens: [u64; 1] = [batches.iter().map(|batch| batch.ids.len() as u64).sum()];
         self.parallel.world().all_reduce_sum(&mut tokens);
         let tokens = tokens[0] as usize;
@@ -270,6 +277,7 @@ impl Stage {
             total_tokens: self.progress.tokens,
             seconds,
             memory_mib: memory::peak_resident_mib(),
+            traffic: (self.parallel.world().size() > 1).then_some(traffic),
             metrics: outcome.metrics,
         }
     }

@@ -10,11 +10,15 @@ use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::Target;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
-use longdraft_train::plan::{Estimate, Layout, Speed, Workload};
+use longdraft_train::plan::{
+    Estimate, Layout, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+};
+use longdraft_train::pretrain::PretrainConfig;
+use longdraft_train::stage::Stage;
 use serde_json::{Value, json};
 
-use crate::cli::PlanArguments;
-use crate::configuration::Composed;
+use crate::cli::{PlanArguments, TrainArguments};
+use crate::configuration::{Composed, LocatedStage, read, read_stage};
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
@@ -22,23 +26,14 @@ use crate::ranks::Voice;
 /// 10⁹ bytes a second of a 10 Gbit/s network.
 const BANDWIDTH: f64 = 1.25;
 
-/// Prints what every stage needs; nothing is loaded or written.
-pub(crate) fn run(
-    world: &World,
-    composed: Composed,
-    arguments: &PlanArguments,
-    json: bool,
-) -> Result<()> {
+/// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
+pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
+    let stages = stages(arguments)?;
+    let arguments = &arguments.planning;
     if !world.is_first() {
         return Ok(());
     }
     let machine = Machine::of(arguments, world.size());
-    let stages = match composed {
-        Composed::Stage(located) => vec![(None, located.config)],
-        Composed::Curriculum { stages, .. } => {
-            stages.into_iter().map(|stage| (Some(stage.name), stage.located.config)).collect()
-        }
-    };
     let mut all = Vec::new();
     for (name, config) in stages {
         let target = target_config(&config.target)?;
@@ -48,19 +43,66 @@ pub(crate) fn run(
         }
         let workload = Workload::new(&config, target, machine.layout)?;
         let estimate = workload.estimate();
+        let verdict = workload.verdict(&estimate, machine.free);
         if json {
-            all.push(to_json(name.as_deref(), &workload, &estimate, &machine));
+            all.push(to_json(name.as_deref(), &estimate, &verdict, &machine));
             continue;
         }
         if let Some(name) = name {
             println!("stage {name}");
         }
-        print!("{}", table::text(&workload, &estimate, &machine));
+        print!("{}", table::text(&estimate, &verdict, &machine));
+        if workload.lacks_rows() {
+            let row = readable_bytes(estimate.features_of_row);
+            println!(
+                "and {row} for every further training row: `train.features: memory` keeps all"
+            );
+        }
     }
     if json {
         println!("{}", json!({ "stages": all }));
     }
     Ok(())
+}
+
+/// Prints what a pretraining run needs.
+pub(crate) fn pretraining(
+    world: &World,
+    config: &PretrainConfig,
+    arguments: &PlanArguments,
+    json: bool,
+) -> Result<()> {
+    if !world.is_first() {
+        return Ok(());
+    }
+    if arguments.table {
+        return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
+    }
+    let machine = Machine::of(arguments, world.size());
+    let Layout { ranks, threads, .. } = machine.layout;
+    let estimate = of_pretraining(config, ranks, threads);
+    let remedies = || pretraining_remedies(config, ranks, threads);
+    let verdict = Verdict::of(&estimate, machine.free, remedies);
+    if json {
+        println!("{}", json!({ "stages": [to_json(None, &estimate, &verdict, &machine)] }));
+    } else {
+        print!("{}", table::text(&estimate, &verdict, &machine));
+    }
+    Ok(())
+}
+
+fn stages(arguments: &TrainArguments) -> Result<Vec<(Option<String>, TrainConfig)>> {
+    let TrainArguments { config, overrides, .. } = arguments;
+    if overrides.iter().any(|argument| argument.starts_with("stage=")) {
+        return Ok(vec![(None, read_stage(config, overrides)?)]);
+    }
+    Ok(match read(config, overrides)? {
+        Composed::Stage(located) => vec![(None, located.config)],
+        Composed::Curriculum { stages, .. } => {
+            let named = |stage: LocatedStage| (Some(stage.name), stage.located.config);
+            stages.into_iter().map(named).collect()
+        }
+    })
 }
 
 /// What a plan is held against.
@@ -76,7 +118,8 @@ pub(super) struct Machine {
 impl Machine {
     fn of(arguments: &PlanArguments, started: usize) -> Self {
         let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
-        let threads = rayon::current_num_threads();
+        // The table is of accelerators.
+        let threads = if arguments.table { 0 } else { rayon::current_num_threads() };
         let free = match arguments.memory {
             Some(gib) => Some((gib * (1_u64 << 30) as f64) as u64),
             // Ranks that were started here share this machine.
@@ -113,11 +156,10 @@ fn target_config(spec: &str) -> Result<TargetConfig> {
 
 fn to_json(
     name: Option<&str>,
-    workload: &Workload,
     estimate: &Estimate,
+    verdict: &Verdict,
     machine: &Machine,
 ) -> Value {
-    let verdict = workload.verdict(estimate, machine.free);
     json!({
         "stage": name,
         "ranks": machine.layout.ranks,
@@ -141,9 +183,12 @@ fn to_json(
 }
 
 /// Says in one line what a run that is about to start needs, and warns if that is not free.
-pub(crate) fn say(voice: &Voice, config: &TrainConfig, target: &TargetConfig, world: &World) {
+pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
     let layout = Layout::of(world.size(), rayon::current_num_threads());
-    let Ok(workload) = Workload::new(config, target.clone(), layout) else { return };
+    let target = stage.target().config().clone();
+    // A stage that was prepared has sizes that fit.
+    let Ok(workload) = Workload::new(stage.config(), target, layout) else { return };
+    let workload = workload.with_training_rows(stage.data_sizes().0);
     let estimate = workload.estimate();
     let needed = readable_bytes(estimate.bytes());
     // What is loaded already is not taken again.

@@ -2,23 +2,23 @@
 
 use std::fmt::Write;
 
-use longdraft_train::plan::{Estimate, Workload};
+use longdraft_train::plan::{Estimate, Verdict};
 
 use super::Machine;
 use crate::doctor::readable_bytes;
 
 /// The largest phase term by term, the other phases, traffic, time, and the verdict.
-pub(super) fn text(workload: &Workload, estimate: &Estimate, machine: &Machine) -> String {
+pub(super) fn text(estimate: &Estimate, verdict: &Verdict, machine: &Machine) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
-    let _ = write(&mut out, workload, estimate, machine);
+    let _ = write(&mut out, estimate, verdict, machine);
     out
 }
 
 fn write(
     out: &mut String,
-    workload: &Workload,
     estimate: &Estimate,
+    verdict: &Verdict,
     machine: &Machine,
 ) -> std::fmt::Result {
     let peak = estimate.peak();
@@ -50,7 +50,6 @@ fn write(
             format!(" and {} GB/s", speed.gigabytes_per_second)
         }
     )?;
-    let verdict = workload.verdict(estimate, machine.free);
     match (verdict.fits, machine.free) {
         (Some(true), Some(free)) => writeln!(out, "fits: {} free", readable_bytes(free)),
         (Some(false), Some(free)) => {
