@@ -165,14 +165,14 @@ fn features_kept_in_memory_are_counted_once_the_rows_are_known() {
 /// A short run of a small language model of either architecture.
 #[test]
 fn pretraining_takes_the_memory_that_is_planned() {
-    for architecture in ["llama", "baseline"] {
+    for (architecture, rope) in [("llama", "{rule: none}"), ("baseline", "{}")] {
         let shop = Shop::new();
         let shard = shop.path("train.bin");
         let tokens: Vec<u16> = (0..40_000_u32).map(|i| (i * i % 250) as u16).collect();
         longdraft_data::token_stream::write_shard(Path::new(&shard), &tokens).expect("shard");
         let yaml = format!(
             "output: {}\nmodel: {{architecture: {architecture}, vocab_size: 258, num_layers: 3, model_dim: 256, \
-             num_heads: 4, num_kv_heads: 2}}\ndata: {{train: [{shard}]}}\ntrain: {{iterations: 2, \
+             num_heads: 4, num_kv_heads: 2, rope: {rope}}}\ndata: {{train: [{shard}]}}\ntrain: {{iterations: 2, \
              sequence_length: 512, batch_tokens: 8192, micro_batch_tokens: 4096}}\n",
             shop.path("run")
         );
@@ -222,7 +222,7 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     let config = shop.path("train.yaml");
     let base = ["train", &config, "--plan", "--gflops", "10"];
     let text = succeed(&[&base[..], &["target=Qwen/QwQ-32B", "--memory", "10"]].concat());
-    assert!(text.contains("target weights                 122.0 GiB"), "{text}");
+    assert!(text.contains("target weights                 122.1 GiB"), "{text}");
     let error = fail(&[&base[..], &["target=nobody/knows"]].concat(), 1);
     assert!(error.contains("target `nobody/knows` is not on this machine"), "{error}");
     assert!(error.contains("hint: name a folder with its config.json"), "{error}");
@@ -231,6 +231,8 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     std::fs::remove_file(shop.folder.path().join("rows.jsonl")).expect("text");
     succeed(&base);
     fail(&["train", &config, "--ranks", "2"], 2);
+    let error = fail(&[&base[..], &["--ranks", "6", "--sequence", "4"]].concat(), 2);
+    assert!(error.contains("6 ranks do not make groups of --sequence 4"), "{error}");
 }
 
 /// The tables of docs/cluster.md stand below the commands that print them.

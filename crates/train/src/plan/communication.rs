@@ -32,11 +32,13 @@ pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec
     let squares = if parameters.is_sharded() { blocks } else { 0 };
     let numbers = (parameters.sizes.len() + squares) as u64;
     let back = if parameters.is_sharded() { "new weights" } else { "summed gradients" };
-    vec![
+    let mut sent = vec![
         Sent { name: "gradients", bytes: exchanged.reduced },
         Sent { name: back, bytes: exchanged.gathered },
         Sent { name: "norm and flags", bytes: 8 * numbers * others },
-    ]
+    ];
+    sent.retain(|sent| sent.bytes > 0);
+    sent
 }
 
 /// How rows go through the ranks.

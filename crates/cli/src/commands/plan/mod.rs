@@ -33,7 +33,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     if !world.is_first() {
         return Ok(());
     }
-    let machine = Machine::of(arguments, world.size());
+    let machine = Machine::of(arguments, world.size())?;
     let mut all = Vec::new();
     for (name, config) in stages {
         let target = target_config(&config.target)?;
@@ -78,7 +78,7 @@ pub(crate) fn pretraining(
     if arguments.table {
         return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
     }
-    let machine = Machine::of(arguments, world.size());
+    let machine = Machine::of(arguments, world.size())?;
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);
@@ -116,8 +116,15 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    fn of(arguments: &PlanArguments, started: usize) -> Self {
+    fn of(arguments: &PlanArguments, started: usize) -> Result<Self> {
         let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
+        let (sequence, tensor) = (arguments.sequence as usize, arguments.tensor as usize);
+        if !ranks.is_multiple_of(sequence * tensor) {
+            return Err(Failure::usage(format!(
+                "{ranks} ranks do not make groups of --sequence {sequence} times --tensor {tensor}"
+            ))
+            .hint("give --ranks a multiple of both together"));
+        }
         // The table is of accelerators.
         let threads = if arguments.table { 0 } else { rayon::current_num_threads() };
         let free = match arguments.memory {
@@ -127,15 +134,17 @@ impl Machine {
         };
         let gigabytes_per_second = arguments.bandwidth.unwrap_or(BANDWIDTH);
         let gflops = arguments.gflops.unwrap_or_else(Speed::measured_gflops);
-        Self {
+        Ok(Self {
             layout: Layout {
+                sequence,
+                tensor,
                 target_value_bytes: usize::from(arguments.target_bytes),
                 ..Layout::of(ranks, threads)
             },
             free,
             speed: Speed { gflops, gigabytes_per_second },
             measured: arguments.gflops.is_none(),
-        }
+        })
     }
 }
 
@@ -154,12 +163,7 @@ fn target_config(spec: &str) -> Result<TargetConfig> {
     })
 }
 
-fn to_json(
-    name: Option<&str>,
-    estimate: &Estimate,
-    verdict: &Verdict,
-    machine: &Machine,
-) -> Value {
+fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: &Machine) -> Value {
     json!({
         "stage": name,
         "ranks": machine.layout.ranks,

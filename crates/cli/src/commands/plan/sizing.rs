@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use longdraft_models::TargetConfig;
 use longdraft_train::config::{FeatureMode, TrainConfig};
+use longdraft_train::method::Method;
 use longdraft_train::plan::{Layout, Workload};
 
 use super::Machine;
@@ -20,10 +21,14 @@ pub(super) fn markdown(
     machine: &Machine,
 ) -> Result<String> {
     let mut out = format!(
-        "`{}`, {} tokens a row, {} rows a step, {} ranks:\n\n| features | `parallel.zero` | ranks a \
+        "`{}`, `draft.method: {}`, {} tokens a row, {} rows a step, {} ranks:\n\n| features | `parallel.zero` | ranks a \
          row | weights | peak of a rank | phase | fits | sent a step | step |\n\
          |---|---|---|---|---|---|---|---|---|\n",
         config.target,
+        match config.draft.method {
+            Method::Glide => "glide",
+            Method::Eagle3 => "eagle3",
+        },
         config.data.row_tokens,
         config.train.rows_of_a_step(config.data.row_tokens),
         machine.layout.ranks
