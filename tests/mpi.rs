@@ -9,35 +9,13 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
-use support::{Workshop, last_json, stderr, stdout, succeed};
+use support::{Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
 
 /// Longest time in which a job must have noticed that a rank is gone.
 const SOON: Duration = Duration::from_mins(2);
 
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
-
-/// A place for this process's jobs: jobs that start at once would race to make a common one, and
-/// Open MPI ends the one that comes second.
-fn session_folder() -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("longdraft-mpi-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    folder
-}
-
-/// The binary over ranks of one thread each.
-fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
-    let mut command = Command::new("mpirun");
-    command
-        .args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
-        .arg(env!("CARGO_BIN_EXE_longdraft"))
-        .args(arguments)
-        .args(["--threads", "1"])
-        .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
-        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-        .env("OMPI_MCA_orte_tmpdir_base", session_folder());
-    command
-}
 
 fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
     parts.concat()
@@ -66,7 +44,7 @@ fn metrics(run: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
     let record = |line: &str| {
         let mut record: Value = serde_json::from_str(line).expect("whole lines");
-        for clock in ["tokens_per_second", "memory_mib", "gflops"] {
+        for clock in ["tokens_per_second", "memory_mib", "gflops", "waited_seconds", "sent_bytes"] {
             record.as_object_mut().map(|record| record.remove(clock));
         }
         record

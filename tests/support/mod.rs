@@ -23,6 +23,28 @@ pub(crate) fn longdraft(arguments: &[&str]) -> Command {
     command
 }
 
+/// A place for this process's jobs: jobs that start at once would race to make a common one, and
+/// Open MPI ends the one that comes second.
+pub(crate) fn session_folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("longdraft-mpi-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// The binary over ranks of one thread each.
+pub(crate) fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
+        .arg(env!("CARGO_BIN_EXE_longdraft"))
+        .args(arguments)
+        .args(["--threads", "1"])
+        .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        .env("OMPI_MCA_orte_tmpdir_base", session_folder());
+    command
+}
+
 /// Runs the binary.
 pub(crate) fn run(arguments: &[&str]) -> Output {
     longdraft(arguments).output().expect("the binary starts")

@@ -118,6 +118,10 @@ impl From<TrainError> for Failure {
                     "set parallel.zero=1 (spreads the optimizer's state), or start one process",
                 );
             }
+            TrainError::OutOfMemory { remedies, .. } => {
+                let hint = format!("lower one of these: {}", remedies.join("; "));
+                return Self::work(&error).hint(hint);
+            }
             TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
             _ => None,
         };

@@ -10,7 +10,7 @@ use candle_core::{
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::gemm::{Mat, Right, Threads, matmul};
+use crate::gemm::{self, Mat, Right, Threads, matmul};
 use crate::storage::{f32_slice, with_f32};
 
 /// `x Wᵀ + b`.
@@ -70,6 +70,31 @@ pub fn linear_onto(
 
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
     x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, Linear { addend: kind })
+}
+
+/// Which of a linear map's products is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// `x Wᵀ`
+    Forward,
+    /// `g W`
+    InputGradient,
+    /// `gᵀ x`
+    WeightGradient,
+}
+
+/// Bytes that the calling thread keeps behind a map of `rows` rows for its packed left operand; the
+/// buffer grows to the largest product and is used again.
+pub fn kept_bytes(
+    pass: Pass,
+    (rows, inputs, outputs): (usize, usize, usize),
+    threads: usize,
+) -> usize {
+    match pass {
+        Pass::Forward => gemm::kept_bytes((rows, inputs, outputs), false, threads),
+        Pass::InputGradient => gemm::kept_bytes((rows, outputs, inputs), false, threads),
+        Pass::WeightGradient => gemm::kept_bytes((outputs, rows, inputs), true, threads),
+    }
 }
 
 /// The same from plain tensor ops, for any device and float type.

@@ -10,6 +10,7 @@ pub mod error;
 pub mod hub;
 pub mod ids;
 pub mod language_model;
+pub mod published;
 pub mod target;
 pub mod tokenizer;
 pub mod weights;

@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod objective;
 pub mod optim;
 pub mod parallel;
+pub mod plan;
 pub mod pretrain;
 pub mod rounds;
 pub mod schedule;
@@ -26,3 +27,4 @@ pub mod tracking;
 
 pub use error::{Result, TrainError};
 pub use loss::{Loss, Share};
+pub use stage::resident_bytes;

@@ -4,6 +4,7 @@ mod configuration;
 mod data;
 mod decoding;
 mod evaluation;
+mod planning;
 mod pretraining;
 mod serving;
 mod training;
@@ -22,6 +23,7 @@ pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
 };
+pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
 };

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::PlanArguments;
+
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
@@ -25,6 +27,9 @@ pub(crate) struct TrainArguments {
     /// Go on from a checkpoint although objective, data, target or batch changed.
     #[arg(long)]
     pub(crate) force_resume: bool,
+    /// Planning in place of training.
+    #[command(flatten)]
+    pub(crate) planning: PlanArguments,
 }
 
 /// Arguments of `capture`.

@@ -98,7 +98,7 @@ pub(crate) fn train_all(
         {
             config.draft.from = Some(checkpoint);
         }
-        let opened_as = (config.target.clone(), train::layers(&config));
+        let opened_as = (config.target.clone(), config.needed_layers());
         let opened = match target.take() {
             Some((other, opened)) if other == opened_as => opened,
             _ => train::open_target(&config)?,

@@ -11,6 +11,7 @@ mod extract;
 mod fetch;
 mod generate;
 mod parity;
+mod plan;
 mod pretrain;
 mod push;
 mod quickstart;

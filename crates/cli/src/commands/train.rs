@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use longdraft_models::draft::glide::Init;
-use longdraft_models::target::{Layers, Target, TargetOptions};
+use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
+use longdraft_train::pretrain::peak_memory_mib;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::json;
 
 use crate::cli::TrainArguments;
-use crate::commands::curriculum;
+use crate::commands::{curriculum, plan};
 use crate::configuration::{Composed, read};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
@@ -24,6 +24,9 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    if arguments.planning.plan {
+        return plan::run(world, arguments, json);
+    }
     let config = match read(&arguments.config, &arguments.overrides)? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
@@ -46,6 +49,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
                 "output": config.output, "steps": steps, "finished": ending == Ending::Finished,
                 "held_out": progress.held_out.as_ref().map(|m| m.to_json(m.by_delay.len())),
                 "median_tokens_per_second": median(&progress.speeds),
+                "peak_memory_mib": peak_memory_mib(),
             })
         );
     } else if ending == Ending::Finished {
@@ -59,18 +63,8 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
 /// the draft starts from it.
 pub(crate) fn open_target(config: &TrainConfig) -> Result<Arc<Target>> {
-    let layers = layers(config);
+    let layers = config.needed_layers();
     Ok(Arc::new(Target::open(&config.target, &TargetOptions { layers, ..Default::default() })?))
-}
-
-/// Which of the target's layers a stage needs.
-pub(crate) fn layers(config: &TrainConfig) -> Layers {
-    let draft = &config.draft;
-    match config.train.features.store() {
-        None => Layers::All,
-        Some(_) if draft.init == Init::LastLayer && draft.from.is_none() => Layers::Last,
-        Some(_) => Layers::None,
-    }
 }
 
 /// Prepares and runs the stage, on every rank; returns how it ended and the stage.
@@ -108,6 +102,7 @@ pub(crate) fn train(
         parameters as f64 / 1e6,
         rayon::current_num_threads()
     ));
+    plan::say(&voice, &stage, world);
     let ending = stage.run(&mut tracked);
     let outcome = match &ending {
         Ok(Ending::Finished) => Outcome::Finished,

@@ -14,9 +14,19 @@ const SMALL: u64 = 2 << 30;
 /// Below this no target fits.
 const TINY: u64 = 128 << 20;
 
-pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
+/// Bytes that this process may still take; `None` where the system does not tell.
+pub(crate) fn available() -> Option<u64> {
+    let left = Limits::of_this_process().memory.map_or(u64::MAX, |(_, left)| left);
+    system().ok().map(|system| system.available_memory().min(left))
+}
+
+fn system() -> Result<System, sysinfo::Error> {
     let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    match System::new_with_specifics(refresh) {
+    System::new_with_specifics(refresh)
+}
+
+pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
+    match system() {
         Ok(system) => vec![judge(system.total_memory(), system.available_memory(), limits)],
         Err(error) => {
             let remedy = "watch `memory_mib` in metrics.jsonl while training";

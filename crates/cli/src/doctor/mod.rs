@@ -15,6 +15,8 @@ mod storage;
 mod units;
 
 pub(crate) use finding::{Finding, Status};
+pub(crate) use memory::available as available_memory;
+pub(crate) use units::bytes as readable_bytes;
 
 /// Looks at everything; what waits for others (programs, the network) is done at the same time.
 pub(crate) fn examine() -> Vec<Finding> {

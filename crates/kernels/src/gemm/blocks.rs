@@ -215,6 +215,13 @@ pub(super) unsafe fn shared_rows<T: Element>(
     SHARED.set(buffer);
 }
 
+/// Values of the buffer that [`shared_rows`] packs a left operand `[rows, inner]` into.
+pub(super) fn shared_values(isa: Isa, order: LeftOrder, rows: usize, inner: usize) -> usize {
+    let depth = depth_of(inner);
+    let blocks = rows.min(SHARED_ROWS).div_ceil(BLOCK_ROWS) * inner.div_ceil(depth.max(1));
+    blocks * pack::left_len(order, BLOCK_ROWS, depth, isa.tile_rows())
+}
+
 /// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
 /// first column and the index of their steps.
 fn for_right_blocks<T: Element>(

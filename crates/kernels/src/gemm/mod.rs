@@ -23,7 +23,7 @@ use blocks::{BLOCK_ROWS, Output, block, shared_rows};
 pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
-use pack::PANEL;
+use pack::{LeftOrder, PANEL};
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, side_by_side};
 
@@ -153,6 +153,22 @@ fn tasks_of<T: Element>(a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
         return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, 4 * most);
     }
     most
+}
+
+/// Bytes that the thread which begins a product `[rows, inner] · [inner, cols]` keeps for the packed
+/// left operand, whose values lie row by row or, `transposed`, column by column. 0 where every task
+/// packs a block of its own.
+pub(crate) fn kept_bytes(
+    (rows, inner, cols): (usize, usize, usize),
+    transposed: bool,
+    threads: usize,
+) -> usize {
+    let small = rows * cols * inner < SMALLEST_TASK * 2;
+    if small || rows <= BLOCK_ROWS || cols < PANEL * TASKS_PER_THREAD * threads {
+        return 0;
+    }
+    let order = if transposed { LeftOrder::Steps } else { LeftOrder::Rows };
+    blocks::shared_values(Isa::detect(), order, rows, inner) * size_of::<f32>()
 }
 
 /// Tasks for each thread, so that an uneven machine still ends together.

@@ -16,7 +16,7 @@ use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::{GgufSource, gguf_files};
 use crate::weights::safetensors::SafetensorsSource;
-use crate::weights::{WeightSource, check_specs};
+use crate::weights::{TensorSpec, WeightSource, check_specs};
 
 /// How to hold a target.
 #[derive(Debug, Clone)]
@@ -50,6 +50,11 @@ impl Layers {
             Self::Last => layers.saturating_sub(1)..layers,
             Self::None => 0..0,
         }
+    }
+
+    /// Names and shapes of the tensors that are loaded.
+    pub fn tensor_specs(self, config: &TargetConfig) -> Vec<TensorSpec> {
+        names::specs_of(config, self.of(config.num_hidden_layers))
     }
 }
 

@@ -1,12 +1,13 @@
 //! Safetensors files, single or sharded by `model.safetensors.index.json`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::Deserialize;
 
 use super::mmap::MappedFile;
@@ -310,21 +311,59 @@ pub fn save(
     tensors: &[(String, Tensor)],
     metadata: HashMap<String, String>,
 ) -> Result<()> {
-    let mut owned = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
-        let (dtype, bytes) = little_endian_bytes(tensor)?;
-        owned.push((name.as_str(), dtype, tensor.dims().to_vec(), bytes));
-    }
-    let views: Vec<(&str, TensorView<'_>)> = owned
+    let views: Vec<(&str, Stored)> = tensors
         .iter()
-        .map(|(name, dtype, shape, bytes)| {
-            TensorView::new(*dtype, shape.clone(), bytes).map(|view| (*name, view))
-        })
-        .collect::<std::result::Result<_, _>>()
-        .map_err(|error| ModelError::invalid(path, error))?;
+        .map(|(name, tensor)| Ok((name.as_str(), Stored::of(tensor)?)))
+        .collect::<Result<_>>()?;
     let bytes = safetensors::serialize(views, Some(metadata))
         .map_err(|error| ModelError::invalid(path, error))?;
     write_atomically(path, &bytes)
+}
+
+/// A tensor as it stands in a file; its bytes are made when their turn comes.
+struct Stored {
+    /// On the CPU.
+    tensor: Tensor,
+    dtype: Dtype,
+    bytes: usize,
+}
+
+impl Stored {
+    fn of(tensor: &Tensor) -> Result<Self> {
+        let dtype = match tensor.dtype() {
+            DType::F32 => Dtype::F32,
+            DType::BF16 => Dtype::BF16,
+            DType::F16 => Dtype::F16,
+            DType::I64 => Dtype::I64,
+            DType::U8 => Dtype::BOOL,
+            other => {
+                let message = format!("cannot write {other:?} tensors as weights");
+                return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
+            }
+        };
+        let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        let tensor = tensor.to_device(&candle_core::Device::Cpu)?;
+        Ok(Self { tensor, dtype, bytes })
+    }
+}
+
+impl View for Stored {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.tensor.dims()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let (_, bytes) = little_endian_bytes(&self.tensor).expect("a CPU tensor of a known type");
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// A tensor's values as they stand in weight files: little-endian, row-major.

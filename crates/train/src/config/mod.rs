@@ -9,6 +9,8 @@ use longdraft_data::batch::AnchorOffset;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
+use longdraft_models::draft::glide::Init;
+use longdraft_models::target::Layers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +56,20 @@ pub struct TrainConfig {
     /// Where metrics go.
     #[serde(default)]
     pub tracking: TrackingConfig,
+}
+
+impl TrainConfig {
+    /// Which of the target's layers a stage needs: with stored features none, but for the last one where
+    /// the draft starts from it.
+    pub fn needed_layers(&self) -> Layers {
+        match self.train.features.store() {
+            None => Layers::All,
+            Some(_) if self.draft.init == Init::LastLayer && self.draft.from.is_none() => {
+                Layers::Last
+            }
+            Some(_) => Layers::None,
+        }
+    }
 }
 
 /// Training and held-out text.

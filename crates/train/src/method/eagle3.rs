@@ -121,7 +121,7 @@ pub(super) fn build(
 }
 
 /// The draft's sizes: as wanted, else the target's.
-fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
+pub(super) fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
     let vocabulary = Eagle3Config::DRAFT_VOCABULARY.min(target.vocab_size);
     let vocabulary = wanted.draft_vocab_size.unwrap_or(vocabulary);
     let path = Path::new("`draft.eagle3`");

@@ -82,7 +82,7 @@ pub(super) fn build(materials: &Materials<'_>) -> Result<Box<dyn Objective>> {
     Ok(Box::new(GlideObjective::new(Arc::clone(target), draft, config.objective.glide())))
 }
 
-fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
+pub(super) fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
     let mut glide = GlideConfig::for_target(target, config.draft.compat);
     glide.final_norm = config.draft.final_norm;
     let weights = config.draft.delay_weights.as_ref().map(Vec::len);

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Document;
-use longdraft_models::draft::eagle3::TokenCounts;
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::eagle3::{Eagle3Config, TokenCounts};
+use longdraft_models::draft::glide::GlideConfig;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use schemars::JsonSchema;
@@ -58,7 +60,30 @@ impl Materials<'_> {
     }
 }
 
+/// A draft's sizes, known before it exists.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DraftSizes {
+    /// Of a GLIDE layer.
+    Glide(GlideConfig),
+    /// Of an EAGLE-3 draft.
+    Eagle3(Box<Eagle3Config>),
+}
+
 impl Method {
+    /// The sizes of the draft that a configuration asks for.
+    ///
+    /// # Errors
+    /// - they do not fit the target
+    pub fn sizes(self, config: &TrainConfig, target: &TargetConfig) -> Result<DraftSizes> {
+        match self {
+            Self::Glide => Ok(DraftSizes::Glide(glide::layer(config, target))),
+            Self::Eagle3 => {
+                let sizes = eagle3::sizes(&config.draft.eagle3, target)?;
+                Ok(DraftSizes::Eagle3(Box::new(sizes)))
+            }
+        }
+    }
+
     /// What of a configuration does not fit the method, by dotted key.
     pub(crate) fn problems(self, config: &TrainConfig) -> Vec<String> {
         match self {

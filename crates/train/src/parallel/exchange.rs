@@ -67,14 +67,52 @@ impl Exchange<'_> {
 
     /// Each round's counts by rank, and its stretch of every rank's elements.
     fn rounds(&self) -> impl Iterator<Item = (Vec<usize>, std::ops::Range<usize>)> {
-        let sizes = self.partition.sizes();
-        let step = (self.bucket / self.world.size()).max(1);
-        let longest = sizes.iter().copied().max().unwrap_or(0);
-        (0..longest).step_by(step).map(move |start| {
-            let counts = sizes.iter().map(|size| step.min(size.saturating_sub(start)));
-            (counts.collect(), start..start + step)
-        })
+        rounds(self.partition.sizes(), self.bucket)
     }
+}
+
+/// Each round's counts by rank, and its stretch of every rank's elements, of which a round moves at
+/// most `bucket` together.
+fn rounds(
+    sizes: Vec<usize>,
+    bucket: usize,
+) -> impl Iterator<Item = (Vec<usize>, std::ops::Range<usize>)> {
+    let step = (bucket / sizes.len()).max(1);
+    let longest = sizes.iter().copied().max().unwrap_or(0);
+    (0..longest).step_by(step).map(move |start| {
+        let counts = sizes.iter().map(|size| step.min(size.saturating_sub(start)));
+        (counts.collect(), start..start + step)
+    })
+}
+
+/// Bytes that the rank which sends most sends to others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Exchanged {
+    /// Of gradients, so that they are summed.
+    pub reduced: u64,
+    /// Of sums or new weights, so that all have them.
+    pub gathered: u64,
+}
+
+/// What an exchange of f32 values sends, of which rank `r` owns `shares[r]`.
+pub fn exchanged_bytes(shares: &[usize], bucket_bytes: usize, reduction: Reduction) -> Exchanged {
+    let ranks = shares.len();
+    let mut reduced = vec![0_u64; ranks];
+    let mut gathered = 0;
+    for (counts, _) in rounds(shares.to_vec(), bucket_bytes / size_of::<f32>()) {
+        let (all, longest) = (counts.iter().sum::<usize>(), counts.iter().copied().max());
+        let block = longest.unwrap_or(0) * (ranks - 1);
+        gathered += block as u64;
+        for (reduced, own) in reduced.iter_mut().zip(&counts) {
+            *reduced += match reduction {
+                Reduction::RankOrder => all - own,
+                Reduction::Library => block,
+            } as u64;
+        }
+    }
+    let bytes = size_of::<f32>() as u64;
+    let reduced = reduced.into_iter().max().unwrap_or(0) * bytes;
+    Exchanged { reduced, gathered: gathered * bytes }
 }
 
 fn zeros(count: usize) -> Vec<f32> {

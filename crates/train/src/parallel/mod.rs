@@ -21,15 +21,18 @@ mod mpi;
 mod partition;
 #[cfg(test)]
 mod threads;
+mod traffic;
 mod transport;
 mod world;
 mod zero;
 
 pub use config::{ParallelConfig, Reduction};
 pub use data_parallel::DataParallel;
+pub use exchange::{Exchanged, exchanged_bytes};
 pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};
 #[cfg(test)]
 pub(crate) use threads::in_threads;
+pub use traffic::Traffic;
 pub use world::{Element, World};
 pub use zero::ZeroStage;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::launcher::launched_processes;
+use super::traffic::{Counted, Traffic};
 use super::transport::{Alone, Transport};
 use crate::error::{Result, TrainError};
 
@@ -29,7 +30,7 @@ mod sealed {
 /// error that only some ranks meet must end all of them ([`Self::abort`]).
 #[derive(Clone)]
 pub struct World {
-    transport: Arc<dyn Transport>,
+    transport: Arc<Counted>,
     hosts: Arc<[String]>,
 }
 
@@ -65,7 +66,7 @@ impl World {
     }
 
     pub(super) fn over(transport: Arc<dyn Transport>) -> Self {
-        let mut world = Self { transport, hosts: Arc::from([]) };
+        let mut world = Self { transport: Arc::new(Counted::new(transport)), hosts: Arc::from([]) };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -106,6 +107,11 @@ impl World {
     /// Ends all ranks with an exit code.
     pub fn abort(&self, code: u8) -> ! {
         self.transport.abort(code)
+    }
+
+    /// What this rank has sent, and how long it has waited, since its start.
+    pub fn traffic(&self) -> Traffic {
+        self.transport.traffic()
     }
 
     /// Waits for all ranks.

@@ -245,6 +245,20 @@ impl PretrainRun {
 }
 
 impl PretrainConfig {
+    /// Tokens that go through the model of one of `ranks` at once, at most over the run, and the length
+    /// of their sequences.
+    pub fn largest_micro_batch(&self, ranks: usize) -> (usize, usize) {
+        let run = &self.train;
+        let starts = run.phases.iter().map(|phase| phase.until);
+        let all = std::iter::once(0.0).chain(starts).map(|progress| run.lengths_at(progress));
+        let of_rank = |lengths: Lengths| {
+            let all = lengths.sequences * lengths.micro_batches;
+            let sequences = lengths.sequences.min(all.div_ceil(ranks.max(1)));
+            (sequences * lengths.sequence, lengths.sequence)
+        };
+        all.map(of_rank).max().unwrap_or_default()
+    }
+
     /// Multiplier of the step with 0-based index `step`.
     pub(super) fn multiplier(&self, step: u64, elapsed_ms: f64) -> f64 {
         let WarmdownConfig { kind, warmdown_steps, decay_share, floor, decay } = self.schedule;

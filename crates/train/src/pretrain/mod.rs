@@ -200,7 +200,7 @@ impl Pretraining {
 
     /// Takes one optimizer step. Nothing changes unless loss and gradients are finite.
     fn step(&mut self) -> Result<PretrainStep> {
-        let started = Instant::now();
+        let (started, earlier) = (Instant::now(), self.parallel.world().traffic());
         let Progress { step, elapsed_ms, .. } = self.progress;
         let before = self.config.train.progress(step, elapsed_ms);
         let multiplier = self.config.multiplier(step, elapsed_ms);
@@ -219,6 +219,7 @@ impl Pretraining {
         }
         let (rank, parameters) = (&self.parallel, self.model.parameters());
         let outcome = self.optimizer.update(rank, parameters, &gradients, norm, multiplier)?;
+        let traffic = self.parallel.world().traffic() - earlier;
         let tokens = (lengths.sequence * lengths.sequences * lengths.micro_batches) as u64;
         let progress = &mut self.progress;
         progress.step += 1;
@@ -248,6 +249,7 @@ impl Pretraining {
             total_tokens: progress.tokens,
             seconds,
             progress: self.config.train.progress(progress.step, progress.elapsed_ms),
+            traffic: (self.parallel.world().size() > 1).then_some(traffic),
         })
     }
 
@@ -321,7 +323,7 @@ impl Pretraining {
         }
         let speed = report.tokens as f64 / report.seconds.max(1e-9);
         let operations = self.config.model.training_operations_per_token(run.sequence_length);
-        let record: Value = json!({
+        let mut record: Value = json!({
             "step": report.step, "loss": report.loss, "grad_norm": report.grad_norm,
             "clip_factor": report.clip_factor, "multiplier": report.multiplier,
             "learning_rate": report.multiplier * self.config.optimizer.matrix_lr,
@@ -329,6 +331,10 @@ impl Pretraining {
             "tokens_per_second": speed, "gflops": 1e-9 * speed * operations,
             "memory_mib": peak_resident_mib(),
         });
+        if let Some(traffic) = report.traffic {
+            record["sent_bytes"] = json!(traffic.sent_bytes);
+            record["waited_seconds"] = json!(traffic.seconds);
+        }
         self.log.write(&record)?;
         if let Some(trackers) = &mut self.trackers {
             trackers.log(report.step, scalars("train", &record));

@@ -1,5 +1,7 @@
 //! What a run tells its caller.
 
+use crate::parallel::Traffic;
+
 /// Numbers of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PretrainStep {
@@ -25,6 +27,8 @@ pub struct PretrainStep {
     pub seconds: f64,
     /// Spent fraction of the budget.
     pub progress: f64,
+    /// What the first rank sent and how long it waited in this step, where there are several.
+    pub traffic: Option<Traffic>,
 }
 
 /// Something that happened.

@@ -32,13 +32,14 @@ use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, share_of};
+use crate::parallel::{DataParallel, Traffic, share_of};
 use crate::schedule::Schedule;
 
 pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics, measure_drafts};
+pub use memory::resident_bytes;
 pub use observer::{Ending, Event, Observer, StepReport};
 pub use prepare::ResumePolicy;
 
@@ -102,10 +103,12 @@ impl Stage {
                 self.save(Place::Last, observer)?;
                 return Ok(Ending::Stopped);
             }
-            let started = Instant::now();
+            let (started, before) = (Instant::now(), self.parallel.world().traffic());
             let batches = self.next_batches();
             let outcome = self.optimize(&batches)?;
-            let report = self.report(&batches, outcome, started.elapsed().as_secs_f64());
+            let traffic = self.parallel.world().traffic() - before;
+            let seconds = started.elapsed().as_secs_f64();
+            let report = self.report(&batches, outcome, (seconds, traffic));
             self.log_step(&report)?;
             observer.on_event(Event::Step(&report));
             let minutes = self.config.train.max_minutes;
@@ -156,6 +159,11 @@ impl Stage {
     /// Seconds of training, over all processes that worked on it.
     fn seconds(&self) -> f64 {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
     }
 
     /// The draft as it stands.
@@ -249,7 +257,12 @@ impl Stage {
     }
 
     /// Numbers of the step that was just taken.
-    fn report(&mut self, batches: &[Batch], outcome: step::Outcome, seconds: f64) -> StepReport {
+    fn report(
+        &mut self,
+        batches: &[Batch],
+        outcome: step::Outcome,
+        (seconds, traffic): (f64, Traffic),
+    ) -> StepReport {
         let mut tokens: [u64; 1] = [batches.iter().map(|batch| batch.ids.len() as u64).sum()];
         self.parallel.world().all_reduce_sum(&mut tokens);
         let tokens = tokens[0] as usize;
@@ -267,6 +280,7 @@ impl Stage {
             total_tokens: self.progress.tokens,
             seconds,
             memory_mib: memory::peak_resident_mib(),
+            traffic: (self.parallel.world().size() > 1).then_some(traffic),
             metrics: outcome.metrics,
         }
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::metrics::DraftMetrics;
+use crate::parallel::Traffic;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct StepReport {
     pub seconds: f64,
     /// Largest resident set of this process so far, where the system tells.
     pub memory_mib: Option<f64>,
+    /// What the first rank sent and how long it waited in this step, where there are several.
+    pub traffic: Option<Traffic>,
     /// Counters of this step.
     pub metrics: DraftMetrics,
 }
@@ -68,6 +71,10 @@ impl StepReport {
         record["tokens_per_second"] = json!(self.tokens_per_second());
         if let Some(memory_mib) = self.memory_mib {
             record["memory_mib"] = json!(memory_mib);
+        }
+        if let Some(Traffic { sent_bytes, seconds }) = self.traffic {
+            record["sent_bytes"] = json!(sent_bytes);
+            record["waited_seconds"] = json!(seconds);
         }
         record
     }

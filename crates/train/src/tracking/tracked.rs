@@ -232,6 +232,7 @@ mod tests {
     fn report(step: u64) -> StepReport {
         StepReport {
             memory_mib: None,
+            traffic: None,
             step,
             steps: 9,
             epoch: 0,

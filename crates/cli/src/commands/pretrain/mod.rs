@@ -18,7 +18,7 @@ use longdraft_train::pretrain::{
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Value, json};
 
-use super::median;
+use super::{median, plan};
 use crate::cli::TrainArguments;
 use crate::configuration::read_pretrain;
 use crate::failure::{Failure, Result};
@@ -43,6 +43,9 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
     let config = read_pretrain(&arguments.config, &arguments.overrides)?;
+    if arguments.planning.plan {
+        return plan::pretraining(world, &config, &arguments.planning, json);
+    }
     let voice = Voice::of(world, &config.output)?;
     let mut progress = Progress::new(stop_on_interrupt(), voice);
     let trained = train(config, policy, world, &mut progress)?;

@@ -29,7 +29,7 @@ pub use model::{Eagle3Draft, KeyValues};
 pub use open::is_at;
 pub use unroll::TestTimeSteps;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
-pub use weights::save_tensors;
+pub use weights::{save_tensors, tensor_specs};
 
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ const LAYER: [&str; 2] = ["midlayer.", "layers.0."];
 const EMBEDDING: &str = "embed_tokens.weight";
 
 /// Every trained tensor, in the order of the published table.
-fn layout(config: &Eagle3Config) -> Vec<TensorSpec> {
+pub fn tensor_specs(config: &Eagle3Config) -> Vec<TensorSpec> {
     let (hidden, target, width) =
         (config.hidden_size, config.target_hidden_size, config.intermediate_size);
     let (query, kv) = (config.query_size(), config.kv_size());
@@ -62,7 +62,7 @@ impl Eagle3Draft {
         (embedding, own_embedding): (Tensor, bool),
         mut value: impl FnMut(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
-        let parameters = layout(config)
+        let parameters = tensor_specs(config)
             .into_iter()
             .map(|spec| {
                 let var = Var::from_tensor(&value(&spec)?)?;
@@ -298,7 +298,7 @@ fn check_names(
     config: &Eagle3Config,
     own_embedding: Option<[usize; 2]>,
 ) -> Result<()> {
-    let mut expected = layout(config);
+    let mut expected = tensor_specs(config);
     if let Some(shape) = own_embedding {
         expected.push(TensorSpec::new(EMBEDDING, &shape));
     }

@@ -15,4 +15,4 @@ mod weights;
 pub use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
 pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
-pub use weights::{save_tensors, trained_for};
+pub use weights::{save_tensors, tensor_specs, trained_for};

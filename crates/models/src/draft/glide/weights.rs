@@ -70,6 +70,11 @@ fn layout(config: &GlideConfig) -> Vec<Layout> {
     all
 }
 
+/// Names and shapes of every tensor of the layer, trained and dead.
+pub fn tensor_specs(config: &GlideConfig) -> Vec<TensorSpec> {
+    layout(config).into_iter().map(|entry| entry.spec).collect()
+}
+
 impl GlideDraft {
     /// Builds the layer with `value(name, shape)` for every tensor.
     fn build(

@@ -1,0 +1,42 @@
+//! Arguments of `--plan`.
+
+/// What a plan assumes of the machine; `train` and `pretrain` itself take it from where they run.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Planning")]
+pub(crate) struct PlanArguments {
+    /// Only say what the run needs: memory of a rank, bytes between ranks, time of a step. Nothing is
+    /// loaded or written.
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Ranks to plan for (default: those that were started).
+    #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: Option<u32>,
+    /// Ranks that share each row (sequence parallelism).
+    #[arg(long, requires = "plan", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) sequence: u32,
+    /// Ranks that share every layer of the target (tensor parallelism).
+    #[arg(long, requires = "plan", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) tensor: u32,
+    /// Memory of a rank in GiB (default: what is free on this machine).
+    #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
+    pub(crate) memory: Option<f64>,
+    /// 10⁹ operations a second of a rank (default: measured here).
+    #[arg(long, requires = "plan", value_parser = positive)]
+    pub(crate) gflops: Option<f64>,
+    /// 10⁹ bytes a second that a rank sends (default: 1.25, a 10 Gbit/s network).
+    #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
+    pub(crate) bandwidth: Option<f64>,
+    /// Bytes of a value of the target's matrices: 4 as `train` holds them, 2 for 16 bits.
+    #[arg(long, requires = "plan", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) target_bytes: u8,
+    /// A Markdown table over ZeRO 1 and 3, 1, 4 and 8 ranks a row, online and offline.
+    #[arg(long, requires = "plan")]
+    pub(crate) table: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("a number above 0".to_owned()),
+    }
+}

@@ -1,0 +1,215 @@
+//! `--plan`: what a run needs, before anything is loaded.
+
+mod sizing;
+mod table;
+
+use std::path::Path;
+
+use longdraft_models::TargetConfig;
+use longdraft_models::published::{published_config, published_names};
+use longdraft_models::target::Target;
+use longdraft_train::config::TrainConfig;
+use longdraft_train::parallel::World;
+use longdraft_train::plan::{
+    Estimate, Layout, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+};
+use longdraft_train::pretrain::PretrainConfig;
+use longdraft_train::stage::Stage;
+use serde_json::{Value, json};
+
+use crate::cli::{PlanArguments, TrainArguments};
+use crate::configuration::{Composed, LocatedStage, read, read_stage};
+use crate::doctor::{available_memory, readable_bytes};
+use crate::failure::{Failure, Result};
+use crate::ranks::Voice;
+
+/// 10⁹ bytes a second of a 10 Gbit/s network.
+const BANDWIDTH: f64 = 1.25;
+
+/// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
+pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
+    let stages = stages(arguments)?;
+    let arguments = &arguments.planning;
+    if !world.is_first() {
+        return Ok(());
+    }
+    let machine = Machine::of(arguments, world.size())?;
+    let mut all = Vec::new();
+    for (name, config) in stages {
+        let target = target_config(&config.target)?;
+        if arguments.table {
+            print!("{}", sizing::markdown(&config, &target, &machine)?);
+            continue;
+        }
+        let workload = Workload::new(&config, target, machine.layout)?;
+        let estimate = workload.estimate();
+        let verdict = workload.verdict(&estimate, machine.free);
+        if json {
+            all.push(to_json(name.as_deref(), &estimate, &verdict, &machine));
+            continue;
+        }
+        if let Some(name) = name {
+            println!("stage {name}");
+        }
+        print!("{}", table::text(&estimate, &verdict, &machine));
+        if workload.lacks_rows() {
+            let row = readable_bytes(estimate.features_of_row);
+            println!(
+                "and {row} for every further training row: `train.features: memory` keeps all"
+            );
+        }
+    }
+    if json {
+        println!("{}", json!({ "stages": all }));
+    }
+    Ok(())
+}
+
+/// Prints what a pretraining run needs.
+pub(crate) fn pretraining(
+    world: &World,
+    config: &PretrainConfig,
+    arguments: &PlanArguments,
+    json: bool,
+) -> Result<()> {
+    if !world.is_first() {
+        return Ok(());
+    }
+    if arguments.table {
+        return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
+    }
+    let machine = Machine::of(arguments, world.size())?;
+    let Layout { ranks, threads, .. } = machine.layout;
+    let estimate = of_pretraining(config, ranks, threads);
+    let remedies = || pretraining_remedies(config, ranks, threads);
+    let verdict = Verdict::of(&estimate, machine.free, remedies);
+    if json {
+        println!("{}", json!({ "stages": [to_json(None, &estimate, &verdict, &machine)] }));
+    } else {
+        print!("{}", table::text(&estimate, &verdict, &machine));
+    }
+    Ok(())
+}
+
+fn stages(arguments: &TrainArguments) -> Result<Vec<(Option<String>, TrainConfig)>> {
+    let TrainArguments { config, overrides, .. } = arguments;
+    if overrides.iter().any(|argument| argument.starts_with("stage=")) {
+        return Ok(vec![(None, read_stage(config, overrides)?)]);
+    }
+    Ok(match read(config, overrides)? {
+        Composed::Stage(located) => vec![(None, located.config)],
+        Composed::Curriculum { stages, .. } => {
+            let named = |stage: LocatedStage| (Some(stage.name), stage.located.config);
+            stages.into_iter().map(named).collect()
+        }
+    })
+}
+
+/// What a plan is held against.
+pub(super) struct Machine {
+    pub(super) layout: Layout,
+    /// Free bytes of a rank.
+    pub(super) free: Option<u64>,
+    pub(super) speed: Speed,
+    /// Whether the operations a second were measured here.
+    measured: bool,
+}
+
+impl Machine {
+    fn of(arguments: &PlanArguments, started: usize) -> Result<Self> {
+        let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
+        let (sequence, tensor) = (arguments.sequence as usize, arguments.tensor as usize);
+        if !ranks.is_multiple_of(sequence * tensor) {
+            return Err(Failure::usage(format!(
+                "{ranks} ranks do not make groups of --sequence {sequence} times --tensor {tensor}"
+            ))
+            .hint("give --ranks a multiple of both together"));
+        }
+        // The table is of accelerators.
+        let threads = if arguments.table { 0 } else { rayon::current_num_threads() };
+        let free = match arguments.memory {
+            Some(gib) => Some((gib * (1_u64 << 30) as f64) as u64),
+            // Ranks that were started here share this machine.
+            None => available_memory().map(|free| free / started.max(1) as u64),
+        };
+        let gigabytes_per_second = arguments.bandwidth.unwrap_or(BANDWIDTH);
+        let gflops = arguments.gflops.unwrap_or_else(Speed::measured_gflops);
+        Ok(Self {
+            layout: Layout {
+                sequence,
+                tensor,
+                target_value_bytes: usize::from(arguments.target_bytes),
+                ..Layout::of(ranks, threads)
+            },
+            free,
+            speed: Speed { gflops, gigabytes_per_second },
+            measured: arguments.gflops.is_none(),
+        })
+    }
+}
+
+/// Sizes of a target on this machine, or of a published one that is not.
+fn target_config(spec: &str) -> Result<TargetConfig> {
+    if Path::new(spec).exists() {
+        return Ok(Target::open_config(spec)?);
+    }
+    published_config(spec).ok_or_else(|| {
+        Failure::work(format!("target `{spec}` is not on this machine and its shape is not known"))
+            .hint(format!(
+                "name a folder with its config.json (weights are not needed), a GGUF file, or one \
+                 of {}",
+                published_names().join(", ")
+            ))
+    })
+}
+
+fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: &Machine) -> Value {
+    json!({
+        "stage": name,
+        "ranks": machine.layout.ranks,
+        "bytes": estimate.bytes(),
+        "peak": estimate.peak().name,
+        "phases": estimate.phases.iter().map(|phase| json!({
+            "name": phase.name, "bytes": phase.bytes(), "items": phase.items,
+        })).collect::<Vec<_>>(),
+        "free_bytes": machine.free,
+        "fits": verdict.fits,
+        "remedies": verdict.remedies,
+        "sent_bytes": estimate.sent_bytes(),
+        "sent": estimate.sent,
+        "tokens_per_step": estimate.tokens,
+        "operations_per_token": estimate.operations_per_token,
+        "gflops": machine.speed.gflops,
+        "gigabytes_per_second": machine.speed.gigabytes_per_second,
+        "seconds_per_step": estimate.seconds(&machine.speed),
+        "bytes_of_a_row_of_features": estimate.features_of_row,
+    })
+}
+
+/// Says in one line what a run that is about to start needs, and warns if that is not free.
+pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
+    let layout = Layout::of(world.size(), rayon::current_num_threads());
+    let target = stage.target().config().clone();
+    // A stage that was prepared has sizes that fit.
+    let Ok(workload) = Workload::new(stage.config(), target, layout) else { return };
+    let workload = workload.with_training_rows(stage.data_sizes().0);
+    let estimate = workload.estimate();
+    let needed = readable_bytes(estimate.bytes());
+    // What is loaded already is not taken again.
+    let loaded = longdraft_train::resident_bytes().unwrap_or(0);
+    let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
+    let free = available_memory().map(|free| loaded + free / neighbours as u64);
+    let of_free =
+        free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+    voice.say(&format!(
+        "about {needed} of memory at most{of_free}, in the {} phase",
+        estimate.peak().name
+    ));
+    let verdict = workload.verdict(&estimate, free);
+    if verdict.fits == Some(false) {
+        voice.say(&format!(
+            "warning: this may not fit; lower one of these: {}",
+            verdict.remedies.join("; ")
+        ));
+    }
+}

@@ -1,0 +1,170 @@
+//! Whether an estimate fits, and what to lower when it does not.
+
+use super::estimate::Estimate;
+use super::workload::Workload;
+use crate::config::FeatureMode;
+use crate::error::TrainError;
+use crate::method::DraftSizes;
+use crate::parallel::ZeroStage;
+
+/// What becomes of an estimate beside free memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether the estimate is at most what is free; `None` where that is not known.
+    pub fits: Option<bool>,
+    /// What to change if it does not, the most effective first.
+    pub remedies: Vec<String>,
+}
+
+impl Verdict {
+    /// An estimate beside `free` bytes; `remedies` lists changes with what the estimate would be then.
+    pub fn of(
+        estimate: &Estimate,
+        free: Option<u64>,
+        remedies: impl FnOnce() -> Vec<(String, u64)>,
+    ) -> Self {
+        let fits = free.map(|free| estimate.bytes() <= free);
+        let remedies = if fits == Some(true) { Vec::new() } else { remedies() };
+        let text = |(text, bytes)| format!("{text}: {}", size(bytes));
+        Self { fits, remedies: remedies.into_iter().map(text).collect() }
+    }
+}
+
+impl Workload {
+    /// Whether this fits into `free` bytes, with what each change would bring.
+    pub fn verdict(&self, estimate: &Estimate, free: Option<u64>) -> Verdict {
+        Verdict::of(estimate, free, || self.remedies(estimate.bytes()))
+    }
+
+    /// Changes that lower the estimate, with what it would be then; the most effective first.
+    fn remedies(&self, bytes: u64) -> Vec<(String, u64)> {
+        let mut changes: Vec<(String, Self)> = Vec::new();
+        let mut change = |text: String, edit: &dyn Fn(&mut Self)| {
+            let mut other = self.clone();
+            edit(&mut other);
+            changes.push((text, other));
+        };
+        let half = self.row_tokens / 2;
+        change(format!("data.row_tokens={half}"), &|other| other.row_tokens = half);
+        if self.own_rows() > 1 {
+            let fewer = (self.rows_per_step / 2).max(1);
+            change(format!("train.rows_per_step={fewer}"), &|other| other.rows_per_step = fewer);
+        }
+        if self.holds_step {
+            let text = "objective.eagle3.oov_rows=keep (one row's features at a time)";
+            change(text.to_owned(), &|other| other.holds_step = false);
+        }
+        if self.features.store().is_none() {
+            let text = "train.features=FOLDER behind `longdraft capture` (no layers of the target)";
+            change(text.to_owned(), &|other| {
+                other.features = FeatureMode::Stored("FOLDER".to_owned());
+                other.layers = longdraft_models::target::Layers::None;
+            });
+        }
+        if self.steps > 1 {
+            let fewer = self.steps.div_ceil(2);
+            change(format!("objective.eagle3.ttt_steps={fewer}"), &|other| other.steps = fewer);
+        }
+        if let DraftSizes::Eagle3(sizes) = &self.draft {
+            let vocabulary = sizes.draft_vocab_size / 2;
+            change(format!("draft.eagle3.draft_vocab_size={vocabulary}"), &|other| {
+                if let DraftSizes::Eagle3(sizes) = &mut other.draft {
+                    sizes.draft_vocab_size = vocabulary;
+                    other.specs = longdraft_models::draft::eagle3::tensor_specs(sizes);
+                }
+            });
+        }
+        if self.layout.ranks > 1 && self.zero == ZeroStage::Replicated {
+            change("parallel.zero=1".to_owned(), &|other| other.zero = ZeroStage::OptimizerState);
+        }
+        if self.layout.ranks > 1 && self.zero != ZeroStage::Weights {
+            change("parallel.zero=3".to_owned(), &|other| other.zero = ZeroStage::Weights);
+        }
+        let with_bytes = changes.into_iter().map(|(text, other)| (text, other.estimate().bytes()));
+        let mut lower: Vec<(String, u64)> = with_bytes.filter(|(_, b)| *b < bytes).collect();
+        lower.sort_by_key(|(_, bytes)| *bytes);
+        lower
+    }
+}
+
+/// Bytes in MiB or GiB.
+fn size(bytes: u64) -> String {
+    const MIB: f64 = (1_u64 << 20) as f64;
+    let mib = bytes as f64 / MIB;
+    if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
+}
+
+/// The error of an allocation that failed on a device: what was estimated, what takes most, and what to
+/// lower. `cause` is what the device said; `free` what was free before the run.
+pub fn out_of_memory(workload: &Workload, free: Option<u64>, cause: &str) -> TrainError {
+    let estimate = workload.estimate();
+    let remedies = Verdict::of(&estimate, None, || workload.remedies(estimate.bytes())).remedies;
+    let peak = estimate.peak();
+    let mut items = peak.items.clone();
+    items.sort_by_key(|item| std::cmp::Reverse(item.bytes));
+    let most: Vec<String> =
+        items.iter().take(3).map(|item| format!("{} {}", item.name, size(item.bytes))).collect();
+    let free = free.map_or_else(String::new, |free| format!(" of {} free", size(free)));
+    TrainError::OutOfMemory {
+        cause: cause.to_owned(),
+        needed: format!(
+            "{}{free}, most of it in the {} phase: {}",
+            size(peak.bytes()),
+            peak.name,
+            most.join(", ")
+        ),
+        remedies,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::super::Layout;
+    use super::*;
+    use crate::config::TrainConfig;
+
+    fn workload(more: serde_json::Value, ranks: usize) -> Workload {
+        let mut config = serde_json::json!({
+            "target": "t", "output": "o", "data": { "train": [{ "path": "p" }], "row_tokens": 8192 },
+            "draft": { "method": "eagle3" }, "train": { "rows_per_step": 16 },
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
+        let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        Workload::new(&config, target, Layout::of(ranks, 1)).expect("sizes that fit")
+    }
+
+    #[test]
+    fn a_failed_allocation_says_what_was_needed_and_what_to_lower() {
+        let error = out_of_memory(&workload(serde_json::json!({}), 1), Some(80 << 30), "CUDA: 2");
+        let text = error.to_string();
+        assert!(text.starts_with("out of memory: CUDA: 2; the run needs about "), "{text}");
+        assert!(text.contains(" of 80.0 GiB free, most of it in the "), "{text}");
+        let TrainError::OutOfMemory { remedies, .. } = error else { panic!("{error:?}") };
+        for wanted in
+            ["data.row_tokens=4096: ", "train.features=FOLDER", "oov_rows=keep", "ttt_steps=4"]
+        {
+            assert!(remedies.iter().any(|r| r.contains(wanted)), "{wanted}: {remedies:?}");
+        }
+        assert!(!remedies.iter().any(|r| r.contains("parallel.zero")), "one rank: {remedies:?}");
+    }
+
+    #[test]
+    fn remedies_come_by_what_they_bring_and_only_where_needed() {
+        let workload = workload(serde_json::json!({}), 4);
+        let estimate = workload.estimate();
+        let lower = workload.remedies(estimate.bytes());
+        assert!(lower.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{lower:?}");
+        assert!(lower.iter().all(|(_, bytes)| *bytes < estimate.bytes()), "{lower:?}");
+        assert!(lower.iter().any(|(text, _)| text == "parallel.zero=3"), "{lower:?}");
+        let fits = workload.verdict(&estimate, Some(estimate.bytes()));
+        assert_eq!(fits, Verdict { fits: Some(true), remedies: Vec::new() });
+        let tight = workload.verdict(&estimate, Some(estimate.bytes() - 1));
+        assert_eq!((tight.fits, tight.remedies.len()), (Some(false), lower.len()));
+        assert_eq!(workload.verdict(&estimate, None).fits, None);
+    }
+}

@@ -1,0 +1,146 @@
+//! Bytes that a rank sends in a step, by collective.
+//!
+//! Counted is what leaves the rank if every pair talks directly; rings send as much. Counters and flags,
+//! some hundred bytes, are left out.
+
+use longdraft_kernels::adamw::BLOCK;
+use longdraft_models::TargetConfig;
+use serde::Serialize;
+
+use super::graph::F32;
+use super::optimizer::Parameters;
+use crate::parallel::{Reduction, ZeroStage, exchanged_bytes};
+
+/// What a step sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sent {
+    /// What for.
+    pub name: &'static str,
+    /// Bytes of the rank that sends most.
+    pub bytes: u64,
+}
+
+/// Gradients to who sums them: everything but the rank's own part, `4 P (N − 1) / N`; and sums or new
+/// weights back: the largest part to everybody else, `4 P (N − 1) / N`. Small numbers go to everybody:
+/// 8 bytes for every tensor, whether it has a gradient, and where the update is spread 8 for every
+/// block of squares that the gradient's norm is made of.
+pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec<Sent> {
+    let shares = parameters.shares();
+    let others = parameters.ranks.saturating_sub(1);
+    let exchanged = exchanged_bytes(&shares, parameters.bucket_bytes as usize, reduction);
+    let blocks: usize = parameters.sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
+    let squares = if parameters.is_sharded() { blocks } else { 0 };
+    let numbers = (parameters.sizes.len() + squares) as u64;
+    let back = if parameters.is_sharded() { "new weights" } else { "summed gradients" };
+    let mut sent = vec![
+        Sent { name: "gradients", bytes: exchanged.reduced },
+        Sent { name: back, bytes: exchanged.gathered },
+        Sent { name: "norm and flags", bytes: 8 * numbers * others },
+    ];
+    sent.retain(|sent| sent.bytes > 0);
+    sent
+}
+
+/// How rows go through the ranks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowTraffic {
+    pub(super) rows: u64,
+    pub(super) ranks: u64,
+    pub(super) parts: u64,
+    pub(super) tensor: u64,
+    pub(super) tokens: u64,
+    /// Layers of the target that run.
+    pub(super) layers: u64,
+    pub(super) target_bytes: u64,
+}
+
+impl RowTraffic {
+    /// What the ranks that share a row or the weights send for a rank's rows: ZeRO-3 gathers the target
+    /// once and the draft twice a row, `(N − 1) / N` of their bytes from every rank's part; sequence
+    /// parallelism gathers keys and values, `8 T K·D (S − 1) / S` a layer; tensor parallelism sums the
+    /// states behind attention and MLP, `2 · 8 T H (M − 1) / M` a layer.
+    pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
+        let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);
+        let kv = config.kv_size() as u64;
+        let keys = 2 * F32 * self.tokens * self.parts * kv / self.tensor;
+        let states = 2 * 2 * F32 * self.tokens * config.hidden_size as u64;
+        let weights = if draft.zero == ZeroStage::Weights {
+            share(self.target_bytes + 2 * F32 * draft.all(), self.ranks)
+        } else {
+            0
+        };
+        let of_rows = [
+            ("gathered weights (ZeRO-3)", weights),
+            // The draft's own keys go forward, their gradients back.
+            ("keys and values (sequence)", share(keys, self.parts) * (self.layers + 2)),
+            ("states (tensor)", share(states, self.tensor) * self.layers),
+        ];
+        of_rows.map(|(name, bytes)| Sent { name, bytes: self.rows * bytes }).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor, Var};
+    use longdraft_models::draft::Parameter;
+
+    use super::*;
+    use crate::optim::{AdamW, AdamWConfig, Gradients};
+    use crate::parallel::{DataParallel, ParallelConfig, in_threads};
+
+    const SIZES: [usize; 3] = [3 * BLOCK + 17, 40, 2 * BLOCK];
+
+    /// Bytes that the busiest of `ranks` sends in an update.
+    fn measured(config: &ParallelConfig, ranks: usize) -> u64 {
+        let sent = in_threads(ranks, |world| {
+            let parameter = |(index, size): (usize, &usize)| {
+                let tensor = Tensor::ones(*size, candle_core::DType::F32, &Device::Cpu);
+                let var = Var::from_tensor(&tensor.expect("tensor")).expect("variable");
+                Parameter { name: index.to_string(), var, decay: true, dead: false }
+            };
+            let parameters: Vec<Parameter> = SIZES.iter().enumerate().map(parameter).collect();
+            let parallel =
+                DataParallel::by_blocks(&world, config, &parameters).expect("data parallel");
+            let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
+            let before = world.traffic();
+            let gradients = SIZES.map(|size| Some(vec![0.5; size])).to_vec();
+            let sums = parallel.reduce(Gradients::from_values(gradients));
+            let norm = parallel.norm(&sums);
+            optimizer.update(&parallel, &parameters, &sums, norm, 1e-3).expect("update");
+            let traffic = world.traffic() - before;
+            assert_eq!(traffic.seconds > 0.0, ranks > 1, "{traffic:?}");
+            traffic.sent_bytes
+        });
+        sent.into_iter().max().unwrap_or(0)
+    }
+
+    #[test]
+    fn what_is_predicted_is_what_ranks_send() {
+        for ranks in [1, 2, 3, 4] {
+            for zero in [0, 1] {
+                for reduction in [Reduction::RankOrder, Reduction::Library] {
+                    for bucket_bytes in [1024, 1 << 20] {
+                        let config =
+                            ParallelConfig { zero, reduction, bucket_bytes, ..Default::default() };
+                        let parameters = Parameters {
+                            sizes: SIZES.to_vec(),
+                            moments: vec![2; SIZES.len()],
+                            trained: SIZES.iter().sum::<usize>() as u64,
+                            ranks: ranks as u64,
+                            zero: config.zero_stage(),
+                            bucket_bytes: bucket_bytes as u64,
+                            whole_tensors: false,
+                        };
+                        let sent = of_gradients(&parameters, reduction);
+                        let predicted: u64 = sent.iter().map(|sent| sent.bytes).sum();
+                        assert_eq!(
+                            measured(&config, ranks),
+                            predicted,
+                            "{ranks} ranks, {config:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Which terms are alive together, and what they come to.
+
+use longdraft_models::target::Layers;
+use serde::Serialize;
+
+use super::communication::{self, RowTraffic, Sent};
+use super::graph::F32;
+use super::operations::{self, Speed};
+use super::optimizer::Parameters;
+use super::row::RowMemory;
+use super::target::{self, ForwardPass};
+use super::workload::Workload;
+use super::{eagle3, glide};
+use crate::config::FeatureMode;
+use crate::features::TeacherKind;
+use crate::method::DraftSizes;
+use crate::parallel::ZeroStage;
+
+/// Bytes of the program itself: code, runtime, thread stacks.
+pub(super) const PROCESS: u64 = 24 << 20;
+
+/// Bytes of a most likely token: id and log-probability.
+const ENTRY: u64 = 8;
+
+/// A term.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Item {
+    /// What.
+    pub name: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// A part of a step and what is alive in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Phase {
+    /// Which part.
+    pub name: &'static str,
+    /// Its terms.
+    pub items: Vec<Item>,
+}
+
+impl Phase {
+    /// Sum of the terms.
+    pub fn bytes(&self) -> u64 {
+        self.items.iter().map(|item| item.bytes).sum()
+    }
+}
+
+/// What a rank needs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Parts of a step, in their order.
+    pub phases: Vec<Phase>,
+    /// What the rank sends in a step.
+    pub sent: Vec<Sent>,
+    /// Floating-point operations of the rank in a step.
+    pub operations: f64,
+    /// Operations of training on a token.
+    pub operations_per_token: f64,
+    /// Tokens of a step over all ranks, if rows are full.
+    pub tokens: u64,
+    /// Bytes of the features of a row.
+    pub features_of_row: u64,
+}
+
+impl Estimate {
+    /// The part that needs most.
+    pub fn peak(&self) -> &Phase {
+        let largest = self.phases.iter().max_by_key(|phase| phase.bytes());
+        largest.expect("a step has parts")
+    }
+
+    /// Bytes of the part that needs most.
+    pub fn bytes(&self) -> u64 {
+        self.peak().bytes()
+    }
+
+    /// Bytes that the rank sends in a step.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.iter().map(|sent| sent.bytes).sum()
+    }
+
+    /// Seconds of a step at a speed.
+    pub fn seconds(&self, speed: &Speed) -> f64 {
+        speed.seconds(self.operations, self.sent_bytes())
+    }
+}
+
+impl Workload {
+    /// What the rank with most rows needs, if rows are full and all their tokens are learned.
+    pub fn estimate(&self) -> Estimate {
+        let row = self.row_memory();
+        let parameters = self.parameters(&row);
+        let operations_per_token = self.operations_per_token();
+        let tokens = self.rows_per_step * self.row_tokens;
+        Estimate {
+            phases: self.phases(&row, &parameters),
+            sent: self.sent(&parameters),
+            operations: operations_per_token * tokens as f64 / self.layout.ranks as f64,
+            operations_per_token,
+            tokens,
+            features_of_row: self.feature_bytes(),
+        }
+    }
+
+    fn phases(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Phase> {
+        let resident = self.resident(row, parameters);
+        let held = if self.holds_step { self.own_rows() } else { 1 } * self.feature_bytes();
+        let (held, kept) = match self.features {
+            FeatureMode::Memory => (0, self.rows_in_memory() * self.feature_bytes()),
+            FeatureMode::Online => (held, 0),
+            // The next row is read meanwhile.
+            FeatureMode::Stored(_) => (held + self.record_bytes(), 0),
+        };
+        let summed = if self.own_rows() > 1 { parameters.gradient_bytes() } else { 0 };
+        let whole = parameters.gathered_weight_bytes();
+        let phase = |name, parts: Vec<(&'static str, u64)>| {
+            let mut items = resident.clone();
+            items.push(Item { name: "features kept in memory", bytes: kept });
+            items.extend(parts.into_iter().map(|(name, bytes)| Item { name, bytes }));
+            items.retain(|item| item.bytes > 0);
+            Phase { name, items }
+        };
+        let before = if self.holds_step { held - self.feature_bytes().min(held) } else { 0 };
+        let accumulated = ("gradients of rows before", if self.holds_step { 0 } else { summed });
+        let mut phases = vec![phase(
+            "features",
+            vec![accumulated, ("features", before), ("target forward", self.source_bytes())],
+        )];
+        if self.holds_step {
+            let planning = self.planning_bytes();
+            phases.push(phase("rows", vec![("features", held), ("teacher of the rows", planning)]));
+        }
+        let common = |more: [(&'static str, u64); 3]| {
+            let mut parts = vec![
+                ("gathered draft weights", whole),
+                ("features", held),
+                ("activations", row.activations),
+                ("results of rows", row.results),
+            ];
+            parts.extend(more);
+            parts
+        };
+        let summed = ("gradients of rows before", summed);
+        let chunks = ("chunks of the loss", row.chunks);
+        let backward = ("gradients under way", row.backward);
+        let added = parameters.gradient_bytes();
+        let left = [("gradients under way", row.left), summed, ("gradients", added)];
+        phases.push(phase("forward", common([chunks, summed, ("", 0)])));
+        phases.push(phase("backward", common([backward, summed, ("", 0)])));
+        phases.push(phase("gradients", common(left)));
+        let waiting =
+            if matches!(self.features, FeatureMode::Stored(_)) { self.record_bytes() } else { 0 };
+        if parameters.ranks > 1 {
+            let gradients = ("gradients", parameters.gradient_bytes());
+            let reduction = ("buckets and sums", parameters.reduction_bytes());
+            phases.push(phase("reduction", vec![("features", waiting), gradients, reduction]));
+        }
+        let update = ("gradients and new weights", parameters.update_bytes());
+        phases.push(phase("update", vec![("features", waiting), update]));
+        let copies = ("copies of tensors", parameters.checkpoint_bytes());
+        phases.push(phase("checkpoint", vec![("features", waiting), copies]));
+        phases
+    }
+
+    /// What is there all the time.
+    fn resident(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Item> {
+        let items = [
+            ("program", PROCESS),
+            ("target weights", self.target_bytes()),
+            ("rows of the target's head", self.kept_head_bytes()),
+            ("draft weights", parameters.weight_bytes()),
+            ("optimizer state", parameters.state_bytes()),
+            ("packed operands", row.packed.max(self.target_packed_bytes())),
+        ];
+        items.map(|(name, bytes)| Item { name, bytes }).into()
+    }
+
+    /// Bytes of the target's weights on a rank; under ZeRO-3 a part of them and one layer.
+    fn target_bytes(&self) -> u64 {
+        let bytes = self.layout.target_value_bytes as u64;
+        let all = target::weight_bytes(&self.target, self.layers, bytes, self.tensor());
+        if self.zero == ZeroStage::Weights && self.layout.ranks > 1 {
+            let shards = (self.layout.ranks as u64 / self.tensor()).max(1);
+            return all.div_ceil(shards) + target::layer_bytes(&self.target, bytes, self.tensor());
+        }
+        all
+    }
+
+    /// Bytes of the target's head at the draft's vocabulary, `4 Vd Ht`, where that is smaller.
+    fn kept_head_bytes(&self) -> u64 {
+        match &self.draft {
+            DraftSizes::Eagle3(sizes) if sizes.draft_vocab_size < sizes.vocab_size => {
+                let values = sizes.draft_vocab_size * sizes.target_hidden_size;
+                (self.layout.target_value_bytes * values) as u64
+            }
+            _ => 0,
+        }
+    }
+
+    fn forward_pass(&self) -> ForwardPass {
+        let last = self.target.num_hidden_layers.saturating_sub(1);
+        let tapped = match &self.draft {
+            DraftSizes::Glide(_) => 0,
+            DraftSizes::Eagle3(sizes) => {
+                sizes.target_layers.iter().filter(|layer| layer.0 < last).count() as u64
+            }
+        };
+        ForwardPass {
+            tokens: self.row().tokens,
+            parts: self.parts(),
+            tensor: self.tensor(),
+            tapped,
+            finishes: self.teacher != TeacherKind::None
+                || matches!(self.draft, DraftSizes::Eagle3(_)),
+        }
+    }
+
+    fn target_packed_bytes(&self) -> u64 {
+        if self.features.store().is_some() {
+            return 0;
+        }
+        self.forward_pass().packed_bytes(&self.target, self.layout.threads)
+    }
+
+    /// Bytes while a row's features are made or read: a layer of the target, or what it put out with the
+    /// copies that are cut from that; of a store, a row as it is read beside its features.
+    fn source_bytes(&self) -> u64 {
+        if self.features.store().is_some() {
+            return self.record_bytes() + self.feature_bytes();
+        }
+        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
+        let copies = match &self.draft {
+            // Keys before rotation, and the final states.
+            DraftSizes::Glide(_) => {
+                let finals = if self.teacher == TeacherKind::None { 0 } else { width };
+                self.feature_bytes() + F32 * tokens * (self.target.kv_size() as u64 + finals)
+            }
+            // The layers one by one.
+            DraftSizes::Eagle3(sizes) => {
+                self.feature_bytes() + F32 * tokens * sizes.target_layers.len() as u64 * width
+            }
+        };
+        self.forward_pass().layer_bytes(&self.target).max(copies)
+    }
+
+    /// Bytes of a row's features: what the draft taps, and of the teacher `4 T H` or `8 T k`. Keys of a
+    /// row that ranks share are gathered.
+    fn feature_bytes(&self) -> u64 {
+        let row = self.row();
+        let tapped = match &self.draft {
+            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens * row.parts),
+            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
+        };
+        tapped + self.teacher_bytes()
+    }
+
+    fn teacher_bytes(&self) -> u64 {
+        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
+        let stored = self.features.store().is_some();
+        match self.teacher {
+            TeacherKind::None => 0,
+            TeacherKind::TopK(k) => ENTRY * tokens * k as u64,
+            // A store keeps the tokens alone; the target hands out its states.
+            TeacherKind::EveryTokenTopK(k) if stored => ENTRY * tokens * k as u64,
+            _ => F32 * tokens * width,
+        }
+    }
+
+    /// Bytes of a row as it lies in a store, widened to f32.
+    fn record_bytes(&self) -> u64 {
+        let row = self.row();
+        let tapped = match &self.draft {
+            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens),
+            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
+        };
+        tapped + self.teacher_bytes()
+    }
+
+    fn planning_bytes(&self) -> u64 {
+        match &self.draft {
+            DraftSizes::Eagle3(sizes) if self.row().teacher_logits => {
+                eagle3::planning_bytes(sizes, self.row().tokens)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
+    /// at least those of a step.
+    fn rows_in_memory(&self) -> u64 {
+        self.training_rows.map_or(self.own_rows(), |rows| {
+            let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
+            rows.div_ceil(self.layout.ranks as u64) + others
+        })
+    }
+
+    fn sent(&self, parameters: &Parameters) -> Vec<Sent> {
+        let mut sent = communication::of_gradients(parameters, self.reduction);
+        let bytes = self.layout.target_value_bytes as u64;
+        let online = self.features.store().is_none();
+        let traffic = RowTraffic {
+            rows: self.own_rows(),
+            ranks: parameters.ranks,
+            parts: self.parts(),
+            tensor: self.tensor(),
+            tokens: self.row().tokens,
+            layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
+            target_bytes: target::weight_bytes(&self.target, self.layers, bytes, self.tensor()),
+        };
+        sent.extend(traffic.all(&self.target, parameters));
+        sent.retain(|sent| sent.bytes > 0);
+        sent
+    }
+
+    fn operations_per_token(&self) -> f64 {
+        let row = self.row();
+        let specs = Layers::All.tensor_specs(&self.target);
+        let of_target = if self.features.store().is_some() {
+            0.0
+        } else {
+            operations::of_target(&self.target, &specs, self.row_tokens)
+        };
+        let matrices = self.matrix_values();
+        of_target
+            + match &self.draft {
+                DraftSizes::Glide(sizes) => {
+                    operations::of_glide(sizes, matrices, &row, self.row_tokens)
+                }
+                DraftSizes::Eagle3(sizes) => {
+                    operations::of_eagle3(sizes, matrices, (&row, self.steps), self.row_tokens)
+                }
+            }
+    }
+}

@@ -1,0 +1,35 @@
+//! What a run needs before it runs: memory, operations, bytes between ranks.
+//!
+//! Everything follows from the configuration and the target's sizes. Each term is a function whose
+//! docstring holds its formula; [`Workload::estimate`] says which of them are alive together. Memory is that of
+//! this crate's CPU path in f32, the resident set of a rank; tests hold it against measured runs.
+//!
+//! ```text
+//! TrainConfig, TargetConfig, Layout -> Workload -> Estimate { phases of terms, bytes sent, operations }
+//! ```
+//!
+//! Not counted: the text's tokens (some 10 bytes each), the tokenizer, and what the system's
+//! allocator keeps of tensors below its limit for mapping (32 MiB): up to a sixth more where all
+//! tensors are smaller.
+
+mod advice;
+mod communication;
+mod eagle3;
+mod estimate;
+mod glide;
+mod graph;
+mod language_model;
+mod loss;
+mod operations;
+mod optimizer;
+mod row;
+mod tape;
+mod target;
+mod workload;
+
+pub use advice::{Verdict, out_of_memory};
+pub use communication::Sent;
+pub use estimate::{Estimate, Item, Phase};
+pub use language_model::{of_pretraining, pretraining_remedies};
+pub use operations::Speed;
+pub use workload::{Layout, Workload};

@@ -1,0 +1,94 @@
+//! Floating-point operations of a step, and the time they take.
+//!
+//! A product `[r, i] · [i, o]` is `2 r i o` operations; a backward pass that reaches weights and inputs
+//! is two more products, one that stops at the weights one more.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::linear::linear;
+use longdraft_models::TargetConfig;
+use longdraft_models::weights::TensorSpec;
+
+use super::row::Row;
+
+/// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
+/// token visits, and attention over half of a row, `2 T N·D` a layer, as in one document.
+pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
+    let experts = config.experts.as_ref();
+    let share = experts.map_or(1.0, |e| e.num_experts_per_tok as f64 / e.num_experts as f64);
+    let of_spec = |spec: &TensorSpec| {
+        let values: f64 = spec.shape.iter().map(|size| *size as f64).product();
+        if spec.name.contains(".experts.") { share * values } else { values }
+    };
+    let layers =
+        specs.iter().filter(|spec| spec.name.contains(".layers.") && spec.shape.len() == 2);
+    let attention = 2.0 * row_tokens as f64 * config.query_size() as f64;
+    2.0 * layers.map(of_spec).sum::<f64>() + attention * config.num_hidden_layers as f64
+}
+
+/// Operations of training a GLIDE layer on a token: its matrices forward and back, `6` for every value,
+/// attention over `W` own keys and half of the target's, seven products in all of which keys that do
+/// not train save one and a half; the head forward, back, and for the teacher, `2 V H` each.
+pub(super) fn of_glide(
+    config: &longdraft_models::draft::glide::GlideConfig,
+    matrices: f64,
+    row: &Row,
+    row_tokens: u64,
+) -> f64 {
+    let query = config.query_size() as f64;
+    let own = (config.self_window as f64 + 1.0).min(row_tokens as f64 / 2.0);
+    let attention = 2.0 * query * (7.0 * own + 5.0 * row_tokens as f64 / 2.0);
+    let heads = if row.teacher_logits { 3.0 } else { 2.0 };
+    6.0 * matrices + attention + heads * 2.0 * (config.vocab_size * config.hidden_size) as f64
+}
+
+/// Operations of training an EAGLE-3 draft on a token, `S` steps: its matrices and head forward and
+/// back, `6` for every value, attention over half of a row, seven products; the teacher over the
+/// draft's vocabulary once and over the target's once, `2 Vd Ht + 2 V Ht`.
+pub(super) fn of_eagle3(
+    config: &longdraft_models::draft::eagle3::Eagle3Config,
+    matrices: f64,
+    (row, steps): (&Row, usize),
+    row_tokens: u64,
+) -> f64 {
+    let context = (row_tokens as f64 / 2.0)
+        .min(config.attention_window.map_or(f64::INFINITY, |window| window as f64 + 1.0));
+    let attention = 7.0 * 2.0 * config.query_size() as f64 * context;
+    let teachers = if row.teacher_logits { config.draft_vocab_size + config.vocab_size } else { 0 };
+    steps as f64 * (6.0 * matrices + attention)
+        + 2.0 * (teachers * config.target_hidden_size) as f64
+}
+
+/// What a rank can do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    /// 10⁹ floating-point operations a second.
+    pub gflops: f64,
+    /// 10⁹ bytes a second that a rank sends.
+    pub gigabytes_per_second: f64,
+}
+
+impl Speed {
+    /// 10⁹ operations a second of this build on this machine, from products of some hundred
+    /// milliseconds; 1 if no product can be made.
+    pub fn measured_gflops() -> f64 {
+        const SIZE: usize = 768;
+        const LONG_ENOUGH: f64 = 0.2;
+        let tensor = || Tensor::ones((SIZE, SIZE), DType::F32, &Device::Cpu);
+        let (Ok(x), Ok(weight)) = (tensor(), tensor()) else { return 1.0 };
+        // The first product also starts the threads.
+        let warm = linear(&x, &weight, None);
+        let (started, mut products) = (Instant::now(), 0);
+        while warm.is_ok() && started.elapsed().as_secs_f64() < LONG_ENOUGH {
+            products += usize::from(linear(&x, &weight, None).is_ok());
+        }
+        let operations = 2.0 * (SIZE * SIZE * SIZE * products) as f64;
+        (1e-9 * operations / started.elapsed().as_secs_f64()).max(1.0)
+    }
+
+    /// Seconds of a step: a rank's operations, then what it sends.
+    pub fn seconds(&self, operations: f64, sent_bytes: u64) -> f64 {
+        operations / (1e9 * self.gflops) + sent_bytes as f64 / (1e9 * self.gigabytes_per_second)
+    }
+}

@@ -1,0 +1,115 @@
+//! Memory of the frozen target: its weights and what a forward pass needs.
+
+use longdraft_kernels::linear::{Pass, kept_bytes};
+use longdraft_models::TargetConfig;
+use longdraft_models::target::Layers;
+use longdraft_models::weights::TensorSpec;
+
+use super::graph::F32;
+
+/// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
+/// in f32. `tensor` ranks share every matrix.
+pub(super) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
+    layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
+}
+
+/// Bytes of the largest decoder layer: what ZeRO-3 gathers at a time.
+pub(super) fn layer_bytes(config: &TargetConfig, bytes: u64, tensor: u64) -> u64 {
+    let ends = weight_bytes(config, Layers::None, bytes, tensor);
+    weight_bytes(config, Layers::Last, bytes, tensor) - ends
+}
+
+fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
+    let values: u64 = spec.shape.iter().map(|size| *size as u64).product();
+    let router = spec.name.ends_with("_gate.weight") || spec.name.ends_with(".gate.weight");
+    let vector = spec.shape.len() == 1 || router;
+    if vector { F32 * values } else { bytes * values.div_ceil(tensor) }
+}
+
+/// A forward pass over some tokens of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ForwardPass {
+    /// Tokens of this rank's part of the row.
+    pub(super) tokens: u64,
+    /// Ranks that share the row; attention gathers their keys.
+    pub(super) parts: u64,
+    /// Ranks that share every layer's heads and inner states.
+    pub(super) tensor: u64,
+    /// Tapped layers below the last one.
+    pub(super) tapped: u64,
+    /// Whether the last layer's MLP runs: not for its keys and values alone.
+    pub(super) finishes: bool,
+}
+
+impl ForwardPass {
+    /// Bytes at most while a layer runs, with what was tapped below. Of each token, in f32 values, the
+    /// layer holds its input, `H`; rotated queries and what attention returns, `2 N·D`; keys before and
+    /// after rotation and values, `3 K·D`; the state behind attention and its norm, `2 H`; and of the
+    /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
+    /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
+    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP.
+    pub(super) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
+        let width = config.hidden_size as u64;
+        let query = (config.query_size() as u64).div_ceil(self.tensor);
+        let kv = (config.kv_size() as u64).div_ceil(self.tensor);
+        let gathered = if self.parts > 1 { 2 * kv * self.parts } else { 0 };
+        let projected = 2 * width + 2 * query + 3 * kv;
+        let per_token = if self.finishes || config.num_hidden_layers > 1 {
+            let inner = inner_values(config).div_ceil(self.tensor);
+            let mlp = (3 * inner).max(inner + width)
+                + if config.experts.is_some() { 2 * width } else { 0 };
+            projected.max(3 * width + 2 * query + 3 * kv + gathered + mlp)
+        } else {
+            projected
+        };
+        let angles = config.head_dim as u64;
+        F32 * self.tokens * (per_token + angles + self.tapped * width)
+    }
+
+    /// Bytes of packed operands that its products leave behind.
+    pub(super) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
+        if threads == 0 {
+            return 0;
+        }
+        let (width, query) = (config.hidden_size, config.query_size());
+        let (kv, inner) = (config.kv_size(), inner_values(config) as usize);
+        let maps = [(width, query), (width, kv), (query, width), (width, inner), (inner, width)];
+        let packed = maps.map(|(inputs, outputs)| {
+            kept_bytes(Pass::Forward, (self.tokens as usize, inputs, outputs), threads)
+        });
+        packed.into_iter().max().unwrap_or(0) as u64
+    }
+}
+
+/// Width of the widest MLP or expert that a token visits.
+fn inner_values(config: &TargetConfig) -> u64 {
+    let Some(experts) = &config.experts else { return config.intermediate_size as u64 };
+    let dense = (0..config.num_hidden_layers).any(|layer| config.experts_in(layer).is_none());
+    let shared = experts.shared_expert_intermediate_size.unwrap_or(0);
+    let plain = if dense { config.intermediate_size } else { 0 };
+    experts.moe_intermediate_size.max(shared).max(plain) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longdraft_models::published::published_config;
+
+    #[test]
+    fn published_targets_have_their_published_sizes() {
+        let billions = |name: &str, bytes: u64, tensor: u64| {
+            let config = published_config(name).expect("a published target");
+            weight_bytes(&config, Layers::All, bytes, tensor) as f64 / 1e9
+        };
+        // 8.03, 32.76 and 30.53 billion parameters.
+        for (name, parameters) in [
+            ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+            ("Qwen/QwQ-32B", 32.76),
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.53),
+        ] {
+            assert!((billions(name, 4, 1) / 4.0 - parameters).abs() < 0.01, "{name}");
+            assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 0.03, "{name}");
+            assert!((billions(name, 4, 4) - parameters).abs() < 0.05, "{name}");
+        }
+    }
+}
