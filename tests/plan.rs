@@ -59,14 +59,10 @@ impl Shop {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn arguments<'a>(&self, config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-        [&["train", config, "--json"][..], more].concat()
-    }
-
     /// Predicted and measured MiB.
     fn memory(&self, more: &[&str]) -> (f64, f64) {
         let config = self.path("train.yaml");
-        let arguments = self.arguments(&config, more);
+        let arguments = [&["train", &config, "--json"][..], more].concat();
         let plan = plan(&arguments, 1);
         assert!(!Path::new(&self.path("run")).exists(), "a plan writes nothing");
         let mut command = longdraft(&arguments);
@@ -106,7 +102,10 @@ fn mib(bytes: &Value) -> f64 {
 #[track_caller]
 fn assert_close(what: &str, (predicted, measured): (f64, f64)) {
     let off = (predicted - measured) / measured;
-    println!("{what}: {predicted:.1} MiB predicted, {measured:.1} measured, {:+.1} %", 100.0 * off);
+    eprintln!(
+        "{what}: {predicted:.1} MiB predicted, {measured:.1} measured, {:+.1} %",
+        100.0 * off
+    );
     assert!(
         off.abs() <= TOLERANCE,
         "{what}: {predicted:.1} MiB predicted, {measured:.1} MiB measured"
@@ -262,7 +261,7 @@ fn mpi_ranks_take_and_send_what_is_planned() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
     let more = ["parallel.zero=1", "train.rows_per_step=2", "parallel.bucket_bytes=1048576"];
-    let arguments = shop.arguments(&config, &more);
+    let arguments = [&["train", &config, "--json"][..], &more].concat();
     let plan = plan(&arguments, 2);
     let mut command = support::mpirun(2, &arguments);
     let output = exact_allocator(&mut command).output().expect("mpirun starts");

@@ -125,14 +125,11 @@ mod tests {
     use super::*;
     use crate::config::TrainConfig;
 
-    fn workload(more: serde_json::Value, ranks: usize) -> Workload {
-        let mut config = serde_json::json!({
+    fn workload(ranks: usize) -> Workload {
+        let config = serde_json::json!({
             "target": "t", "output": "o", "data": { "train": [{ "path": "p" }], "row_tokens": 8192 },
             "draft": { "method": "eagle3" }, "train": { "rows_per_step": 16 },
         });
-        for (key, value) in more.as_object().into_iter().flatten() {
-            config[key] = value.clone();
-        }
         let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
         Workload::new(&config, target, Layout::of(ranks, 1)).expect("sizes that fit")
@@ -140,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_failed_allocation_says_what_was_needed_and_what_to_lower() {
-        let error = out_of_memory(&workload(serde_json::json!({}), 1), Some(80 << 30), "CUDA: 2");
+        let error = out_of_memory(&workload(1), Some(80 << 30), "CUDA: 2");
         let text = error.to_string();
         assert!(text.starts_with("out of memory: CUDA: 2; the run needs about "), "{text}");
         assert!(text.contains(" of 80.0 GiB free, most of it in the "), "{text}");
@@ -155,7 +152,7 @@ mod tests {
 
     #[test]
     fn remedies_come_by_what_they_bring_and_only_where_needed() {
-        let workload = workload(serde_json::json!({}), 4);
+        let workload = workload(4);
         let estimate = workload.estimate();
         let lower = workload.remedies(estimate.bytes());
         assert!(lower.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{lower:?}");

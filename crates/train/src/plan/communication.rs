@@ -121,7 +121,7 @@ mod tests {
                 for reduction in [Reduction::RankOrder, Reduction::Library] {
                     for bucket_bytes in [1024, 1 << 20] {
                         let config =
-                            ParallelConfig { zero, reduction, bucket_bytes, ..Default::default() };
+                            ParallelConfig { zero, bucket_bytes, reduction, ..Default::default() };
                         let parameters = Parameters {
                             sizes: SIZES.to_vec(),
                             moments: vec![2; SIZES.len()],

@@ -66,6 +66,9 @@ pub struct Estimate {
 
 impl Estimate {
     /// The part that needs most.
+    ///
+    /// # Panics
+    /// - there are no parts, which no estimate of a [`Workload`] lacks
     pub fn peak(&self) -> &Phase {
         let largest = self.phases.iter().max_by_key(|phase| phase.bytes());
         largest.expect("a step has parts")
