@@ -17,6 +17,8 @@ const SOON: Duration = Duration::from_mins(2);
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
 
+const MUON: [&str; 1] = ["optimizer.matrices=muon"];
+
 /// A place for this process's jobs: jobs that start at once would race to make a common one, and
 /// Open MPI ends the one that comes second.
 fn session_folder() -> PathBuf {
@@ -61,17 +63,20 @@ fn shop() -> Workshop {
     shop
 }
 
+fn metrics_with_clocks(run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
+}
+
 /// Every record without what clocks and memory decide.
 fn metrics(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    let record = |line: &str| {
-        let mut record: Value = serde_json::from_str(line).expect("whole lines");
+    let mut records = metrics_with_clocks(run);
+    for record in &mut records {
         for clock in ["tokens_per_second", "memory_mib", "gflops"] {
             record.as_object_mut().map(|record| record.remove(clock));
         }
-        record
-    };
-    text.lines().map(record).collect()
+    }
+    records
 }
 
 /// The runs saw the same rows in the same order and came to the same numbers.
@@ -243,15 +248,66 @@ fn zero_1_equals_unsharded_ranks_bit_for_bit() {
 }
 
 #[test]
-fn zero_3_is_refused_and_not_taken_for_another_stage() {
+fn zero_3_equals_unsharded_ranks_bit_for_bit() {
     let shop = shop();
     let config = shop.config();
-    let output = mpirun(2, &["train", &config, "parallel.zero=3"]).output().expect("mpirun starts");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("`parallel.zero: 3`") && text.contains("not supported yet"), "{text}");
-    // One process has nothing to spread.
+    let stop = ["train.steps=6", "train.evaluate_every=3", "train.target_loss_every=2"];
+    // Three rows on two ranks, two on four: some ranks have fewer than others, or none.
+    for (ranks, rows) in [(2, 3), (4, 2)] {
+        let rows = format!("train.rows_per_step={rows}");
+        let memory = ["train.features=memory", "objective.soft_targets=top_k"];
+        for (name, more) in
+            [("glide", &[][..]), ("memory", &memory), ("eagle3", &EAGLE3), ("muon", &MUON)]
+        {
+            let train = |zero: u8| {
+                let run = shop.path(&format!("{name}-{ranks}-{zero}"));
+                let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+                let command = ["train", &config, &output, &zero, &rows];
+                succeed_on(ranks, &joined(&[&command, &stop, more]));
+                run
+            };
+            let (plain, spread) = (train(0), train(3));
+            assert!(metrics(&plain).iter().any(|record| !record["held_out"].is_null()));
+            assert_eq!(metrics(&plain), metrics(&spread), "{name}");
+            assert_eq!(draft_bytes(&plain), draft_bytes(&spread), "{name}");
+            let extracted = last_json(&succeed(&["extract", &spread, "--json"]));
+            assert_eq!(extracted, last_json(&succeed(&["extract", &spread, "--json"])));
+        }
+    }
+    // One process has nothing to spread; pretraining has no target.
     succeed(&["train", &config, "parallel.zero=3", "train.steps=1"]);
+}
+
+/// Peak memory of the first rank in MiB, as its last record tells.
+fn memory_mib(run: &str) -> f64 {
+    metrics_with_clocks(run).last().expect("a record")["memory_mib"].as_f64().expect("a number")
+}
+
+#[test]
+fn zero_3_rank_holds_its_share_of_the_target() {
+    let shop = Workshop::new();
+    let mut target = support::tiny_config("llama");
+    for (key, value) in
+        [("num_hidden_layers", 48), ("hidden_size", 256), ("intermediate_size", 512)]
+    {
+        target[key] = value.into();
+    }
+    support::write_target(&shop.target, &target);
+    let weights = std::fs::metadata(shop.target.join("model.safetensors")).expect("file").len();
+    let (config, set) = (shop.config(), ["train.steps=1", "train.log_every=1"]);
+    let peak = |zero: u8, ranks: usize| {
+        let run = shop.path(&format!("{zero}-{ranks}"));
+        let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+        succeed_on(ranks, &joined(&[&["train", &config, &output, &zero], &set]));
+        memory_mib(&run)
+    };
+    let (weights, layer) = (weights as f64 / 1048576.0, weights as f64 / 1048576.0 / 48.0);
+    for ranks in [2, 4] {
+        let (whole, spread) = (peak(1, ranks), peak(3, ranks));
+        let saved = weights * (1.0 - 1.0 / ranks as f64);
+        eprintln!("{ranks} ranks: {weights:.0} MiB of weights, {whole:.0} MiB, {spread:.0} MiB");
+        assert!(spread < whole - saved + 4.0 * layer, "{spread} {whole}, {weights} of weights");
+    }
 }
 
 #[test]
@@ -401,9 +457,19 @@ fn mpi_ranks_share_out_the_matrices_of_muon() {
 
 #[test]
 fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
+    resumes_on_other_ranks("parallel.zero=1");
+}
+
+#[test]
+fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
+    resumes_on_other_ranks("parallel.zero=3");
+}
+
+#[track_caller]
+fn resumes_on_other_ranks(zero: &str) {
     let shop = shop();
     let config = shop.config();
-    let set = ["train.steps=60", "train.save_every=5", "parallel.zero=1"];
+    let set = ["train.steps=60", "train.save_every=5", zero];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
     succeed_on(1, &joined(&[&["train", &config, &output], &set]));

@@ -30,7 +30,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
             return curriculum::run(&output, stages, policy, world, json);
         }
     };
-    let target = open_target(&config)?;
+    let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
     let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
     let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
@@ -57,10 +57,11 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
-/// the draft starts from it.
-pub(crate) fn open_target(config: &TrainConfig) -> Result<Arc<Target>> {
-    let layers = layers(config);
-    Ok(Arc::new(Target::open(&config.target, &TargetOptions { layers, ..Default::default() })?))
+/// the draft starts from it; under ZeRO-3 every rank its part.
+pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
+    let spread = config.parallel.spreads_weights(world).then(|| Arc::new(world.clone()) as _);
+    let options = TargetOptions { layers: layers(config), spread, ..Default::default() };
+    Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 
 /// Which of the target's layers a stage needs.

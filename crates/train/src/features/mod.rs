@@ -125,7 +125,26 @@ impl FeatureSource {
         match self {
             Self::Online(target) => run_target(target, batch, needs),
             Self::Memory(memory) => memory.features(batch),
-            Self::Stored(store) => store.features(part, batch, needs, teacher_rows),
+            Self::Stored(store) => {
+                let _ends = store.target().hold_ends()?;
+                store.features(part, batch, needs, teacher_rows)
+            }
+        }
+    }
+
+    /// Takes part in what the ranks of a spread target gather for another's batch.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn join(&self, needs: &FeatureNeeds) -> Result<()> {
+        match self {
+            Self::Online(target) => join_target(target, needs),
+            // Who captures joins.
+            Self::Memory(_) => Ok(()),
+            Self::Stored(store) => {
+                drop(store.target().hold_ends()?);
+                Ok(())
+            }
         }
     }
 
@@ -165,17 +184,35 @@ pub fn sequence_of(batch: &Batch) -> PackedSequence {
     }
 }
 
-/// Runs the frozen target on a batch.
+/// Takes part in what the ranks of a spread target gather for [`run_target`].
 ///
 /// # Errors
-/// - as [`Target::forward`]
-pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+/// - as [`Target::join_forward`]
+pub fn join_target(target: &Target, needs: &FeatureNeeds) -> Result<()> {
+    target.join_forward(&taps_of(needs))?;
+    if matches!(needs.teacher, TeacherKind::TopK(_)) {
+        drop(target.hold_ends()?);
+    }
+    Ok(())
+}
+
+fn taps_of(needs: &FeatureNeeds) -> Taps {
     let mut taps = needs.taps.clone();
     if needs.teacher != TeacherKind::None {
         taps.push(Tap::FinalHidden);
     }
-    let sequence = sequence_of(batch);
-    let features = target.forward(&sequence, &Taps::of(&taps))?;
+    Taps::of(&taps)
+}
+
+/// Runs the frozen target on a batch. All ranks of a spread target do, or [`join_target`].
+///
+/// # Errors
+/// - as [`Target::forward`]
+pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+    let features = target.forward(&sequence_of(batch), &taps_of(needs))?;
+    // What a rank gathers does not depend on its batch.
+    let of_head = matches!(needs.teacher, TeacherKind::TopK(_));
+    let _ends = of_head.then(|| target.hold_ends()).transpose()?;
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;
         let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), hidden.device())?;
@@ -190,7 +227,7 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
             let k = k.min(target.config().vocab_size);
-            let entries = linear_top_k(&learned_hidden()?, target.head()?, k)?;
+            let entries = linear_top_k(&learned_hidden()?, &target.head()?, k)?;
             TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };

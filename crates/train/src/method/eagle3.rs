@@ -86,15 +86,17 @@ pub(super) fn build(
     let wanted = &config.draft.eagle3;
     let sizes = sizes(wanted, target.config())?;
     let counts = counts(materials)?;
+    // The draft keeps the table, its objective the head.
+    let _ends = target.hold_ends()?;
     let seed = config.train.seed;
     let draft = match &config.draft.from {
         None => {
             let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, target.embedding()?, seed)?
+            Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
         }
         Some(path) => {
             let path = draft_file(path);
-            let trained = Eagle3Draft::load(&path, &sizes, target.embedding()?)?;
+            let trained = Eagle3Draft::load(&path, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?
@@ -116,7 +118,7 @@ pub(super) fn build(
         SoftTargetKind::Full => TeacherLaw::Whole,
         SoftTargetKind::TopK => TeacherLaw::TopK { k: *top_k, tail: *tail },
     };
-    let objective = Eagle3Objective::new(draft, target.head()?, eagle3.clone())?;
+    let objective = Eagle3Objective::new(draft, &target.head()?, eagle3.clone())?;
     Ok(Box::new(objective.with_law(law)))
 }
 

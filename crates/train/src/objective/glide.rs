@@ -115,6 +115,10 @@ impl Objective for GlideObjective {
         &self.draft
     }
 
+    fn draft_mut(&mut self) -> &mut dyn Draft {
+        &mut self.draft
+    }
+
     fn needs(&self) -> FeatureNeeds {
         let teacher = match self.config.soft_targets {
             _ if self.config.soft_weight == 0.0 => TeacherKind::None,
@@ -136,7 +140,7 @@ impl Objective for GlideObjective {
         if !train {
             hidden = hidden.detach();
         }
-        let head = self.target.head()?;
+        let head = &self.target.head()?;
         let (teacher, soft, soft_weight) = match &features.teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {

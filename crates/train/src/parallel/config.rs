@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ZeroStage;
+use super::{World, ZeroStage};
 
 /// Order of sums over the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -23,7 +23,7 @@ pub enum Reduction {
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
-    /// target (several ranks: not supported yet). Muon's work and state are always spread.
+    /// target, put together layer by layer for their use. Muon's work and state are always spread.
     pub zero: u8,
     /// Bytes of gradients or weights that are under way at once.
     pub bucket_bytes: usize,
@@ -48,6 +48,11 @@ impl ParallelConfig {
     /// What is spread.
     pub fn zero_stage(&self) -> ZeroStage {
         ZeroStage::of(self.zero).unwrap_or_default()
+    }
+
+    /// Whether draft and target are spread over these ranks (ZeRO-3).
+    pub fn spreads_weights(&self, world: &World) -> bool {
+        self.zero_stage() == ZeroStage::Weights && world.size() > 1
     }
 
     /// Longest wait for other ranks.

@@ -5,6 +5,7 @@
 //!   -> reduce-scatter in buckets: a rank gets the sums of the elements that it owns
 //!   -> ZeRO-0: all-gather the sums, every rank updates everything
 //!   -> ZeRO-1: the rank updates what it owns, all-gather the new values
+//!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of behind it
 //! ```
 //!
 //! One process is a world of one and walks the same code. Sums run in the order of the ranks unless
@@ -19,6 +20,9 @@ mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod partition;
+#[cfg(test)]
+mod spread_target_tests;
+mod spread_weights;
 #[cfg(test)]
 mod threads;
 mod transport;

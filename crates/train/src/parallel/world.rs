@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use longdraft_models::target::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -237,6 +238,20 @@ impl World {
         let mut values = [value];
         self.broadcast(0, &mut values);
         values[0]
+    }
+}
+
+impl Ranks for World {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.size()
+    }
+
+    fn all_gather(&self, own: &[u8], all: &mut [u8]) {
+        self.transport.all_gather(own, all);
     }
 }
 

@@ -89,11 +89,12 @@ struct Progress {
 
 impl Stage {
     /// Trains to the end of the budget, or until the observer of any rank asks to stop. A checkpoint
-    /// is saved at the end either way.
+    /// is saved at the end either way. Under ZeRO-3 the draft's weights are spread from here on.
     ///
     /// # Errors
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
+        self.release_draft()?;
         self.capture(observer)?;
         while !self.is_finished() {
             if self.parallel.world().any(observer.should_stop()) {
@@ -201,6 +202,7 @@ impl Stage {
     }
 
     fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
+        self.gather_draft()?;
         let state = self.state()?;
         let contents = Contents {
             state: &state,
@@ -210,6 +212,7 @@ impl Stage {
             tokenizer: &self.tokenizer,
         };
         let path = self.checkpointer.save(place, &contents)?;
+        self.release_draft()?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }

@@ -61,7 +61,7 @@ impl Stage {
             &mut draws,
         )?;
         let parameters = objective.draft().parameters();
-        let parallel = config.optimizer.spread(world, &config.parallel, parameters)?;
+        let parallel = config.optimizer.spread(world, &config.parallel, parameters);
         warn_of_idle_ranks(&config, world, observer);
         let schedule = Schedule {
             kind: config.schedule.kind,

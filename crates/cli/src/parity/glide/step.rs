@@ -79,7 +79,7 @@ fn features(
     let labels = batch.labels();
     let own = linear_cross_entropy(&Inputs {
         hidden: &hidden,
-        head: target.head()?,
+        head: &target.head()?,
         labels: &labels,
         soft: SoftTargets::None,
         soft_weight: 0.0,
