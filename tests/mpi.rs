@@ -37,6 +37,8 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
         .args(["--threads", "1"])
         .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        // Ranks that wait let others have their core.
+        .env("OMPI_MCA_mpi_yield_when_idle", "1")
         .env("OMPI_MCA_orte_tmpdir_base", session_folder());
     command
 }
@@ -72,7 +74,9 @@ fn metrics_with_clocks(run: &str) -> Vec<Value> {
 fn metrics(run: &str) -> Vec<Value> {
     let mut records = metrics_with_clocks(run);
     for record in &mut records {
-        for clock in ["tokens_per_second", "memory_mib", "gflops"] {
+        for clock in
+            ["tokens_per_second", "memory_mib", "gflops", "received_mib", "communication_seconds"]
+        {
             record.as_object_mut().map(|record| record.remove(clock));
         }
     }
@@ -251,28 +255,30 @@ fn zero_1_equals_unsharded_ranks_bit_for_bit() {
 fn zero_3_equals_unsharded_ranks_bit_for_bit() {
     let shop = shop();
     let config = shop.config();
-    let stop = ["train.steps=6", "train.evaluate_every=3", "train.target_loss_every=2"];
-    // Three rows on two ranks, two on four: some ranks have fewer than others, or none.
-    for (ranks, rows) in [(2, 3), (4, 2)] {
+    let stop = ["train.steps=4", "train.evaluate_every=4", "train.target_loss_every=2"];
+    let memory = ["train.features=memory", "objective.soft_targets=top_k"];
+    // Three rows on two ranks, one on three: some ranks have fewer than others, or none.
+    for (name, ranks, rows, more) in [
+        ("glide", 2, 3, &[][..]),
+        ("glide", 3, 1, &[]),
+        ("memory", 2, 3, &memory),
+        ("eagle3", 3, 2, &EAGLE3),
+        ("muon", 2, 2, &MUON),
+    ] {
         let rows = format!("train.rows_per_step={rows}");
-        let memory = ["train.features=memory", "objective.soft_targets=top_k"];
-        for (name, more) in
-            [("glide", &[][..]), ("memory", &memory), ("eagle3", &EAGLE3), ("muon", &MUON)]
-        {
-            let train = |zero: u8| {
-                let run = shop.path(&format!("{name}-{ranks}-{zero}"));
-                let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
-                let command = ["train", &config, &output, &zero, &rows];
-                succeed_on(ranks, &joined(&[&command, &stop, more]));
-                run
-            };
-            let (plain, spread) = (train(0), train(3));
-            assert!(metrics(&plain).iter().any(|record| !record["held_out"].is_null()));
-            assert_eq!(metrics(&plain), metrics(&spread), "{name}");
-            assert_eq!(draft_bytes(&plain), draft_bytes(&spread), "{name}");
-            let extracted = last_json(&succeed(&["extract", &spread, "--json"]));
-            assert_eq!(extracted, last_json(&succeed(&["extract", &spread, "--json"])));
-        }
+        let train = |zero: u8| {
+            let run = shop.path(&format!("{name}-{ranks}-{zero}"));
+            let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+            let command = ["train", &config, &output, &zero, &rows];
+            succeed_on(ranks, &joined(&[&command, &stop, more]));
+            run
+        };
+        let (plain, spread) = (train(0), train(3));
+        assert!(metrics(&plain).iter().any(|record| !record["held_out"].is_null()));
+        assert_eq!(metrics(&plain), metrics(&spread), "{name}");
+        assert_eq!(draft_bytes(&plain), draft_bytes(&spread), "{name}");
+        // The draft of a checkpoint is whole.
+        assert!(last_json(&succeed(&["extract", &spread, "--json"]))["tensors"].is_number());
     }
     // One process has nothing to spread; pretraining has no target.
     succeed(&["train", &config, "parallel.zero=3", "train.steps=1"]);
@@ -280,7 +286,8 @@ fn zero_3_equals_unsharded_ranks_bit_for_bit() {
 
 /// Peak memory of the first rank in MiB, as its last record tells.
 fn memory_mib(run: &str) -> f64 {
-    metrics_with_clocks(run).last().expect("a record")["memory_mib"].as_f64().expect("a number")
+    let records = metrics_with_clocks(run);
+    records.iter().filter_map(|record| record["memory_mib"].as_f64()).next_back().expect("a number")
 }
 
 #[test]
@@ -302,11 +309,87 @@ fn zero_3_rank_holds_its_share_of_the_target() {
         memory_mib(&run)
     };
     let (weights, layer) = (weights as f64 / 1048576.0, weights as f64 / 1048576.0 / 48.0);
-    for ranks in [2, 4] {
+    for ranks in [2, 3] {
         let (whole, spread) = (peak(1, ranks), peak(3, ranks));
         let saved = weights * (1.0 - 1.0 / ranks as f64);
         eprintln!("{ranks} ranks: {weights:.0} MiB of weights, {whole:.0} MiB, {spread:.0} MiB");
         assert!(spread < whole - saved + 4.0 * layer, "{spread} {whole}, {weights} of weights");
+    }
+}
+
+/// Peak memory of the first rank over a row of `tokens`, one long document.
+fn memory_of_a_row(tokens: usize, ranks: usize) -> f64 {
+    let shop = Workshop::new();
+    let mut target = support::tiny_config("llama");
+    for (key, value) in [
+        ("hidden_size", 256),
+        ("intermediate_size", 1024),
+        ("num_hidden_layers", 2),
+        ("max_position_embeddings", 65536),
+    ] {
+        target[key] = value.into();
+    }
+    support::write_target(&shop.target, &target);
+    let text = "the cat sat on the mat. ".repeat(tokens / 24 + 1);
+    let row = serde_json::json!({ "text": text }).to_string();
+    std::fs::write(shop.path("long.jsonl"), format!("{row}\n")).expect("text");
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = [
+        format!("output={run}"),
+        format!("data.row_tokens={tokens}"),
+        format!("data.train=[{{path: {}}}]", shop.path("long.jsonl")),
+        "data.held_out_rows=0".to_owned(),
+        format!("parallel.sequence={ranks}"),
+    ];
+    let mut arguments = vec!["train", &config, "train.steps=1", "train.rows_per_step=1"];
+    arguments.extend(set.iter().map(String::as_str));
+    succeed_on(ranks, &arguments);
+    memory_mib(&run)
+}
+
+#[test]
+fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
+    let base = memory_of_a_row(256, 1);
+    let (whole, part) = (memory_of_a_row(4096, 1) - base, memory_of_a_row(4096, 4) - base);
+    eprintln!("{base:.0} MiB, and {whole:.0} MiB for the row, {part:.0} MiB for a part of four");
+    assert!(part < 0.4 * whole, "{part} {whole}");
+}
+
+#[test]
+fn mpi_ranks_that_share_rows_train_like_one_process() {
+    let shop = shop();
+    let config = shop.config();
+    let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
+    let train = |ranks: usize, more: &[&str]| {
+        let run = shop.path(&format!("{ranks}-{}", more.len()));
+        let output = format!("output={run}");
+        succeed_on(ranks, &joined(&[&["train", &config, &output], &set, more]));
+        run
+    };
+    let one = metrics(&train(1, &["train.target_loss_every=5"]));
+    // One group of two, two groups of two, one of four whose target is spread over all.
+    for (ranks, more) in [
+        (2, &["train.target_loss_every=5", "parallel.sequence=2"][..]),
+        (4, &["train.target_loss_every=5", "parallel.sequence=2"]),
+        (4, &["train.target_loss_every=5", "parallel.sequence=4", "parallel.zero=3"]),
+    ] {
+        let shared = metrics(&train(ranks, more));
+        assert_same_numbers(&one, &shared);
+        let held_out = |run: &[Value]| {
+            run.iter().find_map(|record| record["held_out"]["loss"].as_f64()).expect("held out")
+        };
+        let (a, b) = (held_out(&one), held_out(&shared));
+        assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
+    }
+    for (ranks, more, problem) in [
+        (3, &["parallel.sequence=2"][..], "does not divide the 3 ranks"),
+        (2, &["parallel.sequence=2", EAGLE3[0], EAGLE3[1]], "`parallel.sequence` is for GLIDE"),
+    ] {
+        let mut refused = mpirun(ranks, &joined(&[&["train", &config], more]));
+        let output = refused.output().expect("mpirun starts");
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(problem), "{text}");
     }
 }
 
@@ -457,19 +540,20 @@ fn mpi_ranks_share_out_the_matrices_of_muon() {
 
 #[test]
 fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
-    resumes_on_other_ranks("parallel.zero=1");
+    resumes_on_other_ranks("parallel.zero=1", 60);
 }
 
 #[test]
 fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
-    resumes_on_other_ranks("parallel.zero=3");
+    resumes_on_other_ranks("parallel.zero=3", 30);
 }
 
 #[track_caller]
-fn resumes_on_other_ranks(zero: &str) {
+fn resumes_on_other_ranks(zero: &str, steps: usize) {
     let shop = shop();
     let config = shop.config();
-    let set = ["train.steps=60", "train.save_every=5", zero];
+    let steps = format!("train.steps={steps}");
+    let set = [steps.as_str(), "train.save_every=5", zero];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
     succeed_on(1, &joined(&[&["train", &config, &output], &set]));

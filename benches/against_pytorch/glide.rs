@@ -93,5 +93,5 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         linear_cross_entropy(&inputs).expect("the target's own loss");
     }
     let last_kv = Some(features.last_kv().expect("tapped").clone());
-    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None }
+    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None, rows: None }
 }

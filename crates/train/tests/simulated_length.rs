@@ -159,7 +159,7 @@ fn training_tells_the_acceptance_length_of_decoding() {
         .collect();
     let objective = objective(&target);
     let batch = batch(&texts);
-    let features = run_target(&target, &batch, &objective.needs()).expect("features");
+    let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     train(&objective, &batch, &features);
 
     let mut decoded = AcceptanceMetrics::default();

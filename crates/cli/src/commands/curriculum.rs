@@ -15,8 +15,9 @@ use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
 use crate::ranks::Voice;
 
-/// A target's name, which of its layers are loaded, and whether it is spread over the ranks.
-type OpenedAs = (String, Layers, bool);
+/// A target's name, which of its layers are loaded, whether it is spread over the ranks, and over how
+/// many of them a row is.
+type OpenedAs = (String, Layers, bool, usize);
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -100,7 +101,8 @@ pub(crate) fn train_all(
             config.draft.from = Some(checkpoint);
         }
         let is_spread = config.parallel.spreads_weights(world);
-        let opened_as = (config.target.clone(), train::layers(&config), is_spread);
+        let opened_as =
+            (config.target.clone(), train::layers(&config), is_spread, config.parallel.sequence);
         let opened = match target.take() {
             Some((other, opened)) if other == opened_as => opened,
             _ => train::open_target(&config, world)?,

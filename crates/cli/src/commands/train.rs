@@ -5,7 +5,7 @@ use std::sync::Arc;
 use longdraft_models::draft::glide::Init;
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::parallel::World;
+use longdraft_train::parallel::{Traffic, World};
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::json;
@@ -60,7 +60,10 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 /// the draft starts from it; under ZeRO-3 every rank its part.
 pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
     let spread = config.parallel.spreads_weights(world).then(|| Arc::new(world.clone()) as _);
-    let options = TargetOptions { layers: layers(config), spread, ..Default::default() };
+    // Ranks that share rows exchange keys and values during a pass.
+    let gather_ahead = config.parallel.sequence == 1;
+    let layers = layers(config);
+    let options = TargetOptions { layers, spread, gather_ahead, ..Default::default() };
     Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 
@@ -116,7 +119,13 @@ pub(crate) fn train(
         Err(_) => Outcome::Failed,
     };
     if ending.is_ok() {
-        voice.say(&format!("trained for {}", clock(started.elapsed().as_secs_f64())));
+        let seconds = started.elapsed().as_secs_f64();
+        voice.say(&format!("trained for {}", clock(seconds)));
+        if world.size() > 1 {
+            let Traffic { received_bytes, seconds: exchanging } = world.traffic();
+            let mib = received_bytes as f64 / f64::from(1 << 20);
+            voice.say(&format!("received {mib:.0} MiB of other ranks, {exchanging:.1} s"));
+        }
     }
     for note in tracked.finish(outcome) {
         voice.say(&note);

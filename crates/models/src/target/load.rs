@@ -30,6 +30,9 @@ pub struct TargetOptions {
     pub layers: Layers,
     /// Ranks that hold a part each (ZeRO-3); without them everything is in memory.
     pub spread: Option<Arc<dyn Ranks>>,
+    /// Whether a thread gathers the next layer of a spread target meanwhile: only where nothing else
+    /// calls the ranks during a pass.
+    pub gather_ahead: bool,
 }
 
 /// Which layers of a target are loaded. Embeddings, final norm and head always are.
@@ -62,6 +65,7 @@ impl Default for TargetOptions {
             quantised: false,
             layers: Layers::All,
             spread: None,
+            gather_ahead: true,
         }
     }
 }
@@ -172,7 +176,10 @@ pub(crate) fn from_source(
             let layers = loaded.map(|index| build::layer(&config, &weights, index));
             Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
         }
-        Some(ranks) => Box::new(SpreadLayers::read(&config, &weights, loaded, ranks)?),
+        Some(ranks) => {
+            let layers = SpreadLayers::read(&config, &weights, loaded, ranks)?;
+            Box::new(layers.gathering_ahead(options.gather_ahead))
+        }
     };
     Ok(Target {
         fingerprint,

@@ -13,6 +13,7 @@ mod layers;
 mod load;
 mod locate;
 pub(crate) mod names;
+mod part;
 mod spread;
 
 use std::path::Path;
@@ -36,6 +37,7 @@ pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
 pub use load::{Layers, TargetOptions};
 pub use locate::locate;
 pub use names::tensor_specs;
+pub use part::RowPart;
 pub use spread::Ranks;
 
 use layer::{Appended, Context};
@@ -256,6 +258,27 @@ impl Target {
         self.run(&sequence.ids, &sequence.position_ids, &context, taps)
     }
 
+    /// Runs this rank's tokens of a row that several ranks run together; all of them call it. Keys
+    /// and values are those of the whole row, rotated ones alone; all else is of [`RowPart::rows`].
+    /// Every token has the bits that it has in the whole row.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`], or the row has fewer tokens than ranks
+    pub fn forward_part(
+        &self,
+        sequence: &PackedSequence,
+        part: &RowPart,
+        taps: &Taps,
+    ) -> Result<Features> {
+        sequence.check()?;
+        part.check(sequence.ids.len())?;
+        let rows = part.rows();
+        let whole = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
+        let context = Context::Part(part.clone(), Arc::new(part.ranges(&whole)));
+        let (ids, positions) = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
+        self.run(ids, positions, &context, taps)
+    }
+
     /// Takes part in what the ranks of a spread target gather for a pass with the same taps; where
     /// the target is not spread nothing happens.
     ///
@@ -378,10 +401,14 @@ impl Target {
         };
         let mut features = Features::default();
         self.layers.visit(0..read, &mut |index, layer| {
-            let heads = layer.project(&hidden, &table)?;
+            let mut heads = layer.project(&hidden, &table)?;
+            if let Context::Part(part, _) = context {
+                (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
+            }
             if index + 1 == layers && taps.last_kv {
                 features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
-                features.last_keys_unrotated = Some(heads.unrotated_k.clone());
+                let whole = !matches!(context, Context::Part(..));
+                features.last_keys_unrotated = whole.then(|| heads.unrotated_k.clone());
             }
             if !cached && !taps.needs_output_of(index, layers) {
                 return Ok(());

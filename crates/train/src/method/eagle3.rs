@@ -58,6 +58,11 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
         "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
     );
+    require(
+        config.parallel.sequence == 1,
+        "`parallel.sequence` is for GLIDE: EAGLE-3 learns keys of the whole row, which other ranks \
+         would have to send gradients of; set 1",
+    );
     let eagle3 = &draft.eagle3;
     require(
         eagle3.draft_vocab_size != Some(0),

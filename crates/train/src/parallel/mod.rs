@@ -16,13 +16,16 @@
 mod config;
 mod data_parallel;
 mod exchange;
+mod group;
 mod launcher;
+mod metered;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod partition;
-#[cfg(test)]
-mod spread_target_tests;
+mod row_groups;
 mod spread_weights;
+#[cfg(test)]
+mod target_tests;
 #[cfg(test)]
 mod threads;
 mod transport;
@@ -32,7 +35,9 @@ mod zero;
 pub use config::{ParallelConfig, Reduction};
 pub use data_parallel::DataParallel;
 pub use launcher::{launched_processes, mpi_library};
+pub use metered::Traffic;
 pub use partition::{Partition, Run, share_of};
+pub use row_groups::RowGroups;
 #[cfg(test)]
 pub(crate) use threads::in_threads;
 pub use world::{Element, World};

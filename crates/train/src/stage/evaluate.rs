@@ -19,7 +19,7 @@ use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
-use crate::parallel::share_of;
+use crate::parallel::RowGroups;
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
@@ -44,10 +44,10 @@ impl Stage {
             features: &features,
             set: &self.held_out,
             draws: &self.draws,
+            groups: &self.groups,
         };
-        let world = self.parallel.world();
-        let own = share_of(self.held_out.rows.len(), world.rank(), world.size());
-        let rounds = self.held_out.rows.len().div_ceil(world.size());
+        let (world, rows) = (self.parallel.world(), self.held_out.rows.len());
+        let (own, rounds) = (self.groups.share(rows), self.groups.rounds(rows));
         let rows = text.measure(&[self.objective.as_ref()], own, rounds, &mut |_| {})?;
         // Row by row, so that sums do not depend on the number of ranks.
         let rows = rows.iter().flat_map(|draft| &draft.rows);
@@ -107,6 +107,7 @@ impl Evaluator {
             features: &self.features,
             set: &self.held_out,
             draws: &self.draws,
+            groups: &RowGroups::single(),
         };
         let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
         let rows = self.held_out.rows.len();
@@ -150,7 +151,8 @@ pub fn measure_drafts(
         first.as_ref(),
         &mut draws,
     )?;
-    let text = HeldOut { target, features: &source, set: &set, draws: &draws };
+    let groups = &RowGroups::single();
+    let text = HeldOut { target, features: &source, set: &set, draws: &draws, groups };
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
     let mut on_row = |done| observer.on_event(Event::Measured(done, rows));
@@ -229,6 +231,7 @@ struct HeldOut<'a> {
     features: &'a FeatureSource,
     set: &'a DataSet,
     draws: &'a Draws,
+    groups: &'a RowGroups,
 }
 
 impl HeldOut<'_> {
@@ -247,6 +250,8 @@ impl HeldOut<'_> {
         assert!(drafts.len() == 1 || rows.len() == rounds, "several drafts share all rows");
         for index in rows.start..rows.start + rounds {
             let batch = rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
+            let batch = batch.map(|batch| self.groups.cut(batch));
+            let part = batch.as_ref().and_then(|batch| self.groups.part_of(batch.ids.len()));
             let mut found = None;
             for (draft, measured) in drafts.iter().zip(&mut measured) {
                 let needs = draft.held_out_needs();
@@ -258,7 +263,12 @@ impl HeldOut<'_> {
                 let asked = (needs, draft.teacher_rows(batch));
                 if found.as_ref().is_none_or(|(known, _)| *known != asked) {
                     let (needs, rows) = &asked;
-                    let features = self.features.features(Part::HeldOut, batch, needs, rows)?;
+                    let features = self.features.features(
+                        Part::HeldOut,
+                        (batch, part.as_ref()),
+                        needs,
+                        rows,
+                    )?;
                     found = Some((asked, features));
                 }
                 if let Some((_, features)) = &found {

@@ -31,7 +31,7 @@ use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, share_of};
+use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
 
 pub use capture::{Capture, CaptureOptions};
@@ -58,6 +58,7 @@ pub struct Stage {
     objective: Box<dyn Objective>,
     optimizer: AdamW,
     parallel: DataParallel,
+    groups: RowGroups,
     schedule: Schedule,
     sampler: Sampler,
     draws: Draws,
@@ -67,6 +68,8 @@ pub struct Stage {
     identity: RunIdentity,
     checkpointer: Checkpointer,
     log: MetricsLog,
+    /// What ranks had exchanged when that was last logged.
+    logged_traffic: Traffic,
     progress: Progress,
     /// When this process took the run up.
     started: Instant,
@@ -222,10 +225,9 @@ impl Stage {
         self.config.train.rows_of_a_step(self.config.data.row_tokens)
     }
 
-    /// The places among them of this rank's.
+    /// The places among them of this rank's group.
     fn own_rows(&self) -> Range<usize> {
-        let world = self.parallel.world();
-        share_of(self.rows_of_a_step(), world.rank(), world.size())
+        self.groups.share(self.rows_of_a_step())
     }
 
     /// This rank's micro-batches. Every rank draws all rows: the order is that of one process.
@@ -239,7 +241,14 @@ impl Stage {
         if !report.step.is_multiple_of(self.config.train.log_every) {
             return Ok(());
         }
-        self.log.write(&report.to_json(self.objective.draft_len()))
+        let mut record = report.to_json(self.objective.draft_len());
+        if self.parallel.world().size() > 1 {
+            let now = self.parallel.world().traffic();
+            let traffic = now.since(std::mem::replace(&mut self.logged_traffic, now));
+            record["received_mib"] = json!(traffic.received_bytes as f64 / f64::from(1 << 20));
+            record["communication_seconds"] = json!(traffic.seconds);
+        }
+        self.log.write(&record)
     }
 
     fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {
@@ -250,7 +259,8 @@ impl Stage {
 
     /// Numbers of the step that was just taken.
     fn report(&mut self, batches: &[Batch], outcome: step::Outcome, seconds: f64) -> StepReport {
-        let mut tokens: [u64; 1] = [batches.iter().map(|batch| batch.ids.len() as u64).sum()];
+        let tokens: u64 = batches.iter().map(|batch| batch.ids.len() as u64).sum();
+        let mut tokens = [if self.groups.is_first_of_group() { tokens } else { 0 }];
         self.parallel.world().all_reduce_sum(&mut tokens);
         let tokens = tokens[0] as usize;
         self.progress.tokens += tokens as u64;

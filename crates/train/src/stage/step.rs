@@ -6,12 +6,12 @@ use std::sync::Arc;
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
-use longdraft_models::target::{Tap, Taps};
+use longdraft_models::target::{RowPart, Tap, Taps};
 
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
 use crate::features::{
-    BatchFeatures, FeatureSource, MemoryFeatures, Part, join_target, sequence_of,
+    BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
 };
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
@@ -29,13 +29,14 @@ pub(super) struct Outcome {
 }
 
 impl Stage {
-    /// Lays out a packed training row; stored features pin its positions to epoch 0.
+    /// Lays out a packed training row, of which what falls to this rank is learned; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
         let pinned = self.features.pins_positions() || !self.draws.anchor.redraw;
         let positions = if pinned { 0 } else { epoch };
         let epochs = DrawEpochs { positions, delays: epoch };
         let data = &self.train;
-        Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
+        let batch = Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs);
+        self.groups.cut(batch)
     }
 
     /// Runs the target over every training row once, if features are kept in memory. A rank among
@@ -52,7 +53,7 @@ impl Stage {
             if observer.should_stop() {
                 break;
             }
-            store.capture(&self.target, &self.batch(row, 0), &needs)?;
+            store.capture(&self.target, &self.batch(row, 0), None, &needs)?;
             observer.on_event(Event::Captured(row + 1, rows));
         }
         self.features = FeatureSource::Memory(store);
@@ -69,7 +70,10 @@ impl Stage {
             self.parallel.world().all_reduce_max(&mut rounds);
             for round in 0..rounds[0] as usize {
                 match new.get(round) {
-                    Some(batch) => store.capture(&self.target, batch, &needs)?,
+                    Some(batch) => {
+                        let part = self.groups.part_of(batch.ids.len());
+                        store.capture(&self.target, batch, part.as_ref(), &needs)?;
+                    }
                     None => join_target(&self.target, &needs)?,
                 }
             }
@@ -169,7 +173,7 @@ impl Stage {
     /// Micro-batches of the rank that has most of them. Every rank makes as many passes: where the
     /// target is spread, one without a micro-batch takes part in what the others gather.
     fn rounds(&self) -> usize {
-        self.rows_of_a_step().div_ceil(self.parallel.world().size())
+        self.groups.rounds(self.rows_of_a_step())
     }
 
     /// Features of a round's micro-batch, if there is one, and what is learned of it; those of the
@@ -181,7 +185,9 @@ impl Stage {
             return Ok(None);
         };
         let rows = self.objective.teacher_rows(batch);
-        let features = self.features.features(Part::Train, batch, &needs, &rows)?;
+        let part = self.groups.part_of(batch.ids.len());
+        let of = (batch, part.as_ref());
+        let features = self.features.features(Part::Train, of, &needs, &rows)?;
         let next = batches
             .get(round + 1)
             .map(|batch| batch.row)
@@ -231,18 +237,19 @@ impl Stage {
         let (mut sum, mut rows) = (0.0, 0);
         let taps = Taps::of(&[Tap::FinalHidden]);
         for round in 0..self.rounds() {
-            let batch = batches.get(round).filter(|batch| !batch.learned.is_empty());
+            let batch = batches.get(round);
+            let part = batch.and_then(|batch| self.groups.part_of(batch.ids.len()));
             let features = match batch {
-                Some(batch) => Some(self.target.forward(&sequence_of(batch), &taps)?),
+                Some(batch) => Some(forward(&self.target, batch, part.as_ref(), &taps)?),
                 None => self.target.join_forward(&taps).map(|()| None)?,
             };
             let _ends = self.target.hold_ends()?;
             let (Some(batch), Some(features)) = (batch, features) else { continue };
-            let learned = candle_core::Tensor::from_slice(
-                &batch.learned,
-                batch.learned.len(),
-                self.target.device(),
-            )?;
+            if batch.learned.is_empty() {
+                continue;
+            }
+            let own = part.as_ref().map(RowPart::rows);
+            let learned = learned_of(batch, own.as_ref(), self.target.device())?;
             let output = linear_cross_entropy(&Inputs {
                 hidden: &features.final_hidden()?.index_select(&learned, 0)?,
                 head: &self.target.head()?,

@@ -29,6 +29,7 @@ pub(in crate::target) struct SpreadLayers {
     config: TargetConfig,
     ranks: Arc<dyn Ranks>,
     layers: Vec<SpreadLayer>,
+    gathers_ahead: bool,
 }
 
 impl SpreadLayers {
@@ -51,7 +52,14 @@ impl SpreadLayers {
             Ok(SpreadLayer { index, slices: slices.into_inner(), vectors: vectors.into_inner() })
         });
         let layers = layers.collect::<Result<_>>()?;
-        Ok(Self { config: config.clone(), ranks: Arc::clone(ranks), layers })
+        let (config, ranks) = (config.clone(), Arc::clone(ranks));
+        Ok(Self { config, ranks, layers, gathers_ahead: true })
+    }
+
+    /// The same, with or without a thread that gathers the next layer.
+    #[must_use]
+    pub(in crate::target) fn gathering_ahead(self, gathers_ahead: bool) -> Self {
+        Self { gathers_ahead, ..self }
     }
 
     /// The whole layer at a place; all ranks call it.
@@ -80,7 +88,7 @@ impl LayerSource for SpreadLayers {
                 None => self.gather(place)?,
             };
             next = std::thread::scope(|scope| -> Result<Option<DecoderLayer>> {
-                let ahead = layers.contains(&(place + 1));
+                let ahead = self.gathers_ahead && layers.contains(&(place + 1));
                 let ahead = ahead.then(|| scope.spawn(move || self.gather(place + 1)));
                 let visited = visit(place, &layer);
                 let ahead = ahead.map(|thread| thread.join().unwrap_or_else(|e| resume_unwind(e)));

@@ -1,17 +1,20 @@
-//! A target that is spread over ranks computes the bits of one that is whole.
+//! Targets that are spread over ranks, and rows that ranks share, come to what one process does.
 
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{LayerId, TargetConfig};
 use serde_json::{Value, json};
 
-use super::{World, in_threads};
-use crate::features::{FeatureNeeds, TeacherKind, join_target};
+use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
+use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
+use crate::objective::{GlideObjective, GlideObjectiveConfig, Objective, SoftTargetKind};
+use crate::optim::Gradients;
 
 fn config(more: &Value) -> TargetConfig {
     let mut config = json!({
@@ -130,7 +133,7 @@ fn zero_3_ranks_without_rows_join_whatever_is_needed() {
             let batch = batch(world.rank());
             // Fewer rows than ranks: one rank has none.
             if world.rank() < 2 {
-                let features = crate::features::run_target(&target, &batch, &needs);
+                let features = run_target(&target, &batch, None, &needs);
                 return features.expect("features").last_kv.is_some();
             }
             join_target(&target, &needs).expect("join");
@@ -151,5 +154,102 @@ fn zero_3_spreads_a_target_without_layers() {
             assert_eq!(count > 0, layers == Layers::Last);
             assert!(target.join_forward(&Taps::of(&[Tap::LastKv])).is_err());
         });
+    }
+}
+
+/// One row of two documents.
+fn packed(tokens: u32) -> Batch {
+    let count = tokens as usize;
+    let border = count / 3;
+    Batch {
+        ids: (0..tokens).map(|i| (i * 11 + 5) % 61).collect(),
+        position_ids: (0..tokens).map(|i| i % (border as u32 + 1)).collect(),
+        document_ids: (0..count).map(|i| i32::from(i >= border)).collect(),
+        delays: (0..tokens).map(|i| 1 + i % 3).collect(),
+        learned: (0..tokens - 1).filter(|i| i % 5 != 2 && *i + 1 != border as u32).collect(),
+        loss_mask: vec![true; count],
+        origins: Vec::new(),
+        row: 0,
+    }
+}
+
+fn groups(world: &World, sequence: usize) -> RowGroups {
+    let config = ParallelConfig { sequence, ..ParallelConfig::default() };
+    RowGroups::new(world, &config).expect("groups")
+}
+
+#[test]
+fn mpi_parts_of_a_row_have_the_bits_of_the_whole() {
+    let config = config(&json!({}));
+    let whole = target(&config, TargetOptions::default(), None);
+    let batch = packed(23);
+    for taps in all_taps() {
+        let want = whole.forward(&sequence_of(&batch), &taps).expect("features");
+        for ranks in [2, 3, 4] {
+            let parts = in_threads(ranks, |world| {
+                // With and without a target that is spread as well.
+                let part = groups(&world, ranks).part_of(23).expect("part");
+                [None, Some(&world)].map(|spread| {
+                    let options = TargetOptions { gather_ahead: false, ..Default::default() };
+                    let target = target(&config, options, spread);
+                    let features = target.forward_part(&sequence_of(&batch), &part, &taps);
+                    (part.rows(), features.expect("features"))
+                })
+            });
+            for (rows, got) in parts.into_iter().flatten() {
+                let mut own = want.rows(rows).expect("rows");
+                own.last_kv = want.last_kv.clone();
+                assert_eq!(bits(&got), bits(&own), "{ranks} ranks, {taps:?}");
+            }
+        }
+    }
+}
+
+/// Loss and gradients of a GLIDE draft whose window is shorter than a part.
+fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f64, Vec<Vec<f32>>) {
+    let config = config(&json!({}));
+    let target = Arc::new(target(&config, TargetOptions::default(), None));
+    let mut glide = GlideConfig::for_target(&config, None);
+    glide.self_window = 3;
+    let draft = GlideDraft::initialise(&glide, &target, Init::Random, 7).expect("draft");
+    let objective = GlideObjectiveConfig { soft_targets, top_k: 5, ..Default::default() };
+    let objective = GlideObjective::new(Arc::clone(&target), draft, objective);
+    let groups = groups(world, world.size());
+    let own = groups.cut(batch.clone());
+    let part = groups.part_of(own.ids.len());
+    let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
+    let loss = objective.loss(&own, &features, true).expect("loss");
+    let parameters = objective.draft().parameters();
+    let mut gradients = Gradients::new(parameters);
+    if let Some(numerator) = &loss.numerator {
+        gradients.add(parameters, &numerator.backward().expect("backward")).expect("gradients");
+    }
+    let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
+    let sums = parallel.reduce(gradients).into_values();
+    let mut sum = [loss.metrics.hard_sum + loss.metrics.soft_sum];
+    world.all_reduce_sum(&mut sum);
+    (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+#[test]
+fn mpi_parts_of_a_row_learn_like_the_whole() {
+    for soft in [SoftTargetKind::Full, SoftTargetKind::TopK] {
+        // A row that is shorter than the ranks are many is run by one of them; the second document of
+        // the third row is not learned, so that ranks have nothing to learn.
+        let mut one_sided = packed(23);
+        one_sided.learned.retain(|token| *token < 5);
+        for batch in [packed(23), packed(3), one_sided] {
+            let (loss, gradients) = glide_step(&World::single(), &batch, soft);
+            for ranks in [2, 4] {
+                for (sum, sums) in in_threads(ranks, |world| glide_step(&world, &batch, soft)) {
+                    assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
+                    let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
+                    for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
+                        assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
+                    }
+                    assert_eq!(gradients.len(), sums.len());
+                }
+            }
+        }
     }
 }
