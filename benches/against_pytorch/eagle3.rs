@@ -64,7 +64,7 @@ fn given_features(tokens: usize) -> BatchFeatures {
 /// Seconds of a step, the median of `steps` after one warm-up; the target's part is counted.
 pub(super) fn step(tokens: usize, steps: usize, flags: &[&str]) -> f64 {
     let target = flags.contains(&"--online").then(glide::target);
-    let table = |target: &Target| target.embedding().cloned().expect("table");
+    let table = |target: &Target| target.embedding().expect("table");
     let table = target.as_deref().map_or_else(|| random(0.02, &[VOCABULARY, HIDDEN]), table);
     let objective = objective(&table);
     let parameters = objective.eagle3().parameters();

@@ -84,7 +84,7 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         let hidden = features.final_hidden().expect("tapped");
         let inputs = Inputs {
             hidden: &hidden.narrow(0, 0, batch.learned.len()).expect("rows"),
-            head: target.head().expect("head"),
+            head: &target.head().expect("head"),
             labels: &batch.labels(),
             soft: SoftTargets::None,
             soft_weight: 0.0,
