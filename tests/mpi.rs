@@ -17,6 +17,8 @@ const SOON: Duration = Duration::from_mins(2);
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
 
+const MUON: [&str; 1] = ["optimizer.matrices=muon"];
+
 fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
     parts.concat()
 }
@@ -39,17 +41,20 @@ fn shop() -> Workshop {
     shop
 }
 
+fn metrics_with_clocks(run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
+}
+
 /// Every record without what clocks and memory decide.
 fn metrics(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    let record = |line: &str| {
-        let mut record: Value = serde_json::from_str(line).expect("whole lines");
+    let mut records = metrics_with_clocks(run);
+    for record in &mut records {
         for clock in ["tokens_per_second", "memory_mib", "gflops", "waited_seconds", "sent_bytes"] {
             record.as_object_mut().map(|record| record.remove(clock));
         }
-        record
-    };
-    text.lines().map(record).collect()
+    }
+    records
 }
 
 /// The runs saw the same rows in the same order and came to the same numbers.
@@ -221,15 +226,145 @@ fn zero_1_equals_unsharded_ranks_bit_for_bit() {
 }
 
 #[test]
-fn zero_3_is_refused_and_not_taken_for_another_stage() {
+fn zero_3_equals_unsharded_ranks_bit_for_bit() {
     let shop = shop();
     let config = shop.config();
-    let output = mpirun(2, &["train", &config, "parallel.zero=3"]).output().expect("mpirun starts");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("`parallel.zero: 3`") && text.contains("not supported yet"), "{text}");
-    // One process has nothing to spread.
+    let stop = ["train.steps=4", "train.evaluate_every=4", "train.target_loss_every=2"];
+    let memory = ["train.features=memory", "objective.soft_targets=top_k"];
+    // Three rows on two ranks, one on three: some ranks have fewer than others, or none.
+    for (name, ranks, rows, more) in [
+        ("glide", 2, 3, &[][..]),
+        ("glide", 3, 1, &[]),
+        ("memory", 2, 3, &memory),
+        ("eagle3", 3, 2, &EAGLE3),
+        ("muon", 2, 2, &MUON),
+    ] {
+        let rows = format!("train.rows_per_step={rows}");
+        let train = |zero: u8| {
+            let run = shop.path(&format!("{name}-{ranks}-{zero}"));
+            let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+            let command = ["train", &config, &output, &zero, &rows];
+            succeed_on(ranks, &joined(&[&command, &stop, more]));
+            run
+        };
+        let (plain, spread) = (train(0), train(3));
+        assert!(metrics(&plain).iter().any(|record| !record["held_out"].is_null()));
+        assert_eq!(metrics(&plain), metrics(&spread), "{name}");
+        assert_eq!(draft_bytes(&plain), draft_bytes(&spread), "{name}");
+        // The draft of a checkpoint is whole.
+        assert!(last_json(&succeed(&["extract", &spread, "--json"]))["tensors"].is_number());
+    }
+    // One process has nothing to spread; pretraining has no target.
     succeed(&["train", &config, "parallel.zero=3", "train.steps=1"]);
+}
+
+/// Peak memory of the first rank in MiB, as its last record tells.
+fn memory_mib(run: &str) -> f64 {
+    let records = metrics_with_clocks(run);
+    records.iter().filter_map(|record| record["memory_mib"].as_f64()).next_back().expect("a number")
+}
+
+#[test]
+fn zero_3_rank_holds_its_share_of_the_target() {
+    let shop = Workshop::new();
+    let mut target = support::tiny_config("llama");
+    for (key, value) in
+        [("num_hidden_layers", 48), ("hidden_size", 256), ("intermediate_size", 512)]
+    {
+        target[key] = value.into();
+    }
+    support::write_target(&shop.target, &target);
+    let weights = std::fs::metadata(shop.target.join("model.safetensors")).expect("file").len();
+    let (config, set) = (shop.config(), ["train.steps=1", "train.log_every=1"]);
+    let peak = |zero: u8, ranks: usize| {
+        let run = shop.path(&format!("{zero}-{ranks}"));
+        let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+        succeed_on(ranks, &joined(&[&["train", &config, &output, &zero], &set]));
+        memory_mib(&run)
+    };
+    let (weights, layer) = (weights as f64 / 1048576.0, weights as f64 / 1048576.0 / 48.0);
+    for ranks in [2, 3] {
+        let (whole, spread) = (peak(1, ranks), peak(3, ranks));
+        let saved = weights * (1.0 - 1.0 / ranks as f64);
+        eprintln!("{ranks} ranks: {weights:.0} MiB of weights, {whole:.0} MiB, {spread:.0} MiB");
+        assert!(spread < whole - saved + 4.0 * layer, "{spread} {whole}, {weights} of weights");
+    }
+}
+
+/// Peak memory of the first rank over a row of `tokens`, one long document.
+fn memory_of_a_row(tokens: usize, ranks: usize) -> f64 {
+    let shop = Workshop::new();
+    let mut target = support::tiny_config("llama");
+    for (key, value) in [
+        ("hidden_size", 256),
+        ("intermediate_size", 1024),
+        ("num_hidden_layers", 2),
+        ("max_position_embeddings", 65536),
+    ] {
+        target[key] = value.into();
+    }
+    support::write_target(&shop.target, &target);
+    let text = "the cat sat on the mat. ".repeat(tokens / 24 + 1);
+    let row = serde_json::json!({ "text": text }).to_string();
+    std::fs::write(shop.path("long.jsonl"), format!("{row}\n")).expect("text");
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = [
+        format!("output={run}"),
+        format!("data.row_tokens={tokens}"),
+        format!("data.train=[{{path: {}}}]", shop.path("long.jsonl")),
+        "data.held_out_rows=0".to_owned(),
+        format!("parallel.sequence={ranks}"),
+    ];
+    let mut arguments = vec!["train", &config, "train.steps=1", "train.rows_per_step=1"];
+    arguments.extend(set.iter().map(String::as_str));
+    succeed_on(ranks, &arguments);
+    memory_mib(&run)
+}
+
+#[test]
+fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
+    let base = memory_of_a_row(256, 1);
+    let (whole, part) = (memory_of_a_row(4096, 1) - base, memory_of_a_row(4096, 4) - base);
+    eprintln!("{base:.0} MiB, and {whole:.0} MiB for the row, {part:.0} MiB for a part of four");
+    assert!(part < 0.4 * whole, "{part} {whole}");
+}
+
+#[test]
+fn mpi_ranks_that_share_rows_train_like_one_process() {
+    let shop = shop();
+    let config = shop.config();
+    let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
+    let train = |ranks: usize, more: &[&str]| {
+        let run = shop.path(&format!("{ranks}-{}", more.len()));
+        let output = format!("output={run}");
+        succeed_on(ranks, &joined(&[&["train", &config, &output], &set, more]));
+        run
+    };
+    let one = metrics(&train(1, &["train.target_loss_every=5"]));
+    // One group of two, two groups of two, one of four whose target is spread over all.
+    for (ranks, more) in [
+        (2, &["train.target_loss_every=5", "parallel.sequence=2"][..]),
+        (4, &["train.target_loss_every=5", "parallel.sequence=2"]),
+        (4, &["train.target_loss_every=5", "parallel.sequence=4", "parallel.zero=3"]),
+    ] {
+        let shared = metrics(&train(ranks, more));
+        assert_same_numbers(&one, &shared);
+        let held_out = |run: &[Value]| {
+            run.iter().find_map(|record| record["held_out"]["loss"].as_f64()).expect("held out")
+        };
+        let (a, b) = (held_out(&one), held_out(&shared));
+        assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
+    }
+    for (ranks, more, problem) in [
+        (3, &["parallel.sequence=2"][..], "does not divide the 3 ranks"),
+        (2, &["parallel.sequence=2", EAGLE3[0], EAGLE3[1]], "`parallel.sequence` is for GLIDE"),
+    ] {
+        let mut refused = mpirun(ranks, &joined(&[&["train", &config], more]));
+        let output = refused.output().expect("mpirun starts");
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(problem), "{text}");
+    }
 }
 
 #[test]
@@ -379,9 +514,20 @@ fn mpi_ranks_share_out_the_matrices_of_muon() {
 
 #[test]
 fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
+    resumes_on_other_ranks("parallel.zero=1", 60);
+}
+
+#[test]
+fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
+    resumes_on_other_ranks("parallel.zero=3", 30);
+}
+
+#[track_caller]
+fn resumes_on_other_ranks(zero: &str, steps: usize) {
     let shop = shop();
     let config = shop.config();
-    let set = ["train.steps=60", "train.save_every=5", "parallel.zero=1"];
+    let steps = format!("train.steps={steps}");
+    let set = [steps.as_str(), "train.save_every=5", zero];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
     succeed_on(1, &joined(&[&["train", &config, &output], &set]));

@@ -75,7 +75,7 @@ fn tiny_export(folder: &Path, profile: Profile) -> PathBuf {
     let kept = (0..60).map(|i| TargetTokenId(4 * i + 1)).collect();
     let map = VocabularyMap::new(kept, support::VOCABULARY).expect("map");
     let embedding = facts.target.embedding().expect("embedding");
-    let draft = Eagle3Draft::initialise(&config, map, embedding, 3).expect("draft");
+    let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
     let options = ExportOptions {
         profile,
         dtype: Some(WeightType::F32),

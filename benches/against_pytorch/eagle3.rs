@@ -54,6 +54,7 @@ fn batch(tokens: usize, step: usize) -> Batch {
 
 fn given_features(tokens: usize) -> BatchFeatures {
     BatchFeatures {
+        rows: None,
         last_kv: None,
         aux_hidden: Some(random(1.0, &[tokens, 3 * HIDDEN])),
         teacher: TeacherFeatures::EveryToken { hidden: random(1.0, &[tokens, HIDDEN]) },
@@ -63,7 +64,7 @@ fn given_features(tokens: usize) -> BatchFeatures {
 /// Seconds of a step, the median of `steps` after one warm-up; the target's part is counted.
 pub(super) fn step(tokens: usize, steps: usize, flags: &[&str]) -> f64 {
     let target = flags.contains(&"--online").then(glide::target);
-    let table = |target: &Target| target.embedding().cloned().expect("table");
+    let table = |target: &Target| target.embedding().expect("table");
     let table = target.as_deref().map_or_else(|| random(0.02, &[VOCABULARY, HIDDEN]), table);
     let objective = objective(&table);
     let parameters = objective.eagle3().parameters();
@@ -74,8 +75,9 @@ pub(super) fn step(tokens: usize, steps: usize, flags: &[&str]) -> f64 {
         let batch = batch(tokens, step);
         let given = target.is_none().then(|| given_features(tokens));
         let started = Instant::now();
-        let online =
-            |target: &Target| run_target(target, &batch, &objective.needs()).expect("features");
+        let online = |target: &Target| {
+            run_target(target, &batch, None, &objective.needs()).expect("features")
+        };
         let features = given.unwrap_or_else(|| online(target.as_deref().expect("a target")));
         let plan = objective.plan(&batch, &features).expect("plan");
         let denominators = objective.denominators(&plan);

@@ -84,7 +84,7 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         let hidden = features.final_hidden().expect("tapped");
         let inputs = Inputs {
             hidden: &hidden.narrow(0, 0, batch.learned.len()).expect("rows"),
-            head: target.head().expect("head"),
+            head: &target.head().expect("head"),
             labels: &batch.labels(),
             soft: SoftTargets::None,
             soft_weight: 0.0,
@@ -93,5 +93,5 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         linear_cross_entropy(&inputs).expect("the target's own loss");
     }
     let last_kv = Some(features.last_kv().expect("tapped").clone());
-    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None }
+    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None, rows: None }
 }

@@ -52,7 +52,7 @@ impl Bench {
         kept.push(TargetTokenId(257));
         let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
         let embedding = self.target.target.embedding().expect("embedding");
-        let draft = Eagle3Draft::initialise(&config, map, embedding, 3).expect("draft");
+        let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
         AnyDraft::Eagle3(Box::new(draft))
     }
 

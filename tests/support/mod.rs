@@ -41,6 +41,8 @@ pub(crate) fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
         .args(["--threads", "1"])
         .envs([("NO_COLOR", "1"), ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")])
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        // Ranks that wait let others have their core.
+        .env("OMPI_MCA_mpi_yield_when_idle", "1")
         .env("OMPI_MCA_orte_tmpdir_base", session_folder());
     command
 }

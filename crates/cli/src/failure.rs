@@ -115,7 +115,7 @@ impl From<TrainError> for Failure {
             ),
             TrainError::Unsupported { problem } => {
                 return Self::usage(problem).hint(
-                    "set parallel.zero=1 (spreads the optimizer's state), or start one process",
+                    "start a number of ranks that fits, or change `parallel`: docs/cluster.md",
                 );
             }
             TrainError::OutOfMemory { remedies, .. } => {

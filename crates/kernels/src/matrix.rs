@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 
-use crate::gemm::{BLOCK, Blocks, Mat, Product, Right, matmul_each, side_by_side};
+use crate::gemm::{BLOCK, Blocks, GROUP, Mat, Product, Right, matmul_each, side_by_side};
 use crate::linear::{Weight, linear, linear_onto};
 use crate::storage::with_f32;
 
@@ -36,6 +36,35 @@ impl QuantisedMatrix {
         }
         let bytes = side_by_side(format, outputs, inputs, bytes);
         Ok(Self { format, outputs, inputs, bytes })
+    }
+
+    /// From the bytes of [`Self::side_by_side`].
+    ///
+    /// # Errors
+    /// - the bytes are not those of the shape
+    pub fn from_side_by_side(
+        format: BlockFormat,
+        outputs: usize,
+        inputs: usize,
+        bytes: Vec<u8>,
+    ) -> Result<Self> {
+        let row = inputs / BLOCK * format.bytes();
+        let rows = outputs.checked_next_multiple_of(GROUP);
+        let expected = rows.and_then(|rows| rows.checked_mul(row));
+        if !inputs.is_multiple_of(BLOCK) || expected != Some(bytes.len()) {
+            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {format:?}", bytes.len());
+        }
+        Ok(Self { format, outputs, inputs, bytes })
+    }
+
+    /// The blocks as they lie in memory, for [`Self::from_side_by_side`].
+    pub fn side_by_side(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Format, outputs and inputs.
+    pub fn layout(&self) -> (BlockFormat, usize, usize) {
+        (self.format, self.outputs, self.inputs)
     }
 
     fn blocks(&self) -> Blocks<'_> {

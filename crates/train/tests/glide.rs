@@ -77,7 +77,7 @@ fn every_trained_tensor_gets_a_gradient_in_every_mode() {
         ] {
             let objective = objective(&target, compat, norm, config);
             let batch = batch();
-            let features = run_target(&target, &batch, &objective.needs()).expect("features");
+            let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
             let loss = objective.loss(&batch, &features, true).expect("loss");
             assert_eq!(loss.denominator, batch.learned.len());
             let parameters = objective.draft().parameters();
@@ -110,7 +110,7 @@ fn packed_documents_lose_what_they_lose_alone() {
     let objective = objective(&target, None, FinalNorm::None, config);
     let whole = batch();
     let loss_of = |batch: &Batch| {
-        let features = run_target(&target, batch, &objective.needs()).expect("features");
+        let features = run_target(&target, batch, None, &objective.needs()).expect("features");
         let metrics = objective.loss(batch, &features, false).expect("loss").metrics;
         (metrics.hard_sum, metrics.soft_sum)
     };

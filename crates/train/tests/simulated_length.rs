@@ -94,13 +94,13 @@ fn objective(target: &Target) -> Eagle3Objective {
     let layers = [0, 1, 2].map(LayerId);
     let mut config = Eagle3Config::for_target_layers(target.config(), VOCABULARY, layers);
     config.initializer_range = 0.1;
-    let draft = Eagle3Draft::initialise(&config, map, target.embedding().expect("table"), 3);
+    let draft = Eagle3Draft::initialise(&config, map, &target.embedding().expect("table"), 3);
     let objective = Eagle3ObjectiveConfig {
         ttt_steps: DRAFT_LEN,
         oov_rows: OovRows::Keep,
         ..Eagle3ObjectiveConfig::default()
     };
-    let head = target.head().expect("head");
+    let head = &target.head().expect("head");
     Eagle3Objective::new(draft.expect("draft"), head, objective).expect("objective")
 }
 
@@ -159,7 +159,7 @@ fn training_tells_the_acceptance_length_of_decoding() {
         .collect();
     let objective = objective(&target);
     let batch = batch(&texts);
-    let features = run_target(&target, &batch, &objective.needs()).expect("features");
+    let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     train(&objective, &batch, &features);
 
     let mut decoded = AcceptanceMetrics::default();

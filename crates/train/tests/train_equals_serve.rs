@@ -64,7 +64,7 @@ fn trained(target: &Arc<Target>, draft: GlideDraft, tokens: &[u32], proposed: &[
     };
     let config = GlideObjectiveConfig { soft_weight: 0.0, ..Default::default() };
     let objective = GlideObjective::new(Arc::clone(target), draft, config);
-    let features = run_target(target, &batch, &objective.needs()).expect("features");
+    let features = run_target(target, &batch, None, &objective.needs()).expect("features");
     let hidden = objective.hidden(&batch, &features, &mut Vec::new()).expect("hidden");
     let rows = hidden.narrow(0, root, DRAFT_LEN).expect("rows");
     let logits = target.logits(&rows).expect("logits");

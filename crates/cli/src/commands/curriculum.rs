@@ -15,8 +15,9 @@ use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
 use crate::ranks::Voice;
 
-/// A target's name and which of its layers are loaded.
-type OpenedAs = (String, Layers);
+/// A target's name, which of its layers are loaded, whether it is spread over the ranks, and over how
+/// many of them a row is.
+type OpenedAs = (String, Layers, bool, usize);
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -89,6 +90,7 @@ pub(crate) fn train_all(
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
+    let mut any_spread = false;
     let count = stages.len();
     for (index, stage) in stages.into_iter().enumerate() {
         let LocatedStage { name, start_from, located } = stage;
@@ -98,10 +100,12 @@ pub(crate) fn train_all(
         {
             config.draft.from = Some(checkpoint);
         }
-        let opened_as = (config.target.clone(), config.needed_layers());
+        let is_spread = config.parallel.spreads_weights(world);
+        let opened_as =
+            (config.target.clone(), config.needed_layers(), is_spread, config.parallel.sequence);
         let opened = match target.take() {
             Some((other, opened)) if other == opened_as => opened,
-            _ => train::open_target(&config)?,
+            _ => train::open_target(&config, world)?,
         };
         let from = match (&before, start_from) {
             (Some(_), StartFrom::Last) => "from the last draft of the stage before",
@@ -117,14 +121,17 @@ pub(crate) fn train_all(
         if ending == Ending::Stopped {
             return Ok(End::Stopped(name));
         }
-        evaluators.push((name, trained.into_evaluator()));
+        evaluators.push((name, trained.into_evaluator()?));
+        any_spread |= is_spread;
         target = Some((opened_as, opened));
         before = Some(run);
     }
-    if !world.is_first() {
+    // A spread target runs on all ranks or none.
+    let measured = world.is_first() || any_spread;
+    let table = measured.then(|| HeldOutTable::measure(&evaluators)).transpose()?;
+    let Some(table) = table.filter(|_| world.is_first()) else {
         return Ok(End::OnFirstRank);
-    }
-    let table = HeldOutTable::measure(&evaluators)?;
+    };
     table.print();
     let held_out = table.to_json();
     let path = output.join(TABLE_FILE);

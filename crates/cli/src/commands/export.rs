@@ -209,7 +209,7 @@ fn from_checkpoint(
             let config = Eagle3Config::from_json(&state.draft, Some(layers))
                 .map_err(|error| unusable(&error))?;
             config.problems_with(target.config()).into_result(checkpoint)?;
-            let draft = Eagle3Draft::from_source(&source, &config, target.embedding()?)?;
+            let draft = Eagle3Draft::from_source(&source, &config, &target.embedding()?)?;
             AnyDraft::Eagle3(Box::new(draft))
         }
         Method::Glide => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::parallel::World;
+use longdraft_train::parallel::{Traffic, World};
 use longdraft_train::pretrain::peak_memory_mib;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
@@ -33,7 +33,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
             return curriculum::run(&output, stages, policy, world, json);
         }
     };
-    let target = open_target(&config)?;
+    let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
     let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
     let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
@@ -61,10 +61,14 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
-/// the draft starts from it.
-pub(crate) fn open_target(config: &TrainConfig) -> Result<Arc<Target>> {
+/// the draft starts from it; under ZeRO-3 every rank its part.
+pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
+    let spread = config.parallel.spreads_weights(world).then(|| Arc::new(world.clone()) as _);
+    // Ranks that share rows exchange keys and values during a pass.
+    let gather_ahead = config.parallel.sequence == 1;
     let layers = config.needed_layers();
-    Ok(Arc::new(Target::open(&config.target, &TargetOptions { layers, ..Default::default() })?))
+    let options = TargetOptions { layers, spread, gather_ahead, ..Default::default() };
+    Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 
 /// Prepares and runs the stage, on every rank; returns how it ended and the stage.
@@ -110,7 +114,13 @@ pub(crate) fn train(
         Err(_) => Outcome::Failed,
     };
     if ending.is_ok() {
-        voice.say(&format!("trained for {}", clock(started.elapsed().as_secs_f64())));
+        let seconds = started.elapsed().as_secs_f64();
+        voice.say(&format!("trained for {}", clock(seconds)));
+        if world.size() > 1 {
+            let Traffic { sent_bytes, seconds: exchanging } = world.traffic();
+            let mib = sent_bytes as f64 / f64::from(1 << 20);
+            voice.say(&format!("sent {mib:.0} MiB to other ranks, {exchanging:.1} s"));
+        }
     }
     for note in tracked.finish(outcome) {
         voice.say(&note);

@@ -24,7 +24,7 @@ impl ReducedHead {
     /// - the map is for another vocabulary
     pub fn new(target: &Target, vocabulary: VocabularyMap) -> Result<Self> {
         let rows: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
-        Ok(Self { matrix: target.head_matrix().select(&rows)?, vocabulary })
+        Ok(Self { matrix: target.head_matrix()?.select(&rows)?, vocabulary })
     }
 
     /// Reads a list of tokens: a line each, the id and, if it is known, how often it occurs

@@ -60,7 +60,7 @@ pub(crate) fn eagle3(target: &Target, seed: u64) -> Eagle3Draft {
         config = config.with_eagle31_norms();
     }
     config.attention_window = seed.is_multiple_of(3).then_some(5);
-    Eagle3Draft::initialise(&config, map, target.embedding().expect("table"), seed)
+    Eagle3Draft::initialise(&config, map, &target.embedding().expect("table"), seed)
         .expect("random draft")
 }
 

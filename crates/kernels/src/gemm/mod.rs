@@ -25,7 +25,7 @@ pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 use pack::{LeftOrder, PANEL};
 pub use quantised::BlockFormat;
-pub(crate) use quantised::{BLOCK, Blocks, side_by_side};
+pub(crate) use quantised::{BLOCK, Blocks, GROUP, side_by_side};
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]

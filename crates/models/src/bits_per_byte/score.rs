@@ -58,7 +58,7 @@ impl Scorer for TargetScorer<'_> {
         let rows = candle_core::Tensor::from_slice(&rows, rows.len(), hidden.device())?;
         let output = linear_cross_entropy(&Inputs {
             hidden: &hidden.index_select(&rows, 0)?,
-            head: self.0.head()?,
+            head: &self.0.head()?,
             labels: &labels,
             soft: SoftTargets::None,
             soft_weight: 0.0,

@@ -38,6 +38,9 @@ pub trait Draft {
     /// Every tensor, in a fixed order.
     fn parameters(&self) -> &[Parameter];
 
+    /// The same, for who puts others in their place: names, order and shapes stay.
+    fn parameters_mut(&mut self) -> &mut [Parameter];
+
     /// Tensors that belong to the draft and are saved with it, but never change.
     ///
     /// # Errors

@@ -48,6 +48,13 @@ impl Taps {
         self.final_hidden || for_last_kv || self.hidden.iter().any(|layer| layer.0 >= index)
     }
 
+    /// How many of `layers` a pass over packed documents reads: those that have to put out hidden
+    /// states, and the one behind them.
+    pub(super) fn layers_read(&self, layers: usize) -> usize {
+        let outputs = (0..layers).take_while(|index| self.needs_output_of(*index, layers));
+        layers.min(outputs.count() + 1)
+    }
+
     pub(super) fn check(&self, layers: usize) -> Result<()> {
         match self.hidden.iter().find(|layer| layer.0 >= layers) {
             Some(layer) => Err(ModelError::Tensor(candle_core::Error::Msg(format!(

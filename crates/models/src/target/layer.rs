@@ -10,6 +10,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 
 use super::cache::KvCache;
 use super::feed_forward::{FeedForward, Projection};
+use super::part::RowPart;
 use crate::config::TargetConfig;
 use crate::error::Result;
 
@@ -17,6 +18,8 @@ use crate::error::Result;
 pub(super) enum Context<'a> {
     /// Themselves, within their documents.
     Packed(Arc<KeyRanges>),
+    /// Those of a whole row, of which this rank runs a part.
+    Part(RowPart, Arc<KeyRanges>),
     /// Caches of sequences whose rows stand one behind the other.
     Cached(Vec<Appended<'a>>),
 }
@@ -108,7 +111,9 @@ impl DecoderLayer {
         let LayerSizes { heads: count, head_dim, eps, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
         let attended = match context {
-            Context::Packed(ranges) => attention(&heads.q, &heads.k, &heads.v, ranges)?,
+            Context::Packed(ranges) | Context::Part(_, ranges) => {
+                attention(&heads.q, &heads.k, &heads.v, ranges)?
+            }
             Context::Cached(sequences) => {
                 let mut first = 0;
                 let mut attended = Vec::with_capacity(sequences.len());

@@ -4,13 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::experts::Expert;
 use longdraft_kernels::matrix::Matrix;
 
-use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, SharedExpert};
-use super::layer::{DecoderLayer, LayerSizes};
-use super::names;
-use super::{Table, Target};
+use super::build::{self, FileWeights, Weights};
+use super::layers::{LayerSource, ResidentLayers};
+use super::spread::{Ranks, SpreadLayers, Table};
+use super::{Target, names};
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
@@ -29,6 +28,11 @@ pub struct TargetOptions {
     pub quantised: bool,
     /// Which layers are loaded.
     pub layers: Layers,
+    /// Ranks that hold a part each (ZeRO-3); without them everything is in memory.
+    pub spread: Option<Arc<dyn Ranks>>,
+    /// Whether a thread gathers the next layer of a spread target meanwhile: only where nothing else
+    /// calls the ranks during a pass.
+    pub gather_ahead: bool,
 }
 
 /// Which layers of a target are loaded. Embeddings, final norm and head always are.
@@ -60,7 +64,14 @@ impl Layers {
 
 impl Default for TargetOptions {
     fn default() -> Self {
-        Self { dtype: DType::F32, device: Device::Cpu, quantised: false, layers: Layers::All }
+        Self {
+            dtype: DType::F32,
+            device: Device::Cpu,
+            quantised: false,
+            layers: Layers::All,
+            spread: None,
+            gather_ahead: true,
+        }
     }
 }
 
@@ -137,128 +148,54 @@ pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
 
 pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
-        Files::Folder(config, source) => build(*config, source.as_ref(), options),
-        Files::Gguf(source) => build(source.config().clone(), source.as_ref(), options),
+        Files::Folder(config, source) => from_source(*config, source.as_ref(), options),
+        Files::Gguf(source) => from_source(source.config().clone(), source.as_ref(), options),
     }
 }
 
 /// Builds a target from any source that holds its tensors under their published names.
-pub(crate) fn build(
+pub(crate) fn from_source(
     config: TargetConfig,
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
     let specs = names::specs_of(&config, options.layers.of(config.num_hidden_layers));
     check_specs(source, &specs).into_result(source.path())?;
-    let reader = Reader { config: &config, source, options };
-    let embedding = reader.matrix("model.embed_tokens.weight")?;
-    let head =
-        if config.tie_word_embeddings { None } else { Some(reader.matrix("lm_head.weight")?) };
+    let weights = FileWeights { source, options };
+    let table = |matrix: Matrix| match &options.spread {
+        None => Ok(Table::whole(matrix)),
+        Some(ranks) => Table::spread(&matrix, ranks),
+    };
+    let final_norm = weights.vector("model.norm.weight")?;
+    let embedding = weights.matrix("model.embed_tokens.weight")?;
+    let fingerprint = fingerprint(&config, &embedding, &final_norm)?;
+    let embedding = table(embedding)?;
+    let head = if config.tie_word_embeddings {
+        None
+    } else {
+        Some(table(weights.matrix("lm_head.weight")?)?)
+    };
     let loaded = options.layers.of(config.num_hidden_layers);
-    let layers = loaded.map(|layer| reader.layer(layer)).collect::<Result<_>>()?;
-    let final_norm = reader.vector("model.norm.weight")?;
+    let layers: Box<dyn LayerSource> = match &options.spread {
+        None => {
+            let layers = loaded.map(|index| build::layer(&config, &weights, index));
+            Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
+        }
+        Some(ranks) => {
+            let layers = SpreadLayers::read(&config, &weights, loaded, ranks)?;
+            Box::new(layers.gathering_ahead(options.gather_ahead))
+        }
+    };
     Ok(Target {
-        fingerprint: fingerprint(&config, &embedding, &final_norm)?,
+        fingerprint,
         rope: config.rope.build(config.head_dim)?,
-        embedding: Table::new(embedding),
+        embedding,
         layers,
         final_norm,
-        head: head.map(Table::new),
+        head,
         device: options.device.clone(),
         config,
     })
-}
-
-/// Reads tensors that were checked before, in the form that is asked for.
-struct Reader<'a> {
-    config: &'a TargetConfig,
-    source: &'a dyn WeightSource,
-    options: &'a TargetOptions,
-}
-
-impl Reader<'_> {
-    fn matrix(&self, name: &str) -> Result<Matrix> {
-        let TargetOptions { dtype, device, quantised, .. } = self.options;
-        if *quantised
-            && matches!(device, Device::Cpu)
-            && let Some(matrix) = self.source.load_quantised(name)?
-        {
-            return Ok(Matrix::Quantised(Arc::new(matrix)));
-        }
-        Ok(Matrix::Dense(self.source.load(name, *dtype)?.to_device(device)?))
-    }
-
-    /// What is held in f32 whatever the dtype.
-    fn vector(&self, name: &str) -> Result<Tensor> {
-        Ok(self.source.load(name, DType::F32)?.to_device(&self.options.device)?)
-    }
-
-    fn projection(&self, name: &str, bias: bool) -> Result<Projection> {
-        let weight = self.matrix(&format!("{name}.weight"))?;
-        let bias = bias.then(|| self.vector(&format!("{name}.bias"))).transpose()?;
-        Ok(Projection { weight, bias })
-    }
-
-    fn layer(&self, index: usize) -> Result<DecoderLayer> {
-        let config = self.config;
-        let prefix = names::layer(index);
-        let norm = |name: &str| self.vector(&format!("{prefix}{name}.weight"));
-        let projection = |name: &str, bias| self.projection(&format!("{prefix}{name}"), bias);
-        let qk_norm = if config.qk_norm() {
-            Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
-        } else {
-            None
-        };
-        Ok(DecoderLayer {
-            input_layernorm: norm("input_layernorm")?,
-            q_proj: projection("self_attn.q_proj", config.qkv_bias)?,
-            k_proj: projection("self_attn.k_proj", config.qkv_bias)?,
-            v_proj: projection("self_attn.v_proj", config.qkv_bias)?,
-            o_proj: projection("self_attn.o_proj", config.attention_output_bias)?,
-            qk_norm,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            feed_forward: self.feed_forward(index)?,
-            sizes: LayerSizes::new(config),
-        })
-    }
-
-    fn feed_forward(&self, index: usize) -> Result<FeedForward> {
-        let Some(experts) = self.config.experts_in(index) else {
-            let prefix = format!("{}mlp", names::layer(index));
-            return Ok(FeedForward::Dense(self.gated_mlp(&prefix, self.config.mlp_bias)?));
-        };
-        let names = names::experts(self.config.architecture, index);
-        let shared = match experts.shared_expert_intermediate_size {
-            Some(_) => Some(SharedExpert {
-                gate: self.vector(&format!("{}_gate.weight", names.shared()))?,
-                mlp: self.gated_mlp(&names.shared(), false)?,
-            }),
-            None => None,
-        };
-        let expert = |expert: usize| -> Result<Expert> {
-            let [gate, up, down] = names.of(expert);
-            Ok(Expert {
-                gate: self.matrix(&gate)?,
-                up: self.matrix(&up)?,
-                down: self.matrix(&down)?,
-            })
-        };
-        Ok(FeedForward::Experts(Mixture {
-            router: self.vector(&names.router())?,
-            experts: (0..experts.num_experts).map(expert).collect::<Result<_>>()?,
-            experts_per_token: experts.num_experts_per_tok,
-            normalise: experts.norm_topk_prob,
-            shared,
-        }))
-    }
-
-    fn gated_mlp(&self, prefix: &str, bias: bool) -> Result<GatedMlp> {
-        Ok(GatedMlp {
-            gate: self.projection(&format!("{prefix}.gate_proj"), bias)?,
-            up: self.projection(&format!("{prefix}.up_proj"), bias)?,
-            down: self.projection(&format!("{prefix}.down_proj"), bias)?,
-        })
-    }
 }
 
 /// Hash of the configuration, the final norm and a sample of embedding rows, all rounded to

@@ -4,16 +4,20 @@
 //! (optional q/k/v bias, optional norm per head on q and k, rotary embedding, grouped queries)
 //! and a pre-norm gated MLP or a mixture of them.
 
+mod build;
 mod cache;
 mod features;
 mod feed_forward;
 mod layer;
+mod layers;
 mod load;
 mod locate;
 pub(crate) mod names;
+mod part;
+mod spread;
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use longdraft_kernels::attention::{Delays, KeyRanges};
@@ -33,8 +37,12 @@ pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
 pub use load::{Layers, TargetOptions};
 pub use locate::locate;
 pub use names::tensor_specs;
+pub use part::RowPart;
+pub use spread::Ranks;
 
-use layer::{Appended, Context, DecoderLayer};
+use layer::{Appended, Context};
+use layers::LayerSource;
+use spread::{Held, Table};
 
 /// A frozen decoder.
 pub struct Target {
@@ -43,7 +51,7 @@ pub struct Target {
     rope: Rope,
     embedding: Table,
     /// All of them, the last one, or none.
-    layers: Vec<DecoderLayer>,
+    layers: Box<dyn LayerSource>,
     /// `[H]`
     final_norm: Tensor,
     /// `None` if tied to the embedding.
@@ -69,25 +77,9 @@ fn ordered(parents: &[Option<usize>]) -> bool {
     parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|parent| parent < i))
 }
 
-/// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
-struct Table {
-    matrix: Matrix,
-    /// A quantised one's values, from the first time that somebody asks for them.
-    widened: OnceLock<Tensor>,
-}
-
-impl Table {
-    fn new(matrix: Matrix) -> Self {
-        Self { matrix, widened: OnceLock::new() }
-    }
-
-    fn tensor(&self) -> Result<&Tensor> {
-        if let Some(tensor) = self.matrix.dense().or_else(|| self.widened.get()) {
-            return Ok(tensor);
-        }
-        let tensor = self.matrix.to_dense()?;
-        Ok(self.widened.get_or_init(|| tensor))
-    }
+/// Keeps embedding table and head of a spread target whole ([`Target::hold_ends`]).
+pub struct Ends<'a> {
+    _tables: [Held<'a>; 2],
 }
 
 impl Target {
@@ -116,7 +108,7 @@ impl Target {
         source: &dyn WeightSource,
         options: &TargetOptions,
     ) -> Result<Self> {
-        load::build(config, source, options)
+        load::from_source(config, source, options)
     }
 
     /// A target with random weights of the configuration's deviation, for tests and benchmarks.
@@ -126,7 +118,7 @@ impl Target {
     pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
         let specs = tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
-        load::build(config, &source, options)
+        load::from_source(config, &source, options)
     }
 
     /// The tokenizer that belongs to the same folder or file.
@@ -181,17 +173,29 @@ impl Target {
         Ok(rope.theta)
     }
 
+    /// Puts embedding table and head of a spread target together until the guard goes. All ranks
+    /// call it; where the target is not spread nothing happens.
+    ///
+    /// # Errors
+    /// - they cannot be put together
+    pub fn hold_ends(&self) -> Result<Ends<'_>> {
+        Ok(Ends { _tables: [self.embedding.hold()?, self.head_table().hold()?] })
+    }
+
     /// Output head, `[V, H]`.
     ///
     /// # Errors
-    /// - it is quantised and there is no memory for its values
-    pub fn head(&self) -> Result<&Tensor> {
+    /// - it is quantised and there is no memory for its values, or it is spread and not held
+    pub fn head(&self) -> Result<Tensor> {
         self.head_table().tensor()
     }
 
     /// Output head as it is held.
-    pub fn head_matrix(&self) -> &Matrix {
-        &self.head_table().matrix
+    ///
+    /// # Errors
+    /// - it is spread and not held
+    pub fn head_matrix(&self) -> Result<Matrix> {
+        self.head_table().matrix()
     }
 
     fn head_table(&self) -> &Table {
@@ -202,7 +206,7 @@ impl Target {
     ///
     /// # Errors
     /// - as [`Self::head`]
-    pub fn embedding(&self) -> Result<&Tensor> {
+    pub fn embedding(&self) -> Result<Tensor> {
         self.embedding.tensor()
     }
 
@@ -211,12 +215,18 @@ impl Target {
         &self.final_norm
     }
 
-    /// The last decoder layer's tensors under their published names without a prefix.
+    /// The last decoder layer's tensors under their published names without a prefix. All ranks of
+    /// a spread target call it.
     ///
     /// # Errors
     /// - they are quantised and there is no memory for their values
     pub fn last_layer(&self) -> Result<Vec<(&'static str, Tensor)>> {
-        self.layers.last().map_or_else(|| Ok(Vec::new()), DecoderLayer::tensors)
+        let (mut tensors, layers) = (Vec::new(), self.layers.len());
+        self.layers.visit(layers.saturating_sub(1)..layers, &mut |_, layer| {
+            tensors = layer.tensors()?;
+            Ok(())
+        })?;
+        Ok(tensors)
     }
 
     /// Embeddings of `ids` in f32.
@@ -225,18 +235,19 @@ impl Target {
     /// - `ids`: `[T]` → `[T, H]`
     ///
     /// # Errors
-    /// - an id lies outside the vocabulary
+    /// - an id lies outside the vocabulary, or the table is spread and not held
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
             let message =
                 format!("token {id} lies outside the vocabulary of {}", self.config.vocab_size);
             return Err(ModelError::Tokenizer(message));
         }
-        Ok(self.embedding.matrix.rows(ids)?)
+        Ok(self.embedding.matrix()?.rows(ids)?)
     }
 
     /// Runs packed documents and returns what `taps` ask for; layers behind the last tap are
-    /// skipped.
+    /// skipped. All ranks of a spread target make the same passes; one that has nothing to run
+    /// makes [`Self::join_forward`].
     ///
     /// # Errors
     /// - lengths differ, an id lies outside the vocabulary, or a tapped layer does not exist
@@ -245,6 +256,38 @@ impl Target {
         let ranges = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
         let context = Context::Packed(Arc::new(ranges));
         self.run(&sequence.ids, &sequence.position_ids, &context, taps)
+    }
+
+    /// Runs this rank's tokens of a row that several ranks run together; all of them call it. Keys
+    /// and values are those of the whole row, rotated ones alone; all else is of [`RowPart::rows`].
+    /// Every token has the bits that it has in the whole row.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`], or the row has fewer tokens than ranks
+    pub fn forward_part(
+        &self,
+        sequence: &PackedSequence,
+        part: &RowPart,
+        taps: &Taps,
+    ) -> Result<Features> {
+        sequence.check()?;
+        part.check(sequence.ids.len())?;
+        let rows = part.rows();
+        let whole = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
+        let context = Context::Part(part.clone(), Arc::new(part.ranges(&whole)));
+        let (ids, positions) = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
+        self.run(ids, positions, &context, taps)
+    }
+
+    /// Takes part in what the ranks of a spread target gather for a pass with the same taps; where
+    /// the target is not spread nothing happens.
+    ///
+    /// # Errors
+    /// - a tapped layer does not exist, or a layer cannot be put together
+    pub fn join_forward(&self, taps: &Taps) -> Result<()> {
+        self.check(taps)?;
+        drop(self.embedding.hold()?);
+        self.layers.visit(0..taps.layers_read(self.layers.len()), &mut |_, _| Ok(()))
     }
 
     /// Appends tokens to a cached context and returns what `taps` ask for. A row's bits do not
@@ -327,7 +370,17 @@ impl Target {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.head_matrix().linear(final_hidden, None)?)
+        Ok(self.head_matrix()?.linear(final_hidden, None)?)
+    }
+
+    fn check(&self, taps: &Taps) -> Result<()> {
+        let layers = self.config.num_hidden_layers;
+        if self.layers.len() != layers {
+            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "the target's {layers} layers were not loaded: it cannot run"
+            ))));
+        }
+        taps.check(layers)
     }
 
     fn run(
@@ -337,32 +390,35 @@ impl Target {
         context: &Context<'_>,
         taps: &Taps,
     ) -> Result<Features> {
-        let layers = self.config.num_hidden_layers;
-        if self.layers.len() != layers {
-            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
-                "the target's {layers} layers were not loaded: it cannot run"
-            ))));
-        }
-        taps.check(layers)?;
+        self.check(taps)?;
+        let layers = self.layers.len();
+        let cached = matches!(context, Context::Cached(..));
+        let read = if cached { layers } else { taps.layers_read(layers) };
         let table = self.rope.table(position_ids, &self.device)?;
-        let mut hidden = self.embed(ids)?;
+        let mut hidden = {
+            let _held = self.embedding.hold()?;
+            self.embed(ids)?
+        };
         let mut features = Features::default();
-        let last = self.layers.len() - 1;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let heads = layer.project(&hidden, &table)?;
-            if index == last && taps.last_kv {
-                features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
-                features.last_keys_unrotated = Some(heads.unrotated_k.clone());
+        self.layers.visit(0..read, &mut |index, layer| {
+            let mut heads = layer.project(&hidden, &table)?;
+            if let Context::Part(part, _) = context {
+                (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
             }
-            let cached = matches!(context, Context::Cached(..));
-            if !cached && !taps.needs_output_of(index, self.layers.len()) {
-                return Ok(features);
+            if index + 1 == layers && taps.last_kv {
+                features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
+                let whole = !matches!(context, Context::Part(..));
+                features.last_keys_unrotated = whole.then(|| heads.unrotated_k.clone());
+            }
+            if !cached && !taps.needs_output_of(index, layers) {
+                return Ok(());
             }
             hidden = layer.finish(&hidden, &heads, index, context)?;
             if taps.hidden.iter().any(|layer| layer.0 == index) {
                 features.hidden.insert(crate::LayerId(index), hidden.clone());
             }
-        }
+            Ok(())
+        })?;
         if taps.final_hidden {
             let normed = rms_norm(&hidden, &self.final_norm, self.config.rms_norm_eps)?;
             features.final_hidden = Some(normed);

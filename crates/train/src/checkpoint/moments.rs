@@ -183,7 +183,7 @@ mod tests {
             std::fs::create_dir(&path).expect("folder");
             let over = |world: &World| {
                 let config = ParallelConfig { zero: 1, ..ParallelConfig::default() };
-                DataParallel::by_blocks(world, &config, &parameters()).expect("data parallel")
+                DataParallel::by_blocks(world, &config, &parameters())
             };
             in_threads(ranks, |world| {
                 let parallel = over(&world);

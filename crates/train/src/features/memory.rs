@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use longdraft_data::Batch;
-use longdraft_models::target::Target;
+use longdraft_models::target::{RowPart, Target};
 
 use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, key, run_target};
 use crate::error::{Result, TrainError};
@@ -15,12 +15,18 @@ pub struct MemoryFeatures {
 }
 
 impl MemoryFeatures {
-    /// Runs the target on a batch and keeps the result.
+    /// Runs the target on a batch, or on this rank's part of it, and keeps the result.
     ///
     /// # Errors
     /// - the target cannot run
-    pub fn capture(&mut self, target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<()> {
-        let features = run_target(target, batch, needs)?;
+    pub fn capture(
+        &mut self,
+        target: &Target,
+        batch: &Batch,
+        part: Option<&RowPart>,
+        needs: &FeatureNeeds,
+    ) -> Result<()> {
+        let features = run_target(target, batch, part, needs)?;
         self.rows.insert(batch.row, (key(batch), features));
         Ok(())
     }

@@ -3,13 +3,14 @@
 mod memory;
 pub mod store;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::ModelError;
-use longdraft_models::target::{LastKv, PackedSequence, Tap, Taps, Target};
+use longdraft_models::target::{Features, LastKv, PackedSequence, RowPart, Tap, Taps, Target};
 
 use crate::error::{Result, TrainError};
 
@@ -75,6 +76,8 @@ pub struct BatchFeatures {
     pub aux_hidden: Option<Tensor>,
     /// Teacher at the learned rows.
     pub teacher: TeacherFeatures,
+    /// Tokens that this rank runs where ranks share a row (`parallel.sequence`); `None`: all.
+    pub rows: Option<Range<usize>>,
 }
 
 impl BatchFeatures {
@@ -111,21 +114,42 @@ pub enum FeatureSource {
 }
 
 impl FeatureSource {
-    /// Features of a batch, whose teacher is read at `teacher_rows` only.
+    /// Features of a batch, or of the part of it that this rank runs, whose teacher is read at
+    /// `teacher_rows` only.
     ///
     /// # Errors
     /// - the target cannot run, or the store lacks the batch's row
     pub fn features(
         &self,
         part: Part,
-        batch: &Batch,
+        (batch, row_part): (&Batch, Option<&RowPart>),
         needs: &FeatureNeeds,
         teacher_rows: &[u32],
     ) -> Result<BatchFeatures> {
         match self {
-            Self::Online(target) => run_target(target, batch, needs),
+            Self::Online(target) => run_target(target, batch, row_part, needs),
             Self::Memory(memory) => memory.features(batch),
-            Self::Stored(store) => store.features(part, batch, needs, teacher_rows),
+            Self::Stored(store) => {
+                let _ends = store.target().hold_ends()?;
+                let features = store.features(part, batch, needs, teacher_rows)?;
+                Ok(BatchFeatures { rows: row_part.map(RowPart::rows), ..features })
+            }
+        }
+    }
+
+    /// Takes part in what the ranks of a spread target gather for another's batch.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn join(&self, needs: &FeatureNeeds) -> Result<()> {
+        match self {
+            Self::Online(target) => join_target(target, needs),
+            // Who captures joins.
+            Self::Memory(_) => Ok(()),
+            Self::Stored(store) => {
+                drop(store.target().hold_ends()?);
+                Ok(())
+            }
         }
     }
 
@@ -165,21 +189,73 @@ pub fn sequence_of(batch: &Batch) -> PackedSequence {
     }
 }
 
-/// Runs the frozen target on a batch.
+/// Takes part in what the ranks of a spread target gather for [`run_target`].
+///
+/// # Errors
+/// - as [`Target::join_forward`]
+pub fn join_target(target: &Target, needs: &FeatureNeeds) -> Result<()> {
+    target.join_forward(&taps_of(needs))?;
+    if matches!(needs.teacher, TeacherKind::TopK(_)) {
+        drop(target.hold_ends()?);
+    }
+    Ok(())
+}
+
+/// The target's pass over a batch, or over this rank's part of it.
 ///
 /// # Errors
 /// - as [`Target::forward`]
-pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Result<BatchFeatures> {
+pub(crate) fn forward(
+    target: &Target,
+    batch: &Batch,
+    part: Option<&RowPart>,
+    taps: &Taps,
+) -> Result<Features> {
+    let sequence = sequence_of(batch);
+    Ok(match part {
+        None => target.forward(&sequence, taps)?,
+        Some(part) => target.forward_part(&sequence, part, taps)?,
+    })
+}
+
+/// The learned rows, counted from the first token that this rank runs.
+pub(crate) fn learned_of(
+    batch: &Batch,
+    rows: Option<&Range<usize>>,
+    device: &Device,
+) -> Result<Tensor> {
+    let first = rows.map_or(0, |rows| rows.start as u32);
+    let learned: Vec<u32> = batch.learned.iter().map(|token| token - first).collect();
+    Ok(Tensor::from_slice(&learned, learned.len(), device)?)
+}
+
+fn taps_of(needs: &FeatureNeeds) -> Taps {
     let mut taps = needs.taps.clone();
     if needs.teacher != TeacherKind::None {
         taps.push(Tap::FinalHidden);
     }
-    let sequence = sequence_of(batch);
-    let features = target.forward(&sequence, &Taps::of(&taps))?;
+    Taps::of(&taps)
+}
+
+/// Runs the frozen target on a batch, or on this rank's part of it. All ranks of a spread target do,
+/// or [`join_target`].
+///
+/// # Errors
+/// - as [`Target::forward`]
+pub fn run_target(
+    target: &Target,
+    batch: &Batch,
+    part: Option<&RowPart>,
+    needs: &FeatureNeeds,
+) -> Result<BatchFeatures> {
+    let features = forward(target, batch, part, &taps_of(needs))?;
+    let rows = part.map(RowPart::rows);
+    // What a rank gathers does not depend on its batch.
+    let of_head = matches!(needs.teacher, TeacherKind::TopK(_));
+    let _ends = of_head.then(|| target.hold_ends()).transpose()?;
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;
-        let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), hidden.device())?;
-        Ok(hidden.index_select(&learned, 0)?)
+        Ok(hidden.index_select(&learned_of(batch, rows.as_ref(), hidden.device())?, 0)?)
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
@@ -190,7 +266,7 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
             let k = k.min(target.config().vocab_size);
-            let entries = linear_top_k(&learned_hidden()?, target.head()?, k)?;
+            let entries = linear_top_k(&learned_hidden()?, &target.head()?, k)?;
             TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };
@@ -200,5 +276,5 @@ pub fn run_target(target: &Target, batch: &Batch, needs: &FeatureNeeds) -> Resul
     });
     let layers: Vec<&Tensor> = layers.collect();
     let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
-    Ok(BatchFeatures { last_kv: features.last_kv.clone(), aux_hidden, teacher })
+    Ok(BatchFeatures { last_kv: features.last_kv.clone(), aux_hidden, teacher, rows })
 }

@@ -58,6 +58,11 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
         "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
     );
+    require(
+        config.parallel.sequence == 1,
+        "`parallel.sequence` is for GLIDE: EAGLE-3 learns keys of the whole row, which other ranks \
+         would have to send gradients of; set 1",
+    );
     let eagle3 = &draft.eagle3;
     require(
         eagle3.draft_vocab_size != Some(0),
@@ -86,15 +91,17 @@ pub(super) fn build(
     let wanted = &config.draft.eagle3;
     let sizes = sizes(wanted, target.config())?;
     let counts = materials.token_counts()?;
+    // The draft keeps the table, its objective the head.
+    let _ends = target.hold_ends()?;
     let seed = config.train.seed;
     let draft = match &config.draft.from {
         None => {
             let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, target.embedding()?, seed)?
+            Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
         }
         Some(path) => {
             let path = draft_file(path);
-            let trained = Eagle3Draft::load(&path, &sizes, target.embedding()?)?;
+            let trained = Eagle3Draft::load(&path, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?
@@ -116,7 +123,7 @@ pub(super) fn build(
         SoftTargetKind::Full => TeacherLaw::Whole,
         SoftTargetKind::TopK => TeacherLaw::TopK { k: *top_k, tail: *tail },
     };
-    let objective = Eagle3Objective::new(draft, target.head()?, eagle3.clone())?;
+    let objective = Eagle3Objective::new(draft, &target.head()?, eagle3.clone())?;
     Ok(Box::new(objective.with_law(law)))
 }
 

@@ -50,6 +50,11 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     require(draft.gamma != Some(0), "`draft.gamma` must be at least 1");
     if draft.compat.is_some() {
         require(
+            config.parallel.sequence == 1,
+            "`draft.compat: longspec` divides every row by its own tokens, of which a rank with a \
+             part of it knows its own: set `parallel.sequence: 1`",
+        );
+        require(
             draft.final_norm == FinalNorm::None,
             "`draft.compat: longspec` has no final norm: set `draft.final_norm: none`",
         );

@@ -3,6 +3,7 @@
 //! The row at token `t` with delay `d` computes what the decoder computes at level `d` after
 //! `d − 1` accepted tokens, because the one-layer draft feeds no hidden state back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -19,7 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Normalisation, Objective, Prepared};
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
+use crate::features::{
+    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
+};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart};
 use crate::rounds::Rounds;
@@ -89,7 +92,8 @@ impl GlideObjective {
         &self.draft
     }
 
-    /// The draft's final states `[T, H]` for a batch, with intermediate values in `trace`.
+    /// The draft's final states for a batch, `[T, H]`, or for the tokens of it that this rank runs;
+    /// with intermediate values in `trace` where it runs all.
     ///
     /// # Errors
     /// - shapes do not fit
@@ -99,6 +103,9 @@ impl GlideObjective {
         features: &BatchFeatures,
         trace: &mut Trace,
     ) -> Result<Tensor> {
+        if let Some(rows) = &features.rows {
+            return self.hidden_of(rows.clone(), batch, features);
+        }
         let window = Some(self.draft.config().self_window);
         let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
         let delays = Delays::PerToken(&batch.delays);
@@ -108,6 +115,37 @@ impl GlideObjective {
         let table = self.target.rope().table(&batch.position_ids, self.target.device())?;
         let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
+    }
+
+    /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys there
+    /// depend on embeddings and positions alone, so that a rank computes those of its neighbour's
+    /// last tokens itself, and their gradients reach the same weights.
+    fn hidden_of(
+        &self,
+        rows: Range<usize>,
+        batch: &Batch,
+        features: &BatchFeatures,
+    ) -> Result<Tensor> {
+        let window = self.draft.config().self_window;
+        let first = rows.start.saturating_sub(window);
+        let seen = first..rows.end;
+        let queries = |from: usize| -> Vec<u32> {
+            (rows.start - from..rows.end - from).map(|row| row as u32).collect()
+        };
+        let documents = &batch.document_ids;
+        let own = KeyRanges::packed(&documents[seen.clone()], Some(window), Delays::Same(0));
+        let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(&batch.delays));
+        let (rope, device) = (self.target.rope(), self.target.device());
+        let keys = self.draft.self_kv(
+            &self.target.embed(&batch.ids[seen.clone()])?,
+            &rope.table(&batch.position_ids[seen], device)?,
+        )?;
+        let ranges = Arc::new(target_keys.select(&queries(0)));
+        let cross = CrossContext { last_kv: features.last_kv()?, ranges };
+        let embeddings = self.target.embed(&batch.ids[rows.clone()])?;
+        let table = rope.table(&batch.position_ids[rows.clone()], device)?;
+        let own = Arc::new(own.select(&queries(first)));
+        Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
     }
 
     /// The loss, and whether draft and target have the same most likely token at every learned row.
@@ -123,12 +161,12 @@ impl GlideObjective {
             return Ok((Loss { numerator: None, denominator: 0, metrics }, Vec::new()));
         }
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
-        let learned = Tensor::from_slice(&batch.learned, rows, hidden.device())?;
+        let learned = learned_of(batch, features.rows.as_ref(), hidden.device())?;
         let mut hidden = hidden.index_select(&learned, 0)?;
         if !train {
             hidden = hidden.detach();
         }
-        let head = self.target.head()?;
+        let head = &self.target.head()?;
         let (teacher, soft, soft_weight) = match &features.teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
@@ -183,6 +221,10 @@ impl GlideObjective {
 impl Objective for GlideObjective {
     fn draft(&self) -> &dyn Draft {
         &self.draft
+    }
+
+    fn draft_mut(&mut self) -> &mut dyn Draft {
+        &mut self.draft
     }
 
     fn needs(&self) -> FeatureNeeds {

@@ -41,6 +41,9 @@ pub trait Objective {
     /// The draft being trained.
     fn draft(&self) -> &dyn Draft;
 
+    /// The same, for who moves its weights.
+    fn draft_mut(&mut self) -> &mut dyn Draft;
+
     /// What it needs of the target for every batch.
     fn needs(&self) -> FeatureNeeds;
 

@@ -6,6 +6,7 @@
 //! `W ← (1 − lr wd) W − 0.2 lr sqrt(max(rows, columns)) X` with its orthogonal direction `X`: the
 //! root mean square of AdamW's updates, so that one rate serves both (Liu et al. 2025).
 
+use candle_core::Shape;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
 use longdraft_models::draft::Parameter;
@@ -100,19 +101,19 @@ pub struct AdamW {
 
 impl AdamWConfig {
     /// How ranks share out the update: Muon needs whole matrices.
-    ///
-    /// # Errors
-    /// - as [`DataParallel::by_blocks`]
     pub fn spread(
         &self,
         world: &World,
         parallel: &ParallelConfig,
         parameters: &[Parameter],
-    ) -> Result<DataParallel> {
+    ) -> DataParallel {
         match self.matrices {
             MatrixUpdate::Adamw => DataParallel::by_blocks(world, parallel, parameters),
             MatrixUpdate::Muon => {
-                let cost = |parameter: &Parameter| update_cost(parameter, layer_matrix(parameter));
+                let cost = |parameter: &Parameter| {
+                    let shape = parameter.var.shape();
+                    update_cost(shape.elem_count(), layer_matrix(&parameter.name, shape))
+                };
                 let costs: Vec<u64> = parameters.iter().map(cost).collect();
                 DataParallel::by_cost(world, parallel, parameters, &costs)
             }
@@ -197,15 +198,16 @@ impl AdamW {
         };
         let mut own = Vec::with_capacity(parallel.runs().len());
         for (index, run) in parallel.runs().iter().enumerate() {
-            let decay = parameters[run.parameter].decay;
-            let weight_decay = if decay { self.config.weight_decay } else { 0.0 };
-            let mut values = parallel.read(parameters, run)?;
+            let parameter = &parameters[run.parameter];
+            let shape = parallel.shape_of(run);
+            let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
+            let mut values = parallel.read(parameters, index)?;
             match gradients.get(index) {
                 Some(gradient) => {
                     let (first, second) =
                         (&mut self.state.first[index], &mut self.state.second[index]);
                     let step = AdamWStep { weight_decay, ..step };
-                    match (self.config.matrices, layer_matrix(&parameters[run.parameter])) {
+                    match (self.config.matrices, layer_matrix(&parameter.name, shape)) {
                         (MatrixUpdate::Muon, Some(shape)) => {
                             muon(&step, self.config.momentum, shape, &mut values, first, gradient);
                         }
@@ -218,7 +220,7 @@ impl AdamW {
                 }
                 None => {}
             }
-            own.push(parallel.write(parameters, run, values)?);
+            own.push(parallel.write(parameters, index, values)?);
         }
         parallel.publish(parameters, own)
     }
@@ -226,9 +228,9 @@ impl AdamW {
 
 /// Rows and columns of a matrix inside of a layer: embeddings and heads hold a row for a word, whose
 /// directions have no reason to be orthogonal.
-fn layer_matrix(parameter: &Parameter) -> Option<(usize, usize)> {
-    let table = ["embed_tokens", "lm_head"].iter().any(|name| parameter.name.contains(name));
-    parameter.var.dims2().ok().filter(|_| !table)
+fn layer_matrix(name: &str, shape: &Shape) -> Option<(usize, usize)> {
+    let table = ["embed_tokens", "lm_head"].iter().any(|table| name.contains(table));
+    shape.dims2().ok().filter(|_| !table)
 }
 
 fn muon(

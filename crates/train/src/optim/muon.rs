@@ -245,7 +245,8 @@ impl Muon {
             let dims = parameter.var.dims2().ok();
             dims.filter(|_| group_of(&parameter.name) == Group::Matrix)
         };
-        let cost = |parameter: &Parameter| update_cost(parameter, matrix(parameter));
+        let cost =
+            |parameter: &Parameter| update_cost(parameter.var.elem_count(), matrix(parameter));
         parameters.iter().map(cost).collect()
     }
 
@@ -289,7 +290,7 @@ impl Muon {
         let update = |(index, state): (usize, &mut TensorState)| {
             let run = &parallel.runs()[index];
             let parameter = &parameters[run.parameter];
-            let mut values = parallel.read(parameters, run)?;
+            let mut values = parallel.read(parameters, index)?;
             let zeros;
             let gradient = if let Some(gradient) = gradients.get(index) {
                 gradient
@@ -316,7 +317,7 @@ impl Muon {
                     adamw(&step, &mut values, first, second, gradient);
                 }
             }
-            parallel.write(parameters, run, values)
+            parallel.write(parameters, index, values)
         };
         let updates = self.state.tensors.par_iter_mut().enumerate().map(update);
         parallel.publish(parameters, updates.collect::<Result<_>>()?)?;
@@ -358,8 +359,8 @@ impl MatrixStep {
 }
 
 /// Relative work of a parameter's update; `matrix`: the size of one that is orthogonalised.
-pub(super) fn update_cost(parameter: &Parameter, matrix: Option<(usize, usize)>) -> u64 {
-    let count = parameter.var.elem_count() as u64;
+pub(super) fn update_cost(elements: usize, matrix: Option<(usize, usize)>) -> u64 {
+    let count = elements as u64;
     match matrix {
         // Five iterations of three products.
         Some((rows, columns)) => 15 * count * rows.min(columns) as u64,

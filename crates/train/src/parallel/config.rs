@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ZeroStage;
+use super::{World, ZeroStage};
 
 /// Order of sums over the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -23,8 +23,11 @@ pub enum Reduction {
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// What is spread over the ranks (ZeRO): 0 nothing, 1 the optimizer's state, 3 also draft and
-    /// target (several ranks: not supported yet). Muon's work and state are always spread.
+    /// target, put together layer by layer for their use. Muon's work and state are always spread.
     pub zero: u8,
+    /// Ranks that run each row together (sequence parallel), each a part of its tokens: for rows whose
+    /// states one rank cannot hold. Divides the number of ranks.
+    pub sequence: usize,
     /// Bytes of gradients or weights that are under way at once.
     pub bucket_bytes: usize,
     /// Order of sums over the ranks.
@@ -37,6 +40,7 @@ impl Default for ParallelConfig {
     fn default() -> Self {
         Self {
             zero: 0,
+            sequence: 1,
             bucket_bytes: 64 << 20,
             reduction: Reduction::RankOrder,
             timeout_seconds: 1800,
@@ -48,6 +52,11 @@ impl ParallelConfig {
     /// What is spread.
     pub fn zero_stage(&self) -> ZeroStage {
         ZeroStage::of(self.zero).unwrap_or_default()
+    }
+
+    /// Whether draft and target are spread over these ranks (ZeRO-3).
+    pub fn spreads_weights(&self, world: &World) -> bool {
+        self.zero_stage() == ZeroStage::Weights && world.size() > 1
     }
 
     /// Longest wait for other ranks.
@@ -64,6 +73,7 @@ impl ParallelConfig {
             }
         };
         require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
+        require(self.sequence > 0, "`parallel.sequence` must be at least 1");
         require(
             (1024..=1 << 30).contains(&self.bucket_bytes),
             "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
@@ -82,10 +92,11 @@ mod tests {
         assert!(ParallelConfig::default().problems().is_empty());
         let bad = ParallelConfig {
             zero: 2,
+            sequence: 0,
             bucket_bytes: 0,
             timeout_seconds: 0,
             ..ParallelConfig::default()
         };
-        assert_eq!(bad.problems().len(), 3);
+        assert_eq!(bad.problems().len(), 4);
     }
 }

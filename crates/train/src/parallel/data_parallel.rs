@@ -1,12 +1,15 @@
 //! Gradients of all ranks into one update.
 
-use candle_core::Tensor;
+use std::sync::Arc;
+
+use candle_core::{Shape, Tensor};
 use longdraft_kernels::adamw::{BLOCK, square_sums};
 use longdraft_models::draft::Parameter;
 
 use super::exchange::Exchange;
+use super::spread_weights::SpreadWeights;
 use super::{ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use crate::optim::Gradients;
 
 /// What one rank does of an optimizer step, and how the ranks' parts come together.
@@ -14,7 +17,9 @@ use crate::optim::Gradients;
 pub struct DataParallel {
     world: World,
     partition: Partition,
-    sizes: Vec<usize>,
+    shapes: Vec<Shape>,
+    /// ZeRO-3: the weights of this rank's runs.
+    spread: Option<Arc<SpreadWeights>>,
     /// What this rank's optimizer updates: its part, or everything.
     runs: Vec<Run>,
     is_sharded: bool,
@@ -24,67 +29,48 @@ pub struct DataParallel {
 
 impl DataParallel {
     /// Elementwise updates: shards of equal size.
-    ///
-    /// # Errors
-    /// - the weights are to be spread over several ranks, which is not supported yet
-    pub fn by_blocks(
-        world: &World,
-        config: &ParallelConfig,
-        parameters: &[Parameter],
-    ) -> Result<Self> {
-        let stage = config.zero_stage();
-        if stage == ZeroStage::Weights && world.size() > 1 {
-            return Err(TrainError::Unsupported {
-                problem: format!(
-                    "`parallel.zero: 3` (weights spread over {} ranks) is not supported yet",
-                    world.size()
-                ),
-            });
-        }
-        let sizes = sizes(parameters);
-        let partition = Partition::by_blocks(&sizes, world.size());
-        Ok(Self::new(world, config, (sizes, partition), stage != ZeroStage::Replicated))
+    pub fn by_blocks(world: &World, config: &ParallelConfig, parameters: &[Parameter]) -> Self {
+        let partition = Partition::by_blocks(&sizes(parameters), world.size());
+        let is_sharded = config.zero_stage() != ZeroStage::Replicated;
+        Self::new(world, config, (parameters, partition), is_sharded)
     }
 
     /// Updates of whole matrices: every rank those that fall to it, whatever the ZeRO stage.
-    ///
-    /// # Errors
-    /// - as [`Self::by_blocks`]
     pub fn by_cost(
         world: &World,
         config: &ParallelConfig,
         parameters: &[Parameter],
         costs: &[u64],
-    ) -> Result<Self> {
-        let sharded = Self::by_blocks(world, config, parameters)?;
-        let partition = Partition::by_cost(&sharded.sizes, costs, world.size());
-        Ok(Self::new(world, config, (sharded.sizes, partition), true))
+    ) -> Self {
+        let partition = Partition::by_cost(&sizes(parameters), costs, world.size());
+        Self::new(world, config, (parameters, partition), true)
     }
 
     /// One process that updates everything.
     pub fn single(parameters: &[Parameter]) -> Self {
-        let sizes = sizes(parameters);
-        let partition = Partition::by_blocks(&sizes, 1);
-        Self::new(&World::single(), &ParallelConfig::default(), (sizes, partition), false)
+        let partition = Partition::by_blocks(&sizes(parameters), 1);
+        Self::new(&World::single(), &ParallelConfig::default(), (parameters, partition), false)
     }
 
     fn new(
         world: &World,
         config: &ParallelConfig,
-        (sizes, partition): (Vec<usize>, Partition),
+        (parameters, partition): (&[Parameter], Partition),
         is_sharded: bool,
     ) -> Self {
         let is_sharded = is_sharded && world.size() > 1;
+        let spreads = config.spreads_weights(world);
         let runs = if is_sharded {
             partition.of(world.rank()).to_vec()
         } else {
             let whole = |(parameter, len): (usize, &usize)| Run { parameter, start: 0, len: *len };
-            sizes.iter().enumerate().map(whole).collect()
+            sizes(parameters).iter().enumerate().map(whole).collect()
         };
         Self {
             world: world.clone(),
             partition,
-            sizes,
+            shapes: parameters.iter().map(|parameter| parameter.var.shape().clone()).collect(),
+            spread: spreads.then(Arc::default),
             runs,
             is_sharded,
             bucket: config.bucket_bytes / size_of::<f32>(),
@@ -107,6 +93,38 @@ impl DataParallel {
         self.is_sharded
     }
 
+    /// Shape of the parameter that a run lies in.
+    pub fn shape_of(&self, run: &Run) -> &Shape {
+        &self.shapes[run.parameter]
+    }
+
+    /// Elements of every parameter.
+    fn sizes(&self) -> Vec<usize> {
+        self.shapes.iter().map(Shape::elem_count).collect()
+    }
+
+    /// Makes the weights whole for their use under ZeRO-3; otherwise they are. All ranks call it.
+    ///
+    /// # Errors
+    /// - a parameter cannot be made
+    pub fn gather(&self, parameters: &mut [Parameter]) -> Result<()> {
+        match &self.spread {
+            Some(spread) => spread.gather(&self.exchange(), &self.shapes, parameters),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets go of the weights that other ranks update, under ZeRO-3.
+    ///
+    /// # Errors
+    /// - a parameter cannot be read
+    pub fn release(&self, parameters: &mut [Parameter]) -> Result<()> {
+        match &self.spread {
+            Some(spread) => spread.release(&self.runs, parameters),
+            None => Ok(()),
+        }
+    }
+
     fn exchange(&self) -> Exchange<'_> {
         Exchange {
             world: &self.world,
@@ -127,7 +145,7 @@ impl DataParallel {
         self.world.all_reduce_max(&mut reached);
         let own = self.exchange().reduce(&whole);
         drop(whole);
-        let sums = if self.is_sharded { own } else { self.exchange().gather(&own, &self.sizes) };
+        let sums = if self.is_sharded { own } else { self.exchange().gather(&own, &self.sizes()) };
         let known = sums.into_iter().zip(&self.runs);
         let known = known.map(|(sum, run)| (reached[run.parameter] > 0).then_some(sum));
         Gradients::from_values(known.collect())
@@ -139,8 +157,8 @@ impl DataParallel {
         if !self.is_sharded {
             return gradients.norm();
         }
-        let firsts: Vec<usize> = self
-            .sizes
+        let sizes = self.sizes();
+        let firsts: Vec<usize> = sizes
             .iter()
             .scan(0, |end, size| {
                 let first = *end;
@@ -148,7 +166,7 @@ impl DataParallel {
                 Some(first)
             })
             .collect();
-        let blocks = self.sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
+        let blocks = sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
         let mut squares = vec![0.0_f64; blocks];
         for (index, run) in self.runs.iter().enumerate() {
             let Some(values) = gradients.get(index) else { continue };
@@ -161,14 +179,18 @@ impl DataParallel {
         let of_parameter = |(first, size): (&usize, &usize)| -> f64 {
             squares[*first..first + size.div_ceil(BLOCK)].iter().sum()
         };
-        firsts.iter().zip(&self.sizes).map(of_parameter).sum::<f64>().sqrt()
+        firsts.iter().zip(&sizes).map(of_parameter).sum::<f64>().sqrt()
     }
 
-    /// A run's values as they stand.
+    /// Values of this rank's run `index` as they stand.
     ///
     /// # Errors
     /// - the parameter cannot be read
-    pub fn read(&self, parameters: &[Parameter], run: &Run) -> Result<Vec<f32>> {
+    pub fn read(&self, parameters: &[Parameter], index: usize) -> Result<Vec<f32>> {
+        if let Some(values) = self.spread.as_ref().and_then(|spread| spread.read(index)) {
+            return Ok(values);
+        }
+        let run = &self.runs[index];
         let values: Vec<f32> = parameters[run.parameter].var.flatten_all()?.to_vec1()?;
         Ok(if run.len == values.len() { values } else { values[run.range()].to_vec() })
     }
@@ -181,17 +203,18 @@ impl DataParallel {
     pub fn write(
         &self,
         parameters: &[Parameter],
-        run: &Run,
+        index: usize,
         values: Vec<f32>,
     ) -> Result<Option<Vec<f32>>> {
         if self.is_sharded {
             return Ok(Some(values));
         }
-        set(&parameters[run.parameter], values)?;
+        set(&parameters[self.runs[index].parameter], values)?;
         Ok(None)
     }
 
-    /// Brings the new values of all ranks' runs together, those of this rank by [`Self::runs`].
+    /// Brings the new values of all ranks' runs together, those of this rank by [`Self::runs`]; under
+    /// ZeRO-3 they stay apart until [`Self::gather`].
     ///
     /// # Errors
     /// - a parameter cannot be written
@@ -200,7 +223,10 @@ impl DataParallel {
             return Ok(());
         }
         let own: Vec<Vec<f32>> = own.into_iter().map(Option::unwrap_or_default).collect();
-        let whole = self.exchange().gather(&own, &self.sizes);
+        if self.spread.as_ref().is_some_and(|spread| !spread.write(&own)) {
+            return Ok(());
+        }
+        let whole = self.exchange().gather(&own, &self.sizes());
         drop(own);
         whole.into_iter().zip(parameters).try_for_each(|(values, parameter)| set(parameter, values))
     }
@@ -268,8 +294,7 @@ mod tests {
             in_threads(ranks, |world| {
                 let parallel = ParallelConfig { zero, bucket_bytes: 4096, ..Default::default() };
                 let parameters = parameters();
-                let parallel =
-                    DataParallel::by_blocks(&world, &parallel, &parameters).expect("data parallel");
+                let parallel = DataParallel::by_blocks(&world, &parallel, &parameters);
                 let mut optimizer = AdamW::over(config.clone(), &parallel);
                 let norms: Vec<f64> = (0..3)
                     .map(|step| {
@@ -306,8 +331,7 @@ mod tests {
             in_threads(ranks, |world| {
                 let parameters = parameters()[..3].to_vec();
                 let config = ParallelConfig::default();
-                let parallel = DataParallel::by_cost(&world, &config, &parameters, &costs)
-                    .expect("data parallel");
+                let parallel = DataParallel::by_cost(&world, &config, &parameters, &costs);
                 let mut optimizer = Muon::over(MuonConfig::default(), &parallel, &parameters);
                 // Two ranks' gradients, however many ranks there are.
                 let mut sum = Gradients::new(&parameters);
@@ -328,11 +352,38 @@ mod tests {
     }
 
     #[test]
-    fn spread_weights_are_refused_by_several_ranks_only() {
-        let config = ParallelConfig { zero: 3, ..ParallelConfig::default() };
-        let refused =
-            in_threads(2, |world| DataParallel::by_blocks(&world, &config, &parameters()).is_err());
-        assert_eq!(refused, [true, true]);
-        assert!(DataParallel::by_blocks(&World::single(), &config, &parameters()).is_ok());
+    fn zero_3_updates_like_zero_1_bit_for_bit_and_holds_a_share_between_steps() {
+        let run = |zero: u8, ranks: usize| {
+            in_threads(ranks, |world| {
+                let config = ParallelConfig { zero, bucket_bytes: 4096, ..Default::default() };
+                let mut parameters = parameters();
+                let parallel = DataParallel::by_blocks(&world, &config, &parameters);
+                let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
+                let mut held = Vec::new();
+                for step in 0..3 {
+                    parallel.release(&mut parameters).expect("release");
+                    parallel.gather(&mut parameters).expect("gather");
+                    let sums = parallel.reduce(gradients(world.rank(), step));
+                    let norm = parallel.norm(&sums);
+                    // The last update finds whole weights.
+                    if step < 2 {
+                        parallel.release(&mut parameters).expect("release");
+                    }
+                    held.push(parameters.iter().map(|p| p.var.elem_count()).sum::<usize>());
+                    optimizer.update(&parallel, &parameters, &sums, norm, 1e-2).expect("step");
+                }
+                parallel.gather(&mut parameters).expect("gather");
+                (values(&parameters), held)
+            })
+        };
+        let all: usize = SIZES.iter().map(|(_, [a, b])| a * b).sum();
+        for ranks in [1, 2, 3] {
+            let (replicated, spread) = (run(1, ranks), run(3, ranks));
+            for ((want, _), (got, held)) in replicated.iter().zip(&spread) {
+                assert_eq!(want, got);
+                let between = if ranks == 1 { all } else { 0 };
+                assert_eq!(held[..], [between, between, all]);
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@
 //!   -> reduce-scatter in buckets: a rank gets the sums of the elements that it owns
 //!   -> ZeRO-0: all-gather the sums, every rank updates everything
 //!   -> ZeRO-1: the rank updates what it owns, all-gather the new values
+//!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of behind it
 //! ```
 //!
 //! One process is a world of one and walks the same code. Sums run in the order of the ranks unless
@@ -15,10 +16,15 @@
 mod config;
 mod data_parallel;
 mod exchange;
+mod group;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod partition;
+mod row_groups;
+mod spread_weights;
+#[cfg(test)]
+mod target_tests;
 #[cfg(test)]
 mod threads;
 mod traffic;
@@ -31,6 +37,7 @@ pub use data_parallel::DataParallel;
 pub use exchange::{Exchanged, exchanged_bytes};
 pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};
+pub use row_groups::RowGroups;
 #[cfg(test)]
 pub(crate) use threads::in_threads;
 pub use traffic::Traffic;

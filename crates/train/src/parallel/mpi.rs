@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ::mpi::collective::{CommunicatorCollectives, Root, SystemOperation};
 use ::mpi::datatype::{Partition, PartitionMut};
 use ::mpi::environment::{Threading, Universe};
+use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
 use super::transport::Transport;
@@ -142,6 +143,13 @@ impl Transport for Mpi {
     fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
         self.watched(|world| {
             world.reduce_scatter_block_into(values, own, SystemOperation::sum());
+        });
+    }
+
+    fn send_receive(&self, to: usize, bytes: &[u8], from: usize, received: &mut [u8]) {
+        self.watched(|world| {
+            let (to, from) = (world.process_at_rank(to as i32), world.process_at_rank(from as i32));
+            send_receive_into(bytes, &to, received, &from);
         });
     }
 

@@ -1,6 +1,7 @@
 //! Ranks as threads of one process: tests of everything that is spread need no MPI.
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use super::World;
 use super::transport::Transport;
@@ -8,6 +9,9 @@ use super::transport::Transport;
 struct Shared {
     barrier: Barrier,
     slots: Mutex<Vec<Vec<u8>>>,
+    /// Messages under way, by sender and receiver.
+    letters: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    arrived: Condvar,
 }
 
 struct Thread {
@@ -79,6 +83,19 @@ impl Transport for Thread {
         }
     }
 
+    fn send_receive(&self, to: usize, bytes: &[u8], from: usize, received: &mut [u8]) {
+        let mut letters = self.shared.letters.lock().expect("letters");
+        letters.entry((self.rank, to)).or_default().push_back(bytes.to_vec());
+        self.shared.arrived.notify_all();
+        let letter = loop {
+            match letters.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
+                Some(letter) => break letter,
+                None => letters = self.shared.arrived.wait(letters).expect("letters"),
+            }
+        };
+        received.copy_from_slice(&letter);
+    }
+
     fn abort(&self, code: u8) -> ! {
         panic!("rank {} aborted with {code}", self.rank)
     }
@@ -89,7 +106,8 @@ impl Transport for Thread {
 /// Runs every rank of a world in a thread; returns what each came to.
 pub(crate) fn in_threads<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
     let slots = Mutex::new(vec![Vec::new(); size]);
-    let shared = Arc::new(Shared { barrier: Barrier::new(size), slots });
+    let (letters, arrived) = (Mutex::default(), Condvar::new());
+    let shared = Arc::new(Shared { barrier: Barrier::new(size), slots, letters, arrived });
     let run = &run;
     std::thread::scope(|scope| {
         let start = |rank| {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::transport::Transport;
 
-/// Counters of a rank, from its start on.
+/// Counters of a rank, from its start on. Seconds include the wait for slower ranks, and gathers
+/// that run beside the computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Traffic {
     /// Bytes for other ranks, as if every pair talked directly: rings send as much.
@@ -26,31 +27,40 @@ impl std::ops::Sub for Traffic {
     }
 }
 
-/// A transport whose collectives are counted.
-pub(super) struct Counted {
-    transport: Arc<dyn Transport>,
+/// Sums of a process, shared by the worlds that it belongs to.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
     sent_bytes: AtomicU64,
     nanoseconds: AtomicU64,
 }
 
-impl Counted {
-    pub(super) fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, sent_bytes: AtomicU64::new(0), nanoseconds: AtomicU64::new(0) }
-    }
-
-    pub(super) fn traffic(&self) -> Traffic {
+impl Meter {
+    pub(super) fn read(&self) -> Traffic {
         Traffic {
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
             seconds: 1e-9 * self.nanoseconds.load(Ordering::Relaxed) as f64,
         }
     }
+}
 
+/// A transport whose collectives are counted.
+pub(super) struct Counted {
+    transport: Arc<dyn Transport>,
+    meter: Arc<Meter>,
+}
+
+impl Counted {
+    pub(super) fn new(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
+        Self { transport, meter }
+    }
+
+    /// Runs a collective in which this rank sends so many bytes.
     fn count(&self, bytes: usize, collective: impl FnOnce(&dyn Transport)) {
         let started = Instant::now();
         collective(self.transport.as_ref());
         let nanoseconds = started.elapsed().as_nanos() as u64;
-        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.meter.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.meter.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
     fn others(&self) -> usize {
@@ -88,6 +98,11 @@ impl Transport for Counted {
     fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
         let sent = size_of_val(own) * self.others();
         self.count(sent, |transport| transport.sum_blocks(values, own));
+    }
+
+    fn send_receive(&self, to: usize, bytes: &[u8], from: usize, received: &mut [u8]) {
+        let sent = if to == self.rank() { 0 } else { bytes.len() };
+        self.count(sent, |transport| transport.send_receive(to, bytes, from, received));
     }
 
     fn abort(&self, code: u8) -> ! {

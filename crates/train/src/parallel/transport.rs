@@ -25,6 +25,10 @@ pub(super) trait Transport: Send + Sync {
     /// Sums equal blocks, one a rank, in any order; a rank receives its own.
     fn sum_blocks(&self, values: &[f32], own: &mut [f32]);
 
+    /// Sends bytes to one rank and fills `received` with those of another; only these three are
+    /// concerned, and each makes the call that belongs to it.
+    fn send_receive(&self, to: usize, bytes: &[u8], from: usize, received: &mut [u8]);
+
     /// Ends all ranks with an exit code.
     fn abort(&self, code: u8) -> !;
 
@@ -58,6 +62,10 @@ impl Transport for Alone {
 
     fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
         own.copy_from_slice(values);
+    }
+
+    fn send_receive(&self, _: usize, bytes: &[u8], _: usize, received: &mut [u8]) {
+        received.copy_from_slice(bytes);
     }
 
     fn abort(&self, code: u8) -> ! {

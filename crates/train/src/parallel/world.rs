@@ -1,14 +1,17 @@
 //! The world of ranks and its collectives.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use longdraft_models::target::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::group::Group;
 use super::launcher::launched_processes;
-use super::traffic::{Counted, Traffic};
+use super::traffic::{Counted, Meter, Traffic};
 use super::transport::{Alone, Transport};
 use crate::error::{Result, TrainError};
 
@@ -30,7 +33,8 @@ mod sealed {
 /// error that only some ranks meet must end all of them ([`Self::abort`]).
 #[derive(Clone)]
 pub struct World {
-    transport: Arc<Counted>,
+    transport: Arc<dyn Transport>,
+    meter: Arc<Meter>,
     hosts: Arc<[String]>,
 }
 
@@ -66,12 +70,32 @@ impl World {
     }
 
     pub(super) fn over(transport: Arc<dyn Transport>) -> Self {
-        let mut world = Self { transport: Arc::new(Counted::new(transport)), hosts: Arc::from([]) };
+        let meter = Arc::new(Meter::default());
+        let transport = Arc::new(Counted::new(transport, Arc::clone(&meter)));
+        Self::named(transport, meter)
+    }
+
+    /// Asks the ranks for their machines.
+    fn named(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
+        let mut world = Self { transport, meter, hosts: Arc::from([]) };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         world.hosts = hosts.into_iter().map(text).collect();
         world
+    }
+
+    /// Some ranks as a world of their own; each of `members`, ascending, calls it.
+    ///
+    /// # Panics
+    /// - this process is not one of them
+    pub fn group(&self, members: Range<usize>) -> Self {
+        if members.len() == 1 && self.size() > 1 {
+            return Self::single();
+        }
+        let group = Group::new(Arc::clone(&self.transport), members.collect());
+        // The world counts what its groups exchange.
+        Self::named(Arc::new(group), Arc::clone(&self.meter))
     }
 
     /// This process, from 0.
@@ -99,6 +123,12 @@ impl World {
         &self.hosts
     }
 
+    /// What this process has sent to others and how long it has waited since its start, groups
+    /// included.
+    pub fn traffic(&self) -> Traffic {
+        self.meter.read()
+    }
+
     /// Ends the job when other ranks do not answer for so long.
     pub fn set_timeout(&self, limit: Duration) {
         self.transport.set_timeout(limit);
@@ -107,11 +137,6 @@ impl World {
     /// Ends all ranks with an exit code.
     pub fn abort(&self, code: u8) -> ! {
         self.transport.abort(code)
-    }
-
-    /// What this rank has sent, and how long it has waited, since its start.
-    pub fn traffic(&self) -> Traffic {
-        self.transport.traffic()
     }
 
     /// Waits for all ranks.
@@ -246,6 +271,20 @@ impl World {
     }
 }
 
+impl Ranks for World {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.size()
+    }
+
+    fn all_gather(&self, own: &[u8], all: &mut [u8]) {
+        self.transport.all_gather(own, all);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::in_threads;
@@ -275,6 +314,42 @@ mod tests {
                 assert_eq!(varied, (0..size).map(|r| vec![r as u64; r]).collect::<Vec<_>>());
                 assert_eq!(texts, (0..size).map(|r| format!("r{r}")).collect::<Vec<_>>());
             }
+        }
+    }
+
+    #[test]
+    fn groups_are_worlds_that_do_not_wait_for_each_other() {
+        let all = in_threads(6, |world| {
+            let first = world.rank() / 3 * 3;
+            let group = world.group(first..first + 3);
+            let rank = group.rank();
+            assert_eq!((rank, group.size()), (world.rank() - first, 3));
+            // The second group calls twice as often.
+            for _ in 0..=first {
+                group.barrier();
+            }
+            let mut sum = [world.rank() as f64];
+            group.all_reduce_sum(&mut sum);
+            let values: Vec<f32> = (0..4).map(|i| (10 * world.rank() + i) as f32).collect();
+            let ordered = group.reduce_scatter(&values, &[1, 0, 3]);
+            assert_eq!(group.reduce_scatter_by_library(&values, &[1, 0, 3]), ordered);
+            let before = world.traffic();
+            let last = group.of_first(world.rank() as u64);
+            // The first rank tells the two others.
+            let exchanged = world.traffic() - before;
+            let sent = if rank == 0 { 16 } else { 0 };
+            assert!(exchanged.sent_bytes == sent && exchanged.seconds > 0.0, "{exchanged:?}");
+            (sum[0], group.gather_varied(&vec![world.rank() as u64; rank]), ordered, last)
+        });
+        for (rank, (sum, gathered, ordered, first)) in all.into_iter().enumerate() {
+            let base = rank / 3 * 3;
+            assert_eq!(sum, (3 * base + 3) as f64);
+            let member = |i: usize| vec![(base + i) as u64; i];
+            assert_eq!(gathered, (0..3).map(member).collect::<Vec<_>>());
+            let at = |i: usize| (10 * (3 * base + 3) + 3 * i) as f32;
+            let want = [vec![at(0)], vec![], vec![at(1), at(2), at(3)]];
+            assert_eq!(ordered, want[rank % 3]);
+            assert_eq!(first, base as u64);
         }
     }
 

@@ -99,8 +99,7 @@ mod tests {
                 Parameter { name: index.to_string(), var, decay: true, dead: false }
             };
             let parameters: Vec<Parameter> = SIZES.iter().enumerate().map(parameter).collect();
-            let parallel =
-                DataParallel::by_blocks(&world, config, &parameters).expect("data parallel");
+            let parallel = DataParallel::by_blocks(&world, config, &parameters);
             let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
             let before = world.traffic();
             let gradients = SIZES.map(|size| Some(vec![0.5; size])).to_vec();

@@ -287,6 +287,10 @@ impl PretrainConfig {
         problems.extend(self.optimizer.problems("optimizer."));
         problems.extend(self.artifact.quantise.problems("artifact.quantise."));
         problems.extend(self.parallel.problems());
+        if self.parallel.sequence > 1 {
+            problems
+                .push("`parallel.sequence` cuts rows of drafts: pretraining needs 1".to_owned());
+        }
         problems.extend(self.tracking.problems());
         let mut require = |holds: bool, problem: &str| {
             if !holds {

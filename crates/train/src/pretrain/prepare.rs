@@ -28,6 +28,11 @@ impl Pretraining {
         observer: &mut dyn PretrainObserver,
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
+        if config.parallel.spreads_weights(world) {
+            let problem =
+                "`parallel.zero: 3` spreads a draft and its target: pretraining has neither";
+            return Err(TrainError::Unsupported { problem: problem.to_owned() });
+        }
         let lock = RunLock::of_world(&config.output, world)?;
         let stream = TokenStream::open(&config.data.train)?;
         stream.check(config.model.vocab_size)?;
@@ -46,7 +51,7 @@ impl Pretraining {
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;
         let parameters = model.parameters();
         let costs = Muon::costs(parameters);
-        let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs)?;
+        let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs);
         let mut optimizer = Muon::over(config.optimizer.clone(), &parallel, parameters);
         // The first rank averages for all.
         let averaging = config.train.ema_share.filter(|_| world.is_first());

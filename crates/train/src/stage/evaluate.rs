@@ -19,7 +19,7 @@ use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
-use crate::parallel::share_of;
+use crate::parallel::RowGroups;
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
@@ -30,12 +30,25 @@ impl Stage {
     ///
     /// # Errors
     /// - the target cannot run
-    pub fn evaluate(&self) -> Result<DraftMetrics> {
+    pub fn evaluate(&mut self) -> Result<DraftMetrics> {
+        self.gather_draft()?;
+        let metrics = self.evaluate_whole()?;
+        self.release_draft()?;
+        Ok(metrics)
+    }
+
+    fn evaluate_whole(&self) -> Result<DraftMetrics> {
         let features = self.held_out_features();
-        let text = HeldOut { features: &features, set: &self.held_out, draws: &self.draws };
-        let world = self.parallel.world();
-        let own = share_of(self.held_out.rows.len(), world.rank(), world.size());
-        let rows = text.measure(&[self.objective.as_ref()], own, &mut |_| {})?;
+        let text = HeldOut {
+            target: &self.target,
+            features: &features,
+            set: &self.held_out,
+            draws: &self.draws,
+            groups: &self.groups,
+        };
+        let (world, rows) = (self.parallel.world(), self.held_out.rows.len());
+        let (own, rounds) = (self.groups.share(rows), self.groups.rounds(rows));
+        let rows = text.measure(&[self.objective.as_ref()], own, rounds, &mut |_| {})?;
         // Row by row, so that sums do not depend on the number of ranks.
         let rows = rows.iter().flat_map(|draft| &draft.rows);
         let numbers: Vec<f64> = rows.flat_map(DraftMetrics::to_numbers).collect();
@@ -56,19 +69,25 @@ impl Stage {
         }
     }
 
-    /// Lets go of everything but the draft and the held-out rows.
-    pub fn into_evaluator(self) -> Evaluator {
-        Evaluator {
+    /// Lets go of everything but the draft and the held-out rows; all ranks call it.
+    ///
+    /// # Errors
+    /// - a spread draft cannot be put together
+    pub fn into_evaluator(mut self) -> Result<Evaluator> {
+        self.gather_draft()?;
+        Ok(Evaluator {
+            target: Arc::clone(&self.target),
             features: self.held_out_features(),
             objective: self.objective,
             held_out: self.held_out,
             draws: self.draws,
-        }
+        })
     }
 }
 
 /// A trained draft with its stage's held-out rows.
 pub struct Evaluator {
+    target: Arc<Target>,
     /// Of its held-out rows.
     features: FeatureSource,
     objective: Box<dyn Objective>,
@@ -77,14 +96,22 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Measures drafts on this stage's held-out rows, row by row; the target runs once for all.
+    /// Measures drafts on this stage's held-out rows, row by row; the target runs once for all. All
+    /// ranks of a spread target measure all.
     ///
     /// # Errors
     /// - the target cannot run
     pub fn measure(&self, drafts: &[&Self]) -> Result<Vec<RowMetrics>> {
-        let text = HeldOut { features: &self.features, set: &self.held_out, draws: &self.draws };
+        let text = HeldOut {
+            target: &self.target,
+            features: &self.features,
+            set: &self.held_out,
+            draws: &self.draws,
+            groups: &RowGroups::single(),
+        };
         let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
-        text.measure(&drafts, 0..self.held_out.rows.len(), &mut |_| {})
+        let rows = self.held_out.rows.len();
+        text.measure(&drafts, 0..rows, rows, &mut |_| {})
     }
 }
 
@@ -124,10 +151,12 @@ pub fn measure_drafts(
         first.as_ref(),
         &mut draws,
     )?;
-    let text = HeldOut { features: &source, set: &set, draws: &draws };
+    let groups = &RowGroups::single();
+    let text = HeldOut { target, features: &source, set: &set, draws: &draws, groups };
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
-    text.measure(&objectives, 0..rows, &mut |done| observer.on_event(Event::Measured(done, rows)))
+    let mut on_row = |done| observer.on_event(Event::Measured(done, rows));
+    text.measure(&objectives, 0..rows, rows, &mut on_row)
 }
 
 /// Held-out metrics, row by row.
@@ -198,40 +227,61 @@ fn percentiles(rows: usize, figure: impl Fn(&[usize]) -> f64) -> (f64, f64) {
 
 /// Held-out rows with their features.
 struct HeldOut<'a> {
+    target: &'a Target,
     features: &'a FeatureSource,
     set: &'a DataSet,
     draws: &'a Draws,
+    groups: &'a RowGroups,
 }
 
 impl HeldOut<'_> {
-    /// Counters of some rows for every draft. Drafts of one kind share a row's features.
+    /// Counters of some rows for every draft. Drafts of one kind share a row's features. The rank with
+    /// most rows has `rounds` of them; one without a row takes part in what the others gather. Shares are uneven for one draft only.
     fn measure(
         &self,
         drafts: &[&dyn Objective],
         rows: Range<usize>,
+        rounds: usize,
         on_row: &mut dyn FnMut(usize),
     ) -> Result<Vec<RowMetrics>> {
         let of_draft =
             |draft: &&dyn Objective| RowMetrics { rows: Vec::new(), gamma: draft.draft_len() };
         let mut measured: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
-        for index in rows.clone() {
-            let batch = held_out_batch(index, self.set, self.draws);
+        assert!(drafts.len() == 1 || rows.len() == rounds, "several drafts share all rows");
+        for index in rows.start..rows.start + rounds {
+            let batch = rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
+            let batch = batch.map(|batch| self.groups.cut(batch));
+            let part = batch.as_ref().and_then(|batch| self.groups.part_of(batch.ids.len()));
             let mut found = None;
             for (draft, measured) in drafts.iter().zip(&mut measured) {
-                let asked = (draft.held_out_needs(), draft.teacher_rows(&batch));
+                let needs = draft.held_out_needs();
+                let Some(batch) = &batch else {
+                    self.features.join(&needs)?;
+                    drop(self.target.hold_ends()?);
+                    continue;
+                };
+                let asked = (needs, draft.teacher_rows(batch));
                 if found.as_ref().is_none_or(|(known, _)| *known != asked) {
                     let (needs, rows) = &asked;
-                    let features = self.features.features(Part::HeldOut, &batch, needs, rows)?;
+                    let features = self.features.features(
+                        Part::HeldOut,
+                        (batch, part.as_ref()),
+                        needs,
+                        rows,
+                    )?;
                     found = Some((asked, features));
                 }
                 if let Some((_, features)) = &found {
-                    measured.rows.push(draft.measure(&batch, features)?);
+                    let _ends = self.target.hold_ends()?;
+                    measured.rows.push(draft.measure(batch, features)?);
                 }
             }
             if index + 1 < rows.end {
                 self.features.read_ahead(Part::HeldOut, index + 1);
             }
-            on_row(index + 1 - rows.start);
+            if batch.is_some() {
+                on_row(index + 1 - rows.start);
+            }
         }
         Ok(measured)
     }

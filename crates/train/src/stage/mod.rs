@@ -32,7 +32,7 @@ use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, Traffic, share_of};
+use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
 
 pub use capture::{Capture, CaptureOptions};
@@ -61,6 +61,7 @@ pub struct Stage {
     objective: Box<dyn Objective>,
     optimizer: AdamW,
     parallel: DataParallel,
+    groups: RowGroups,
     schedule: Schedule,
     sampler: Sampler,
     draws: Draws,
@@ -92,11 +93,12 @@ struct Progress {
 
 impl Stage {
     /// Trains to the end of the budget, or until the observer of any rank asks to stop. A checkpoint
-    /// is saved at the end either way.
+    /// is saved at the end either way. Under ZeRO-3 the draft's weights are spread from here on.
     ///
     /// # Errors
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
+        self.release_draft()?;
         self.capture(observer)?;
         while !self.is_finished() {
             if self.parallel.world().any(observer.should_stop()) {
@@ -211,6 +213,7 @@ impl Stage {
     }
 
     fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
+        self.gather_draft()?;
         let state = self.state()?;
         let contents = Contents {
             state: &state,
@@ -221,6 +224,7 @@ impl Stage {
             token_counts: &self.token_counts,
         };
         let path = self.checkpointer.save(place, &contents)?;
+        self.release_draft()?;
         observer.on_event(Event::Saved(&path));
         Ok(())
     }
@@ -230,10 +234,9 @@ impl Stage {
         self.config.train.rows_of_a_step(self.config.data.row_tokens)
     }
 
-    /// The places among them of this rank's.
+    /// The places among them of this rank's group.
     fn own_rows(&self) -> Range<usize> {
-        let world = self.parallel.world();
-        share_of(self.rows_of_a_step(), world.rank(), world.size())
+        self.groups.share(self.rows_of_a_step())
     }
 
     /// This rank's micro-batches. Every rank draws all rows: the order is that of one process.
@@ -263,7 +266,8 @@ impl Stage {
         outcome: step::Outcome,
         (seconds, traffic): (f64, Traffic),
     ) -> StepReport {
-        let mut tokens: [u64; 1] = [batches.iter().map(|batch| batch.ids.len() as u64).sum()];
+        let tokens: u64 = batches.iter().map(|batch| batch.ids.len() as u64).sum();
+        let mut tokens = [if self.groups.is_first_of_group() { tokens } else { 0 }];
         self.parallel.world().all_reduce_sum(&mut tokens);
         let tokens = tokens[0] as usize;
         self.progress.tokens += tokens as u64;

@@ -23,7 +23,7 @@ use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
 use crate::optim::{AdamW, AdamWState};
-use crate::parallel::{DataParallel, World};
+use crate::parallel::{DataParallel, RowGroups, World};
 use crate::schedule::Schedule;
 
 impl Stage {
@@ -42,6 +42,7 @@ impl Stage {
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
+        let groups = RowGroups::new(world, &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let materials = Materials {
@@ -65,8 +66,8 @@ impl Stage {
             &mut draws,
         )?;
         let parameters = objective.draft().parameters();
-        let parallel = config.optimizer.spread(world, &config.parallel, parameters)?;
-        warn_of_idle_ranks(&config, world, observer);
+        let parallel = config.optimizer.spread(world, &config.parallel, parameters);
+        warn_of_idle_ranks(&config, world, &groups, observer);
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
@@ -111,6 +112,7 @@ impl Stage {
             objective,
             optimizer,
             parallel,
+            groups,
             schedule,
             sampler,
             draws,
@@ -128,10 +130,16 @@ impl Stage {
 }
 
 /// Fewer rows a step than ranks leave some of these without work.
-fn warn_of_idle_ranks(config: &TrainConfig, world: &World, observer: &mut dyn Observer) {
+fn warn_of_idle_ranks(
+    config: &TrainConfig,
+    world: &World,
+    groups: &RowGroups,
+    observer: &mut dyn Observer,
+) {
     let (rows, ranks) = (config.train.rows_of_a_step(config.data.row_tokens), world.size());
-    if rows < ranks {
-        let idle = ranks - rows;
+    let working = rows * config.parallel.sequence;
+    if rows < groups.count() {
+        let idle = ranks - working;
         let warning = format!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
         observer.on_event(Event::Warning(&warning));
     }

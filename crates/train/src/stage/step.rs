@@ -1,15 +1,18 @@
 //! Features, loss, gradients and the update of one optimizer step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
-use longdraft_models::target::{Tap, Taps};
+use longdraft_models::target::{RowPart, Tap, Taps};
 
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
-use crate::features::{BatchFeatures, FeatureSource, MemoryFeatures, Part, sequence_of};
+use crate::features::{
+    BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
+};
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
 use crate::optim::Gradients;
@@ -26,13 +29,14 @@ pub(super) struct Outcome {
 }
 
 impl Stage {
-    /// Lays out a packed training row; stored features pin its positions to epoch 0.
+    /// Lays out a packed training row, of which what falls to this rank is learned; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
         let pinned = self.features.pins_positions() || !self.draws.anchor.redraw;
         let positions = if pinned { 0 } else { epoch };
         let epochs = DrawEpochs { positions, delays: epoch };
         let data = &self.train;
-        Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs)
+        let batch = Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs);
+        self.groups.cut(batch)
     }
 
     /// Runs the target over every training row once, if features are kept in memory. A rank among
@@ -49,24 +53,42 @@ impl Stage {
             if observer.should_stop() {
                 break;
             }
-            store.capture(&self.target, &self.batch(row, 0), &needs)?;
+            store.capture(&self.target, &self.batch(row, 0), None, &needs)?;
             observer.on_event(Event::Captured(row + 1, rows));
         }
         self.features = FeatureSource::Memory(store);
         Ok(())
     }
 
-    /// Keeps the features of rows in memory that this process has not seen before.
+    /// Keeps the features of rows in memory that this process has not seen before. Every rank makes
+    /// as many passes as the one with most of them.
     fn capture_new(&mut self, batches: &[Batch]) -> Result<()> {
         let needs = self.objective.needs();
         if let FeatureSource::Memory(store) = &mut self.features {
-            for batch in batches {
-                if !store.holds(batch.row) {
-                    store.capture(&self.target, batch, &needs)?;
+            let new: Vec<&Batch> = batches.iter().filter(|b| !store.holds(b.row)).collect();
+            let mut rounds = [new.len() as u64];
+            self.parallel.world().all_reduce_max(&mut rounds);
+            for round in 0..rounds[0] as usize {
+                match new.get(round) {
+                    Some(batch) => {
+                        let part = self.groups.part_of(batch.ids.len());
+                        store.capture(&self.target, batch, part.as_ref(), &needs)?;
+                    }
+                    None => join_target(&self.target, &needs)?,
                 }
             }
         }
         Ok(())
+    }
+
+    /// Makes the draft whole for its use; all ranks call it.
+    pub(super) fn gather_draft(&mut self) -> Result<()> {
+        self.parallel.gather(self.objective.draft_mut().parameters_mut())
+    }
+
+    /// Lets go of what other ranks keep of the draft.
+    pub(super) fn release_draft(&mut self) -> Result<()> {
+        self.parallel.release(self.objective.draft_mut().parameters_mut())
     }
 
     /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this
@@ -96,74 +118,104 @@ impl Stage {
 
     /// Gradients and counters of this rank's micro-batches, `denominators` being those of the step.
     fn accumulate(
-        &self,
+        &mut self,
         batches: &[Batch],
         denominators: &[f64],
-        mut held: VecDeque<Held>,
+        held: Option<VecDeque<Held>>,
     ) -> Result<(Gradients, DraftMetrics)> {
-        let parameters = self.objective.draft().parameters();
-        let mut gradients = Gradients::new(parameters);
+        let mut gradients = Gradients::new(self.objective.draft().parameters());
         let mut metrics = DraftMetrics::default();
-        for (index, batch) in batches.iter().enumerate() {
-            let (features, prepared) = if let Some(held) = held.pop_front() {
-                held
-            } else {
-                let features = self.features_of(batches, index)?;
-                let prepared = self.objective.prepare(batch, &features)?;
-                (features, prepared)
-            };
-            let denominators = match self.objective.normalisation() {
-                Normalisation::WholeStep => denominators.to_vec(),
-                Normalisation::MeanOfBatches => {
-                    let (own, all) = (prepared.denominators.iter(), self.rows_of_a_step());
-                    own.map(|count| count.max(1.0) * all as f64).collect()
-                }
-            };
-            let share = self.objective.share(batch, &features, &prepared, &denominators, true)?;
-            metrics.merge(&share.metrics);
-            if !share.metrics.loss().is_finite() {
-                return Err(TrainError::NotFinite {
-                    step: self.progress.step + 1,
-                    what: "loss",
-                    origins: batch.origins.clone(),
-                });
+        let known = held.is_some();
+        let mut held = held.unwrap_or_default();
+        for round in 0..self.rounds() {
+            let round_held = if known { held.pop_front() } else { self.prepared(batches, round)? };
+            let target = Arc::clone(&self.target);
+            let _ends = target.hold_ends()?;
+            self.gather_draft()?;
+            if let (Some(batch), Some(held)) = (batches.get(round), round_held) {
+                self.learn(batch, &held, denominators, (&mut gradients, &mut metrics))?;
             }
-            if let Some(loss) = share.loss {
-                gradients.add(parameters, &loss.backward()?)?;
-            }
+            self.release_draft()?;
         }
         Ok((gradients, metrics))
     }
 
-    /// Features of a micro-batch; those of the next one are read meanwhile.
-    fn features_of(&self, batches: &[Batch], index: usize) -> Result<BatchFeatures> {
-        let batch = &batches[index];
-        let (needs, rows) = (self.objective.needs(), self.objective.teacher_rows(batch));
-        let features = self.features.features(Part::Train, batch, &needs, &rows)?;
+    /// Adds one micro-batch's gradients and counters.
+    fn learn(
+        &self,
+        batch: &Batch,
+        (features, prepared): &Held,
+        denominators: &[f64],
+        (gradients, metrics): (&mut Gradients, &mut DraftMetrics),
+    ) -> Result<()> {
+        let denominators = match self.objective.normalisation() {
+            Normalisation::WholeStep => denominators.to_vec(),
+            Normalisation::MeanOfBatches => {
+                let (own, all) = (prepared.denominators.iter(), self.rows_of_a_step());
+                own.map(|count| count.max(1.0) * all as f64).collect()
+            }
+        };
+        let share = self.objective.share(batch, features, prepared, &denominators, true)?;
+        metrics.merge(&share.metrics);
+        if !share.metrics.loss().is_finite() {
+            return Err(TrainError::NotFinite {
+                step: self.progress.step + 1,
+                what: "loss",
+                origins: batch.origins.clone(),
+            });
+        }
+        if let Some(loss) = share.loss {
+            gradients.add(self.objective.draft().parameters(), &loss.backward()?)?;
+        }
+        Ok(())
+    }
+
+    /// Micro-batches of the rank that has most of them. Every rank makes as many passes: where the
+    /// target is spread, one without a micro-batch takes part in what the others gather.
+    fn rounds(&self) -> usize {
+        self.groups.rounds(self.rows_of_a_step())
+    }
+
+    /// Features of a round's micro-batch, if there is one, and what is learned of it; those of the
+    /// next one are read meanwhile.
+    fn prepared(&self, batches: &[Batch], round: usize) -> Result<Option<Held>> {
+        let needs = self.objective.needs();
+        let Some(batch) = batches.get(round) else {
+            self.features.join(&needs)?;
+            return Ok(None);
+        };
+        let rows = self.objective.teacher_rows(batch);
+        let part = self.groups.part_of(batch.ids.len());
+        let of = (batch, part.as_ref());
+        let features = self.features.features(Part::Train, of, &needs, &rows)?;
         let next = batches
-            .get(index + 1)
+            .get(round + 1)
             .map(|batch| batch.row)
             .or_else(|| self.sampler.peek(self.own_rows().start));
         if let Some(next) = next {
             self.features.read_ahead(Part::Train, next);
         }
-        Ok(features)
+        let prepared = self.objective.prepare(batch, &features)?;
+        Ok(Some((features, prepared)))
     }
 
     /// Sums of the denominators of all ranks' micro-batches. Where these depend on features, all of the step's
     /// features of this rank come along: the target runs once.
-    fn denominators(&mut self, batches: &[Batch]) -> Result<(Vec<f64>, VecDeque<Held>)> {
-        let mut held = VecDeque::new();
+    fn denominators(&mut self, batches: &[Batch]) -> Result<(Vec<f64>, Option<VecDeque<Held>>)> {
         let of_masks = batches.iter().map(|batch| self.objective.denominators_of_masks(batch));
-        let all: Vec<Vec<f64>> = if let Some(all) = of_masks.collect::<Option<_>>() {
-            all
-        } else {
-            for (index, batch) in batches.iter().enumerate() {
-                let features = self.features_of(batches, index)?;
-                let prepared = self.objective.prepare(batch, &features)?;
-                held.push_back((features, prepared));
+        let of_masks = of_masks.collect::<Option<Vec<Vec<f64>>>>();
+        // A rank without a row cannot tell.
+        let of_features = self.parallel.world().any(of_masks.is_none());
+        let (all, held) = match of_masks {
+            Some(all) if !of_features => (all, None),
+            _ => {
+                let mut held = VecDeque::new();
+                for round in 0..self.rounds() {
+                    held.extend(self.prepared(batches, round)?);
+                }
+                let counts = held.iter().map(|(_, prepared)| prepared.denominators.clone());
+                (counts.collect(), Some(held))
             }
-            held.iter().map(|(_, prepared)| prepared.denominators.clone()).collect()
         };
         let sum = |all: &[Vec<f64>]| {
             let mut sums = vec![0.0; all.iter().map(Vec::len).max().unwrap_or(0)];
@@ -183,17 +235,24 @@ impl Stage {
             return Ok(None);
         }
         let (mut sum, mut rows) = (0.0, 0);
-        for batch in batches.iter().filter(|batch| !batch.learned.is_empty()) {
-            let sequence = sequence_of(batch);
-            let features = self.target.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
-            let learned = candle_core::Tensor::from_slice(
-                &batch.learned,
-                batch.learned.len(),
-                self.target.device(),
-            )?;
+        let taps = Taps::of(&[Tap::FinalHidden]);
+        for round in 0..self.rounds() {
+            let batch = batches.get(round);
+            let part = batch.and_then(|batch| self.groups.part_of(batch.ids.len()));
+            let features = match batch {
+                Some(batch) => Some(forward(&self.target, batch, part.as_ref(), &taps)?),
+                None => self.target.join_forward(&taps).map(|()| None)?,
+            };
+            let _ends = self.target.hold_ends()?;
+            let (Some(batch), Some(features)) = (batch, features) else { continue };
+            if batch.learned.is_empty() {
+                continue;
+            }
+            let own = part.as_ref().map(RowPart::rows);
+            let learned = learned_of(batch, own.as_ref(), self.target.device())?;
             let output = linear_cross_entropy(&Inputs {
                 hidden: &features.final_hidden()?.index_select(&learned, 0)?,
-                head: self.target.head()?,
+                head: &self.target.head()?,
                 labels: &batch.labels(),
                 soft: SoftTargets::None,
                 soft_weight: 0.0,

@@ -72,6 +72,7 @@ fn batch(lengths: &[usize], padding: usize) -> Batch {
 fn features(batch: &Batch, seed: u64) -> BatchFeatures {
     let tokens = batch.ids.len();
     BatchFeatures {
+        rows: None,
         last_kv: None,
         aux_hidden: Some(random("aux", seed, &[tokens, 3 * TARGET_WIDTH])),
         teacher: TeacherFeatures::EveryToken {
@@ -98,6 +99,7 @@ fn part(
         ..Batch::default()
     };
     let features = BatchFeatures {
+        rows: None,
         last_kv: None,
         aux_hidden: features.aux_hidden.as_ref().map(rows),
         teacher: TeacherFeatures::EveryToken { hidden: rows(hidden) },
@@ -343,13 +345,13 @@ fn features_of_a_target_feed_the_trait() {
     let target = Target::random(config, 3, &TargetOptions::default()).expect("target");
     let draft = Eagle3Config::for_target(target.config(), VOCABULARY).expect("config");
     let map = VocabularyMap::identity(VOCABULARY);
-    let draft =
-        Eagle3Draft::initialise(&draft, map, target.embedding().expect("table"), 4).expect("draft");
+    let draft = Eagle3Draft::initialise(&draft, map, &target.embedding().expect("table"), 4)
+        .expect("draft");
     let mode = Eagle3ObjectiveConfig { ttt_steps: 3, ..Default::default() };
     let objective =
-        Eagle3Objective::new(draft, target.head().expect("head"), mode).expect("objective");
+        Eagle3Objective::new(draft, &target.head().expect("head"), mode).expect("objective");
     let batch = batch(&[15, 8], 1);
-    let features = run_target(&target, &batch, &objective.needs()).expect("features");
+    let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     assert_eq!(features.aux_hidden().expect("tapped").dims(), [24, 3 * TARGET_WIDTH]);
     let loss = objective.loss(&batch, &features, true).expect("loss");
     assert_eq!(loss.denominator, batch.learned.len());

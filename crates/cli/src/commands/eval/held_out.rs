@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::Target;
 use longdraft_train::metrics::DelayCounts;
+use longdraft_train::parallel::World;
 use longdraft_train::stage::{RowMetrics, measure_drafts};
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let mut config = read_stage(&arguments.config, &arguments.overrides)?;
     // Drafts bring their weights: no layer of the target is wanted for initial ones.
     config.draft.from = arguments.drafts.first().cloned();
-    let target = open_target(&config)?;
+    let target = open_target(&config, &World::single())?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let mut progress = TrainingProgress::new(Arc::default(), Voice::alone());
     let measured =

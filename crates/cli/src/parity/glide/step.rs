@@ -79,7 +79,7 @@ fn features(
     let labels = batch.labels();
     let own = linear_cross_entropy(&Inputs {
         hidden: &hidden,
-        head: target.head()?,
+        head: &target.head()?,
         labels: &labels,
         soft: SoftTargets::None,
         soft_weight: 0.0,
@@ -95,7 +95,7 @@ fn features(
         _ => TeacherFeatures::None,
     };
     let last_kv = Some(features.last_kv()?.clone());
-    let features = BatchFeatures { last_kv, aux_hidden: None, teacher };
+    let features = BatchFeatures { last_kv, aux_hidden: None, teacher, rows: None };
     Ok((features, own.rows.hard.iter().sum()))
 }
 

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 /// Values of a block.
 pub(crate) const BLOCK: usize = 32;
 /// Rows that lie side by side.
-pub(super) const GROUP: usize = 16;
+pub(crate) const GROUP: usize = 16;
 /// Bytes of a word of every row.
 pub(super) const WORDS: usize = 4 * GROUP;
 

@@ -17,8 +17,8 @@ use super::micro::{Destination, Isa, store};
 use super::unpacked::{self, MOST_ROWS, ROWS};
 use super::{Mat, SMALLEST_TASK};
 pub use format::BlockFormat;
-pub(crate) use format::{BLOCK, side_by_side};
-use format::{GROUP, copy_row};
+use format::copy_row;
+pub(crate) use format::{BLOCK, GROUP, side_by_side};
 
 /// Values that are widened at a time for a product with many rows.
 const WIDENED: usize = 1 << 22;

@@ -45,6 +45,10 @@ impl Draft for Eagle3Draft {
         &self.parameters
     }
 
+    fn parameters_mut(&mut self) -> &mut [Parameter] {
+        &mut self.parameters
+    }
+
     /// The vocabulary map unless every token is kept, embeddings if they are the draft's own.
     fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         self.fixed()

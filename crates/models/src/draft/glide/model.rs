@@ -53,6 +53,10 @@ impl Draft for GlideDraft {
         &self.parameters
     }
 
+    fn parameters_mut(&mut self) -> &mut [Parameter] {
+        &mut self.parameters
+    }
+
     fn config_json(&self) -> serde_json::Value {
         serde_json::to_value(&self.config).unwrap_or_default()
     }

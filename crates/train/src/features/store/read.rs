@@ -96,6 +96,11 @@ impl StoredFeatures {
         }
     }
 
+    /// The target, whose ends are read.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
     /// Features of a batch, as the target would give them.
     ///
     /// # Errors
@@ -138,7 +143,7 @@ impl StoredFeatures {
                 ),
                 Missing::Other(error) => error,
             })?;
-        Ok(BatchFeatures { last_kv, aux_hidden, teacher })
+        Ok(BatchFeatures { last_kv, aux_hidden, teacher, rows: None })
     }
 
     fn teacher(
@@ -193,7 +198,7 @@ impl StoredFeatures {
                     select(stored, record.teacher_rows.len(), &places)
                 } else {
                     let head = self.target.head().map_err(TrainError::from)?;
-                    linear_top_k(&hidden()?, head, k)?
+                    linear_top_k(&hidden()?, &head, k)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }

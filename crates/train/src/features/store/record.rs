@@ -93,7 +93,7 @@ impl Record {
             match contents.teacher {
                 StoredTeacher::TopK(k) => {
                     let k = k.min(target.config().vocab_size);
-                    record.top_k = Some(linear_top_k(&hidden, target.head()?, k)?);
+                    record.top_k = Some(linear_top_k(&hidden, &target.head()?, k)?);
                 }
                 _ => record.final_hidden = Some(hidden),
             }

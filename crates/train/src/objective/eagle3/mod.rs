@@ -204,6 +204,10 @@ impl Objective for Eagle3Objective {
         &self.draft
     }
 
+    fn draft_mut(&mut self) -> &mut dyn Draft {
+        &mut self.draft
+    }
+
     fn needs(&self) -> FeatureNeeds {
         let teacher = match self.law {
             TeacherLaw::Whole => TeacherKind::EveryToken,

@@ -1,0 +1,144 @@
+//! Which ranks run a row together, and which rows fall to whom.
+//!
+//! ```text
+//! parallel.sequence: 2 over 6 ranks
+//! ranks 0 1 | 2 3 | 4 5      three groups: the rows of a step are dealt to groups
+//!       ^ ^ parts of one row
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use longdraft_data::Batch;
+use longdraft_models::target::{Ranks, RowPart};
+
+use super::{ParallelConfig, World, share_of};
+use crate::error::{Result, TrainError};
+
+/// The groups of ranks that rows are dealt to.
+#[derive(Debug, Clone)]
+pub struct RowGroups {
+    /// The ranks of this one's group.
+    group: World,
+    index: usize,
+    count: usize,
+}
+
+impl RowGroups {
+    /// One rank that runs everything.
+    pub fn single() -> Self {
+        Self { group: World::single(), index: 0, count: 1 }
+    }
+
+    /// Groups of `parallel.sequence` neighbours; all ranks call it.
+    ///
+    /// # Errors
+    /// - the ranks do not divide into such groups
+    pub fn new(world: &World, config: &ParallelConfig) -> Result<Self> {
+        let (size, ranks) = (config.sequence, world.size());
+        if size == 1 {
+            return Ok(Self { group: World::single(), index: world.rank(), count: ranks });
+        }
+        if !ranks.is_multiple_of(size) {
+            return Err(TrainError::Unsupported {
+                problem: format!(
+                    "`parallel.sequence: {size}` does not divide the {ranks} ranks into groups"
+                ),
+            });
+        }
+        let index = world.rank() / size;
+        Ok(Self {
+            group: world.group(index * size..(index + 1) * size),
+            index,
+            count: ranks / size,
+        })
+    }
+
+    /// Groups.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Items that fall to this rank's group.
+    pub fn share(&self, items: usize) -> Range<usize> {
+        share_of(items, self.index, self.count)
+    }
+
+    /// Items of the group with most of them.
+    pub fn rounds(&self, items: usize) -> usize {
+        items.div_ceil(self.count)
+    }
+
+    /// This rank's part of a row of `tokens`; `None` where it runs the whole row, which it also does
+    /// with one that has fewer tokens than there are ranks to share it.
+    pub fn part_of(&self, tokens: usize) -> Option<RowPart> {
+        let size = self.group.size();
+        let ranks: Arc<dyn Ranks> = Arc::new(self.group.clone());
+        (size > 1 && tokens >= size).then(|| RowPart::of(&ranks, tokens))
+    }
+
+    /// A batch of which only what falls to this rank is learned.
+    #[must_use]
+    pub fn cut(&self, mut batch: Batch) -> Batch {
+        match self.part_of(batch.ids.len()) {
+            Some(part) => batch.learned.retain(|token| part.rows().contains(&(*token as usize))),
+            None if self.group.is_first() => {}
+            None => batch.learned.clear(),
+        }
+        batch
+    }
+
+    /// Whether this rank speaks for its group where a row counts once.
+    pub fn is_first_of_group(&self) -> bool {
+        self.group.is_first()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::in_threads;
+    use super::*;
+
+    fn groups(world: &World, sequence: usize) -> Result<RowGroups> {
+        RowGroups::new(world, &ParallelConfig { sequence, ..ParallelConfig::default() })
+    }
+
+    fn batch(tokens: u32) -> Batch {
+        let count = tokens as usize;
+        Batch {
+            ids: (0..tokens).collect(),
+            position_ids: (0..tokens).collect(),
+            document_ids: vec![0; count],
+            delays: vec![1; count],
+            learned: (0..tokens - 1).collect(),
+            loss_mask: vec![true; count],
+            origins: Vec::new(),
+            row: 0,
+        }
+    }
+
+    #[test]
+    fn every_learned_token_falls_to_one_rank_of_the_group() {
+        for tokens in [2, 3, 10, 11] {
+            let learned = in_threads(6, |world| {
+                let groups = groups(&world, 3).expect("groups");
+                assert_eq!(groups.share(5), share_of(5, world.rank() / 3, 2));
+                assert_eq!(
+                    (groups.rounds(5), groups.is_first_of_group()),
+                    (3, world.rank() % 3 == 0)
+                );
+                assert_eq!(groups.part_of(tokens).is_some(), tokens >= 3);
+                groups.cut(batch(tokens as u32)).learned
+            });
+            for group in learned.chunks(3) {
+                assert_eq!(group.concat(), (0..tokens as u32 - 1).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_not_divide_into_groups_are_refused() {
+        assert_eq!(in_threads(3, |world| groups(&world, 2).is_err()), [true; 3]);
+        assert!(groups(&World::single(), 1).is_ok());
+    }
+}

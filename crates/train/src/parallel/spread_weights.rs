@@ -1,0 +1,84 @@
+//! Weights of which every rank keeps what it updates (ZeRO-3), put together around their use.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Shape, Var};
+use longdraft_models::draft::Parameter;
+
+use super::Run;
+use super::exchange::Exchange;
+use crate::error::Result;
+
+/// A rank's values, beside the parameters while these are whole.
+#[derive(Debug, Default)]
+pub(super) struct SpreadWeights {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Values of this rank's runs; `None` until the parameters are let go of for the first time.
+    own: Option<Vec<Vec<f32>>>,
+    /// Whether the parameters hold nothing.
+    is_released: bool,
+}
+
+impl SpreadWeights {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Values of this rank's run `index`; `None` while only the parameters know them.
+    pub(super) fn read(&self, index: usize) -> Option<Vec<f32>> {
+        self.lock().own.as_ref().map(|own| own[index].clone())
+    }
+
+    /// Keeps new values of this rank's runs. Returns whether the parameters, which are whole, have to
+    /// learn of them too.
+    pub(super) fn write(&self, own: &[Vec<f32>]) -> bool {
+        let mut state = self.lock();
+        if state.is_released {
+            state.own = Some(own.to_vec());
+        }
+        !state.is_released
+    }
+
+    /// Keeps this rank's `runs` and puts nothing in the parameters' place.
+    pub(super) fn release(&self, runs: &[Run], parameters: &mut [Parameter]) -> Result<()> {
+        let mut state = self.lock();
+        if state.is_released {
+            return Ok(());
+        }
+        let mut own = vec![Vec::new(); runs.len()];
+        for (index, parameter) in parameters.iter_mut().enumerate() {
+            let values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+            for (own, run) in own.iter_mut().zip(runs).filter(|(_, run)| run.parameter == index) {
+                *own = values[run.range()].to_vec();
+            }
+            parameter.var = Var::zeros(0, DType::F32, parameter.var.device())?;
+        }
+        *state = State { own: Some(own), is_released: true };
+        Ok(())
+    }
+
+    /// Makes the parameters whole; all ranks call it.
+    pub(super) fn gather(
+        &self,
+        exchange: &Exchange<'_>,
+        shapes: &[Shape],
+        parameters: &mut [Parameter],
+    ) -> Result<()> {
+        let mut state = self.lock();
+        if !state.is_released {
+            return Ok(());
+        }
+        let sizes: Vec<usize> = shapes.iter().map(Shape::elem_count).collect();
+        let whole = exchange.gather(state.own.as_deref().unwrap_or_default(), &sizes);
+        for ((parameter, shape), values) in parameters.iter_mut().zip(shapes).zip(whole) {
+            parameter.var = Var::from_vec(values, shape, parameter.var.device())?;
+        }
+        // The parameters know best from here on.
+        *state = State::default();
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+//! Targets that are spread over ranks, and rows that ranks share, come to what one process does.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::target::{
+    Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
+};
+use longdraft_models::{LayerId, TargetConfig};
+use serde_json::{Value, json};
+
+use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
+use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
+use crate::objective::{GlideObjective, GlideObjectiveConfig, Objective, SoftTargetKind};
+use crate::optim::Gradients;
+
+fn config(more: &Value) -> TargetConfig {
+    let mut config = json!({
+        "model_type": "qwen2", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 64,
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    TargetConfig::from_json(&config).expect("configuration")
+}
+
+fn target(config: &TargetConfig, options: TargetOptions, world: Option<&World>) -> Target {
+    let spread = world.map(|world| Arc::new(world.clone()) as Arc<dyn Ranks>);
+    let options = TargetOptions { spread, ..options };
+    Target::random(config.clone(), 5, &options).expect("target")
+}
+
+fn sequence(row: usize) -> PackedSequence {
+    let ids: Vec<u32> = (0..9 + row as u32).map(|i| (i * 7 + row as u32) % 61).collect();
+    PackedSequence::single(&ids)
+}
+
+fn batch(row: usize) -> Batch {
+    let PackedSequence { ids, position_ids, document_ids } = sequence(row);
+    let tokens = ids.len();
+    Batch {
+        ids,
+        position_ids,
+        document_ids,
+        delays: vec![1; tokens],
+        // A row of which nothing is learned gathers what the others do.
+        learned: if row == 0 { Vec::new() } else { vec![1, 3] },
+        loss_mask: vec![true; tokens],
+        origins: Vec::new(),
+        row,
+    }
+}
+
+fn all_taps() -> [Taps; 3] {
+    [
+        Taps::of(&[Tap::LastKv]),
+        Taps::of(&[Tap::Hidden(LayerId(1))]),
+        Taps::of(&[Tap::LastKv, Tap::Hidden(LayerId(0)), Tap::FinalHidden]),
+    ]
+}
+
+fn bits(features: &Features) -> Vec<u32> {
+    let kv = features.last_kv.iter().flat_map(|kv| [kv.k.clone(), kv.v.clone()]);
+    let rest = features.hidden.values().chain(&features.final_hidden).cloned();
+    let values = |t: Tensor| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
+    kv.chain(rest).flat_map(values).map(f32::to_bits).collect()
+}
+
+#[test]
+fn zero_3_target_has_the_bits_of_a_whole_one() {
+    let mixture = json!({
+        "model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2, "head_dim": 8,
+        "moe_intermediate_size": 5, "tie_word_embeddings": false,
+    });
+    let tied = json!({ "tie_word_embeddings": true });
+    for (more, dtype) in [(json!({}), DType::F32), (tied, DType::BF16), (mixture, DType::F32)] {
+        let config = config(&more);
+        let options = TargetOptions { dtype, ..TargetOptions::default() };
+        let whole = target(&config, options.clone(), None);
+        let head = whole.head().expect("head").to_dtype(DType::F32).expect("f32");
+        for ranks in [1, 2, 3] {
+            let all = in_threads(ranks, |world| {
+                let target = target(&config, options.clone(), Some(&world));
+                assert_eq!(target.fingerprint(), whole.fingerprint());
+                // Five passes over the ranks: some make fewer than others.
+                let own = super::share_of(5, world.rank(), ranks);
+                let mut seen = Vec::new();
+                for taps in all_taps() {
+                    for round in 0..5_usize.div_ceil(ranks) {
+                        match own.clone().nth(round) {
+                            Some(row) => {
+                                let features = target.forward(&sequence(row), &taps);
+                                seen.push((row, taps.clone(), bits(&features.expect("features"))));
+                            }
+                            None => target.join_forward(&taps).expect("join"),
+                        }
+                    }
+                }
+                let held = target.hold_ends().expect("ends");
+                let spread = target.head().expect("head").to_dtype(DType::F32).expect("f32");
+                drop(held);
+                let last = target.last_layer().expect("layer");
+                assert!(ranks == 1 || target.head().is_err(), "spread and nobody holds it");
+                assert_eq!(
+                    spread.to_vec2::<f32>().expect("values"),
+                    head.to_vec2::<f32>().expect("values")
+                );
+                (seen, last.len())
+            });
+            let want = whole.last_layer().expect("layer").len();
+            for (seen, last) in all {
+                assert_eq!(last, want);
+                for (row, taps, got) in seen {
+                    let features = whole.forward(&sequence(row), &taps).expect("features");
+                    assert_eq!(got, bits(&features), "{ranks} ranks, row {row}, {taps:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_3_ranks_without_rows_join_whatever_is_needed() {
+    let config = config(&json!({}));
+    for teacher in [TeacherKind::None, TeacherKind::Full, TeacherKind::TopK(4)] {
+        let needs = FeatureNeeds { taps: vec![Tap::LastKv], teacher };
+        let kept = in_threads(3, |world| {
+            let target = target(&config, TargetOptions::default(), Some(&world));
+            let batch = batch(world.rank());
+            // Fewer rows than ranks: one rank has none.
+            if world.rank() < 2 {
+                let features = run_target(&target, &batch, None, &needs);
+                return features.expect("features").last_kv.is_some();
+            }
+            join_target(&target, &needs).expect("join");
+            false
+        });
+        assert_eq!(kept, [true, true, false]);
+    }
+}
+
+#[test]
+fn zero_3_spreads_a_target_without_layers() {
+    let config = config(&json!({}));
+    for layers in [Layers::Last, Layers::None] {
+        in_threads(2, |world| {
+            let options = TargetOptions { layers, ..TargetOptions::default() };
+            let target = target(&config, options, Some(&world));
+            let count = target.last_layer().expect("layer").len();
+            assert_eq!(count > 0, layers == Layers::Last);
+            assert!(target.join_forward(&Taps::of(&[Tap::LastKv])).is_err());
+        });
+    }
+}
+
+/// One row of two documents.
+fn packed(tokens: u32) -> Batch {
+    let count = tokens as usize;
+    let border = count / 3;
+    Batch {
+        ids: (0..tokens).map(|i| (i * 11 + 5) % 61).collect(),
+        position_ids: (0..tokens).map(|i| i % (border as u32 + 1)).collect(),
+        document_ids: (0..count).map(|i| i32::from(i >= border)).collect(),
+        delays: (0..tokens).map(|i| 1 + i % 3).collect(),
+        learned: (0..tokens - 1).filter(|i| i % 5 != 2 && *i + 1 != border as u32).collect(),
+        loss_mask: vec![true; count],
+        origins: Vec::new(),
+        row: 0,
+    }
+}
+
+fn groups(world: &World, sequence: usize) -> RowGroups {
+    let config = ParallelConfig { sequence, ..ParallelConfig::default() };
+    RowGroups::new(world, &config).expect("groups")
+}
+
+#[test]
+fn mpi_parts_of_a_row_have_the_bits_of_the_whole() {
+    let config = config(&json!({}));
+    let whole = target(&config, TargetOptions::default(), None);
+    let batch = packed(23);
+    for taps in all_taps() {
+        let want = whole.forward(&sequence_of(&batch), &taps).expect("features");
+        for ranks in [2, 3, 4] {
+            let parts = in_threads(ranks, |world| {
+                // With and without a target that is spread as well.
+                let part = groups(&world, ranks).part_of(23).expect("part");
+                [None, Some(&world)].map(|spread| {
+                    let options = TargetOptions { gather_ahead: false, ..Default::default() };
+                    let target = target(&config, options, spread);
+                    let features = target.forward_part(&sequence_of(&batch), &part, &taps);
+                    (part.rows(), features.expect("features"))
+                })
+            });
+            for (rows, got) in parts.into_iter().flatten() {
+                let mut own = want.rows(rows).expect("rows");
+                own.last_kv = want.last_kv.clone();
+                assert_eq!(bits(&got), bits(&own), "{ranks} ranks, {taps:?}");
+            }
+        }
+    }
+}
+
+/// Loss and gradients of a GLIDE draft whose window is shorter than a part.
+fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f64, Vec<Vec<f32>>) {
+    let config = config(&json!({}));
+    let target = Arc::new(target(&config, TargetOptions::default(), None));
+    let mut glide = GlideConfig::for_target(&config, None);
+    glide.self_window = 3;
+    let draft = GlideDraft::initialise(&glide, &target, Init::Random, 7).expect("draft");
+    let objective = GlideObjectiveConfig { soft_targets, top_k: 5, ..Default::default() };
+    let objective = GlideObjective::new(Arc::clone(&target), draft, objective);
+    let groups = groups(world, world.size());
+    let own = groups.cut(batch.clone());
+    let part = groups.part_of(own.ids.len());
+    let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
+    let loss = objective.loss(&own, &features, true).expect("loss");
+    let parameters = objective.draft().parameters();
+    let mut gradients = Gradients::new(parameters);
+    if let Some(numerator) = &loss.numerator {
+        gradients.add(parameters, &numerator.backward().expect("backward")).expect("gradients");
+    }
+    let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
+    let sums = parallel.reduce(gradients).into_values();
+    let mut sum = [loss.metrics.hard_sum + loss.metrics.soft_sum];
+    world.all_reduce_sum(&mut sum);
+    (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+#[test]
+fn mpi_parts_of_a_row_learn_like_the_whole() {
+    for soft in [SoftTargetKind::Full, SoftTargetKind::TopK] {
+        // A row that is shorter than the ranks are many is run by one of them; the second document of
+        // the third row is not learned, so that ranks have nothing to learn.
+        let mut one_sided = packed(23);
+        one_sided.learned.retain(|token| *token < 5);
+        for batch in [packed(23), packed(3), one_sided] {
+            let (loss, gradients) = glide_step(&World::single(), &batch, soft);
+            for ranks in [2, 4] {
+                for (sum, sums) in in_threads(ranks, |world| glide_step(&world, &batch, soft)) {
+                    assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
+                    let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
+                    for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
+                        assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
+                    }
+                    assert_eq!(gradients.len(), sums.len());
+                }
+            }
+        }
+    }
+}
