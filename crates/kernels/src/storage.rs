@@ -1,6 +1,6 @@
 //! Reading a tensor's CPU memory as a slice, with a named error when it cannot be.
 
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 
 /// The contiguous f32 values behind a custom op's argument.
 ///
@@ -37,9 +37,4 @@ pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) 
         Storage::Cpu(cpu) => f(f32_slice(cpu, layout, "kernel input")?),
         _ => bail!("kernel input: CPU tensor expected, found {:?}", tensor.device().location()),
     }
-}
-
-/// Whether every tensor is f32 on the CPU, where the fused implementations run.
-pub(crate) fn all_cpu_f32(tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|t| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32)
 }

@@ -2,6 +2,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::linear::composed as linear;
 use crate::log_sum_exp::as_of_type;
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
 pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let logits = inputs.hidden.matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
+    let logits = linear(inputs.hidden, inputs.head, None)?;
     if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
         return sparse::reference(inputs, laws, factors, &logits.to_dtype(wide)?);
     }
@@ -26,14 +27,14 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
     let teacher = match inputs.teacher {
         Some(teacher) => {
-            let hidden = match teacher.rows {
+            let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
+            let logits = match teacher.rows {
                 Some(rows) => {
-                    let rows = Tensor::from_slice(rows, rows.len(), teacher.hidden.device())?;
-                    teacher.hidden.index_select(&rows, 0)?
+                    let rows = Tensor::from_slice(rows, rows.len(), logits.device())?;
+                    logits.index_select(&rows, 0)?
                 }
-                None => teacher.hidden.clone(),
+                None => logits,
             };
-            let logits = hidden.matmul(&teacher.head.to_dtype(hidden.dtype())?.t()?)?;
             let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
             let logits = if weighted { as_of_type(&logits, teacher.head.dtype())? } else { logits };
             Some(logits.to_dtype(wide)?.detach())
