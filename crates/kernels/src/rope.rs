@@ -204,6 +204,14 @@ impl RopeTable {
         Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()? })
     }
 
+    /// The table on another device.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Ok(Self { cos: self.cos.to_device(device)?, sin: self.sin.to_device(device)? })
+    }
+
     /// The table of the first tokens.
     ///
     /// # Errors

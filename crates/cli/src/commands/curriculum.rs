@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
+use longdraft_models::{DeviceChoice, Precision};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
@@ -15,8 +16,8 @@ use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
 use crate::ranks::Voice;
 
-/// A target's name and which of its layers are loaded.
-type OpenedAs = (String, Layers);
+/// A target's name, which of its layers are loaded, where, and in which precision.
+type OpenedAs = (String, Layers, DeviceChoice, Precision);
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -98,10 +99,11 @@ pub(crate) fn train_all(
         {
             config.draft.from = Some(checkpoint);
         }
-        let opened_as = (config.target.clone(), train::layers(&config));
+        let layers = train::layers(&config);
+        let opened_as = (config.target.clone(), layers, config.device, config.precision);
         let opened = match target.take() {
             Some((other, opened)) if other == opened_as => opened,
-            _ => train::open_target(&config)?,
+            _ => train::open_target(&config, world)?,
         };
         let from = match (&before, start_from) {
             (Some(_), StartFrom::Last) => "from the last draft of the stage before",

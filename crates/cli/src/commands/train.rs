@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use longdraft_models::device::name_of;
 use longdraft_models::draft::glide::Init;
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
@@ -24,13 +25,13 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
-    let config = match read(&arguments.config, &arguments.overrides)? {
+    let config = match read(&arguments.config, &arguments.changes())? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
             return curriculum::run(&output, stages, policy, world, json);
         }
     };
-    let target = open_target(&config)?;
+    let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
     let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
     let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
@@ -58,9 +59,16 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
 /// the draft starts from it.
-pub(crate) fn open_target(config: &TrainConfig) -> Result<Arc<Target>> {
-    let layers = layers(config);
-    Ok(Arc::new(Target::open(&config.target, &TargetOptions { layers, ..Default::default() })?))
+pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
+    let options = TargetOptions { layers: layers(config), ..placed(config, world)? };
+    Ok(Arc::new(Target::open(&config.target, &options)?))
+}
+
+/// Device and type of a stage's target; the process's products follow them.
+pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOptions> {
+    let device = config.device.open(world.rank())?;
+    let dtype = config.precision.apply(&device);
+    Ok(TargetOptions { dtype, device, ..TargetOptions::default() })
 }
 
 /// Which of the target's layers a stage needs.
@@ -104,8 +112,9 @@ pub(crate) fn train(
         .sum();
     voice.say(&format!(
         "draft of {:.1} M parameters; {tokens} tokens in {rows} rows ({held_out} held out); \
-         {steps} steps, {done} done; {} threads",
+         {steps} steps, {done} done; {}, {} threads",
         parameters as f64 / 1e6,
+        name_of(target.device()),
         rayon::current_num_threads()
     ));
     let ending = stage.run(&mut tracked);

@@ -47,9 +47,10 @@ pub(super) fn in_chunks(
     let factor = Leaf::new(&factor, want_head)?;
     let mut sums = Sums::new(count);
     for rows in rows.chunks((logits / vocabulary.max(1)).max(1)) {
-        let part = match reordered {
-            false => hidden.narrow(0, rows[0] as usize, rows.len())?,
-            true => hidden.index_select(&indices(rows, hidden)?, 0)?,
+        let part = if reordered {
+            hidden.index_select(&indices(rows, hidden)?, 0)?
+        } else {
+            hidden.narrow(0, rows[0] as usize, rows.len())?
         };
         let part = Leaf::new(&part.detach(), want_hidden)?;
         let output = loss_of(rows, part.tensor(), factor.tensor())?;

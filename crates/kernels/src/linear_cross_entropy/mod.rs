@@ -36,7 +36,9 @@ use crate::composed::differentiable;
 
 pub use composed::composed;
 pub use reference::reference;
-pub use softcapped::{softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference};
+pub use softcapped::{
+    softcapped_composed, softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference,
+};
 pub use sparse::SparseLaws;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
