@@ -12,7 +12,7 @@ use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
 use crate::linear::linear;
 use crate::simd::{exp_in_place, max_of};
-use crate::storage::with_f32;
+use crate::storage::{host_f64, with_f32};
 
 /// Rows whose logits exist at the same time.
 const CHUNK_ROWS: usize = 128;
@@ -82,7 +82,7 @@ pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
     let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = logits.to_dtype(wide)?;
     Ok(HeadSummary {
-        log_sum_exp: logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1()?,
+        log_sum_exp: host_f64(&logits.log_sum_exp(D::Minus1)?)?,
         argmax: logits.argmax(D::Minus1)?.to_vec1()?,
     })
 }

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use crate::dispatch::fused;
 use crate::gemm::{Mat, Threads, matmul};
+use crate::storage::host_f64;
 
 /// Which polynomials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,9 +139,9 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
 pub fn reference(matrix: &Tensor, rule: Rule) -> Result<Tensor> {
     let (rows, columns) = matrix.dims2()?;
     let tall = rows > columns;
-    let norm = matrix.sqr()?.sum_all()?.sqrt()?.to_dtype(DType::F64)?;
+    let norm = host_f64(&matrix.sqr()?.sum_all()?.sqrt()?)?[0];
     let x = if tall { matrix.t()?.contiguous()? } else { matrix.clone() };
-    let mut x = (x / rule.divisor(norm.to_scalar()?))?;
+    let mut x = (x / rule.divisor(norm))?;
     for &(a, b, c) in rule.coefficients() {
         let gram = x.matmul(&x.t()?)?;
         let sum = ((&gram * b)? + (gram.matmul(&gram)? * c)?)?;

@@ -109,7 +109,7 @@ fn cuda_gpus() -> std::result::Result<usize, String> {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda_gpus() -> std::result::Result<usize, String> {
-    Ok(0)
+    Err("this build has no CUDA support".to_owned())
 }
 
 impl Precision {

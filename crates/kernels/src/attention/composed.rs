@@ -40,7 +40,7 @@ pub(super) fn composed_within(
     let tracked = [&q, &k, &v].iter().any(|t| t.track_op());
     let queries = q.dim(0)?;
     let call = Call::new(scores, &q, &k, &v, ranges)?;
-    if !tracked && queries < FULL_ROWS {
+    if !tracked && (1..FULL_ROWS).contains(&queries) {
         let filled = q.pad_with_zeros(0, 0, FULL_ROWS - queries)?;
         let call = Call { q: filled, ranges: Arc::new(ranges.filled_up(FULL_ROWS)), ..call };
         return call.forward()?.narrow(0, 0, queries)?.contiguous()?.to_dtype(dtype);

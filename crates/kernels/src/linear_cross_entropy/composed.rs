@@ -9,6 +9,7 @@ use super::teacher::order_by_teacher;
 use super::{Inputs, Output, RowStatistics, SoftTargets, SparseLaws, Teacher, Weighted, check};
 use crate::composed::{CHUNK_VALUES, differentiable};
 use crate::linear::factor_type;
+use crate::storage::{from_f64, host_f64};
 
 /// As [`super::linear_cross_entropy`], on any device; `[R, V]` is never materialised.
 ///
@@ -57,7 +58,7 @@ pub(super) fn in_chunks(
         sums.add(rows, &output, (&part, &factor))?;
     }
     let dtype = if hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let loss = Tensor::new(sums.loss, hidden.device())?.to_dtype(dtype)?;
+    let loss = from_f64(&[sums.loss], (), dtype, hidden.device())?;
     let d_hidden = match (want_hidden, sums.hidden.is_empty()) {
         (false, _) => None,
         (true, true) => Some(hidden.zeros_like()?),
@@ -130,7 +131,7 @@ impl Sums {
     }
 
     fn add(&mut self, rows: &[u32], output: &Output, (hidden, head): (&Leaf, &Leaf)) -> Result<()> {
-        self.loss += output.loss_sum.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        self.loss += host_f64(&output.loss_sum)?.iter().sum::<f64>();
         let of = &output.rows;
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;

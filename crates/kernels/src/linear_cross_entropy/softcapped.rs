@@ -15,7 +15,7 @@ use crate::composed::CHUNK_VALUES;
 use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{product_nn, product_nt};
 use crate::simd::{exp_in_place, max_of, tanh, vectorised};
-use crate::storage::with_f32;
+use crate::storage::{host_f64, with_f32};
 
 /// `Σ_rows ℓ` and `ℓ` of every row (`rows.hard`).
 ///
@@ -70,7 +70,7 @@ pub fn softcapped_reference(
     let log_q = log_softmax(&logits)?;
     let ids = Tensor::from_slice(labels, (labels.len(), 1), hidden.device())?;
     let nll = log_q.gather(&ids, 1)?.squeeze(1)?.neg()?;
-    let hard: Vec<f64> = nll.to_dtype(DType::F64)?.to_vec1()?;
+    let hard = host_f64(&nll)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
     let agrees = best.iter().zip(labels).map(|(best, label)| best == label).collect();
     Ok(Output { loss_sum: nll.sum_all()?, rows: statistics(hard, agrees) })

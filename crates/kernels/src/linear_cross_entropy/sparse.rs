@@ -11,6 +11,7 @@ use super::reference::{log_softmax, weighted_output};
 use super::row::{Row, Softmax, scale};
 use super::top_k::TopK;
 use super::{Inputs, Output, TAIL_FLOOR, Weighted};
+use crate::storage::from_f64;
 
 /// Laws at their most likely tokens; rows may share one.
 #[derive(Debug, Clone, Copy)]
@@ -132,13 +133,12 @@ pub(super) fn reference(
         tails.push(law.tail / law.mass());
     }
     let wide = logits.dtype();
-    let tensor = |values: Vec<f64>, width: usize| {
-        Tensor::from_vec(values, (rows, width), logits.device())?.to_dtype(wide)
-    };
+    let tensor =
+        |values: &[f64], width: usize| from_f64(values, (rows, width), wide, logits.device());
     let ids = Tensor::from_vec(ids, (rows, longest), logits.device())?;
-    let (true_p, listed) = (tensor(p, longest)?, tensor(listed, longest)?);
-    let p = true_p.broadcast_div(&tensor(masses, 1)?)?;
-    let tails = tensor(tails, 1)?.squeeze(1)?;
+    let (true_p, listed) = (tensor(&p, longest)?, tensor(&listed, longest)?);
+    let p = true_p.broadcast_div(&tensor(&masses, 1)?)?;
+    let tails = tensor(&tails, 1)?.squeeze(1)?;
     let log_q = log_softmax(logits)?;
     let listed_log_q = log_q.gather(&ids, 1)?;
     let q = (listed_log_q.exp()? * listed)?;

@@ -439,7 +439,7 @@ mod tests {
         let c = 0.5 / (outcome.grad_norm + 1e-6);
         assert!((outcome.clip_factor - c).abs() < 1e-12 && (outcome.momentum - 0.85).abs() < 1e-12);
         let u: Vec<f32> = start.iter().map(|g| g * c as f32 * 1.85).collect();
-        let x = orthogonalise(&u, 3, 2, Rule::NewtonSchulz);
+        let x = longdraft_kernels::orthogonalise::orthogonalise(&u, 3, 2, Rule::NewtonSchulz);
         let rate = (0.5 * 0.04 * 1.5_f64.sqrt()) as f32;
         for ((got, start), x) in values(&parameters[0]).iter().zip(&start).zip(x) {
             assert!((got - (start - rate * x)).abs() < 1e-6, "{got}");
