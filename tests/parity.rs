@@ -181,3 +181,50 @@ fn every_development_case_passes_where_they_are_at_hand() {
         assert!(text.contains("SHA-256"), "{text}");
     }
 }
+
+#[test]
+fn composed_ops_pass_the_shipped_cases_too() {
+    let out = succeed(&["parity", &cases().display().to_string(), "--ops", "composed", "--json"]);
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 7, "passed": 7, "pass": true}));
+    let fused = succeed(&["parity", &cases().display().to_string(), "--json"]);
+    // They are other ops: some last digit differs.
+    assert_ne!(out, fused);
+}
+
+#[test]
+fn composed_ops_pass_the_golden_cases() {
+    let golden = root().join("../shared/golden");
+    if !golden.is_dir() {
+        eprintln!("skipped: {} is not there", golden.display());
+        return;
+    }
+    // Those of `pretrain` take half a minute of a core; `scripts/gpu-check` runs them.
+    for kind in ["glide", "eagle3"] {
+        let folder = golden.join(kind).display().to_string();
+        let out = succeed(&["parity", &folder, "--ops", "composed", "--json"]);
+        let summary = last_json(&out);
+        assert_eq!(summary["pass"], true, "{kind}: {out}");
+        assert!(summary["cases"].as_u64().is_some_and(|cases| cases > 0), "{kind}");
+    }
+}
+
+#[test]
+fn a_device_that_the_build_lacks_is_named_with_the_way_out() {
+    if built_for_a_gpu() {
+        return;
+    }
+    for (device, feature) in [("cuda:0", "--features cuda"), ("metal:0", "--features metal")] {
+        let case = cases().join("packed_agree").display().to_string();
+        let output = run(&["parity", &case, "--device", device]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(device) && message.contains(feature), "{message}");
+    }
+    let output = run(&["parity", "x", "--device", "gpu7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"));
+}
+
+fn built_for_a_gpu() -> bool {
+    candle_core::utils::cuda_is_available() || candle_core::utils::metal_is_available()
+}

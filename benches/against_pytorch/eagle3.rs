@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
@@ -14,7 +14,7 @@ use longdraft_train::objective::{Eagle3Objective, Eagle3ObjectiveConfig, Objecti
 use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 use serde_json::json;
 
-use super::{glide, median};
+use super::{Place, glide, median};
 
 const HIDDEN: usize = 576;
 const VOCABULARY: usize = 49_152;
@@ -23,7 +23,7 @@ const DRAFT_VOCABULARY: usize = 8192;
 const TARGET_LAYERS: usize = 30;
 
 fn random(deviation: f64, shape: &[usize]) -> Tensor {
-    Tensor::randn(0.0_f32, deviation as f32, shape, &Device::Cpu).expect("random")
+    Tensor::randn(0.0_f32, deviation as f32, shape, &Place::get().device).expect("random")
 }
 
 /// For a target of this shape, whose head and embeddings are `table`.
@@ -65,7 +65,9 @@ fn given_features(tokens: usize) -> BatchFeatures {
 pub(super) fn step(tokens: usize, steps: usize, flags: &[&str]) -> f64 {
     let target = flags.contains(&"--online").then(glide::target);
     let table = |target: &Target| target.embedding().expect("table");
-    let table = target.as_deref().map_or_else(|| random(0.02, &[VOCABULARY, HIDDEN]), table);
+    let dtype = Place::target().dtype;
+    let drawn = || random(0.02, &[VOCABULARY, HIDDEN]).to_dtype(dtype).expect("a type");
+    let table = target.as_deref().map_or_else(drawn, table);
     let objective = objective(&table);
     let parameters = objective.eagle3().parameters();
     let config = AdamWConfig { clip_norm: 0.5, ..Default::default() };

@@ -7,13 +7,13 @@ use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
-use longdraft_models::target::{Tap, Taps, Target, TargetOptions};
+use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::objective::{GlideObjective, GlideObjectiveConfig, Objective};
 use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 use serde_json::json;
 
-use super::median;
+use super::{Place, median};
 
 const DELAY: u32 = 2;
 
@@ -26,7 +26,7 @@ pub(super) fn target() -> Arc<Target> {
         "max_position_embeddings": 32768, "tie_word_embeddings": true
     });
     let config = TargetConfig::from_json(&config).expect("valid");
-    Arc::new(Target::random(config, 0, &TargetOptions::default()).expect("target"))
+    Arc::new(Target::random(config, 0, &Place::target()).expect("target"))
 }
 
 fn batch(tokens: usize, step: usize) -> Batch {

@@ -3,6 +3,7 @@
 //! ```sh
 //! cargo bench --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]
 //! cargo bench --bench against_pytorch -- --only eagle3_16k      (needs no Python; also long_32k, decode_bandwidth)
+//! cargo bench --features cuda --bench against_pytorch -- --device cuda --dtype bfloat16 [--compile] ...
 //! ```
 //!
 //! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, `pytorch_eagle3.py` and
@@ -20,8 +21,54 @@ mod machine;
 mod pretrain;
 
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
+use candle_core::Device;
+use longdraft_models::target::TargetOptions;
+use longdraft_models::{DeviceChoice, Precision};
 use serde_json::{Map, Value, json};
+
+/// Both sides compute there; `--compile` is PyTorch's.
+struct Place {
+    device: Device,
+    precision: Precision,
+    /// As given.
+    arguments: Vec<String>,
+}
+
+static PLACE: OnceLock<Place> = OnceLock::new();
+
+impl Place {
+    fn of(arguments: &[String]) -> Self {
+        let value = |name: &str| {
+            let at = arguments.iter().position(|a| a == name)?;
+            arguments.get(at + 1).map(String::as_str)
+        };
+        let device: DeviceChoice = value("--device").unwrap_or("cpu").parse().expect("a device");
+        let precision = match value("--dtype") {
+            Some("bfloat16") => Precision::Bf16,
+            _ => Precision::F32,
+        };
+        let mut given = Vec::new();
+        for name in ["--device", "--dtype"] {
+            given.extend(value(name).map(|value| [name.to_owned(), value.to_owned()]));
+        }
+        let mut given = given.concat();
+        given.extend(arguments.iter().find(|a| *a == "--compile").cloned());
+        Self { device: device.open(0).expect("the device"), precision, arguments: given }
+    }
+
+    fn get() -> &'static Self {
+        PLACE.get().expect("set at the start")
+    }
+
+    /// Device and type of a frozen target.
+    fn target() -> TargetOptions {
+        let Self { device, precision, .. } = Self::get();
+        let dtype = precision.apply(device);
+        TargetOptions { dtype, device: device.clone(), ..TargetOptions::default() }
+    }
+}
 
 const THREADS: usize = 2;
 const STEPS: usize = 5;
@@ -105,6 +152,10 @@ fn main() {
         let at = arguments.iter().position(|a| a == name)?;
         arguments.get(at + 1).cloned()
     };
+    let place = PLACE.get_or_init(|| Place::of(&arguments));
+    if !matches!(place.device, Device::Cpu) {
+        eprintln!("on {}", place.arguments.join(" "));
+    }
     if let Some(case) = value("--worker") {
         rayon::ThreadPoolBuilder::new().num_threads(THREADS).build_global().expect("pool");
         let line = rayon::scope(|_| worker(&case));
@@ -227,7 +278,9 @@ fn last_line(output: &Output) -> Value {
 
 fn ours(case: &str) -> Value {
     let program = std::env::current_exe().expect("own path");
-    let output = Command::new(program).args(["--worker", case]).output().expect("worker starts");
+    let mut worker = Command::new(program);
+    worker.args(["--worker", case]).args(&Place::get().arguments);
+    let output = worker.output().expect("worker starts");
     last_line(&output)
 }
 
@@ -244,6 +297,7 @@ fn theirs(python: &str, baselines: &str, case: &Case) -> Value {
         .args(["--seq", &case.tokens.to_string(), "--threads", &THREADS.to_string()])
         .args(["--steps", &case.steps.to_string()])
         .args(case.flags)
+        .args(&Place::get().arguments)
         .output()
         .expect("python starts");
     last_line(&output)

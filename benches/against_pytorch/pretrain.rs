@@ -7,7 +7,7 @@ use std::time::Instant;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_train::optim::{Gradients, Muon, MuonConfig};
 
-use super::median;
+use super::{Place, median};
 
 /// Sequences of a step, as the other side's default.
 pub(super) const SEQUENCES: usize = 4;
@@ -15,7 +15,9 @@ pub(super) const SEQUENCES: usize = 4;
 /// Seconds of a step of [`SEQUENCES`] sequences, the median of `steps` after one warm-up.
 pub(super) fn step(sequence: usize, steps: usize) -> f64 {
     let config = LanguageModelConfig::default();
+    let device = Place::target().device;
     let model = LanguageModel::initialise(&config, 0).expect("model");
+    let model = model.to_device(&device).expect("model on its device");
     let parameters = model.parameters();
     let layout = Layout::new(&config, &[sequence], sequence).expect("layout");
     let optimizer = MuonConfig { matrix_lr: 0.02, clip_norm: 0.3, ..MuonConfig::default() };

@@ -8,11 +8,11 @@ use longdraft_decode::drafter::{
     Combination, CombinedDrafter, Drafter, LookupDrafter, ReducedHead, drafter_of,
 };
 use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
-use longdraft_models::TargetTokenId;
 use longdraft_models::draft::glide::trained_for;
 use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE, eagle3};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 
 use crate::cli::WeightDtype;
 use crate::failure::{Failure, Result};
@@ -63,6 +63,9 @@ pub(crate) struct DecodingArguments {
     /// How to hold the target's weights.
     #[arg(long, default_value = "f32")]
     pub(crate) dtype: WeightDtype,
+    /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: DeviceChoice,
     /// `measured` drafts as much as pays by measured times, and not at all where it does not;
     /// `fixed` always drafts the whole layout. Output follows the same law.
     #[arg(long)]
@@ -146,21 +149,24 @@ impl DecodingArguments {
             draft_vocab: None,
             draft_vocab_size: None,
             dtype: WeightDtype::F32,
+            device: DeviceChoice::Auto,
             pace: None,
         }
     }
 
     /// Opens target, tokenizer and draft.
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
-        let dtype = match self.dtype {
-            WeightDtype::F32 | WeightDtype::Stored => DType::F32,
-            WeightDtype::Bf16 => DType::BF16,
-            WeightDtype::F16 => DType::F16,
+        let (dtype, precision) = match self.dtype {
+            WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
+            WeightDtype::Bf16 => (DType::BF16, Precision::Bf16),
+            WeightDtype::F16 => (DType::F16, Precision::Bf16),
         };
+        let device = self.device.open(0)?;
+        precision.apply(&device);
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
         let quantised = self.dtype == WeightDtype::Stored;
-        let options = TargetOptions { dtype, quantised, ..TargetOptions::default() };
+        let options = TargetOptions { dtype, device, quantised, ..TargetOptions::default() };
         let target = Target::open(target, &options)?;
         let draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
         let head = self.proposed_tokens()?.map(|path| {

@@ -54,6 +54,14 @@ impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         let hint = match &error {
             ModelError::Hub { .. } => Some("check the network, or give a local folder or file"),
+            ModelError::DeviceMemory { .. } => Some(
+                "use less at a time: shorter rows (data.row_tokens), fewer micro-batch tokens, \
+                 fewer tapped layers, precision=bf16 or --dtype bf16; or capture the target's \
+                 features and train from them (train.features=FOLDER), or take device cpu",
+            ),
+            ModelError::Device { device, problem, remedy } => {
+                return Self::usage(format!("device `{device}`: {problem}")).hint(remedy);
+            }
             _ => None,
         };
         let failure = Self::work(error);
@@ -86,7 +94,7 @@ impl From<DataError> for Failure {
 
 impl From<candle_core::Error> for Failure {
     fn from(error: candle_core::Error) -> Self {
-        Self::work(error)
+        ModelError::from(error).into()
     }
 }
 

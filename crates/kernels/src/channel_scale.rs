@@ -7,7 +7,8 @@
 use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::dispatch::fused;
+use crate::storage::{f32_slice, with_f32};
 
 /// Rows of a parallel task, whose weight gradients are summed together.
 const ROWS_PER_CHUNK: usize = 64;
@@ -21,7 +22,7 @@ const ROWS_PER_CHUNK: usize = 64;
 /// - `weight` is not `[C]`
 pub fn scale_channels(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check(x, weight)?;
-    if !all_cpu_f32(&[x, weight]) {
+    if !fused(&[x, weight]) {
         return x.broadcast_mul(weight);
     }
     let none = Tensor::zeros(0, x.dtype(), x.device())?;
@@ -40,7 +41,7 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tens
     if residual.shape() != x.shape() {
         bail!("add_scaled: {:?} and {:?} differ in shape", residual.shape(), x.shape());
     }
-    if !all_cpu_f32(&[residual, x, weight]) {
+    if !fused(&[residual, x, weight]) {
         return reference(residual, x, weight);
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);

@@ -13,8 +13,9 @@
 use candle_core::{D, DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
+use crate::dispatch::fused;
 use crate::matrix::{Matrix, linear_each};
-use crate::storage::{all_cpu_f32, with_f32};
+use crate::storage::with_f32;
 use crate::swiglu::swiglu;
 use crate::top_k::top_k_of_row;
 
@@ -118,7 +119,7 @@ pub fn experts_onto(
     routes: &Routes,
 ) -> Result<Tensor> {
     routes.check(residual, x, experts)?;
-    if !all_cpu_f32(&[residual, x]) {
+    if !fused(&[residual, x]) {
         return gathered(residual, x, experts, routes);
     }
     let (rows, width) = x.dims2()?;

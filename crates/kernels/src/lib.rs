@@ -1,8 +1,9 @@
 //! Differentiable tensor ops of the hot path, on candle tensors.
 //!
-//! One op per module: its formula, a composed `reference` from plain tensor ops (any device, any
-//! float type, differentiable), a fused CPU implementation for f32 activations, and tests that
-//! hold the two together. No model knowledge lives here.
+//! One op per module: its formula, a `reference` from plain tensor ops (any device, any float type,
+//! differentiable), a fused CPU implementation for f32 activations, and tests that hold the two
+//! together. Where the reference would keep too much, a `composed` version for other devices goes by
+//! chunks and has a backward pass of its own; [`dispatch`] chooses. No model knowledge lives here.
 //!
 //! Shapes: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value heads, `D` head dim,
 //! `V` vocabulary, `R` rows of a product. Tensors are token-major (`[T, N, D]`), row-major.
@@ -14,6 +15,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod channel_scale;
+pub mod dispatch;
 pub mod experts;
 pub mod linear;
 pub mod linear_cross_entropy;
@@ -28,6 +30,7 @@ pub mod swiglu;
 pub mod threads;
 pub mod top_k;
 
+mod composed;
 mod gemm;
 mod simd;
 mod storage;

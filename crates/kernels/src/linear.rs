@@ -4,12 +4,12 @@
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
 //! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
 
-use candle_core::{
-    CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor, bail,
-};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use crate::composed::{FULL_ROWS, differentiable};
+use crate::dispatch::{Products, fused, products_of};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
 use crate::storage::{f32_slice, with_f32};
 
@@ -31,8 +31,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     {
         bail!("linear: bias [{outputs}] expected, found {:?}", bias.shape());
     }
-    if !matches!(x.device(), Device::Cpu) || x.dtype() != DType::F32 {
-        return reference(x, weight, bias);
+    if !fused(&[x]) {
+        return composed(x, weight, bias);
     }
     match bias {
         Some(bias) => apply(x, weight, bias, Addend::Bias),
@@ -53,7 +53,7 @@ pub fn linear_onto(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    if bias.is_some() || !matches!(x.device(), Device::Cpu) || x.dtype() != DType::F32 {
+    if bias.is_some() || !fused(&[x]) {
         return residual + linear(x, weight, bias)?;
     }
     let (rows, inputs) = x.dims2()?;
@@ -103,6 +103,60 @@ pub fn kept_bytes(
 /// - as [`linear`]
 pub fn reference(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let out = x.matmul(&weight.to_dtype(x.dtype())?.t()?)?;
+    match bias {
+        Some(bias) => out.broadcast_add(&bias.to_dtype(x.dtype())?),
+        None => Ok(out),
+    }
+}
+
+/// The same on any device: gradients only of what trains, and with [`Products::Half`] 16-bit
+/// factors. The result has the type of `x`.
+///
+/// # Errors
+/// - as [`linear`]
+pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    product_in(factor_type(x, weight), x, weight, bias)
+}
+
+/// The type in which `x` and `weight` are multiplied.
+pub(crate) fn factor_type(x: &Tensor, weight: &Tensor) -> DType {
+    match (x.dtype(), products_of(x), weight.dtype()) {
+        (DType::F32, Products::Half, DType::F16) => DType::F16,
+        (DType::F32, Products::Half, _) => DType::BF16,
+        (own, ..) => own,
+    }
+}
+
+fn product_in(
+    factors: DType,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (rows, _) = x.dims2()?;
+    let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
+    let (want_x, want_weight) = (x.track_op(), weight.track_op());
+    let factor = as_factor(x)?;
+    let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
+    let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
+    let out = factor.matmul(&as_factor(weight)?.t()?)?;
+    let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
+    let out = out.to_dtype(x.dtype())?;
+    let (kept_x, kept_weight) = (x.detach(), weight.detach());
+    let out = differentiable("linear", [x, weight, weight], out, move |g| {
+        let g = as_factor(g)?;
+        let dx = if want_x {
+            Some(g.matmul(&as_factor(&kept_weight)?)?.to_dtype(kept_x.dtype())?)
+        } else {
+            None
+        };
+        let dw = if want_weight {
+            Some(g.t()?.matmul(&as_factor(&kept_x)?)?.to_dtype(kept_weight.dtype())?)
+        } else {
+            None
+        };
+        Ok([dx, dw, None])
+    })?;
     match bias {
         Some(bias) => out.broadcast_add(&bias.to_dtype(x.dtype())?),
         None => Ok(out),
@@ -309,6 +363,36 @@ mod tests {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn composed_matches_reference_and_trains_only_what_is_a_variable() -> Result<()> {
+        for (seed, rows, inputs, outputs) in [(31, 1, 1, 1), (32, 5, 7, 9), (33, 90, 64, 30)] {
+            let mut noise = Noise::new(seed);
+            let (x, w, b) =
+                (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
+            let direction = noise.tensor(&[rows, outputs]);
+            let plain = reference(&x, &w, Some(&b))?;
+            let want = (&plain * &direction)?.sum_all()?.backward()?;
+            for (factors, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
+                let own = product_in(factors, &x, &w, Some(&b))?;
+                assert_eq!(own.dtype(), DType::F32);
+                assert_close("forward", &own, &plain, tolerance);
+                let own = (own * &direction)?.sum_all()?.backward()?;
+                for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
+                    let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+                    assert_close(name, a, b, tolerance);
+                }
+            }
+            let frozen = w.to_dtype(DType::BF16)?.detach();
+            let own = (composed(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
+            let fused = (linear(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
+            assert_close("x", own.get(&x).expect("own"), fused.get(&x).expect("fused"), 1e-5);
+            let alone = composed(&x.detach(), &frozen, None)?;
+            assert!(!alone.track_op());
+            assert_close("filled up", &alone, &linear(&x, &frozen, None)?, 1e-5);
         }
         Ok(())
     }

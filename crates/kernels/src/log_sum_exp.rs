@@ -5,12 +5,14 @@
 //! through in chunks: memory is `O(chunk · V)`. No gradient. Logits are rounded to a 16-bit head's
 //! type, as a target of that type has them.
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::composed::CHUNK_VALUES;
+use crate::dispatch::fused;
 use crate::linear::linear;
 use crate::simd::{exp_in_place, max_of};
-use crate::storage::with_f32;
+use crate::storage::{host_f64, with_f32};
 
 /// Rows whose logits exist at the same time.
 const CHUNK_ROWS: usize = 128;
@@ -37,8 +39,8 @@ pub struct HeadSummary {
 pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
     let rows = hidden.dim(0)?;
     let vocabulary = head.dim(0)?;
-    if !matches!(hidden.device(), Device::Cpu) || hidden.dtype() != DType::F32 || vocabulary == 0 {
-        return reference(hidden, head);
+    if !fused(&[hidden]) || vocabulary == 0 {
+        return composed(hidden, head);
     }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
@@ -54,17 +56,33 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
     Ok(summary)
 }
 
-/// The same from plain tensor ops, for any device and float type.
+/// The same on any device, [`reference`] of some rows at a time.
+///
+/// # Errors
+/// - as [`linear_log_sum_exp`]
+pub fn composed(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+    let rows = hidden.dim(0)?;
+    let chunk_rows = (CHUNK_VALUES / head.dim(0)?.max(1)).max(1);
+    let mut summary = HeadSummary::default();
+    for first in (0..rows).step_by(chunk_rows) {
+        let chunk = reference(&hidden.narrow(0, first, chunk_rows.min(rows - first))?, head)?;
+        summary.log_sum_exp.extend(chunk.log_sum_exp);
+        summary.argmax.extend(chunk.argmax);
+    }
+    Ok(summary)
+}
+
+/// The same from plain tensor ops, for any device and float type; `[R, V]` is materialised.
 ///
 /// # Errors
 /// - as [`linear_log_sum_exp`]
 pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
-    let logits = hidden.matmul(&head.to_dtype(hidden.dtype())?.t()?)?;
+    let logits = crate::linear::composed(hidden, head, None)?;
     let logits = as_of_type(&logits, head.dtype())?;
     let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = logits.to_dtype(wide)?;
     Ok(HeadSummary {
-        log_sum_exp: logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1()?,
+        log_sum_exp: host_f64(&logits.log_sum_exp(D::Minus1)?)?,
         argmax: logits.argmax(D::Minus1)?.to_vec1()?,
     })
 }
@@ -92,6 +110,8 @@ fn summary_of_row(z: &[f32]) -> (f64, u32) {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
     use crate::test_support::Noise;
 
@@ -107,6 +127,7 @@ mod tests {
                 assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
             }
             assert_eq!(fused.log_sum_exp.len(), rows);
+            assert_eq!(composed(&hidden, &head)?, plain);
         }
         Ok(())
     }
@@ -116,7 +137,7 @@ mod tests {
         // 1.001 rounds to 1 in bf16: a tie.
         let hidden = Tensor::new(&[[1.0_f32, 0.001]], &Device::Cpu)?;
         let head = Tensor::new(&[[1.0_f32, 0.0], [1.0, 1.0]], &Device::Cpu)?;
-        for summary in [linear_log_sum_exp, reference] {
+        for summary in [linear_log_sum_exp, reference, composed] {
             assert_eq!(summary(&hidden, &head)?.argmax, [1]);
             assert_eq!(summary(&hidden, &head.to_dtype(DType::BF16)?)?.argmax, [0]);
         }

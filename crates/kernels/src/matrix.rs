@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 
+use crate::dispatch::fused;
 use crate::gemm::{BLOCK, Blocks, GROUP, Mat, Product, Right, matmul_each, side_by_side};
 use crate::linear::{Weight, linear, linear_onto};
 use crate::storage::with_f32;
@@ -192,6 +193,7 @@ impl Matrix {
         match (self, bias) {
             (Self::Dense(weight), _) => linear_onto(residual, x, weight, bias),
             (Self::Quantised(_), Some(_)) => residual + self.linear(x, bias)?,
+            (Self::Quantised(_), None) if widens(x) => residual + self.linear(x, None)?,
             (Self::Quantised(_), None) => {
                 let (rows, _) = x.dims2()?;
                 let (outputs, _) = self.dims()?;
@@ -223,13 +225,14 @@ pub fn linear_each<const N: usize>(
         bias.is_none_or(|b| b.dtype() == DType::F32)
             && matrix.dense().is_none_or(|w| !w.track_op() && w.is_contiguous())
     };
-    let on_cpu = matches!(x.device(), Device::Cpu) && x.dtype() == DType::F32;
-    let together = on_cpu && !x.track_op() && maps.iter().all(|(w, bias)| simple(w, *bias));
+    let together = fused(&[x]) && !x.track_op() && maps.iter().all(|(w, bias)| simple(w, *bias));
     let outputs = if together {
         frozen_each(x, &maps)?
     } else {
         let alone = |(matrix, bias): &(&Matrix, Option<&Tensor>)| match matrix {
             Matrix::Dense(weight) => linear(x, weight, *bias),
+            // Composed ops on a CPU know no blocks.
+            Matrix::Quantised(_) if widens(x) => linear(x, &matrix.to_dense()?, *bias),
             Matrix::Quantised(_) => bail!(
                 "linear: quantised weights take f32 inputs on the CPU, without gradients and with \
                  f32 biases"
@@ -238,6 +241,10 @@ pub fn linear_each<const N: usize>(
         maps.iter().map(alone).collect::<Result<Vec<_>>>()?
     };
     outputs.try_into().map_err(|_| candle_core::Error::Msg("linear: an output a map".into()))
+}
+
+fn widens(x: &Tensor) -> bool {
+    matches!(x.device(), Device::Cpu) && x.dtype() == DType::F32 && !fused(&[x])
 }
 
 fn frozen_each(x: &Tensor, maps: &[(&Matrix, Option<&Tensor>)]) -> Result<Vec<Tensor>> {

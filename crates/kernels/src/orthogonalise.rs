@@ -9,10 +9,12 @@
 //!
 //! A zero matrix stays zero. Cost: `5 (4 r² c + 2 r³)` operations for `r ≤ c`.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::dispatch::fused;
 use crate::gemm::{Mat, Threads, matmul};
+use crate::storage::host_f64;
 
 /// Which polynomials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,27 @@ impl Rule {
             s * (a + square * (b + c * square))
         })
     }
+}
+
+/// [`orthogonalise`] where the products are fastest: on `device`, if it is no CPU. The matrix comes
+/// from the host and goes back there.
+///
+/// # Errors
+/// - the device fails
+///
+/// # Panics
+/// - `matrix` has another length
+pub fn orthogonalise_on(
+    device: &Device,
+    matrix: &[f32],
+    (rows, columns): (usize, usize),
+    rule: Rule,
+) -> Result<Vec<f32>> {
+    let host = Tensor::zeros(0, DType::F32, device)?;
+    if fused(&[&host]) || matrix.is_empty() {
+        return Ok(orthogonalise(matrix, rows, columns, rule));
+    }
+    reference(&Tensor::from_slice(matrix, (rows, columns), device)?, rule)?.flatten_all()?.to_vec1()
 }
 
 /// The orthogonal factor of a row-major `rows` x `columns` matrix.
@@ -116,9 +139,9 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
 pub fn reference(matrix: &Tensor, rule: Rule) -> Result<Tensor> {
     let (rows, columns) = matrix.dims2()?;
     let tall = rows > columns;
-    let norm = matrix.sqr()?.sum_all()?.sqrt()?.to_dtype(candle_core::DType::F64)?;
+    let norm = host_f64(&matrix.sqr()?.sum_all()?.sqrt()?)?[0];
     let x = if tall { matrix.t()?.contiguous()? } else { matrix.clone() };
-    let mut x = (x / rule.divisor(norm.to_scalar()?))?;
+    let mut x = (x / rule.divisor(norm))?;
     for &(a, b, c) in rule.coefficients() {
         let gram = x.matmul(&x.t()?)?;
         let sum = ((&gram * b)? + (gram.matmul(&gram)? * c)?)?;
@@ -131,7 +154,6 @@ pub fn reference(matrix: &Tensor, rule: Rule) -> Result<Tensor> {
 mod tests {
     use super::*;
     use crate::test_support::{Noise, assert_close};
-    use candle_core::{DType, Device};
 
     #[test]
     fn fused_matches_reference_for_wide_tall_and_thin_matrices() -> Result<()> {

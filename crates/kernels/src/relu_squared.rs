@@ -5,8 +5,9 @@
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
+use crate::dispatch::fused;
 use crate::simd::vectorised;
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::storage::{f32_slice, with_f32};
 
 const CHUNK: usize = 8192;
 
@@ -21,7 +22,7 @@ pub fn relu_squared(x: &Tensor, slope: f64) -> Result<Tensor> {
     if !(0.0..1.0).contains(&slope) {
         bail!("relu_squared: slope in [0, 1) expected, found {slope}");
     }
-    if all_cpu_f32(&[x]) {
+    if fused(&[x]) {
         x.contiguous()?.apply_op1(ReluSquared { slope: slope as f32 })
     } else {
         reference(x, slope)

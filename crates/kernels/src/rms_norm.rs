@@ -8,7 +8,9 @@
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::composed::differentiable;
+use crate::dispatch::fused;
+use crate::storage::{f32_slice, with_f32};
 
 /// Rows whose weight gradients are summed together before partial sums are added in order.
 const ROWS_PER_CHUNK: usize = 64;
@@ -25,11 +27,41 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     if weight.dims() != [hidden] {
         bail!("rms_norm: weight of shape [{hidden}] expected, found {:?}", weight.shape());
     }
-    if all_cpu_f32(&[x, weight]) {
+    if fused(&[x, weight]) {
         x.contiguous()?.apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
+    } else if x.dtype() == DType::F32 && weight.dtype() == DType::F32 {
+        composed(x, weight, eps)
     } else {
         reference(x, weight, eps)
     }
+}
+
+/// The same on any device for f32, without the intermediate values that a graph would keep.
+///
+/// # Errors
+/// - as [`rms_norm`]
+pub fn composed(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let (rows, scale) = (x.detach(), weight.detach());
+    let out = reference(&rows, &scale, eps)?;
+    let want = [x.track_op(), weight.track_op()];
+    differentiable("rms_norm", [x, weight, weight], out, move |g| {
+        let r = ((rows.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?).recip()?;
+        let normed = rows.broadcast_mul(&r)?;
+        let dx = if want[0] {
+            let scaled = g.broadcast_mul(&scale)?;
+            let pull = (&scaled * &normed)?.mean_keepdim(D::Minus1)?;
+            Some((scaled - normed.broadcast_mul(&pull)?)?.broadcast_mul(&r)?)
+        } else {
+            None
+        };
+        let dw = if want[1] {
+            let width = scale.elem_count();
+            Some((g * normed)?.reshape(((), width))?.sum(0)?)
+        } else {
+            None
+        };
+        Ok([dx, dw, None])
+    })
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -151,6 +183,24 @@ mod tests {
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             for (name, var) in [("x", &x), ("weight", &w)] {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+                assert_close(name, a, b, 2e-5);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn composed_matches_fused_forward_and_backward() -> Result<()> {
+        for (seed, shape) in [(1, vec![1, 3]), (2, vec![3, 2, 16]), (3, vec![70, 33])] {
+            let mut noise = Noise::new(seed + 20);
+            let (x, w) = (noise.var(&shape), noise.var(&shape[shape.len() - 1..]));
+            let direction = noise.tensor(&shape);
+            let (own, fused) = (composed(&x, &w, 1e-5)?, rms_norm(&x, &w, 1e-5)?);
+            assert_close("forward", &own, &fused, 1e-6);
+            let own = (own * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("x", &x), ("weight", &w)] {
+                let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
                 assert_close(name, a, b, 2e-5);
             }
         }

@@ -9,7 +9,9 @@
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::composed::differentiable;
+use crate::dispatch::fused;
+use crate::storage::{f32_slice, with_f32};
 
 /// How the base frequencies are stretched for contexts beyond the pretraining length.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -202,6 +204,14 @@ impl RopeTable {
         Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()? })
     }
 
+    /// The table on another device.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Ok(Self { cos: self.cos.to_device(device)?, sin: self.sin.to_device(device)? })
+    }
+
     /// The table of the first tokens.
     ///
     /// # Errors
@@ -234,11 +244,21 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     if table.cos.dims() != [tokens, head_dim / 2] {
         bail!("rope: table {:?} does not fit x {:?}", table.cos.shape(), x.shape());
     }
-    if all_cpu_f32(&[x, &table.cos]) {
+    if fused(&[x, &table.cos]) {
         x.contiguous()?.apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
     } else {
-        reference(x, table)
+        composed(x, table)
     }
+}
+
+/// The same on any device; the gradient is turned back, nothing is kept.
+///
+/// # Errors
+/// - as [`rope`]
+pub fn composed(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let back = table.reversed()?;
+    let out = reference(&x.detach(), table)?;
+    differentiable("rope", [x; 3], out, move |g| Ok([Some(reference(g, &back)?), None, None]))
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -344,9 +364,13 @@ mod tests {
             let direction = noise.tensor(&[tokens, heads, head_dim]);
             let (fused, plain) = (rope(&x, &table)?, reference(&x, &table)?);
             assert_close("forward", &fused, &plain, 1e-6);
+            let own = composed(&x, &table)?;
+            assert_close("composed", &own, &fused, 1e-6);
+            let own = (own * &direction)?.sum_all()?.backward()?;
             let fused = (fused * &direction)?.sum_all()?.backward()?;
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
+            assert_close("own", own.get(&x).expect("own"), plain.get(&x).expect("plain"), 1e-6);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Reading a tensor's CPU memory as a slice, with a named error when it cannot be.
 
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 
 /// The contiguous f32 values behind a custom op's argument.
 ///
@@ -39,7 +39,17 @@ pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) 
     }
 }
 
-/// Whether every tensor is f32 on the CPU, where the fused implementations run.
-pub(crate) fn all_cpu_f32(tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|t| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32)
+/// The values on the host in f64: not every device has that type.
+pub(crate) fn host_f64(values: &Tensor) -> Result<Vec<f64>> {
+    values.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()
+}
+
+/// Values of the host on a device in one of its types.
+pub(crate) fn from_f64(
+    values: &[f64],
+    shape: impl Into<Shape>,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
 }

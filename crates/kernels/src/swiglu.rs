@@ -6,8 +6,10 @@
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
+use crate::composed::differentiable;
+use crate::dispatch::fused;
 use crate::simd::{exp, vectorised};
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::storage::{f32_slice, with_f32};
 
 const CHUNK: usize = 8192;
 
@@ -22,11 +24,27 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     if gate.shape() != up.shape() {
         bail!("swiglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
-    if all_cpu_f32(&[gate, up]) {
+    if fused(&[gate, up]) {
         gate.contiguous()?.apply_op2(&up.contiguous()?, SwiGlu)
     } else {
-        reference(gate, up)
+        composed(gate, up)
     }
+}
+
+/// The same on any device, without the intermediate values that a graph would keep.
+///
+/// # Errors
+/// - as [`swiglu`]
+pub fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let (z, u) = (gate.detach(), up.detach());
+    let out = reference(&z, &u)?;
+    differentiable("swiglu", [gate, up, up], out, move |g| {
+        let s = (z.neg()?.exp()? + 1.0)?.recip()?;
+        let du = ((g * &z)? * &s)?;
+        // s (1 + z (1 − s))
+        let slope = (&s * ((&z * (1.0 - &s)?)? + 1.0)?)?;
+        Ok([Some(((g * &u)? * slope)?), Some(du), None])
+    })
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -126,6 +144,25 @@ mod tests {
             let plain = (plain * &direction)?.sum_all()?.backward()?;
             for (name, var) in [("gate", &gate), ("up", &up)] {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+                assert_close(name, a, b, 1e-5);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn composed_matches_fused_forward_and_backward() -> Result<()> {
+        let mut noise = Noise::new(9);
+        let (gate, up) = (noise.var(&[7, 19]), noise.var(&[7, 19]));
+        let direction = noise.tensor(&[7, 19]);
+        for factor in [1.0, 8.0, 500.0] {
+            let wide = (gate.as_tensor() * factor)?;
+            let (own, fused) = (composed(&wide, &up)?, swiglu(&wide, &up)?);
+            assert_close("forward", &own, &fused, 1e-6);
+            let own = (own * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("gate", &gate), ("up", &up)] {
+                let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
                 assert_close(name, a, b, 1e-5);
             }
         }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::device::is_out_of_memory;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, ModelError>;
 
@@ -40,7 +42,34 @@ pub enum ModelError {
     Tokenizer(String),
     /// A tensor operation failed.
     #[error(transparent)]
-    Tensor(#[from] candle_core::Error),
+    Tensor(candle_core::Error),
+    /// A device that was asked for cannot be used.
+    #[error("device `{device}`: {problem}")]
+    Device {
+        /// As it was named.
+        device: String,
+        /// What is wrong.
+        problem: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// The device has no memory left.
+    #[error("the device has no memory left: {source}")]
+    DeviceMemory {
+        /// The driver's error.
+        #[source]
+        source: candle_core::Error,
+    },
+}
+
+impl From<candle_core::Error> for ModelError {
+    fn from(error: candle_core::Error) -> Self {
+        if is_out_of_memory(&error) {
+            Self::DeviceMemory { source: error }
+        } else {
+            Self::Tensor(error)
+        }
+    }
 }
 
 impl ModelError {

@@ -5,6 +5,7 @@
 
 pub mod bits_per_byte;
 pub mod config;
+pub mod device;
 pub mod draft;
 pub mod error;
 pub mod hub;
@@ -16,5 +17,6 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use config::TargetConfig;
+pub use device::{DeviceChoice, Precision};
 pub use error::{ModelError, Result};
 pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use longdraft_models::ModelError;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, TrainError>;
 
@@ -17,7 +19,7 @@ pub enum TrainError {
     Data(#[from] longdraft_data::DataError),
     /// A tensor operation failed.
     #[error(transparent)]
-    Tensor(#[from] candle_core::Error),
+    Tensor(candle_core::Error),
     /// The loss or a gradient is not finite. Nothing was saved or overwritten.
     #[error(
         "step {step}: {what} is not finite (in {}); the last checkpoint is untouched",
@@ -91,6 +93,15 @@ pub enum TrainError {
         /// Old and new values.
         differences: Vec<String>,
     },
+}
+
+impl From<candle_core::Error> for TrainError {
+    fn from(error: candle_core::Error) -> Self {
+        match ModelError::from(error) {
+            ModelError::Tensor(error) => Self::Tensor(error),
+            other => Self::Model(other),
+        }
+    }
 }
 
 impl TrainError {

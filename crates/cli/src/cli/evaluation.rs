@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use longdraft_models::DeviceChoice;
 
 use crate::decoding::DecodingArguments;
 
@@ -36,6 +37,9 @@ pub(crate) struct EvalHeldOutArguments {
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// Where it computes, as `device=` does: auto, cpu, cuda:0, metal:0.
+    #[arg(long)]
+    pub(crate) device: Option<DeviceChoice>,
 }
 
 /// A scored stream and its windows.
@@ -95,6 +99,9 @@ pub(crate) struct EvalBpbArguments {
     /// Start anew at every start of a document.
     #[arg(long)]
     pub(crate) doc_isolated: bool,
+    /// Where it computes: auto, cpu, cuda:0, metal:0.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: DeviceChoice,
     /// Stretch RoPE for windows beyond so many tokens (targets; own models know theirs).
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ntk_reference: Option<usize>,

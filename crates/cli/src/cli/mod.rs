@@ -12,6 +12,7 @@ mod training;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use longdraft_models::DeviceChoice;
 
 pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
@@ -30,7 +31,7 @@ pub(crate) use pretraining::{
 pub(crate) use serving::{
     ExportArguments, ExportDtype, ExtractArguments, PushArguments, VerifyArguments,
 };
-pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments};
+pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.
 #[derive(Debug, Parser)]
@@ -45,6 +46,18 @@ pub(crate) struct Cli {
     /// Print a machine-readable last line.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Implementation of the ops: `composed` computes on the CPU what a GPU does.
+    #[arg(long, global = true, hide = true, default_value = "fused")]
+    pub(crate) ops: OpsChoice,
+}
+
+/// Implementation of the ops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OpsChoice {
+    /// Fused where there is one.
+    Fused,
+    /// Composed of tensor ops.
+    Composed,
 }
 
 /// Commands.
@@ -137,6 +150,9 @@ pub(crate) struct ParityArguments {
     /// Weights of `forward` cases: a Hugging Face folder or a GGUF file.
     #[arg(long)]
     pub(crate) target: Option<PathBuf>,
+    /// Where it is computed, in f32: auto, cpu, cuda:0, metal:0.
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: DeviceChoice,
 }
 
 /// Arguments of `quickstart`.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use longdraft_models::DeviceChoice;
+
 use super::PlanArguments;
 
 /// Arguments of `report`.
@@ -24,6 +26,9 @@ pub(crate) struct TrainArguments {
     /// Change values: dotted.key=value (as in YAML), +new.key=value, ~key.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// Where it computes, as `device=` does: auto, cpu, cuda:0, metal:0.
+    #[arg(long)]
+    pub(crate) device: Option<DeviceChoice>,
     /// Go on from a checkpoint although objective, data, target or batch changed.
     #[arg(long)]
     pub(crate) force_resume: bool,
@@ -41,10 +46,33 @@ pub(crate) struct CaptureArguments {
     /// Change values: dotted.key=value, +new.key=value, ~key; stage=NAME picks a curriculum's.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// Where it computes, as `device=` does: auto, cpu, cuda:0, metal:0.
+    #[arg(long)]
+    pub(crate) device: Option<DeviceChoice>,
     /// Only say how much would be written.
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Check the hash of every shard in an object store too; in a folder that is always done.
     #[arg(long)]
     pub(crate) verify: bool,
+}
+
+impl TrainArguments {
+    /// All changes to the configuration, the last one wins.
+    pub(crate) fn changes(&self) -> Vec<String> {
+        with_device(&self.overrides, self.device)
+    }
+}
+
+impl CaptureArguments {
+    /// All changes to the configuration, the last one wins.
+    pub(crate) fn changes(&self) -> Vec<String> {
+        with_device(&self.overrides, self.device)
+    }
+}
+
+/// Changes to a configuration and, behind them, the device.
+pub(crate) fn with_device(overrides: &[String], device: Option<DeviceChoice>) -> Vec<String> {
+    let device = device.map(|device| format!("device={device}"));
+    overrides.iter().cloned().chain(device).collect()
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target::Target;
 use longdraft_train::features::store::Estimate;
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;
 
 use crate::cli::CaptureArguments;
+use crate::commands::train::placed;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
@@ -20,13 +21,13 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
-    let config = read_stage(&arguments.config, &arguments.overrides)?;
+    let config = read_stage(&arguments.config, &arguments.changes())?;
     let Some(place) = config.train.features.store() else {
         return Err(Failure::usage("`train.features` names no place for the features")
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     let place = place.to_owned();
-    let target = Arc::new(Target::open(&config.target, &TargetOptions::default())?);
+    let target = Arc::new(Target::open(&config.target, &placed(&config, world)?)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
     let mut progress =

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
+use longdraft_models::{DeviceChoice, Precision};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
@@ -15,9 +16,16 @@ use crate::failure::Result;
 use crate::progress::{TrainingProgress, stop_on_interrupt};
 use crate::ranks::Voice;
 
-/// A target's name, which of its layers are loaded, whether it is spread over the ranks, and over how
-/// many of them a row is.
-type OpenedAs = (String, Layers, bool, usize);
+/// What has to be the same for stages to share an open target.
+#[derive(PartialEq)]
+struct OpenedAs {
+    target: String,
+    layers: Layers,
+    is_spread: bool,
+    ranks_a_row: usize,
+    device: DeviceChoice,
+    precision: Precision,
+}
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -101,8 +109,14 @@ pub(crate) fn train_all(
             config.draft.from = Some(checkpoint);
         }
         let is_spread = config.parallel.spreads_weights(world);
-        let opened_as =
-            (config.target.clone(), config.needed_layers(), is_spread, config.parallel.sequence);
+        let opened_as = OpenedAs {
+            target: config.target.clone(),
+            layers: config.needed_layers(),
+            is_spread,
+            ranks_a_row: config.parallel.sequence,
+            device: config.device,
+            precision: config.precision,
+        };
         let opened = match target.take() {
             Some((other, opened)) if other == opened_as => opened,
             _ => train::open_target(&config, world)?,

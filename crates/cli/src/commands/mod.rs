@@ -19,7 +19,9 @@ mod report;
 mod train;
 mod verify;
 
-use crate::cli::{Cli, Command, EvalCommand};
+use longdraft_kernels::dispatch::{Ops, set_ops};
+
+use crate::cli::{Cli, Command, EvalCommand, OpsChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use fetch::cache_folder;
@@ -28,6 +30,10 @@ pub(crate) use train::median;
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
     let threads = arguments.threads.unwrap_or(0);
+    set_ops(match arguments.ops {
+        OpsChoice::Fused => Ops::Fused,
+        OpsChoice::Composed => Ops::Composed,
+    });
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build_global()

@@ -14,9 +14,10 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     for path in &arguments.cases {
         collect_cases(path, &mut folders)?;
     }
+    let device = arguments.device.open(0)?;
     let mut reports = Vec::new();
     for folder in &folders {
-        let report = run_case(folder, arguments.target.as_deref())?;
+        let report = run_case(folder, arguments.target.as_deref(), &device)?;
         print_report(&report, json);
         reports.push(report);
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::{Traffic, World};
@@ -27,7 +28,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     if arguments.planning.plan {
         return plan::run(world, arguments, json);
     }
-    let config = match read(&arguments.config, &arguments.overrides)? {
+    let config = match read(&arguments.config, &arguments.changes())? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
             return curriculum::run(&output, stages, policy, world, json);
@@ -67,8 +68,15 @@ pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Tar
     // Ranks that share rows exchange keys and values during a pass.
     let gather_ahead = config.parallel.sequence == 1;
     let layers = config.needed_layers();
-    let options = TargetOptions { layers, spread, gather_ahead, ..Default::default() };
+    let options = TargetOptions { layers, spread, gather_ahead, ..placed(config, world)? };
     Ok(Arc::new(Target::open(&config.target, &options)?))
+}
+
+/// Device and type of a stage's target; the process's products follow them.
+pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOptions> {
+    let device = config.device.open(world.rank())?;
+    let dtype = config.precision.apply(&device);
+    Ok(TargetOptions { dtype, device, ..TargetOptions::default() })
 }
 
 /// Prepares and runs the stage, on every rank; returns how it ended and the stage.
@@ -102,8 +110,9 @@ pub(crate) fn train(
         .sum();
     voice.say(&format!(
         "draft of {:.1} M parameters; {tokens} tokens in {rows} rows ({held_out} held out); \
-         {steps} steps, {done} done; {} threads",
+         {steps} steps, {done} done; {}, {} threads",
         parameters as f64 / 1e6,
+        name_of(target.device()),
         rayon::current_num_threads()
     ));
     plan::say(&voice, &stage, world);

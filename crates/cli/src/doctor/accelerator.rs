@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::finding::Finding;
+use longdraft_models::{DeviceChoice, ModelError};
+
+use super::finding::{Finding, Status};
 use super::program::{Answer, ask};
 
 const GPU: &str = "gpu";
@@ -25,7 +27,8 @@ pub(super) fn examine() -> Vec<Finding> {
     let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     let nvidia = nvidia(ask("nvidia-smi", &query), driver.as_deref());
     let built = (candle_core::utils::cuda_is_available(), candle_core::utils::metal_is_available());
-    let mut findings = vec![judge_gpu(&nvidia, built)];
+    let opened = built.0.then(|| DeviceChoice::Cuda(0).open(0).err()).flatten();
+    let mut findings = vec![judge_opened(judge_gpu(&nvidia, built), opened)];
     if let Nvidia::Gpus(gpus) = &nvidia {
         findings.push(judge_nccl(gpus.len(), find_nccl().as_deref()));
     }
@@ -69,7 +72,7 @@ fn judge_gpu(nvidia: &Nvidia, (cuda, metal): (bool, bool)) -> Finding {
         Nvidia::Gpus(gpus) => Finding::note(
             GPU,
             format!("{}; this build has no CUDA support", gpus.join(", ")),
-            "everything runs on the processor; only a build with CUDA support uses the GPU",
+            "everything runs on the processor; build with --features cuda to use the GPU (docs/gpu.md)",
         ),
         Nvidia::Broken(cause) if cuda => Finding::problem(GPU, cause, repair),
         Nvidia::Broken(cause) => {
@@ -81,6 +84,16 @@ fn judge_gpu(nvidia: &Nvidia, (cuda, metal): (bool, bool)) -> Finding {
         }
         Nvidia::None if metal => Finding::ok(GPU, "Metal"),
         Nvidia::None => Finding::ok(GPU, "none; this build computes on the processor"),
+    }
+}
+
+/// A GPU that the tools show but this build cannot open is a problem.
+fn judge_opened(found: Finding, error: Option<ModelError>) -> Finding {
+    match error {
+        Some(ModelError::Device { problem, remedy, .. }) if found.status == Status::Ok => {
+            Finding::problem(GPU, format!("{}, but {problem}", found.fact), remedy)
+        }
+        _ => found,
     }
 }
 
@@ -127,7 +140,6 @@ fn in_loader_cache(text: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Status;
 
     const TWO: &str = "NVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15\nNVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15\n";
 
@@ -139,6 +151,17 @@ mod tests {
         assert!(finding.fact.contains("NVIDIA A100-SXM4-80GB (81920 MiB, driver 550.54.15)"));
         assert!(finding.fact.contains("this build has no CUDA support"));
         assert_eq!(judge_gpu(&found, (true, false)).status, Status::Ok);
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_open_is_a_problem() {
+        let found = || judge_gpu(&nvidia(Answer::Said(TWO.into()), None), (true, false));
+        let (device, problem, remedy) = ("cuda:0".into(), "no context".into(), "restart".into());
+        let error = ModelError::Device { device, problem, remedy };
+        let finding = judge_opened(found(), Some(error));
+        assert_eq!(finding.status, Status::Problem);
+        assert!(finding.fact.ends_with("but no context"));
+        assert_eq!(judge_opened(found(), None).status, Status::Ok);
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod pretrain;
 
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
@@ -88,8 +88,12 @@ impl CaseReport {
     }
 }
 
-/// Runs the case in `folder`; `target` holds the weights of kinds that do not carry them.
-pub(crate) fn run_case(folder: &Path, target: Option<&Path>) -> Result<CaseReport> {
+/// Runs the case in `folder` on `device`; `target` holds the weights of kinds that do not carry them.
+pub(crate) fn run_case(
+    folder: &Path,
+    target: Option<&Path>,
+    device: &Device,
+) -> Result<CaseReport> {
     let path = folder.join("meta.json");
     let text = std::fs::read_to_string(&path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
@@ -99,11 +103,11 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>) -> Result<CaseRepor
     let name = name.as_deref().unwrap_or(folder).file_name().unwrap_or_default();
     let name = meta["case"].as_str().map_or_else(|| name.to_string_lossy().into(), str::to_owned);
     match meta["kind"].as_str() {
-        Some("eagle3") => eagle3::run(folder, &meta, &name),
-        Some("glide") => glide::run(folder, &meta, &name),
-        Some("pretrain") => pretrain::run(folder, &meta, &name),
+        Some("eagle3") => eagle3::run(folder, &meta, &name, device),
+        Some("glide") => glide::run(folder, &meta, &name, device),
+        Some("pretrain") => pretrain::run(folder, &meta, &name, device),
         Some("pretrain-units") => pretrain::run_units(folder, &meta, &name),
-        Some("forward") => forward::run(folder, &meta, &name, target),
+        Some("forward") => forward::run(folder, &meta, &name, target, device),
         Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
             .hint(
                 "this build knows the kinds eagle3, glide, pretrain, pretrain-units and forward",
@@ -128,7 +132,7 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
     if a.dims() != b.dims() {
         return Ok((f64::INFINITY, 1.0));
     }
-    let flat = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let flat = |t: &Tensor| on_host(t)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     let (a, b) = (flat(a)?, flat(b)?);
     let mut worst = 0.0_f64;
     let mut largest = 0.0_f64;
@@ -141,6 +145,11 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
         largest = largest.max(y.abs());
     }
     Ok((worst, largest))
+}
+
+/// A tensor where values are compared: not every device has f64.
+fn on_host(tensor: &Tensor) -> candle_core::Result<Tensor> {
+    tensor.to_device(&Device::Cpu)
 }
 
 /// The larger error; NaN stays.

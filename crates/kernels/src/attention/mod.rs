@@ -13,6 +13,7 @@
 //! `dK = dSᵀ Q / √D`. Keys and values that do not train cost no backward work.
 
 mod backward;
+mod composed;
 mod part;
 mod ranges;
 mod reference;
@@ -22,8 +23,10 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
-use crate::storage::{all_cpu_f32, f32_slice, with_f32};
+use crate::dispatch::fused;
+use crate::storage::{f32_slice, with_f32};
 
+pub use composed::composed;
 pub use ranges::{Delays, KeyRanges};
 pub use reference::reference;
 
@@ -36,11 +39,11 @@ pub use reference::reference;
 /// - shapes do not fit, or `K` does not divide `N`
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
-    if all_cpu_f32(&[q, k, v]) {
+    if fused(&[q, k, v]) {
         let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
     } else {
-        reference(q, k, v, ranges)
+        composed(q, k, v, ranges)
     }
 }
 

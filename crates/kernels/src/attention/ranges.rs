@@ -125,6 +125,18 @@ impl KeyRanges {
         }
     }
 
+    /// The same with further queries that see nothing, up to `queries`.
+    #[must_use]
+    pub(super) fn filled_up(&self, queries: usize) -> Self {
+        let mut all = self.clone();
+        all.start.resize(queries, 0);
+        all.end.resize(queries, 0);
+        if !all.singles_end.is_empty() {
+            all.singles_end.resize(queries, all.singles.len() as u32);
+        }
+        all
+    }
+
     /// Number of queries.
     pub fn queries(&self) -> usize {
         self.start.len()

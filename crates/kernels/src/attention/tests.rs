@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::{Delays, KeyRanges, attention, reference};
+use super::composed::composed_within;
+use super::{Delays, KeyRanges, attention, composed, reference};
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
@@ -35,11 +36,40 @@ fn assert_matches_reference(
     let fused = attention(q, k, v, ranges)?;
     let plain = reference(q, k, v, ranges)?;
     assert_close("forward", &fused, &plain, 1e-5);
+    let own = composed(q, k, v, ranges)?;
+    assert_close("composed", &own, &plain, 1e-5);
+    let own = (own * &direction)?.sum_all()?.backward()?;
     let fused = (fused * &direction)?.sum_all()?.backward()?;
     let plain = (plain * &direction)?.sum_all()?.backward()?;
     for (name, var) in [("q", q), ("k", k), ("v", v)] {
         let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
         assert_close(name, a, b, 3e-5);
+        assert_close(name, own.get(var).expect("composed"), b, 3e-5);
+    }
+    let frozen = composed(&q.detach(), &k.detach(), &v.detach(), ranges)?;
+    assert_close("without gradients", &frozen, &attention(q, k, v, ranges)?, 1e-5);
+    Ok(())
+}
+
+#[test]
+fn composed_blocks_meet_at_their_borders() -> Result<()> {
+    let mut noise = Noise::new(41);
+    let (tokens, heads) = (150, 4);
+    for window in [None, Some(20)] {
+        let ranges = KeyRanges::packed(&vec![0; tokens], window, Delays::Same(0));
+        let ranges = Arc::new(ranges.with_own_columns(1));
+        let q = noise.var(&[tokens, heads, 8]);
+        let (k, v) = (noise.var(&[2 * tokens, 2, 8]), noise.var(&[2 * tokens, 2, 8]));
+        let direction = noise.tensor(q.dims());
+        let own = composed_within(4 * 20 * 50, &q, &k, &v, &ranges)?;
+        let fused = attention(&q, &k, &v, &ranges)?;
+        assert_close("forward", &own, &fused, 1e-5);
+        let own = (own * &direction)?.sum_all()?.backward()?;
+        let fused = (fused * &direction)?.sum_all()?.backward()?;
+        for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
+            let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
+            assert_close(name, a, b, 3e-5);
+        }
     }
     Ok(())
 }

@@ -20,6 +20,7 @@
 //! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
 //! Top-1 agreement and `Σ min(p, q)` come from the same pass.
 
+mod composed;
 mod fused;
 mod reference;
 mod row;
@@ -29,10 +30,15 @@ mod teacher;
 mod top_k;
 mod weighted;
 
-use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
+use crate::composed::differentiable;
+
+pub use composed::composed;
 pub use reference::reference;
-pub use softcapped::{softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference};
+pub use softcapped::{
+    softcapped_composed, softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference,
+};
 pub use sparse::SparseLaws;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
@@ -161,7 +167,7 @@ pub struct Output {
     pub rows: RowStatistics,
 }
 
-/// The fused loss (f32 hidden states on the CPU; otherwise the composed reference).
+/// The loss: fused for f32 hidden states on the CPU, otherwise [`composed`].
 ///
 /// # Errors
 /// - shapes do not fit, a label or id lies outside the vocabulary
@@ -169,9 +175,8 @@ pub struct Output {
 ///   with one, or not a factor a row
 pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
-    let on_cpu = matches!(inputs.hidden.device(), Device::Cpu);
-    if !on_cpu || inputs.hidden.dtype() != DType::F32 {
-        return reference(inputs);
+    if !crate::dispatch::fused(&[inputs.hidden]) {
+        return composed(inputs);
     }
     let (loss, rows, gradients) = fused::forward(inputs)?;
     let loss_sum = with_gradients(loss, gradients, inputs.hidden, inputs.head)?;
@@ -193,12 +198,14 @@ fn with_gradients(
             |values| Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype());
         values.map(tensor).transpose()
     };
-    let op = Precomputed {
-        loss: loss as f32,
-        hidden: tensor(gradients.hidden, hidden)?,
-        head: tensor(gradients.head, head)?,
-    };
-    hidden.apply_op2(head, op)
+    let (d_hidden, d_head) = (tensor(gradients.hidden, hidden)?, tensor(gradients.head, head)?);
+    let loss = Tensor::new(loss as f32, hidden.device())?;
+    differentiable("linear_cross_entropy", [hidden, head, head], loss, move |gradient| {
+        let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
+            own.as_ref().map(|own| own.broadcast_mul(gradient)).transpose()
+        };
+        Ok([scaled(&d_hidden)?, scaled(&d_head)?, None])
+    })
 }
 
 fn check(inputs: &Inputs<'_>) -> Result<()> {
@@ -252,42 +259,6 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A scalar whose gradients were computed along with it.
-struct Precomputed {
-    loss: f32,
-    hidden: Option<Tensor>,
-    head: Option<Tensor>,
-}
-
-impl CustomOp2 for Precomputed {
-    fn name(&self) -> &'static str {
-        "linear_cross_entropy"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
-    }
-
-    fn bwd(
-        &self,
-        _hidden: &Tensor,
-        _head: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
-            own.as_ref().map(|own| own.broadcast_mul(grad)).transpose()
-        };
-        Ok((scaled(&self.hidden)?, scaled(&self.head)?))
-    }
 }
 
 #[cfg(test)]

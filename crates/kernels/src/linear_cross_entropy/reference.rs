@@ -2,7 +2,9 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::linear::composed as linear;
 use crate::log_sum_exp::as_of_type;
+use crate::storage::{from_f64, host_f64};
 
 use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted, check,
@@ -16,7 +18,7 @@ use super::{
 pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let logits = inputs.hidden.matmul(&inputs.head.to_dtype(inputs.hidden.dtype())?.t()?)?;
+    let logits = linear(inputs.hidden, inputs.head, None)?;
     if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
         return sparse::reference(inputs, laws, factors, &logits.to_dtype(wide)?);
     }
@@ -26,14 +28,14 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
     let teacher = match inputs.teacher {
         Some(teacher) => {
-            let hidden = match teacher.rows {
+            let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
+            let logits = match teacher.rows {
                 Some(rows) => {
-                    let rows = Tensor::from_slice(rows, rows.len(), teacher.hidden.device())?;
-                    teacher.hidden.index_select(&rows, 0)?
+                    let rows = Tensor::from_slice(rows, rows.len(), logits.device())?;
+                    logits.index_select(&rows, 0)?
                 }
-                None => teacher.hidden.clone(),
+                None => logits,
             };
-            let logits = hidden.matmul(&teacher.head.to_dtype(hidden.dtype())?.t()?)?;
             let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
             let logits = if weighted { as_of_type(&logits, teacher.head.dtype())? } else { logits };
             Some(logits.to_dtype(wide)?.detach())
@@ -59,7 +61,7 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let weight = inputs.soft_weight;
     let loss_sum = ((&hard * (1.0 - weight))? + (&soft * weight)?)?.sum_all()?;
     let (agrees, acceptance) = statistics(inputs, &log_q, log_p.as_ref())?;
-    let rows = RowStatistics { hard: to_f64(&hard)?, soft: to_f64(&soft)?, agrees, acceptance };
+    let rows = RowStatistics { hard: host_f64(&hard)?, soft: host_f64(&soft)?, agrees, acceptance };
     Ok(Output { loss_sum, rows })
 }
 
@@ -73,8 +75,9 @@ fn weighted(
 ) -> Result<Output> {
     let true_log_p = match factors.log_sum_exp {
         Some(normaliser) => {
-            let normaliser = Tensor::from_slice(normaliser, (normaliser.len(), 1), log_q.device())?;
-            teacher_logits.broadcast_sub(&normaliser.to_dtype(log_q.dtype())?)?
+            let shape = (normaliser.len(), 1);
+            let normaliser = from_f64(normaliser, shape, log_q.dtype(), log_q.device())?;
+            teacher_logits.broadcast_sub(&normaliser)?
         }
         None => log_p.clone(),
     };
@@ -108,16 +111,12 @@ pub(super) fn weighted_output(
     let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let agrees = draft.iter().zip(inputs.labels).map(|(d, label)| d == label).collect();
     let rows = RowStatistics {
-        hard: to_f64(hard)?,
-        soft: to_f64(soft)?,
+        hard: host_f64(hard)?,
+        soft: host_f64(soft)?,
         agrees,
-        acceptance: to_f64(alpha)?,
+        acceptance: host_f64(alpha)?,
     };
     Ok(Output { loss_sum, rows })
-}
-
-fn to_f64(values: &Tensor) -> Result<Vec<f64>> {
-    values.to_dtype(DType::F64)?.to_vec1()
 }
 
 pub(super) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
@@ -154,7 +153,7 @@ fn statistics(
     let (best, acceptance) = match (log_p, inputs.soft) {
         (Some(log_p), _) => {
             let accepted = log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
-            (log_p.argmax(D::Minus1)?.to_vec1::<u32>()?, to_f64(&accepted)?)
+            (log_p.argmax(D::Minus1)?.to_vec1::<u32>()?, host_f64(&accepted)?)
         }
         (None, SoftTargets::TopK { ids, log_probs, k, .. }) => {
             let best = ids.chunks(k).zip(log_probs.chunks(k));
@@ -163,11 +162,11 @@ fn statistics(
             let ids = Tensor::from_slice(ids, shape, log_q.device())?;
             let p = Tensor::from_slice(log_probs, shape, log_q.device())?.exp()?;
             let q = log_q.gather(&ids, 1)?.exp()?;
-            (best, to_f64(&p.to_dtype(q.dtype())?.minimum(&q)?.sum(D::Minus1)?)?)
+            (best, host_f64(&p.to_dtype(q.dtype())?.minimum(&q)?.sum(D::Minus1)?)?)
         }
         (None, _) => {
             let labels = Tensor::from_slice(inputs.labels, (draft.len(), 1), log_q.device())?;
-            (inputs.labels.to_vec(), to_f64(&log_q.gather(&labels, 1)?.squeeze(1)?.exp()?)?)
+            (inputs.labels.to_vec(), host_f64(&log_q.gather(&labels, 1)?.squeeze(1)?.exp()?)?)
         }
     };
     Ok((draft.iter().zip(&best).map(|(d, t)| d == t).collect(), acceptance))

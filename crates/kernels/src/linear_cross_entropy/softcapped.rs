@@ -4,16 +4,18 @@
 //! `dz = (softmax(c t) − 1[y]) (1 − t²)`, then `dh = dz W`, `dW = dzᵀ h`. As in
 //! [`super::linear_cross_entropy`] rows go through in chunks and `[T, V]` is never stored.
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
+use super::composed::in_chunks;
 use super::fused::{CHUNK_ROWS, Gradients, with_weight};
 use super::reference::log_softmax;
 use super::{Output, RowStatistics, with_gradients};
+use crate::composed::CHUNK_VALUES;
 use crate::gemm::{Mat, Threads, matmul};
 use crate::linear::{product_nn, product_nt};
 use crate::simd::{exp_in_place, max_of, tanh, vectorised};
-use crate::storage::with_f32;
+use crate::storage::{host_f64, with_f32};
 
 /// `Σ_rows ℓ` and `ℓ` of every row (`rows.hard`).
 ///
@@ -29,11 +31,28 @@ pub fn softcapped_linear_cross_entropy(
     softcap: f64,
 ) -> Result<Output> {
     check(hidden, head, labels, softcap)?;
-    if !matches!(hidden.device(), Device::Cpu) || hidden.dtype() != DType::F32 {
-        return softcapped_reference(hidden, head, labels, softcap);
+    if !crate::dispatch::fused(&[hidden]) {
+        return softcapped_composed(hidden, head, labels, softcap);
     }
     let (loss, rows, gradients) = forward(hidden, head, labels, softcap as f32)?;
     Ok(Output { loss_sum: with_gradients(loss, gradients, hidden, head)?, rows })
+}
+
+/// The same on any device; `[R, V]` is never materialised.
+///
+/// # Errors
+/// - as [`softcapped_linear_cross_entropy`]
+pub fn softcapped_composed(
+    hidden: &Tensor,
+    head: &Tensor,
+    labels: &[u32],
+    softcap: f64,
+) -> Result<Output> {
+    check(hidden, head, labels, softcap)?;
+    in_chunks(CHUNK_VALUES, hidden, head, None, |rows, hidden, head| {
+        let labels: Vec<u32> = rows.iter().map(|&row| labels[row as usize]).collect();
+        softcapped_reference(hidden, head, &labels, softcap)
+    })
 }
 
 /// The same from plain tensor ops, for any device and float type; `[R, V]` is materialised.
@@ -51,7 +70,7 @@ pub fn softcapped_reference(
     let log_q = log_softmax(&logits)?;
     let ids = Tensor::from_slice(labels, (labels.len(), 1), hidden.device())?;
     let nll = log_q.gather(&ids, 1)?.squeeze(1)?.neg()?;
-    let hard: Vec<f64> = nll.to_dtype(DType::F64)?.to_vec1()?;
+    let hard = host_f64(&nll)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
     let agrees = best.iter().zip(labels).map(|(best, label)| best == label).collect();
     Ok(Output { loss_sum: nll.sum_all()?, rows: statistics(hard, agrees) })
@@ -185,6 +204,10 @@ mod tests {
             let labels: Vec<u32> = (0..rows).map(|_| noise.below(vocabulary) as u32).collect();
             let fused = softcapped_linear_cross_entropy(&hidden, &head, &labels, softcap)?;
             let plain = softcapped_reference(&hidden, &head, &labels, softcap)?;
+            let own = softcapped_composed(&hidden, &head, &labels, softcap)?;
+            assert_close("composed", &own.loss_sum, &plain.loss_sum, 2e-6);
+            assert_eq!(own.rows.agrees, plain.rows.agrees);
+            let own = own.loss_sum.backward()?;
             assert_close("loss", &fused.loss_sum, &plain.loss_sum, 2e-6);
             assert_eq!(fused.rows.agrees, plain.rows.agrees);
             for (a, b) in fused.rows.hard.iter().zip(&plain.rows.hard) {
@@ -194,6 +217,7 @@ mod tests {
             for (name, var) in [("hidden", &hidden), ("head", &head)] {
                 let fused = fused.get(var).expect("fused gradient");
                 assert_close(name, fused, plain.get(var).expect("gradient"), 1e-5);
+                assert_close(name, own.get(var).expect("composed"), fused, 1e-5);
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ use super::reference::{log_softmax, weighted_output};
 use super::row::{Row, Softmax, scale};
 use super::top_k::TopK;
 use super::{Inputs, Output, TAIL_FLOOR, Weighted};
+use crate::storage::from_f64;
 
 /// Laws at their most likely tokens; rows may share one.
 #[derive(Debug, Clone, Copy)]
@@ -114,33 +115,38 @@ pub(super) fn reference(
     factors: &Weighted<'_>,
     logits: &Tensor,
 ) -> Result<Output> {
-    let (rows, vocabulary) = logits.dims2()?;
-    let (mut p, mut listed) = (vec![0.0_f64; rows * vocabulary], vec![0.0_f64; rows * vocabulary]);
+    let rows = logits.dim(0)?;
+    // Lists of one length: further entries have no probability and count for nothing.
+    let longest = (0..rows).map(|row| laws.of_row(row).ids.len()).max().unwrap_or(0).max(1);
+    let (mut ids, mut p, mut listed) = (Vec::new(), Vec::new(), Vec::new());
     let (mut masses, mut tails) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
     for row in 0..rows {
         let law = laws.of_row(row);
-        for (id, log_prob) in law.ids.iter().zip(law.log_probs) {
-            p[row * vocabulary + *id as usize] = f64::from(*log_prob).exp();
-            listed[row * vocabulary + *id as usize] = 1.0;
-        }
+        ids.extend_from_slice(law.ids);
+        p.extend(law.log_probs.iter().map(|log_prob| f64::from(*log_prob).exp()));
+        listed.resize(p.len(), 1.0);
+        let entries = (row + 1) * longest;
+        ids.resize(entries, 0);
+        p.resize(entries, 0.0);
+        listed.resize(entries, 0.0);
         masses.push(law.mass());
         tails.push(law.tail / law.mass());
     }
     let wide = logits.dtype();
-    let tensor = |values: Vec<f64>, shape: (usize, usize)| {
-        Tensor::from_vec(values, shape, logits.device())?.to_dtype(wide)
-    };
-    let true_p = tensor(p, (rows, vocabulary))?;
-    let listed = tensor(listed, (rows, vocabulary))?;
-    let p = true_p.broadcast_div(&tensor(masses, (rows, 1))?)?;
-    let tails = tensor(tails, (rows, 1))?.squeeze(1)?;
+    let tensor =
+        |values: &[f64], width: usize| from_f64(values, (rows, width), wide, logits.device());
+    let ids = Tensor::from_vec(ids, (rows, longest), logits.device())?;
+    let (true_p, listed) = (tensor(&p, longest)?, tensor(&listed, longest)?);
+    let p = true_p.broadcast_div(&tensor(&masses, 1)?)?;
+    let tails = tensor(&tails, 1)?.squeeze(1)?;
     let log_q = log_softmax(logits)?;
-    let q = log_q.exp()?;
-    let q_tail = (1.0 - (&q * listed)?.sum(D::Minus1)?)?;
+    let listed_log_q = log_q.gather(&ids, 1)?;
+    let q = (listed_log_q.exp()? * listed)?;
+    let q_tail = (1.0 - q.sum(D::Minus1)?)?;
     // Above the floor the value itself; at or below it a constant.
     let open = q_tail.gt(TAIL_FLOOR)?.to_dtype(wide)?;
     let q_tail = ((q_tail * &open)? + ((1.0 - open)? * TAIL_FLOOR)?)?;
-    let soft = ((p * &log_q)?.sum(D::Minus1)? + (tails * q_tail.log()?)?)?.neg()?;
+    let soft = ((p * &listed_log_q)?.sum(D::Minus1)? + (tails * q_tail.log()?)?)?.neg()?;
     let alpha = true_p.minimum(&q)?.sum(D::Minus1)?;
     let labels = Tensor::from_slice(inputs.labels, (rows, 1), logits.device())?;
     let hard = log_q.gather(&labels.to_dtype(DType::U32)?, 1)?.squeeze(1)?.neg()?;

@@ -2,8 +2,10 @@ mod sparse;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use super::composed::composed_within;
 use super::{
-    Inputs, Rejection, SoftTargets, Tail, Teacher, Weighted, linear_cross_entropy, reference,
+    Inputs, Output, Rejection, SoftTargets, Tail, Teacher, Weighted, composed,
+    linear_cross_entropy, reference,
 };
 use crate::test_support::{Noise, assert_close, gradcheck};
 
@@ -128,6 +130,68 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+#[track_caller]
+fn assert_same(fused: &Output, own: &Output, [hidden, head]: [&Var; 2]) -> Result<()> {
+    assert_close("loss", &own.loss_sum, &fused.loss_sum, 2e-6);
+    assert_eq!(own.rows.agrees, fused.rows.agrees);
+    let columns = |rows: &super::RowStatistics| {
+        [rows.hard.clone(), rows.soft.clone(), rows.acceptance.clone()].concat()
+    };
+    for (a, b) in columns(&own.rows).iter().zip(&columns(&fused.rows)) {
+        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
+    }
+    // A factor behind the loss, as the mean over rows is.
+    let (a, b) = ((&own.loss_sum * 0.3)?.backward()?, (&fused.loss_sum * 0.3)?.backward()?);
+    for (name, var) in [("dh", hidden), ("dW", head)] {
+        let (a, b) = (a.get(var).expect("composed"), b.get(var).expect("fused"));
+        assert_close(name, a, b, 2e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn composed_chunks_match_fused_in_loss_gradient_and_statistics() -> Result<()> {
+    for (seed, (rows, width, vocabulary)) in (51..).zip([(1, 4, 5), (40, 6, 33)]) {
+        let case = Case::random(seed, rows, width, vocabulary, 3);
+        for soft in KINDS {
+            let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
+            let (fused, own) = (linear_cross_entropy(&inputs)?, composed(&inputs)?);
+            assert_same(&fused, &own, [&case.hidden, &case.head])?;
+        }
+    }
+    // Rows that share teachers, in no order, over several chunks of seven rows.
+    let (rows, vocabulary) = (40, 17);
+    let case = Case::random(61, rows, 6, vocabulary, 3);
+    let mut noise = Noise::new(62);
+    let states = noise.tensor(&[7, 7]);
+    let of: Vec<u32> = (0..rows).map(|_| noise.below(7) as u32).collect();
+    for soft in KINDS {
+        let teacher = Teacher { hidden: &states, rows: Some(&of), head: &case.teacher_head };
+        let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
+        let inputs = Inputs { teacher: Some(teacher), ..inputs };
+        let (fused, own) =
+            (linear_cross_entropy(&inputs)?, composed_within(7 * vocabulary + 3, &inputs)?);
+        assert_same(&fused, &own, [&case.hidden, &case.head])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn frozen_heads_get_no_gradient_from_the_composed_loss() -> Result<()> {
+    let case = Case::random(71, 9, 4, 11, 3);
+    let frozen = case.head.detach();
+    let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
+    let inputs = Inputs { head: &frozen, ..inputs };
+    let (fused, own) = (linear_cross_entropy(&inputs)?, composed(&inputs)?);
+    let (a, b) = (own.loss_sum.backward()?, fused.loss_sum.backward()?);
+    let (a, b) = (a.get(&case.hidden).expect("composed"), b.get(&case.hidden).expect("fused"));
+    assert_close("dh", a, b, 2e-5);
+    let detached = case.hidden.detach();
+    let inputs = Inputs { hidden: &detached, ..inputs };
+    assert!(!composed(&inputs)?.loss_sum.track_op());
     Ok(())
 }
 

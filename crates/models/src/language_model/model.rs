@@ -187,6 +187,24 @@ impl LanguageModel {
         Ok(Self { config, parameters, embedding, head, layers })
     }
 
+    /// A copy of the model on another device.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let moved = |parameter: &Parameter| {
+            let value = parameter.var.detach().to_device(device)?;
+            Ok(Parameter { var: Var::from_tensor(&value)?, ..parameter.clone() })
+        };
+        let parameters = self.parameters.iter().map(moved).collect::<Result<_>>()?;
+        Self::assemble(self.config.clone(), parameters, |var| var.as_tensor().clone())
+    }
+
+    /// Where the weights lie.
+    pub fn device(&self) -> &Device {
+        self.embedding.device()
+    }
+
     /// Sizes and switches.
     pub fn config(&self) -> &LanguageModelConfig {
         &self.config
@@ -214,16 +232,17 @@ impl LanguageModel {
             let problem = format!("{} tokens in a layout of {}", ids.len(), layout.tokens);
             return Err(candle_core::Error::Msg(problem).into());
         }
-        let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
+        let table = layout.table.to_device(self.device())?;
+        let ids = Tensor::from_slice(ids, ids.len(), self.device())?;
         let embedded = self.embedding.index_select(&ids, 0)?;
         match &self.layers {
             Layers::Baseline { blocks, skips } => {
-                self.baseline(&embedded, blocks, skips.as_ref(), layout)
+                self.baseline(&embedded, blocks, skips.as_ref(), (&layout.ranges, &table))
             }
             Layers::Llama { blocks, final_norm } => {
                 let mut x = embedded;
                 for block in blocks {
-                    x = block.forward(&x, &self.config, &layout.ranges, &layout.table)?;
+                    x = block.forward(&x, &self.config, &layout.ranges, &table)?;
                 }
                 Ok(rms_norm(&x, final_norm, self.config.rms_norm_eps)?)
             }
@@ -235,11 +254,10 @@ impl LanguageModel {
         embedded: &Tensor,
         blocks: &[Block],
         skips: Option<&Tensor>,
-        layout: &Layout,
+        (ranges, table): (&Arc<KeyRanges>, &RopeTable),
     ) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps;
         let x0 = norm(embedded, eps)?;
-        let (ranges, table) = (&layout.ranges, &layout.table);
         let pass = Pass { config: &self.config, ranges, table, x0: &x0 };
         let encoders = self.config.encoder_layers();
         let mut kept = Vec::new();

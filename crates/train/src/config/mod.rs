@@ -11,6 +11,7 @@ use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
 use longdraft_models::draft::glide::Init;
 use longdraft_models::target::Layers;
+use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,13 @@ pub struct TrainConfig {
     pub target: String,
     /// Run directory.
     pub output: PathBuf,
+    /// Where it computes: `auto` (a GPU if there is one), `cpu`, `cuda:0`, `metal:0`.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub device: DeviceChoice,
+    /// Type of frozen weights and products; `auto` is `bf16` on a GPU, `f32` on the CPU.
+    #[serde(default)]
+    pub precision: Precision,
     /// The draft.
     #[serde(default)]
     pub draft: DraftConfig,

@@ -8,7 +8,7 @@
 
 use candle_core::Shape;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
-use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
+use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -209,7 +209,12 @@ impl AdamW {
                     let step = AdamWStep { weight_decay, ..step };
                     match (self.config.matrices, layer_matrix(&parameter.name, shape)) {
                         (MatrixUpdate::Muon, Some(shape)) => {
-                            muon(&step, self.config.momentum, shape, &mut values, first, gradient);
+                            let device = parameters[run.parameter].var.device();
+                            let momentum = self.config.momentum;
+                            let sum = direction(first, gradient, momentum, step.grad_scale);
+                            let rule = Rule::NewtonSchulz;
+                            let update = orthogonalise_on(device, &sum, shape, rule)?;
+                            muon(&step, shape, &mut values, &update);
                         }
                         _ => adamw(&step, &mut values, first, second, gradient),
                     }
@@ -233,16 +238,7 @@ fn layer_matrix(name: &str, shape: &Shape) -> Option<(usize, usize)> {
     shape.dims2().ok().filter(|_| !table)
 }
 
-fn muon(
-    step: &AdamWStep,
-    momentum: f64,
-    (rows, columns): (usize, usize),
-    values: &mut [f32],
-    sum: &mut [f32],
-    gradient: &[f32],
-) {
-    let direction = direction(sum, gradient, momentum, step.grad_scale);
-    let update = orthogonalise(&direction, rows, columns, Rule::NewtonSchulz);
+fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], update: &[f32]) {
     let rate = (step.learning_rate * UPDATE_RMS * (rows.max(columns) as f64).sqrt()) as f32;
     let keep = (1.0 - step.learning_rate * step.weight_decay) as f32;
     for (value, update) in values.iter_mut().zip(update) {
@@ -253,6 +249,8 @@ fn muon(
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};
+
+    use longdraft_kernels::orthogonalise::orthogonalise;
 
     use super::*;
 

@@ -12,8 +12,9 @@
 //! step count advances also when a gradient is zero. Over several ranks each updates the tensors that
 //! fall to it, whole ones, and keeps their state.
 
+use candle_core::Device;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
-use longdraft_kernels::orthogonalise::{Rule, orthogonalise};
+use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{Group, group_of};
 use rayon::prelude::*;
@@ -303,7 +304,7 @@ impl Muon {
                 TensorState::Muon(sum) => {
                     let (rows, columns) = parameter.var.dims2()?;
                     let shape = MatrixStep { rows, columns, learning_rate, momentum, clip_factor };
-                    shape.apply(config, &mut values, sum, gradient);
+                    shape.apply(config, parameter.var.device(), &mut values, sum, gradient)?;
                 }
                 TensorState::Adam(first, second) => {
                     let step = AdamWStep {
@@ -335,7 +336,15 @@ struct MatrixStep {
 }
 
 impl MatrixStep {
-    fn apply(&self, config: &MuonConfig, values: &mut [f32], sum: &mut [f32], gradient: &[f32]) {
+    /// The products run on `device`, all else on the host.
+    fn apply(
+        &self,
+        config: &MuonConfig,
+        device: &Device,
+        values: &mut [f32],
+        sum: &mut [f32],
+        gradient: &[f32],
+    ) -> Result<()> {
         let mut direction = direction(sum, gradient, self.momentum, self.clip_factor);
         if config.normalise_rows {
             for row in direction.chunks_mut(self.columns.max(1)) {
@@ -345,7 +354,7 @@ impl MatrixStep {
             }
         }
         let rule = config.orthogonalisation.into();
-        let update = orthogonalise(&direction, self.rows, self.columns, rule);
+        let update = orthogonalise_on(device, &direction, (self.rows, self.columns), rule)?;
         let shape = (self.rows as f64 / self.columns.max(1) as f64).max(1.0).sqrt();
         let rate = (self.learning_rate * shape) as f32;
         let shrink = (self.learning_rate * config.weight_decay) as f32;
@@ -355,6 +364,7 @@ impl MatrixStep {
             }
             *value -= rate * update;
         }
+        Ok(())
     }
 }
 
@@ -430,7 +440,7 @@ mod tests {
         let c = 0.5 / (outcome.grad_norm + 1e-6);
         assert!((outcome.clip_factor - c).abs() < 1e-12 && (outcome.momentum - 0.85).abs() < 1e-12);
         let u: Vec<f32> = start.iter().map(|g| g * c as f32 * 1.85).collect();
-        let x = orthogonalise(&u, 3, 2, Rule::NewtonSchulz);
+        let x = longdraft_kernels::orthogonalise::orthogonalise(&u, 3, 2, Rule::NewtonSchulz);
         let rate = (0.5 * 0.04 * 1.5_f64.sqrt()) as f32;
         for ((got, start), x) in values(&parameters[0]).iter().zip(&start).zip(x) {
             assert!((got - (start - rate * x)).abs() < 1e-6, "{got}");

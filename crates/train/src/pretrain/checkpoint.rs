@@ -152,7 +152,7 @@ impl Loaded {
                 let problem = format!("tensor `{name}` has shape {:?}", tensor.dims());
                 return Err(TrainError::checkpoint("checkpoint", problem));
             }
-            parameter.var.set(tensor)?;
+            parameter.var.set(&tensor.to_device(parameter.var.device())?)?;
         }
         if let (Some(average), Some((tensors, updates))) = (average, &self.average) {
             average.updates = *updates;
@@ -206,6 +206,7 @@ impl Average {
     /// A model of the averages.
     pub(super) fn model(&self, of: &LanguageModel) -> Result<LanguageModel> {
         let source = MemorySource::new(self.tensors(of.parameters())?);
-        Ok(LanguageModel::from_source(of.config(), &source)?.frozen()?)
+        let model = LanguageModel::from_source(of.config(), &source)?;
+        Ok(model.to_device(of.device())?.frozen()?)
     }
 }

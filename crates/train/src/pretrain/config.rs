@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use longdraft_data::token_stream::LoaderKind;
 use longdraft_models::language_model::LanguageModelConfig;
 use longdraft_models::weights::artifact::{Compression, QuantiseConfig};
+use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,13 @@ use crate::tracking::TrackingConfig;
 pub struct PretrainConfig {
     /// Run directory.
     pub output: PathBuf,
+    /// Where it computes: `auto` (a GPU if there is one), `cpu`, `cuda:0`, `metal:0`.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub device: DeviceChoice,
+    /// Type of products; `auto` is `bf16` on a GPU, `f32` on the CPU.
+    #[serde(default)]
+    pub precision: Precision,
     /// The decoder.
     #[serde(default)]
     pub model: LanguageModelConfig,

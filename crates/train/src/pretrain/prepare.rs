@@ -1,5 +1,6 @@
 //! From a configuration to a run, fresh or resumed.
 
+use candle_core::Device;
 use longdraft_data::token_stream::{TokenStream, overlap};
 use longdraft_models::language_model::LanguageModel;
 
@@ -48,7 +49,10 @@ impl Pretraining {
         identity.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
+        let device = config.device.open(world.rank())?;
+        config.precision.apply(&device);
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;
+        let model = if matches!(device, Device::Cpu) { model } else { model.to_device(&device)? };
         let parameters = model.parameters();
         let costs = Muon::costs(parameters);
         let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs);

@@ -8,7 +8,7 @@ use longdraft_train::parallel::World;
 use longdraft_train::stage::{RowMetrics, measure_drafts};
 use serde_json::{Value, json};
 
-use crate::cli::EvalHeldOutArguments;
+use crate::cli::{EvalHeldOutArguments, with_device};
 use crate::commands::train::open_target;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
@@ -17,7 +17,8 @@ use crate::ranks::Voice;
 
 /// Measures every draft on the same rows; differences are paired by row.
 pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
-    let mut config = read_stage(&arguments.config, &arguments.overrides)?;
+    let changes = with_device(&arguments.overrides, arguments.device);
+    let mut config = read_stage(&arguments.config, &changes)?;
     // Drafts bring their weights: no layer of the target is wanted for initial ones.
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config, &World::single())?;

@@ -98,12 +98,14 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
 /// The model, RoPE's base for the windows, and the rule.
 fn open(arguments: &EvalBpbArguments, window: usize) -> Result<(Model, f64, &'static str)> {
     let path = Path::new(&arguments.model);
+    let device = arguments.device.open(0)?;
     if language_model::locate(path).is_some() {
-        let model = language_model::open(path)?.0.frozen()?;
+        let model = language_model::open(path)?.0.to_device(&device)?.frozen()?;
         let base = model.config().effective_rope_base(window);
         return Ok((Model::Own(Box::new(model)), base, "as configured"));
     }
-    let mut target = Target::open(&arguments.model, &TargetOptions::default())?;
+    let mut target =
+        Target::open(&arguments.model, &TargetOptions { device, ..TargetOptions::default() })?;
     let plain = target.config().rope.theta;
     let (base, rule) = match arguments.ntk_reference {
         Some(0) => return Err(Failure::usage("--ntk-reference must be at least 1")),

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
-    let config = read_pretrain(&arguments.config, &arguments.overrides)?;
+    let config = read_pretrain(&arguments.config, &arguments.changes())?;
     if arguments.planning.plan {
         return plan::pretraining(world, &config, &arguments.planning, json);
     }

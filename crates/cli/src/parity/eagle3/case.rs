@@ -25,6 +25,7 @@ const OF_TARGET: &str = "target.";
 pub(super) struct Case<'a> {
     pub(super) folder: &'a Path,
     pub(super) meta: &'a Value,
+    pub(super) device: &'a Device,
     records: SafetensorsSource,
     pub(super) weights: SafetensorsSource,
     pub(super) lengths: Vec<usize>,
@@ -60,7 +61,7 @@ impl Tolerance {
 }
 
 impl<'a> Case<'a> {
-    pub(super) fn open(folder: &'a Path, meta: &'a Value) -> Result<Self> {
+    pub(super) fn open(folder: &'a Path, meta: &'a Value, device: &'a Device) -> Result<Self> {
         let file = |name: &str| SafetensorsSource::open_file(&folder.join(name));
         let lengths = meta["record_lengths"].as_array().and_then(|lengths| {
             lengths.iter().map(|n| n.as_u64().map(|n| n as usize)).collect::<Option<Vec<_>>>()
@@ -71,6 +72,7 @@ impl<'a> Case<'a> {
         Ok(Self {
             folder,
             meta,
+            device,
             records: file("records.safetensors")?,
             weights: file("weights.safetensors")?,
             lengths,
@@ -131,7 +133,7 @@ impl<'a> Case<'a> {
         let all = |name: &str| -> Result<Tensor> {
             let records = 0..self.lengths.len();
             let tensors = records.map(|record| self.record_tensor(record, name));
-            Ok(Tensor::cat(&tensors.collect::<Result<Vec<_>>>()?, 0)?)
+            Ok(Tensor::cat(&tensors.collect::<Result<Vec<_>>>()?, 0)?.to_device(self.device)?)
         };
         Ok(BatchFeatures {
             rows: None,
@@ -148,7 +150,8 @@ impl<'a> Case<'a> {
             Some("float16") => DType::F16,
             _ => DType::F32,
         };
-        Ok(self.weights.load(&format!("{OF_TARGET}lm_head.weight"), dtype)?)
+        let head = self.weights.load(&format!("{OF_TARGET}lm_head.weight"), dtype)?;
+        Ok(head.to_device(self.device)?)
     }
 
     /// The draft and the loss of the case's steps, or of one of its default modes.
@@ -167,6 +170,7 @@ impl<'a> Case<'a> {
             tensors.push((name, tensor));
         }
         let embedding = self.weights.load("embed_tokens.weight", DType::F32)?;
+        let embedding = embedding.to_device(self.device)?;
         let config = self.draft_config(mode)?;
         let draft = Eagle3Draft::from_source(&MemorySource::new(tensors), &config, &embedding)?;
         Ok(Eagle3Objective::new(draft, &self.target_head()?, self.objective_config(mode)?)?)

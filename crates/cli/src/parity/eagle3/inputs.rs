@@ -14,7 +14,7 @@ use longdraft_train::objective::Eagle3Objective;
 
 use super::case::Case;
 use crate::failure::Result;
-use crate::parity::{CaseReport, malformed, relative_error};
+use crate::parity::{CaseReport, malformed, on_host, relative_error};
 
 /// The vocabulary map as it stands in the weights file.
 pub(super) fn check_vocabulary(
@@ -124,7 +124,7 @@ fn check_laws(
     let vocabulary = objective.eagle3().vocabulary();
     let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
     let head = case.target_head()?;
-    let kept_head = head.index_select(&Tensor::from_slice(&kept, kept.len(), &Device::Cpu)?, 0)?;
+    let kept_head = head.index_select(&Tensor::from_slice(&kept, kept.len(), case.device)?, 0)?;
     let rows: Vec<Tensor> = (0..case.lengths.len())
         .filter(|record| case.lengths[*record] > 1)
         .map(|record| {
@@ -135,8 +135,8 @@ fn check_laws(
     if rows.is_empty() {
         return Ok(());
     }
-    let hidden = Tensor::cat(&rows, 0)?;
-    let logits = linear(&hidden, &kept_head, None)?;
+    let hidden = Tensor::cat(&rows, 0)?.to_device(case.device)?;
+    let logits = on_host(&linear(&hidden, &kept_head, None)?)?;
     let whole = linear_log_sum_exp(&hidden, &head)?.log_sum_exp;
     let of_kept = logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     for (name, normaliser) in [("target_p", of_kept), ("target_p_on_draft", whole)] {
@@ -191,7 +191,8 @@ pub(super) fn check_capture(
     let config = TargetConfig::from_json(&case.meta["target_config"])
         .map_err(|problems| malformed(case.folder, format!("target_config: {problems}")))?;
     let weights = SafetensorsSource::open_file(&case.folder.join(name))?;
-    let target = Target::from_source(config, &weights, &TargetOptions::default())?;
+    let options = TargetOptions { device: case.device.clone(), ..TargetOptions::default() };
+    let target = Target::from_source(config, &weights, &options)?;
     let layers = objective.eagle3().taps();
     let taps = [layers.as_slice(), &[Tap::FinalHidden]].concat();
     let mut first = 0;

@@ -6,6 +6,7 @@ mod inputs;
 
 use std::path::Path;
 
+use candle_core::Device;
 use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
 use longdraft_train::features::BatchFeatures;
@@ -29,8 +30,8 @@ struct Errors {
 }
 
 /// Recomputes the default modes and then every step of the case.
-pub(super) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport> {
-    let case = Case::open(folder, meta)?;
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> Result<CaseReport> {
+    let case = Case::open(folder, meta, device)?;
     let mut report = CaseReport::new(name, "eagle3");
     let (batch, features) = (case.batch()?, case.features()?);
     let objective = case.objective(None)?;

@@ -17,7 +17,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
-use super::{CaseReport, absolute_error, malformed};
+use super::{CaseReport, absolute_error, malformed, on_host};
 use crate::failure::{Failure, Result};
 
 use files::{
@@ -51,6 +51,7 @@ pub(super) fn run(
     meta: &Value,
     name: &str,
     target: Option<&Path>,
+    device: &Device,
 ) -> Result<CaseReport> {
     let own = folder.join(OWN_WEIGHTS);
     let given = if own.is_dir() { Some(own.as_path()) } else { target };
@@ -62,7 +63,10 @@ pub(super) fn run(
     let weights = weights_file(path, meta);
     check_hash(folder, meta, &weights)?;
     let mut report = CaseReport::new(name, "forward");
-    let target = Target::open_path(path, &TargetOptions::default())?;
+    let target = Target::open_path(
+        path,
+        &TargetOptions { device: device.clone(), ..TargetOptions::default() },
+    )?;
     check_gguf_tensors(folder, &weights, &mut report)?;
     let prompts = read_json(folder, "prompts.json")?;
     let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
@@ -386,7 +390,7 @@ fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
     if a.dims() != b.dims() {
         return Ok(f64::INFINITY);
     }
-    let rows = |t: &Tensor| t.to_dtype(DType::F64)?.to_vec2::<f64>();
+    let rows = |t: &Tensor| on_host(t)?.to_dtype(DType::F64)?.to_vec2::<f64>();
     let mut worst = 0.0_f64;
     for (a, b) in rows(a)?.iter().zip(&rows(b)?) {
         let difference: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();

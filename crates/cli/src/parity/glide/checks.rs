@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::case::Case;
 use crate::failure::Result;
-use crate::parity::{CaseReport, relative, relative_error, worst};
+use crate::parity::{CaseReport, on_host, relative, relative_error, worst};
 
 /// Absolute tolerance of rates and simulated lengths.
 const RATE_TOLERANCE: f64 = 1e-5;
@@ -59,7 +59,8 @@ pub(super) fn check_activations(
             continue;
         }
         let want = want.reshape(got.shape())?;
-        let error = relative_error(&got.index_select(&real, 0)?, &want.index_select(&real, 0)?)?;
+        let error =
+            relative_error(&on_host(&got)?.index_select(&real, 0)?, &want.index_select(&real, 0)?)?;
         report.check(format!("activation {stored} ({micro})"), error, case.tolerance.grad);
     }
     Ok(())

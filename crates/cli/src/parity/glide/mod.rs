@@ -8,6 +8,7 @@ mod step;
 use std::path::Path;
 use std::sync::Arc;
 
+use candle_core::Device;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
@@ -25,12 +26,13 @@ use checks::{check_gradients, check_metrics, check_weights};
 use step::run_step;
 
 /// Recomputes every step of the case.
-pub(super) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport> {
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> Result<CaseReport> {
     let case = Case::open(folder, meta)?;
     let mut report = CaseReport::new(name, "glide");
     let config = TargetConfig::from_json(&meta["config"])
         .map_err(|problems| malformed(folder, format!("meta.json: config: {problems}")))?;
-    let target = Arc::new(Target::from_source(config, &case.weights, &TargetOptions::default())?);
+    let options = TargetOptions { device: device.clone(), ..TargetOptions::default() };
+    let target = Arc::new(Target::from_source(config, &case.weights, &options)?);
     let glide = glide_config(&case, target.config());
     let draft = GlideDraft::from_source(&case.weights, &glide, &target)?;
     let objective = GlideObjective::new(Arc::clone(&target), draft, objective_config(&case));

@@ -1,6 +1,6 @@
 //! Byte tables, windows, losses of every target and bits per byte.
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use longdraft_data::token_stream::TokenStream;
 use longdraft_models::bits_per_byte::{
     ByteTable, Tail, Window, evaluate, plain_windows, sliding_windows,
@@ -28,6 +28,7 @@ struct Stream {
 pub(super) fn check(
     case: &Case<'_>,
     dequantised: Option<&MemorySource>,
+    device: &Device,
     report: &mut CaseReport,
 ) -> Result<()> {
     let want = case.file("eval.safetensors")?;
@@ -38,7 +39,7 @@ pub(super) fn check(
     for (tag, source) in sources {
         let Some(evaluations) = case.meta["eval"][tag].as_object() else { continue };
         let Some(source) = source else { continue };
-        let model = LanguageModel::from_source(&case.model, source)?.frozen()?;
+        let model = LanguageModel::from_source(&case.model, source)?.to_device(device)?.frozen()?;
         for (name, evaluation) in evaluations {
             let tag = format!("{tag}.{name}");
             check_evaluation(case, &model, &stream, &tag, evaluation, &want, report)?;

@@ -1,6 +1,6 @@
 //! Training steps: batches, losses, gradients, schedules, weights.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use longdraft_data::token_stream::{Loader, Position, Sequential, TokenStream};
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
@@ -20,10 +20,10 @@ const GRADIENT_NORM: f64 = 1e-5;
 const MUON_WEIGHT: f64 = 2e-6;
 const SCHEDULE: f64 = 1e-12;
 
-pub(super) fn check(case: &Case<'_>, report: &mut CaseReport) -> Result<()> {
+pub(super) fn check(case: &Case<'_>, device: &Device, report: &mut CaseReport) -> Result<()> {
     let inputs = case.file("inputs.safetensors")?;
     let weights = case.file("weights_init.safetensors")?;
-    let model = LanguageModel::from_source(&case.model, &weights)?;
+    let model = LanguageModel::from_source(&case.model, &weights)?.to_device(device)?;
     let parameters = model.parameters();
     if let Some(count) = case.meta["parameter_count"].as_u64() {
         let own = case.model.parameter_count();

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::super::composed::composed_within;
 use super::super::{
     Inputs, Output, Rejection, SoftTargets, SparseLaws, Weighted, linear_cross_entropy, reference,
 };
@@ -94,6 +95,8 @@ fn sparse_laws_match_their_reference_and_finite_differences() -> Result<()> {
             for form in [Rejection::Linear, Rejection::Log] {
                 let inputs = laws.inputs(&case, case.hidden.as_tensor(), form);
                 assert_same(&linear_cross_entropy(&inputs)?, &reference(&inputs)?, &case)?;
+                let own = composed_within(7 * vocabulary, &inputs)?;
+                assert_same(&own, &reference(&inputs)?, &case)?;
             }
         }
     }

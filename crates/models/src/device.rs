@@ -1,0 +1,234 @@
+//! Where a model is held and in which precision it computes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use candle_core::{DType, Device};
+use longdraft_kernels::dispatch::{Products, set_products};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ModelError, Result};
+
+/// A device as a user names it: `auto`, `cpu`, `cuda:0`, `metal:0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceChoice {
+    /// A GPU if the build can use one and there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU by its index.
+    Cuda(usize),
+    /// An Apple GPU by its index.
+    Metal(usize),
+}
+
+/// Type of weights and products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// `bf16` on a GPU, `f32` on the CPU.
+    #[default]
+    Auto,
+    /// Everything in f32.
+    F32,
+    /// The frozen target in bf16, on a GPU also the products' factors; trained weights, norms,
+    /// softmax, losses and the optimizer's state stay f32.
+    Bf16,
+}
+
+impl DeviceChoice {
+    /// Opens the device for a process; several processes on one machine take turns through its GPUs
+    /// with [`Self::Auto`].
+    ///
+    /// # Errors
+    /// - the build cannot use it, there is no driver, or no GPU of the index
+    pub fn open(self, rank: usize) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => Ok(first_gpu(rank).unwrap_or(Device::Cpu)),
+            Self::Cuda(index) => self.cuda(index),
+            Self::Metal(index) => self.metal(index),
+        }
+    }
+
+    fn cuda(self, index: usize) -> Result<Device> {
+        if !candle_core::utils::cuda_is_available() {
+            return Err(self.unusable(
+                "this build has no CUDA support",
+                "build it with `scripts/cuda-toolchain` and `cargo build --release --features \
+                 cuda -p longdraft`, or take device cpu",
+            ));
+        }
+        let remedy = "check the driver with nvidia-smi; in a container, start it with its GPUs \
+                      (docker run --gpus all)";
+        match cuda_gpus() {
+            Err(cause) => Err(self.unusable(cause, remedy)),
+            Ok(0) => Err(self.unusable("the driver shows no GPU", remedy)),
+            Ok(count) if index >= count => Err(self.unusable(
+                format!("there are {count} GPUs"),
+                format!("take cuda:0 to cuda:{}, or look at CUDA_VISIBLE_DEVICES", count - 1),
+            )),
+            Ok(_) => Device::new_cuda(index).map_err(|error| self.unusable(error, remedy)),
+        }
+    }
+
+    fn metal(self, index: usize) -> Result<Device> {
+        if !candle_core::utils::metal_is_available() {
+            return Err(self.unusable(
+                "this build has no Metal support",
+                "build it on a Mac with `cargo build --release --features metal -p longdraft`, or \
+                 take device cpu",
+            ));
+        }
+        let remedy = "take metal:0, or device cpu";
+        Device::new_metal(index).map_err(|error| self.unusable(error, remedy))
+    }
+
+    fn unusable(self, problem: impl fmt::Display, remedy: impl fmt::Display) -> ModelError {
+        let (device, problem, remedy) = (self.to_string(), problem.to_string(), remedy.to_string());
+        ModelError::Device { device, problem, remedy }
+    }
+}
+
+fn first_gpu(rank: usize) -> Option<Device> {
+    if let Ok(count @ 1..) = cuda_gpus() {
+        return Device::new_cuda(rank % count).ok();
+    }
+    if candle_core::utils::metal_is_available() { Device::new_metal(0).ok() } else { None }
+}
+
+/// Number of NVIDIA GPUs, or what keeps the driver from telling.
+#[cfg(feature = "cuda")]
+fn cuda_gpus() -> std::result::Result<usize, String> {
+    let count = candle_core::cuda::cudarc::driver::CudaContext::device_count();
+    count.map(|count| count.max(0) as usize).map_err(|error| format!("the driver: {error}"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_gpus() -> std::result::Result<usize, String> {
+    Err("this build has no CUDA support".to_owned())
+}
+
+impl Precision {
+    /// The type of frozen weights on `device`; from here on the process multiplies accordingly.
+    pub fn apply(self, device: &Device) -> DType {
+        let on_cpu = matches!(device, Device::Cpu);
+        let half = match self {
+            Self::Auto => !on_cpu,
+            Self::F32 => false,
+            Self::Bf16 => true,
+        };
+        set_products(if half { Products::Half } else { Products::Single });
+        if half { DType::BF16 } else { DType::F32 }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (kind, index) = text.split_once(':').map_or((text, None), |(k, i)| (k, Some(i)));
+        let index = index.map(str::parse::<usize>).transpose();
+        match (kind, index) {
+            ("auto", Ok(None)) => Ok(Self::Auto),
+            ("cpu", Ok(None)) => Ok(Self::Cpu),
+            ("cuda", Ok(index)) => Ok(Self::Cuda(index.unwrap_or(0))),
+            ("metal", Ok(index)) => Ok(Self::Metal(index.unwrap_or(0))),
+            _ => Err(format!("`{text}` is no device: auto, cpu, cuda:0 or metal:0")),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Metal(index) => write!(f, "metal:{index}"),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+/// A device in words.
+pub fn name_of(device: &Device) -> &'static str {
+    match device {
+        Device::Cpu => "cpu",
+        Device::Cuda(_) => "cuda",
+        Device::Metal(_) => "metal",
+    }
+}
+
+/// Whether a tensor operation failed because the device has no memory left. candle keeps the
+/// driver's error as text.
+pub(crate) fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let text = error.to_string();
+    ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "FailedToCreateResource"]
+        .iter()
+        .any(|sign| text.contains(sign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for text in ["auto", "cpu", "cuda:0", "cuda:7", "metal:0"] {
+            let choice: DeviceChoice = text.parse().expect(text);
+            assert_eq!(choice.to_string(), text);
+        }
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cpu:0", "cuda:0:1"] {
+            let error = text.parse::<DeviceChoice>().expect_err(text);
+            assert!(error.contains("cuda:0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_build_without_gpus_takes_the_cpu_and_says_how_to_get_more() {
+        assert!(matches!(DeviceChoice::Cpu.open(0), Ok(Device::Cpu)));
+        if candle_core::utils::cuda_is_available() || candle_core::utils::metal_is_available() {
+            return;
+        }
+        assert!(matches!(DeviceChoice::Auto.open(3), Ok(Device::Cpu)));
+        for (choice, feature) in [
+            (DeviceChoice::Cuda(1), "--features cuda"),
+            (DeviceChoice::Metal(0), "--features metal"),
+        ] {
+            match choice.open(0) {
+                Err(ModelError::Device { device, remedy, .. }) => {
+                    assert_eq!(device, choice.to_string());
+                    assert!(remedy.contains(feature), "{remedy}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_told_from_other_failures() {
+        let driver = "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")";
+        let error = ModelError::from(candle_core::Error::Msg(driver.into()).context("matmul"));
+        assert!(matches!(error, ModelError::DeviceMemory { .. }), "{error:?}");
+        let other = candle_core::Error::Msg("shape mismatch in matmul".into());
+        assert!(matches!(ModelError::from(other), ModelError::Tensor(_)));
+    }
+}
