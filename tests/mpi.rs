@@ -287,7 +287,8 @@ fn zero_3_rank_holds_its_share_of_the_target() {
         let (whole, spread) = (peak(1, ranks), peak(3, ranks));
         let saved = weights * (1.0 - 1.0 / ranks as f64);
         eprintln!("{ranks} ranks: {weights:.0} MiB of weights, {whole:.0} MiB, {spread:.0} MiB");
-        assert!(spread < whole - saved + 4.0 * layer, "{spread} {whole}, {weights} of weights");
+        // Two layers, the draft while it is whole, and what the allocator keeps.
+        assert!(spread < whole - saved + 8.0 * layer, "{spread} {whole}, {weights} of weights");
     }
 }
 

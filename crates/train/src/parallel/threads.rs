@@ -6,11 +6,13 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use super::World;
 use super::transport::Transport;
 
+type Letters = VecDeque<Vec<u8>>;
+
 struct Shared {
     barrier: Barrier,
     slots: Mutex<Vec<Vec<u8>>>,
     /// Messages under way, by sender and receiver.
-    letters: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    letters: Mutex<HashMap<(usize, usize), Letters>>,
     arrived: Condvar,
 }
 

@@ -89,6 +89,7 @@ impl World {
     ///
     /// # Panics
     /// - this process is not one of them
+    #[must_use]
     pub fn group(&self, members: Range<usize>) -> Self {
         if members.len() == 1 && self.size() > 1 {
             return Self::single();
@@ -343,7 +344,7 @@ mod tests {
         });
         for (rank, (sum, gathered, ordered, first)) in all.into_iter().enumerate() {
             let base = rank / 3 * 3;
-            assert_eq!(sum, (3 * base + 3) as f64);
+            assert_eq!(sum as usize, 3 * base + 3);
             let member = |i: usize| vec![(base + i) as u64; i];
             assert_eq!(gathered, (0..3).map(member).collect::<Vec<_>>());
             let at = |i: usize| (10 * (3 * base + 3) + 3 * i) as f32;
