@@ -56,7 +56,7 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
     Ok(summary)
 }
 
-/// The same on any device, [`reference`] of some rows at a time.
+/// The same on any device, [`reference()`] of some rows at a time.
 ///
 /// # Errors
 /// - as [`linear_log_sum_exp`]

@@ -167,7 +167,7 @@ pub struct Output {
     pub rows: RowStatistics,
 }
 
-/// The loss: fused for f32 hidden states on the CPU, otherwise [`composed`].
+/// The loss: fused for f32 hidden states on the CPU, otherwise [`composed()`].
 ///
 /// # Errors
 /// - shapes do not fit, a label or id lies outside the vocabulary
