@@ -331,7 +331,7 @@ fn held_out_lengths_are_those_of_decoding() {
     let tau = decoded["tau"].as_f64().expect("tau");
     let (replayed, simulated) =
         (promised("replayed_acceptance_length"), promised("simulated_acceptance_length"));
-    println!("decoded {tau:.4}, replayed {replayed:.4}, simulated {simulated:.4}");
+    eprintln!("decoded {tau:.4}, replayed {replayed:.4}, simulated {simulated:.4}");
     assert_eq!(decoded["lossless"], true);
     assert!(tau > 1.3, "the draft learned nothing: {tau}");
     assert!((replayed / tau - 1.0).abs() < 0.02, "{replayed} promised, {tau} decoded");
