@@ -282,7 +282,7 @@ fn zero_3_rank_holds_its_share_of_the_target() {
         succeed_on(ranks, &joined(&[&["train", &config, &output, &zero], &set]));
         memory_mib(&run)
     };
-    let (weights, layer) = (weights as f64 / 1048576.0, weights as f64 / 1048576.0 / 48.0);
+    let (weights, layer) = (weights as f64 / 1_048_576.0, weights as f64 / 1_048_576.0 / 48.0);
     for ranks in [2, 3] {
         let (whole, spread) = (peak(1, ranks), peak(3, ranks));
         let saved = weights * (1.0 - 1.0 / ranks as f64);
