@@ -230,8 +230,8 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     std::fs::remove_file(shop.folder.path().join("rows.jsonl")).expect("text");
     succeed(&base);
     fail(&["train", &config, "--ranks", "2"], 2);
-    let error = fail(&[&base[..], &["--ranks", "6", "--sequence", "4"]].concat(), 2);
-    assert!(error.contains("6 ranks do not make groups of --sequence 4"), "{error}");
+    let error = fail(&[&base[..], &["--ranks", "6", "parallel.sequence=4"]].concat(), 2);
+    assert!(error.contains("6 ranks do not make groups of `parallel.sequence` = 4"), "{error}");
 }
 
 /// The tables of docs/cluster.md stand below the commands that print them.

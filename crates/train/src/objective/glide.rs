@@ -286,8 +286,11 @@ impl Objective for GlideObjective {
             metrics.merge(&loss.metrics);
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
         }
-        let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
-        metrics.replayed = Rounds::replay(&batch, gamma, holds);
+        // Ranks that share a row know a part of it each.
+        if features.rows.is_none() && !batch.learned.is_empty() {
+            let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
+            metrics.replayed = Rounds::replay(&batch, gamma, holds);
+        }
         Ok(metrics)
     }
 

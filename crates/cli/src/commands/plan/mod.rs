@@ -33,7 +33,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     if !world.is_first() {
         return Ok(());
     }
-    let machine = Machine::of(arguments, world.size())?;
+    let machine = Machine::of(arguments, world.size());
     let mut all = Vec::new();
     for (name, config) in stages {
         let target = target_config(&config.target)?;
@@ -41,7 +41,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             print!("{}", sizing::markdown(&config, &target, &machine)?);
             continue;
         }
-        let workload = Workload::new(&config, target, machine.layout)?;
+        let workload = Workload::new(&config, target, machine.layout_of(&config)?)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         if json {
@@ -78,7 +78,7 @@ pub(crate) fn pretraining(
     if arguments.table {
         return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
     }
-    let machine = Machine::of(arguments, world.size())?;
+    let machine = Machine::of(arguments, world.size());
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);
@@ -116,15 +116,8 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    fn of(arguments: &PlanArguments, started: usize) -> Result<Self> {
+    fn of(arguments: &PlanArguments, started: usize) -> Self {
         let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
-        let (sequence, tensor) = (arguments.sequence as usize, arguments.tensor as usize);
-        if !ranks.is_multiple_of(sequence * tensor) {
-            return Err(Failure::usage(format!(
-                "{ranks} ranks do not make groups of --sequence {sequence} times --tensor {tensor}"
-            ))
-            .hint("give --ranks a multiple of both together"));
-        }
         // The table is of accelerators.
         let threads = if arguments.table { 0 } else { rayon::current_num_threads() };
         let free = match arguments.memory {
@@ -134,17 +127,31 @@ impl Machine {
         };
         let gigabytes_per_second = arguments.bandwidth.unwrap_or(BANDWIDTH);
         let gflops = arguments.gflops.unwrap_or_else(Speed::measured_gflops);
-        Ok(Self {
+        Self {
             layout: Layout {
-                sequence,
-                tensor,
+                tensor: arguments.tensor as usize,
                 target_value_bytes: usize::from(arguments.target_bytes),
                 ..Layout::of(ranks, threads)
             },
             free,
             speed: Speed { gflops, gigabytes_per_second },
             measured: arguments.gflops.is_none(),
-        })
+        }
+    }
+}
+
+impl Machine {
+    /// The layout of a stage.
+    fn layout_of(&self, config: &TrainConfig) -> Result<Layout> {
+        let (ranks, tensor) = (self.layout.ranks, self.layout.tensor);
+        let sequence = config.parallel.sequence;
+        if ranks.is_multiple_of(sequence.saturating_mul(tensor).max(1)) {
+            return Ok(Layout { sequence, ..self.layout });
+        }
+        Err(Failure::usage(format!(
+            "{ranks} ranks do not make groups of `parallel.sequence` = {sequence} times --tensor {tensor}"
+        ))
+        .hint("give --ranks a multiple of both together"))
     }
 }
 
@@ -188,7 +195,8 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
 
 /// Says in one line what a run that is about to start needs, and warns if that is not free.
 pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
-    let layout = Layout::of(world.size(), rayon::current_num_threads());
+    let sequence = stage.config().parallel.sequence;
+    let layout = Layout { sequence, ..Layout::of(world.size(), rayon::current_num_threads()) };
     let target = stage.target().config().clone();
     // A stage that was prepared has sizes that fit.
     let Ok(workload) = Workload::new(stage.config(), target, layout) else { return };

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target::Target;
 
 use super::assets::TEST_FILE;
@@ -30,7 +31,8 @@ pub(super) fn run(
 ) -> Result<DecodeRecord> {
     let size = Target::open_config(target)?.vocab_size / PROPOSED;
     let alone = DecodingArguments {
-        draft_vocab_size: Some(size),
+        // A draft of an earlier version has no counts.
+        draft_vocab_size: draft.join(TOKEN_COUNTS_FILE).is_file().then_some(size),
         ..DecodingArguments::chain(draft, DRAFT_LEN)
     };
     let models = alone.open(target)?;
