@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::draft::AnyDraft;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, PTH_FILE};
+use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::tensor_bytes;
 use longdraft_models::weights::{gguf, pth, safetensors};
@@ -111,7 +112,7 @@ pub fn export(
     let manifest = manifest(rendered, target, options, new.path(), fit.warnings.clone())?;
     let text = serde_json::to_string_pretty(&manifest)
         .map_err(|error| ServingError::io(folder)(std::io::Error::other(error)))?;
-    safetensors::write_atomically(&new.path().join(MANIFEST_FILE), format!("{text}\n").as_bytes())?;
+    write_atomically(&new.path().join(MANIFEST_FILE), format!("{text}\n").as_bytes())?;
     new.finish()?;
     let mut files: Vec<String> = manifest.files.keys().cloned().collect();
     files.push(MANIFEST_FILE.into());
@@ -231,7 +232,7 @@ fn write_safetensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<()> 
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
-    Ok(safetensors::write_atomically(path, format!("{value:#}\n").as_bytes())?)
+    Ok(write_atomically(path, format!("{value:#}\n").as_bytes())?)
 }
 
 fn manifest(

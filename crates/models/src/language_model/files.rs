@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::{LanguageModel, LanguageModelConfig, llama};
 use crate::error::{ModelError, Result};
 use crate::weights::artifact::ArtifactSource;
-use crate::weights::safetensors::{SafetensorsSource, save as save_tensors, write_atomically};
+use crate::weights::atomic::write_atomically;
+use crate::weights::safetensors::{SafetensorsSource, save as save_tensors};
 
 /// What `config.json` says of these models.
 const MODEL_TYPE: &str = "longdraft_language_model";

@@ -5,6 +5,7 @@
 //! dtype asked for, so that peak memory stays close to the final weights.
 
 pub mod artifact;
+pub mod atomic;
 pub mod gguf;
 pub mod memory;
 pub(crate) mod mmap;

@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::Deserialize;
 
+use super::atomic::write_atomically;
 use super::mmap::MappedFile;
 use super::{Collector, WeightSource};
 use crate::error::{ModelError, Problems, Result};
@@ -396,27 +397,6 @@ pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
             let message = format!("cannot write {other:?} tensors as weights");
             return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
         }
-    })
-}
-
-/// Writes beside, syncs and renames, so that a reader never sees half a file.
-///
-/// # Errors
-/// - the folder cannot be written or is full; the temporary file is removed
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    use std::io::Write;
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let write = || -> std::io::Result<()> {
-        let mut file = std::fs::File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|source| {
-        let _ = std::fs::remove_file(&temporary);
-        ModelError::Io { path: path.to_path_buf(), source }
     })
 }
 

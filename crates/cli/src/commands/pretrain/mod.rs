@@ -127,7 +127,7 @@ pub(super) fn train(
 
 fn write_json(path: &std::path::Path, value: &Value) -> Result<()> {
     let text = format!("{value:#}\n");
-    Ok(longdraft_models::weights::safetensors::write_atomically(path, text.as_bytes())?)
+    Ok(longdraft_models::weights::atomic::write_atomically(path, text.as_bytes())?)
 }
 
 impl Trained {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_models::weights::safetensors::write_atomically;
+use longdraft_models::weights::atomic::write_atomically;
 
 use crate::failure::{Failure, Result};
 

@@ -12,6 +12,7 @@ use super::vocabulary::VocabularyMap;
 use crate::draft::Parameter;
 use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 use crate::error::{ModelError, Problems, Result};
+use crate::weights::atomic::write_atomically;
 use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
 
 /// Prefixes under which published files hold the tensors.
@@ -227,7 +228,7 @@ pub fn save_tensors(
     let mut value = config.to_json();
     value["target_fingerprint"] = target_fingerprint.into();
     let text = format!("{value:#}\n");
-    safetensors::write_atomically(&folder.join("config.json"), text.as_bytes())
+    write_atomically(&folder.join("config.json"), text.as_bytes())
 }
 
 fn fresh(spec: &TensorSpec, deviation: f64, seed: u64, device: &Device) -> Result<Tensor> {

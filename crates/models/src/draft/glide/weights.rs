@@ -12,6 +12,7 @@ use crate::draft::Parameter;
 use crate::draft::files::{DRAFT_FILE, PTH_FILE, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
+use crate::weights::atomic::write_atomically;
 use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
 
 /// Prefixes under which published files hold the layer.
@@ -245,7 +246,7 @@ pub fn save_tensors(
         serde_json::to_value(config).map_err(|error| ModelError::invalid(&path, error))?;
     value["model_type"] = "glide".into();
     value["target_fingerprint"] = target_fingerprint.into();
-    safetensors::write_atomically(&path, format!("{value:#}\n").as_bytes())
+    write_atomically(&path, format!("{value:#}\n").as_bytes())
 }
 
 fn mode(config: &GlideConfig) -> &'static str {

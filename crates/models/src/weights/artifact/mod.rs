@@ -84,7 +84,7 @@ impl Artifact {
     /// - it cannot be written
     pub fn save(&self, path: &Path, compression: Compression) -> Result<u64> {
         let bytes = self.to_bytes(compression)?;
-        super::safetensors::write_atomically(path, &bytes)?;
+        super::atomic::write_atomically(path, &bytes)?;
         Ok(bytes.len() as u64)
     }
 

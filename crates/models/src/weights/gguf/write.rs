@@ -8,7 +8,8 @@ use candle_core::{DType, Tensor};
 
 use super::header::ALIGNMENT;
 use crate::error::{ModelError, Result};
-use crate::weights::safetensors::{little_endian_bytes, write_atomically};
+use crate::weights::atomic::write_atomically;
+use crate::weights::safetensors::little_endian_bytes;
 
 /// A tensor as the file holds it.
 #[derive(Debug, Clone)]

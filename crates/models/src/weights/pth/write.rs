@@ -9,7 +9,8 @@ use zip::{CompressionMethod, ZipWriter};
 
 use super::STORAGES;
 use crate::error::{ModelError, Result};
-use crate::weights::safetensors::{little_endian_bytes, write_atomically};
+use crate::weights::atomic::write_atomically;
+use crate::weights::safetensors::little_endian_bytes;
 
 /// Writes tensors (f32, bf16, f16, i64, or u8 as flags) as a state dict, complete or not at all.
 ///
