@@ -43,6 +43,22 @@ pub(super) struct TensorRef {
 }
 
 impl Value {
+    /// What it is; values themselves may be shared so often that printing them would never end.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Bool => "a truth value",
+            Self::Int(_) => "a number",
+            Self::Float => "a fraction",
+            Self::Str(_) => "a string",
+            Self::Sequence(..) => "a tuple or list",
+            Self::Dict(..) => "a dict",
+            Self::Global(_) => "a name",
+            Self::Storage(_) => "a storage",
+            Self::Tensor(_) => "a tensor",
+        }
+    }
+
     fn depth(&self) -> usize {
         match self {
             Self::Sequence(_, depth) | Self::Dict(_, depth) => *depth,
@@ -61,21 +77,21 @@ impl Value {
     fn items(&self) -> Result<&[Self], String> {
         match self {
             Self::Sequence(items, _) => Ok(items),
-            other => Err(format!("a tuple was expected, found {other:?}")),
+            other => Err(format!("a tuple was expected, found {}", other.kind())),
         }
     }
 
     fn usize(&self) -> Result<usize, String> {
         match self {
             Self::Int(n) => usize::try_from(*n).map_err(|_| format!("{n} is no size")),
-            other => Err(format!("a size was expected, found {other:?}")),
+            other => Err(format!("a size was expected, found {}", other.kind())),
         }
     }
 
     fn str(&self) -> Result<Rc<str>, String> {
         match self {
             Self::Str(s) => Ok(Rc::clone(s)),
-            other => Err(format!("a string was expected, found {other:?}")),
+            other => Err(format!("a string was expected, found {}", other.kind())),
         }
     }
 }

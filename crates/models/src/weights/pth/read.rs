@@ -17,6 +17,9 @@ use crate::weights::{Collector, WeightSource};
 /// Largest pickle: thousands of tensor names fit in far less.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
 
+/// Most values of nested dicts: shared ones are met again wherever they are shared.
+const MAX_VALUES: usize = 1 << 20;
+
 /// A tensor whose storage was found and is large enough.
 struct Entry {
     storage: String,
@@ -24,6 +27,8 @@ struct Entry {
     offset: usize,
     shape: Vec<usize>,
     stride: Vec<usize>,
+    /// Elements that the storage must have.
+    needed: usize,
 }
 
 /// Tensors of one `.pth` file; nested dicts have their keys joined by dots.
@@ -57,7 +62,8 @@ impl PthSource {
         }
         let state = parse(&pickle).map_err(invalid)?;
         let mut tensors = Vec::new();
-        flatten("", &state, &mut tensors);
+        let mut budget = MAX_VALUES;
+        flatten("", &state, &mut budget, &mut tensors).map_err(invalid)?;
         if tensors.is_empty() {
             return Err(invalid("the pickle holds no tensors".into()));
         }
@@ -79,6 +85,11 @@ impl PthSource {
         let entry = self.entries.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
         let mut archive = open_archive(&self.path)?;
         let bytes = read_entry(&mut archive, &entry.storage, u64::MAX - 1).map_err(&invalid)?;
+        // Sizes in the zip's directory may be anything.
+        let size = STORAGES.iter().find(|(_, dtype, _)| *dtype == entry.dtype);
+        if size.is_none_or(|(.., size)| bytes.len() / size < entry.needed) {
+            return Err(invalid(format!("tensor `{name}` is cut short")));
+        }
         Ok((entry, bytes))
     }
 }
@@ -103,18 +114,26 @@ fn read_entry(
     Ok(bytes)
 }
 
-fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, TensorRef)>) {
+fn flatten(
+    prefix: &str,
+    value: &Value,
+    budget: &mut usize,
+    out: &mut Vec<(String, TensorRef)>,
+) -> std::result::Result<(), String> {
     let Value::Dict(entries, _) = value else {
-        return;
+        return Ok(());
     };
     for (key, value) in entries.iter() {
+        let left = budget.checked_sub(1);
+        *budget = left.ok_or_else(|| format!("it holds more than {MAX_VALUES} values"))?;
         let Value::Str(key) = key else { continue };
         let name = if prefix.is_empty() { key.to_string() } else { format!("{prefix}.{key}") };
         match value {
             Value::Tensor(tensor) => out.push((name, TensorRef::clone(tensor))),
-            nested => flatten(&name, nested, out),
+            nested => flatten(&name, nested, budget, out)?,
         }
     }
+    Ok(())
 }
 
 /// Checks that a tensor's elements lie inside its storage.
@@ -151,7 +170,7 @@ fn locate(
         return Err(format!(
             "shape {:?} needs {} elements, `{storage}` holds {available}",
             tensor.shape,
-            last + 1
+            last.saturating_add(1)
         ));
     }
     Ok(Entry {
@@ -160,6 +179,7 @@ fn locate(
         offset: tensor.offset,
         shape: tensor.shape.clone(),
         stride: tensor.stride.clone(),
+        needed: if elements > 0 { last + 1 } else { 0 },
     })
 }
 

@@ -69,6 +69,54 @@ fn deep_nesting_and_absurd_lengths_are_errors() {
     assert!(parse(b"\x80\x02X\xff\xff\xff\xff").expect_err("refused").contains("in the middle"));
 }
 
+/// A zip with this pickle and nothing else.
+fn write_pickle(path: &std::path::Path, pickle: &[u8]) {
+    use std::io::Write;
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(path).expect("file"));
+    zip.start_file("archive/data.pkl", zip::write::SimpleFileOptions::default()).expect("entry");
+    zip.write_all(pickle).expect("pickle");
+    zip.finish().expect("zip");
+}
+
+#[test]
+fn values_that_are_shared_over_and_over_are_errors_and_soon() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    // A dict that holds the one before twice, sixty times over: 2^60 paths to an empty one.
+    let mut pickle = b"\x80\x02}q\x00".to_vec();
+    for level in 0..60_u8 {
+        pickle.extend(b"}(X\x01\x00\x00\x00ah");
+        pickle.push(level);
+        pickle.extend(b"X\x01\x00\x00\x00bh");
+        pickle.push(level);
+        pickle.extend(b"uq");
+        pickle.push(level + 1);
+    }
+    let mut of_dicts = pickle.clone();
+    of_dicts.push(b'.');
+    write_pickle(&path, &of_dicts);
+    let problem = PthSource::open(&path).err().expect("refused").to_string();
+    assert!(problem.contains("more than"), "{problem}");
+    // As a name where a string belongs: the message must not print it.
+    pickle.extend(b"h\x3c\x93.");
+    assert!(parse(&pickle).expect_err("refused").contains("found a dict"));
+}
+
+#[test]
+fn sizes_that_only_the_zip_claims_are_errors() -> Result<()> {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    save(&path, &tensors())?;
+    let source = PthSource::open(&path)?;
+    let whole = std::fs::read(&path).expect("read");
+    // The file shrinks behind an opened source.
+    save(&path, &[("layer.weight".into(), Tensor::new(&[1.0_f32], &Device::Cpu)?)])?;
+    assert!(std::fs::metadata(&path).expect("file").len() < whole.len() as u64);
+    let problem = source.load("layer.weight", DType::F32).expect_err("too short").to_string();
+    assert!(problem.contains("cut short"), "{problem}");
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
