@@ -17,6 +17,7 @@ pub mod attention;
 pub mod channel_scale;
 pub mod dispatch;
 pub mod experts;
+pub mod gated_mlp;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;

@@ -71,13 +71,7 @@ impl CustomOp2 for SwiGlu {
     ) -> Result<(CpuStorage, Shape)> {
         let gate = f32_slice(s1, l1, "swiglu")?;
         let up = f32_slice(s2, l2, "swiglu")?;
-        let mut out = vec![0.0; gate.len()];
-        out.par_chunks_mut(CHUNK).zip(gate.par_chunks(CHUNK)).zip(up.par_chunks(CHUNK)).for_each(
-            |((out, gate), up)| {
-                gated(gate, up, out);
-            },
-        );
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((CpuStorage::F32(product(gate, up)), l1.shape().clone()))
     }
 
     fn bwd(
@@ -88,7 +82,13 @@ impl CustomOp2 for SwiGlu {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (dgate, dup) = with_f32(gate, |gates| {
-            with_f32(up, |ups| with_f32(grad, |grads| Ok(backward(gates, ups, grads))))
+            with_f32(up, |ups| {
+                with_f32(grad, |grads| {
+                    let mut out = (vec![0.0; gates.len()], vec![0.0; gates.len()]);
+                    backward((gates, ups), grads, (&mut out.0, &mut out.1));
+                    Ok(out)
+                })
+            })
         })?;
         let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
         Ok((Some(tensor(dgate)?), Some(tensor(dup)?)))
@@ -113,8 +113,21 @@ vectorised! {
     }
 }
 
-fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let (mut dgate, mut dup) = (vec![0.0; gate.len()], vec![0.0; gate.len()]);
+/// `silu(gate) ∘ up`
+pub(crate) fn product(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let mut out = vec![0.0; gate.len()];
+    out.par_chunks_mut(CHUNK)
+        .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
+        .for_each(|(out, (gate, up))| gated(gate, up, out));
+    out
+}
+
+/// Writes the gradients of gate and up.
+pub(crate) fn backward(
+    (gate, up): (&[f32], &[f32]),
+    grad: &[f32],
+    (dgate, dup): (&mut [f32], &mut [f32]),
+) {
     dgate
         .par_chunks_mut(CHUNK)
         .zip(dup.par_chunks_mut(CHUNK))
@@ -122,7 +135,6 @@ fn backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
         .for_each(|((dgate, dup), ((gate, up), grad))| {
             gradients(gate, up, grad, dgate, dup);
         });
-    (dgate, dup)
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
-use longdraft_kernels::swiglu::swiglu;
 use serde_json::{Value, json};
 
 use super::LanguageModelConfig;
@@ -137,8 +137,7 @@ impl LlamaBlock {
         let attended = attention(&q, &k, &v, ranges)?.reshape((tokens, width))?;
         let x = (x + linear(&attended, &self.o_proj, None)?)?;
         let normed = rms_norm(&x, &self.post_attention_layernorm, eps)?;
-        let gate = linear(&normed, &self.gate_proj, None)?;
-        let inner = swiglu(&gate, &linear(&normed, &self.up_proj, None)?)?;
-        Ok((x + linear(&inner, &self.down_proj, None)?)?)
+        let mlp = GatedMlp { gate: &self.gate_proj, up: &self.up_proj, down: &self.down_proj };
+        Ok(gated_mlp_onto(&x, &normed, &mlp)?)
     }
 }

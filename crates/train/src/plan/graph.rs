@@ -186,6 +186,26 @@ impl Graph {
         self.result(gate.rows, gate.width, &arguments)
     }
 
+    /// `residual + Wd (silu(Wg x) ∘ Wu x)`: gate and up stay, the gated product is formed again.
+    pub(super) fn gated_mlp_onto(&mut self, residual: Matrix, x: Matrix, inner: u64) -> Matrix {
+        let arguments = [
+            self.if_tracked(x.id, Gradient::Computed),
+            (self.weight("gate", inner, x.width).id, Gradient::Computed),
+            (self.weight("up", inner, x.width).id, Gradient::Computed),
+        ];
+        let both = self.result(2 * x.rows, inner, &arguments);
+        let down = self.weight("down", residual.width, inner).id;
+        let of_residual = self.if_tracked(residual.id, Gradient::HandedOn);
+        let arguments = [(both.id, Gradient::Computed), (down, Gradient::Computed), of_residual];
+        let out = self.result(x.rows, residual.width, &arguments);
+        self.tape.add(out.id, 0, F32 * x.rows * inner);
+        for pass in [Pass::Forward, Pass::InputGradient, Pass::WeightGradient] {
+            self.pack(pass, (x.rows, x.width, inner));
+            self.pack(pass, (x.rows, inner, residual.width));
+        }
+        out
+    }
+
     /// An op whose gradient is one of its input's size: `max(x, 0)²`, a factor.
     pub(super) fn relu_squared(&mut self, x: Matrix) -> Matrix {
         self.result(x.rows, x.width, &[(x.id, Gradient::Computed)])

@@ -2,11 +2,10 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::linear::linear;
-use longdraft_kernels::linear::linear_onto;
+use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
+use longdraft_kernels::linear::{linear, linear_onto};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
-use longdraft_kernels::swiglu::swiglu;
 use std::sync::Arc;
 
 use super::config::Eagle3Config;
@@ -187,10 +186,12 @@ impl Eagle3Draft {
             linear_onto(state, &attended, output, None)?
         };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
-        let gate = self.project(&normed, "midlayer.mlp.gate_proj")?;
-        let gated = swiglu(&gate, &self.project(&normed, "midlayer.mlp.up_proj")?)?;
-        let down = self.tensor("midlayer.mlp.down_proj.weight")?;
-        Ok(linear_onto(&residual, &gated, down, None)?)
+        let mlp = GatedMlp {
+            gate: self.tensor("midlayer.mlp.gate_proj.weight")?,
+            up: self.tensor("midlayer.mlp.up_proj.weight")?,
+            down: self.tensor("midlayer.mlp.down_proj.weight")?,
+        };
+        Ok(gated_mlp_onto(&residual, &normed, &mlp)?)
     }
 
     /// What the head reads: `RMS_norm(h)`.

@@ -1,0 +1,331 @@
+//! Gated MLP behind a residual: `y = r + Wd (silu(Wg x) ∘ Wu x)`.
+//!
+//! On the fused path the graph keeps both projections and not their gated product, which the backward pass
+//! forms again: a third less of what the MLP keeps for one elementwise pass. With `z = Wg x`, `u = Wu x`,
+//! `h = silu(z) ∘ u`: `dWd = gᵀ h`, `dh = g Wd`, `(dz, du)` as in [`crate::swiglu`],
+//! `dx = dz Wg + du Wu`, `dWg = dzᵀ x`, `dWu = duᵀ x`, `dr = g`.
+
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+
+use crate::dispatch::fused;
+use crate::linear::{
+    Weight, linear, linear_onto, product_nn_into, product_nt_into, reference as linear_reference,
+    weight_gradient, with_weight,
+};
+use crate::storage::{f32_slice, with_f32};
+use crate::swiglu::{self, swiglu};
+
+/// Weights of a gated MLP, f32, bf16 or f16.
+#[derive(Debug, Clone, Copy)]
+pub struct GatedMlp<'a> {
+    /// `[I, H]`
+    pub gate: &'a Tensor,
+    /// `[I, H]`
+    pub up: &'a Tensor,
+    /// `[O, I]`
+    pub down: &'a Tensor,
+}
+
+impl GatedMlp<'_> {
+    fn check(&self, residual: &Tensor, x: &Tensor) -> Result<()> {
+        let (rows, width) = x.dims2()?;
+        let (outputs, inner) = self.down.dims2()?;
+        let fits = self.gate.dims() == [inner, width]
+            && self.up.dims() == [inner, width]
+            && residual.dims() == [rows, outputs];
+        if !fits {
+            bail!(
+                "gated MLP: input {:?} and residual {:?} do not fit gate {:?}, up {:?}, down {:?}",
+                x.shape(),
+                residual.shape(),
+                self.gate.shape(),
+                self.up.shape(),
+                self.down.shape()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// `residual + Wd (silu(Wg x) ∘ Wu x)`.
+///
+/// # Shapes
+/// - `residual`: `[R, O]`, `x`: `[R, H]` → `[R, O]`
+///
+/// # Errors
+/// - shapes do not fit, or a weight is neither f32, bf16 nor f16 on the fused path
+pub fn gated_mlp_onto(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Tensor> {
+    mlp.check(residual, x)?;
+    if !fused(&[residual, x]) {
+        let gated = swiglu(&linear(x, mlp.gate, None)?, &linear(x, mlp.up, None)?)?;
+        return linear_onto(residual, &gated, mlp.down, None);
+    }
+    let (gate, up) = (mlp.gate.contiguous()?, mlp.up.contiguous()?);
+    let both = x.contiguous()?.apply_op3(&gate, &up, GateAndUp)?;
+    both.apply_op3(&mlp.down.contiguous()?, &residual.contiguous()?, GatedDown)
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`gated_mlp_onto`]
+pub fn reference(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Tensor> {
+    mlp.check(residual, x)?;
+    let [gate, up] = [mlp.gate, mlp.up].map(|weight| linear_reference(x, weight, None));
+    residual + linear_reference(&swiglu::reference(&gate?, &up?)?, mlp.down, None)?
+}
+
+/// `[R, H]`, `[I, H]`, `[I, H]` → `[2, R, I]`: `x Wgᵀ`, then `x Wuᵀ`.
+struct GateAndUp;
+
+impl CustomOp3 for GateAndUp {
+    fn name(&self) -> &'static str {
+        "gate and up"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(s1, l1, self.name())?;
+        let (rows, width) = l1.shape().dims2()?;
+        let (inner, _) = l2.shape().dims2()?;
+        let mut both = vec![0.0; 2 * rows * inner];
+        let (gate, up) = both.split_at_mut(rows * inner);
+        product_nt_into(gate, x, Weight::from_storage(s2, l2)?, (width, inner), false);
+        product_nt_into(up, x, Weight::from_storage(s3, l3)?, (width, inner), false);
+        Ok((CpuStorage::F32(both), (2, rows, inner).into()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        gate: &Tensor,
+        up: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (rows, width) = x.dims2()?;
+        let inner = gate.dim(0)?;
+        with_f32(grad, |grad| {
+            let (of_gate, of_up) = grad.split_at(rows * inner);
+            let dx = if x.track_op() {
+                let mut dx = vec![0.0; rows * width];
+                for (weight, grad, add) in [(gate, of_gate, false), (up, of_up, true)] {
+                    with_weight(weight, |w| {
+                        product_nn_into(&mut dx, grad, w, (width, inner), add);
+                        Ok(())
+                    })?;
+                }
+                Some(Tensor::from_vec(dx, x.shape(), x.device())?)
+            } else {
+                None
+            };
+            let d_gate = weight_gradient(x, of_gate, gate)?;
+            Ok((dx, d_gate, weight_gradient(x, of_up, up)?))
+        })
+    }
+}
+
+/// `[2, R, I]`, `[O, I]`, `[R, O]` → `[R, O]`: the gated product through `Wd`, onto the residual.
+struct GatedDown;
+
+impl CustomOp3 for GatedDown {
+    fn name(&self) -> &'static str {
+        "gated MLP"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (gate, up) = halves(f32_slice(s1, l1, self.name())?);
+        let (outputs, inner) = l2.shape().dims2()?;
+        let gated = swiglu::product(gate, up);
+        let mut out = f32_slice(s3, l3, "gated MLP's residual")?.to_vec();
+        product_nt_into(&mut out, &gated, Weight::from_storage(s2, l2)?, (inner, outputs), true);
+        Ok((CpuStorage::F32(out), l3.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        both: &Tensor,
+        down: &Tensor,
+        residual: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (outputs, inner) = down.dims2()?;
+        let (d_both, d_down) = with_f32(both, |values| {
+            let (gate, up) = halves(values);
+            let gated = swiglu::product(gate, up);
+            let shape = (gated.len() / inner.max(1), inner);
+            let gated = Tensor::from_vec(gated, shape, both.device())?;
+            let d_down = with_f32(grad, |grad| weight_gradient(&gated, grad, down))?;
+            drop(gated);
+            if !both.track_op() {
+                return Ok((None, d_down));
+            }
+            let mut d_gated = vec![0.0; gate.len()];
+            with_weight(down, |w| {
+                with_f32(grad, |grad| {
+                    product_nn_into(&mut d_gated, grad, w, (inner, outputs), false);
+                    Ok(())
+                })
+            })?;
+            let mut d_both = vec![0.0; values.len()];
+            let (d_gate, d_up) = d_both.split_at_mut(gate.len());
+            swiglu::backward((gate, up), &d_gated, (d_gate, d_up));
+            Ok((Some(Tensor::from_vec(d_both, both.shape(), both.device())?), d_down))
+        })?;
+        Ok((d_both, d_down, residual.track_op().then(|| grad.clone())))
+    }
+}
+
+fn halves(both: &[f32]) -> (&[f32], &[f32]) {
+    both.split_at(both.len() / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Var};
+
+    use super::*;
+    use crate::test_support::{Noise, assert_close, gradcheck};
+
+    /// Residual, input, gate, up, down; the result is one wider than the input.
+    fn arguments(noise: &mut Noise, rows: usize, width: usize, inner: usize) -> [Var; 5] {
+        let out = width + 1;
+        [[rows, out], [rows, width], [inner, width], [inner, width], [out, inner]]
+            .map(|shape| noise.var(&shape))
+    }
+
+    fn weights(arguments: &[Var; 5]) -> GatedMlp<'_> {
+        GatedMlp { gate: &arguments[2], up: &arguments[3], down: &arguments[4] }
+    }
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, width, inner) in [(1, 1, 1, 1), (2, 3, 7, 17), (3, 90, 33, 70)] {
+            let mut noise = Noise::new(seed);
+            let arguments = arguments(&mut noise, rows, width, inner);
+            let direction = noise.tensor(&[rows, width + 1]);
+            let mlp = weights(&arguments);
+            let fused = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
+            let plain = reference(&arguments[0], &arguments[1], &mlp)?;
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            for (name, var) in ["residual", "x", "gate", "up", "down"].iter().zip(&arguments) {
+                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+                assert_close(name, a, b, 1e-5);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_rows_give_no_rows() -> Result<()> {
+        let arguments = arguments(&mut Noise::new(9), 0, 3, 5);
+        let out = gated_mlp_onto(&arguments[0], &arguments[1], &weights(&arguments))?;
+        assert_eq!(out.dims(), [0, 4]);
+        out.sum_all()?.backward()?;
+        Ok(())
+    }
+
+    #[test]
+    fn has_the_bits_of_its_parts() -> Result<()> {
+        let mut noise = Noise::new(4);
+        let arguments = arguments(&mut noise, 40, 65, 130);
+        let mlp = weights(&arguments);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let [gate, up, down] = [mlp.gate, mlp.up, mlp.down].map(|w| w.to_dtype(dtype));
+            let (gate, up, down) = (gate?, up?, down?);
+            let mlp = GatedMlp { gate: &gate, up: &up, down: &down };
+            let whole = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
+            let [z, u] = [&gate, &up].map(|w| linear(&arguments[1], w, None));
+            let parts = linear_onto(&arguments[0], &swiglu(&z?, &u?)?, &down, None)?;
+            assert_close("parts", &whole, &parts, 0.0);
+            let one = |t: &Var| t.narrow(0, 7, 1);
+            let alone = gated_mlp_onto(&one(&arguments[0])?, &one(&arguments[1])?, &mlp)?;
+            assert_close("one row", &alone, &whole.narrow(0, 7, 1)?, 0.0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn views_and_frozen_16_bit_weights_train_what_lies_below() -> Result<()> {
+        let mut noise = Noise::new(8);
+        let (below, residual) = (noise.var(&[12, 9]), noise.var(&[9, 10]));
+        let arguments = arguments(&mut noise, 9, 12, 20);
+        let [gate, up, down] =
+            [&arguments[2], &arguments[3], &arguments[4]].map(|w| w.detach().to_dtype(DType::BF16));
+        let (gate, up, down) = (gate?, up?, down?);
+        let down = down.narrow(0, 0, 10)?;
+        let mlp = GatedMlp { gate: &gate, up: &up, down: &down };
+        // Columns as rows, without a copy.
+        let x = below.t()?;
+        let own = gated_mlp_onto(&residual, &x, &mlp)?.sqr()?.sum_all()?.backward()?;
+        let want = reference(&residual, &x, &mlp)?.sqr()?.sum_all()?.backward()?;
+        for var in [&below, &residual] {
+            assert_close("below", own.get(var).expect("own"), want.get(var).expect("plain"), 1e-5);
+        }
+        assert!(own.get(&gate).is_none() && own.get(&down).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_trains_gets_a_gradient() -> Result<()> {
+        let mut noise = Noise::new(5);
+        let arguments = arguments(&mut noise, 5, 8, 12);
+        for trained in 0..arguments.len() {
+            let given: Vec<Tensor> = arguments
+                .iter()
+                .enumerate()
+                .map(|(i, var)| if i == trained { var.as_tensor().clone() } else { var.detach() })
+                .collect();
+            let mlp = GatedMlp { gate: &given[2], up: &given[3], down: &given[4] };
+            let own = gated_mlp_onto(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.backward()?;
+            let want = reference(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.backward()?;
+            for (i, var) in arguments.iter().enumerate() {
+                assert_eq!(own.get(var).is_some(), i == trained, "argument {i}");
+            }
+            let var = &arguments[trained];
+            let (own, want) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+            assert_close("trained", own, want, 1e-5);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reference_gradient_matches_differences() {
+        let mut noise = Noise::new(6);
+        let shapes = [[2, 3], [2, 3], [4, 3], [4, 3], [3, 4]];
+        gradcheck(&shapes.map(|shape| noise.tensor(&shape)), |t| {
+            reference(&t[0], &t[1], &GatedMlp { gate: &t[2], up: &t[3], down: &t[4] })
+        });
+    }
+
+    #[test]
+    fn wrong_shapes_are_errors() {
+        let mut noise = Noise::new(7);
+        let shapes = [[3, 4], [3, 4], [6, 4], [6, 4], [4, 6]];
+        for wrong in 0..shapes.len() {
+            let mut shapes = shapes;
+            shapes[wrong][1] += 1;
+            let t = shapes.map(|shape| noise.tensor(&shape));
+            let mlp = GatedMlp { gate: &t[2], up: &t[3], down: &t[4] };
+            assert!(gated_mlp_onto(&t[0], &t[1], &mlp).is_err(), "argument {wrong}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+use super::*;
+use crate::test_support::{Noise, assert_close, gradcheck};
+
+#[test]
+fn fused_matches_reference_forward_and_backward() -> Result<()> {
+    for (seed, rows, inputs, outputs) in
+        [(1, 1, 1, 1), (2, 3, 7, 5), (3, 16, 33, 70), (4, 17, 33, 70), (5, 90, 64, 300)]
+    {
+        let mut noise = Noise::new(seed);
+        let (x, w, b) =
+            (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
+        let direction = noise.tensor(&[rows, outputs]);
+        let fused = linear(&x, &w, Some(&b))?;
+        let plain = reference(&x, &w, Some(&b))?;
+        assert_close("forward", &fused, &plain, 1e-6);
+        let fused = (fused * &direction)?.sum_all()?.backward()?;
+        let plain = (plain * &direction)?.sum_all()?.backward()?;
+        for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
+            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+            assert_close(name, a, b, 1e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn composed_matches_reference_and_trains_only_what_is_a_variable() -> Result<()> {
+    for (seed, rows, inputs, outputs) in [(31, 1, 1, 1), (32, 5, 7, 9), (33, 90, 64, 30)] {
+        let mut noise = Noise::new(seed);
+        let (x, w, b) =
+            (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
+        let direction = noise.tensor(&[rows, outputs]);
+        let plain = reference(&x, &w, Some(&b))?;
+        let want = (&plain * &direction)?.sum_all()?.backward()?;
+        for (factors, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
+            let own = product_in(factors, &x, &w, Some(&b))?;
+            assert_eq!(own.dtype(), DType::F32);
+            assert_close("forward", &own, &plain, tolerance);
+            let own = (own * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
+                let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+                assert_close(name, a, b, tolerance);
+            }
+        }
+        let frozen = w.to_dtype(DType::BF16)?.detach();
+        let own = (composed(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
+        let fused = (linear(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
+        assert_close("x", own.get(&x).expect("own"), fused.get(&x).expect("fused"), 1e-5);
+        let alone = composed(&x.detach(), &frozen, None)?;
+        assert!(!alone.track_op());
+        assert_close("filled up", &alone, &linear(&x, &frozen, None)?, 1e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn residual_matches_a_separate_addition_forward_and_backward() -> Result<()> {
+    for (seed, rows, inputs, outputs) in [(21, 1, 3, 5), (22, 40, 33, 70), (23, 200, 64, 30)] {
+        let mut noise = Noise::new(seed);
+        let (x, w) = (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]));
+        let (r, b) = (noise.var(&[rows, outputs]), noise.tensor(&[outputs]));
+        let direction = noise.tensor(&[rows, outputs]);
+        for bias in [None, Some(&b)] {
+            let fused = linear_onto(&r, &x, &w, bias)?;
+            let plain = (r.as_tensor() + reference(&x, &w, bias)?)?;
+            assert_close("forward", &fused, &plain, 1e-6);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            for (name, var) in [("x", &x), ("weight", &w), ("residual", &r)] {
+                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+                assert_close(name, a, b, 1e-5);
+            }
+        }
+        assert!(linear_onto(&x, &x, &w, None).is_err() || inputs == outputs);
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_have_the_same_bits_alone_and_together() -> Result<()> {
+    let mut noise = Noise::new(7);
+    let (all, x, w) = (400, noise.tensor(&[400, 577]), noise.tensor(&[330, 577]));
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let w = w.to_dtype(dtype)?;
+        let together = linear(&x, &w, None)?.to_vec2::<f32>()?;
+        for rows in [1, 2, 3, 13, 14, 15, 16, 17, 64, 167, 168, 169, 399] {
+            let start = all - rows;
+            let part = linear(&x.narrow(0, start, rows)?, &w, None)?.to_vec2::<f32>()?;
+            for (a, b) in part.iter().flatten().zip(together[start..].iter().flatten()) {
+                assert_eq!(a.to_bits(), b.to_bits(), "{rows} rows, {dtype:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sixteen_bit_weights_equal_their_widened_selves() -> Result<()> {
+    let mut noise = Noise::new(8);
+    for rows in [2, 40] {
+        let (x, w) = (noise.var(&[rows, 24]), noise.tensor(&[600, 24]));
+        for dtype in [DType::BF16, DType::F16] {
+            let narrow = w.to_dtype(dtype)?;
+            let wide = narrow.to_dtype(DType::F32)?;
+            let (a, b) = (linear(&x, &narrow, None)?, linear(&x, &wide, None)?);
+            assert_close("forward", &a, &b, 0.0);
+            let (a, b) = (a.sqr()?.sum_all()?.backward()?, b.sqr()?.sum_all()?.backward()?);
+            assert_close("x", a.get(&x).expect("grad"), b.get(&x).expect("grad"), 0.0);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reference_gradient_matches_differences() {
+    let mut noise = Noise::new(9);
+    let inputs = [noise.tensor(&[3, 4]), noise.tensor(&[2, 4]), noise.tensor(&[2])];
+    gradcheck(&inputs, |t| reference(&t[0], &t[1], Some(&t[2])));
+}
+
+#[test]
+fn frozen_weight_gets_no_gradient() -> Result<()> {
+    let mut noise = Noise::new(10);
+    let (x, w) = (noise.var(&[3, 4]), noise.tensor(&[2, 4]));
+    let grads = linear(&x, &w, None)?.sum_all()?.backward()?;
+    assert!(grads.get(&x).is_some() && grads.get(&w).is_none());
+    Ok(())
+}
+
+#[test]
+fn wrong_shapes_are_errors() {
+    let mut noise = Noise::new(11);
+    let x = noise.tensor(&[3, 4]);
+    assert!(linear(&x, &noise.tensor(&[2, 5]), None).is_err());
+    assert!(linear(&x, &noise.tensor(&[2, 4]), Some(&noise.tensor(&[3]))).is_err());
+}
