@@ -200,6 +200,16 @@ impl Workshop {
         Self { folder, target, config }
     }
 
+    /// The same with a target of four layers, which are enough for EAGLE-3 to tap three.
+    pub(crate) fn of_four_layers() -> Self {
+        let shop = Self::new();
+        let mut config = tiny_config("llama");
+        config["num_hidden_layers"] = 4.into();
+        config["hidden_size"] = 64.into();
+        write_target(&shop.target, &config);
+        shop
+    }
+
     pub(crate) fn path(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }

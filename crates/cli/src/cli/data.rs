@@ -32,6 +32,22 @@ pub(crate) enum DataCommand {
     ///
     /// Example: longdraft data pack books.jsonl --tokenizer runs/books-data --output runs/books-data
     Pack(DataPackArguments),
+    /// Write tokens and masks of feature records (`.ckpt`) of the public EAGLE-3 trainer as rows;
+    /// `capture --records` takes their features.
+    ///
+    /// Example: longdraft data records cache/hidden_states --output records.jsonl
+    Records(DataRecordsArguments),
+}
+
+/// Arguments of `data records`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataRecordsArguments {
+    /// Folder of the records and folders of them.
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: PathBuf,
+    /// JSONL file.
+    #[arg(long)]
+    pub(crate) output: PathBuf,
 }
 
 /// Arguments of `data tokenizer`.

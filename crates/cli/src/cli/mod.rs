@@ -17,7 +17,8 @@ use longdraft_models::DeviceChoice;
 pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
-    DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments, LearnChoice,
+    DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
+    LearnChoice,
 };
 pub(crate) use decoding::{GenerateArguments, WeightDtype};
 pub(crate) use evaluation::{

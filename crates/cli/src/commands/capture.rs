@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use longdraft_models::target::Target;
+use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::features::store::Estimate;
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
@@ -27,13 +27,20 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     let place = place.to_owned();
-    let target = Arc::new(Target::open(&config.target, &placed(&config, world)?)?);
+    // Records take the place of its passes.
+    let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
+    let target = TargetOptions { layers, ..placed(&config, world)? };
+    let target = Arc::new(Target::open(&config.target, &target)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
     let mut progress =
         TrainingProgress::new(stop_on_interrupt(), Voice::of(world, &config.output)?);
-    let options = CaptureOptions { verify: arguments.verify, free_bytes: None };
-    let capture = Capture::prepare(&config, target, &tokenizer, options, world, &mut progress)?;
+    let options = CaptureOptions {
+        records: arguments.records.clone(),
+        verify: arguments.verify,
+        free_bytes: None,
+    };
+    let capture = Capture::prepare(&config, target, &tokenizer, &options, world, &mut progress)?;
     let estimate = capture.estimate();
     progress.voice().say(&describe(&estimate, capture.shards(), &place));
     let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };

@@ -1,6 +1,7 @@
 //! What the target contributes to a batch, computed on the spot or captured earlier.
 
 mod memory;
+pub mod published;
 pub mod store;
 
 use std::ops::Range;

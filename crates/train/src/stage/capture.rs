@@ -1,5 +1,6 @@
 //! A stage's features into a store, for offline training.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::prepare::draws;
 use super::{DataSet, Ending, Event, Observer};
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
+use crate::features::published::PublishedRecords;
 use crate::features::store::{
     Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter, StoredTeacher, Turn,
     Work,
@@ -27,8 +29,10 @@ use crate::parallel::{World, share_of};
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// How to capture.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CaptureOptions {
+    /// Folder of records of the public EAGLE-3 trainer, which take the place of the target's passes.
+    pub records: Option<PathBuf>,
     /// Check the hash of every complete shard, also where that means fetching it.
     pub verify: bool,
     /// Free bytes where the store lies, in place of what the system says.
@@ -38,6 +42,7 @@ pub struct CaptureOptions {
 /// A stage that captures features instead of training on them.
 pub struct Capture {
     target: Arc<Target>,
+    records: Option<PublishedRecords>,
     rows: Rows,
     recipe: Recipe,
     store: StoreWriter,
@@ -64,7 +69,7 @@ impl Capture {
         config: &TrainConfig,
         target: Arc<Target>,
         tokenizer: &TextTokenizer,
-        options: CaptureOptions,
+        options: &CaptureOptions,
         world: &World,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
@@ -78,12 +83,18 @@ impl Capture {
         let objective = config.draft.method.build(&materials, observer)?;
         let draws = draws(config, &target, objective.draft_len());
         let data = (&train, &held_out);
-        let recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
+        let mut recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
+        let records = options.records.as_deref().map(PublishedRecords::open).transpose()?;
+        if let Some(records) = &records {
+            let check = |part: &Part| records.check(&recipe.part(*part).contents, recipe.anchor);
+            Part::ALL.iter().try_for_each(check)?;
+            recipe.records = Some(records.fingerprint().to_owned());
+        }
         let store = StoreWriter::open(place, recipe.clone(), options.verify)?;
         let rows = Rows { train, held_out, draws, objective };
         let free = options.free_bytes.or_else(|| store.free_bytes());
         let estimate = Estimate { free, ..estimate(&rows, &recipe, &store, &target)? };
-        Ok(Self { target, rows, recipe, store, estimate, world: world.clone() })
+        Ok(Self { target, records, rows, recipe, store, estimate, world: world.clone() })
     }
 
     /// What the store takes.
@@ -145,6 +156,13 @@ impl Capture {
         Ok(Ending::Finished)
     }
 
+    fn record(&self, batch: &Batch, contents: &Contents, teacher_rows: &[u32]) -> Result<Record> {
+        match &self.records {
+            Some(records) => records.record(&self.target, batch, contents, teacher_rows),
+            None => Record::capture(&self.target, batch, contents, teacher_rows),
+        }
+    }
+
     fn shard(
         &self,
         shard: &ShardPlan,
@@ -160,7 +178,8 @@ impl Capture {
             }
             let batch = self.rows.batch(shard.part, row);
             let teacher_rows = self.rows.objective.teacher_rows(&batch);
-            let added = Record::capture(&self.target, &batch, contents, &teacher_rows)
+            let added = self
+                .record(&batch, contents, &teacher_rows)
                 .and_then(|record| self.store.add(&mut work, batch, record));
             match added {
                 Ok(true) => observer.on_event(Event::Captured(done + count + 1, all)),
@@ -217,6 +236,7 @@ pub(super) fn recipe(
         compression: config.capture.compression,
         seed: draws.position_seed,
         anchor: draws.anchor,
+        records: None,
         train: of_part(Part::Train),
         held_out: of_part(Part::HeldOut),
     }

@@ -3,6 +3,7 @@
 mod inspect;
 mod pack;
 mod prepare;
+mod records;
 mod regenerate;
 mod stats;
 
@@ -30,6 +31,7 @@ pub(crate) fn run(command: &DataCommand, json: bool) -> Result<()> {
         DataCommand::Regenerate(arguments) => regenerate::run(arguments, json),
         DataCommand::Tokenizer(arguments) => pack::tokenizer(arguments, json),
         DataCommand::Pack(arguments) => pack::run(arguments, json),
+        DataCommand::Records(arguments) => records::run(arguments, json),
     }
 }
 

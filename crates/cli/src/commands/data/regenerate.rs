@@ -88,7 +88,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
             "{}",
             json!({
                 "rows": count, "success": success, "error": error, "skipped": skipped,
-                "from_before": before, "output": arguments.output,
+                "from_before": before, "output": arguments.output.display().to_string(),
             })
         );
     }

@@ -195,6 +195,9 @@ pub struct Recipe {
     pub seed: u64,
     /// How positions are drawn, bounded by the target's context.
     pub anchor: AnchorOffset,
+    /// Fingerprint of the records that took the place of the target's passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<String>,
     /// Training rows.
     pub train: PartRecipe,
     /// Held-out rows.
@@ -224,6 +227,11 @@ impl Recipe {
         compare("dtype", format!("{:?}", self.dtype), format!("{:?}", new.dtype));
         compare("compression", format!("{:?}", self.compression), format!("{:?}", new.compression));
         compare("train.seed", self.seed.to_string(), new.seed.to_string());
+        let source = |records: &Option<String>| match records {
+            Some(records) => format!("records {records}"),
+            None => "the target".to_owned(),
+        };
+        compare("source", source(&self.records), source(&new.records));
         compare("data.anchor", format!("{:?}", self.anchor), format!("{:?}", new.anchor));
         for part in Part::ALL {
             let (old, new) = (self.part(part), new.part(part));

@@ -36,7 +36,7 @@ type Result<T, E = TrainError> = std::result::Result<T, E>;
 pub(super) type UnrotatedKv = (Tensor, Tensor);
 
 /// Features of one packed row.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Record {
     pub(super) last_kv: Option<UnrotatedKv>,
     pub(super) aux_hidden: Option<Tensor>,
@@ -79,26 +79,54 @@ impl Record {
         let layers: Vec<&Tensor> =
             layers.filter_map(|id| features.hidden.get(&longdraft_models::LayerId(*id))).collect();
         let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
-        let mut record = Self {
-            last_kv,
-            aux_hidden,
-            teacher_rows: teacher_rows.to_vec(),
-            final_hidden: None,
-            top_k: None,
-        };
+        let mut record = Self { last_kv, aux_hidden, ..Self::default() };
         if reads_teacher {
-            let hidden = features.final_hidden()?;
-            let rows = Tensor::from_slice(teacher_rows, teacher_rows.len(), hidden.device())?;
-            let hidden = hidden.index_select(&rows, 0)?;
-            match contents.teacher {
-                StoredTeacher::TopK(k) => {
-                    let k = k.min(target.config().vocab_size);
-                    record.top_k = Some(linear_top_k(&hidden, &target.head()?, k)?);
-                }
-                _ => record.final_hidden = Some(hidden),
-            }
+            record.keep_teacher(target, features.final_hidden()?, contents, teacher_rows)?;
         }
+        record.teacher_rows = teacher_rows.to_vec();
         Ok(record)
+    }
+
+    /// The same from states that the target computed elsewhere.
+    ///
+    /// # Shapes
+    /// - `aux_hidden`: `[T, L·H]`, `final_hidden`: `[T, H]`, behind the final norm
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn of_states(
+        target: &Target,
+        aux_hidden: Option<Tensor>,
+        final_hidden: &Tensor,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<Self> {
+        let mut record = Self { aux_hidden, ..Self::default() };
+        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
+            record.keep_teacher(target, final_hidden, contents, teacher_rows)?;
+        }
+        record.teacher_rows = teacher_rows.to_vec();
+        Ok(record)
+    }
+
+    /// Keeps of the final states `[T, H]` what `contents` name.
+    fn keep_teacher(
+        &mut self,
+        target: &Target,
+        hidden: &Tensor,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<()> {
+        let rows = Tensor::from_slice(teacher_rows, teacher_rows.len(), hidden.device())?;
+        let hidden = hidden.index_select(&rows, 0)?;
+        match contents.teacher {
+            StoredTeacher::TopK(k) => {
+                let k = k.min(target.config().vocab_size);
+                self.top_k = Some(linear_top_k(&hidden, &target.head()?, k)?);
+            }
+            _ => self.final_hidden = Some(hidden),
+        }
+        Ok(())
     }
 
     /// The record's tensors as bytes; `layers` are tapped.
