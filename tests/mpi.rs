@@ -32,15 +32,6 @@ fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
     output
 }
 
-fn shop() -> Workshop {
-    let shop = Workshop::new();
-    let mut config = support::tiny_config("llama");
-    config["num_hidden_layers"] = 4.into();
-    config["hidden_size"] = 64.into();
-    support::write_target(&shop.target, &config);
-    shop
-}
-
 fn metrics_with_clocks(run: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
     text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
@@ -82,7 +73,7 @@ fn draft_bytes(run: &str) -> Vec<u8> {
 
 #[test]
 fn mpi_ranks_train_a_glide_draft_like_one_process() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     // Five rows a step: two ranks and four get different numbers of them.
     let train = |ranks: usize, more: &[&str]| {
         let run = shop.path(&format!("glide-{ranks}-{}", more.len()));
@@ -130,7 +121,7 @@ fn mpi_ranks_train_a_glide_draft_like_one_process() {
 
 #[test]
 fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     for (name, more) in [
         ("online", &["train.rows_per_step=4"][..]),
@@ -199,7 +190,7 @@ fn mpi_ranks_pretrain_like_one_process() {
 
 #[test]
 fn zero_1_equals_unsharded_ranks_bit_for_bit() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let train = |zero: u8, ranks: usize| {
         let run = shop.path(&format!("zero-{zero}-{ranks}"));
@@ -227,7 +218,7 @@ fn zero_1_equals_unsharded_ranks_bit_for_bit() {
 
 #[test]
 fn zero_3_equals_unsharded_ranks_bit_for_bit() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let stop = ["train.steps=4", "train.evaluate_every=4", "train.target_loss_every=2"];
     let memory = ["train.features=memory", "objective.soft_targets=top_k"];
@@ -332,7 +323,7 @@ fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
 
 #[test]
 fn mpi_ranks_that_share_rows_train_like_one_process() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
     let train = |ranks: usize, more: &[&str]| {
@@ -443,7 +434,7 @@ fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
 
 #[test]
 fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
     let whole = shop.path("whole");
@@ -463,7 +454,7 @@ fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
 
 #[test]
 fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let run = shop.path("run");
     let child =
@@ -483,7 +474,7 @@ fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
 
 #[test]
 fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let (config, run) = (shop.config(), shop.path("run"));
     let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
     let child = mpirun(2, &joined(&[&["train", &config], &set]))
@@ -500,7 +491,7 @@ fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
 
 #[test]
 fn mpi_ranks_share_out_the_matrices_of_muon() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let set = ["train.steps=6", "train.save_every=3", "optimizer.matrices=muon"];
     let run = |ranks: usize, run: &str| {
@@ -525,7 +516,7 @@ fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
 
 #[track_caller]
 fn resumes_on_other_ranks(zero: &str, steps: usize) {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let steps = format!("train.steps={steps}");
     let set = [steps.as_str(), "train.save_every=5", zero];
@@ -553,7 +544,7 @@ fn resumes_on_other_ranks(zero: &str, steps: usize) {
 
 #[test]
 fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     // Only the second rank cannot write its log.
     std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
@@ -577,7 +568,7 @@ fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
 
 #[test]
 fn mpi_ranks_capture_one_store_without_overlap() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let (one, shared) = (shop.path("one"), shop.path("shared"));
     // A store's bytes do not depend on who wrote its shards.

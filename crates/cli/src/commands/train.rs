@@ -134,7 +134,7 @@ pub(crate) fn train(
     for note in tracked.finish(outcome) {
         voice.say(&note);
     }
-    let ending = ending?;
+    let ending = ending.map_err(|error| plan::explain(error, &stage, world))?;
     Ok((ending, stage))
 }
 

@@ -1,5 +1,7 @@
 //! Whether an estimate fits, and what to lower when it does not.
 
+use longdraft_models::ModelError;
+
 use super::estimate::Estimate;
 use super::workload::Workload;
 use crate::config::FeatureMode;
@@ -45,7 +47,9 @@ impl Workload {
             changes.push((text, other));
         };
         let half = self.row_tokens / 2;
-        change(format!("data.row_tokens={half}"), &|other| other.row_tokens = half);
+        if half > 1 {
+            change(format!("data.row_tokens={half}"), &|other| other.row_tokens = half);
+        }
         if self.own_rows() > 1 {
             let fewer = (self.rows_per_step / 2).max(1);
             change(format!("train.rows_per_step={fewer}"), &|other| other.rows_per_step = fewer);
@@ -65,7 +69,9 @@ impl Workload {
             let fewer = self.steps.div_ceil(2);
             change(format!("objective.eagle3.ttt_steps={fewer}"), &|other| other.steps = fewer);
         }
-        if let DraftSizes::Eagle3(sizes) = &self.draft {
+        if let DraftSizes::Eagle3(sizes) = &self.draft
+            && sizes.draft_vocab_size > 1
+        {
             let vocabulary = sizes.draft_vocab_size / 2;
             change(format!("draft.eagle3.draft_vocab_size={vocabulary}"), &|other| {
                 if let DraftSizes::Eagle3(sizes) = &mut other.draft {
@@ -94,9 +100,13 @@ fn size(bytes: u64) -> String {
     if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
 }
 
-/// The error of an allocation that failed on a device: what was estimated, what takes most, and what to
-/// lower. `cause` is what the device said; `free` what was free before the run.
-pub fn out_of_memory(workload: &Workload, free: Option<u64>, cause: &str) -> TrainError {
+/// Of an allocation that failed on a device, the error that says what was estimated, what takes most, and
+/// what to lower; other errors as they are. `free` is what was free before the run.
+pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> TrainError {
+    let cause = match error {
+        TrainError::Model(ModelError::DeviceMemory { source }) => source.to_string(),
+        other => return other,
+    };
     let estimate = workload.estimate();
     let remedies = Verdict::of(&estimate, None, || workload.remedies(estimate.bytes())).remedies;
     let peak = estimate.peak();
@@ -106,7 +116,7 @@ pub fn out_of_memory(workload: &Workload, free: Option<u64>, cause: &str) -> Tra
         items.iter().take(3).map(|item| format!("{} {}", item.name, size(item.bytes))).collect();
     let free = free.map_or_else(String::new, |free| format!(" of {} free", size(free)));
     TrainError::OutOfMemory {
-        cause: cause.to_owned(),
+        cause,
         needed: format!(
             "{}{free}, most of it in the {} phase: {}",
             size(peak.bytes()),
@@ -137,9 +147,13 @@ mod tests {
 
     #[test]
     fn a_failed_allocation_says_what_was_needed_and_what_to_lower() {
-        let error = out_of_memory(&workload(1), Some(80 << 30), "CUDA: 2");
+        let driver = candle_core::Error::Msg("CUDA_ERROR_OUT_OF_MEMORY".into());
+        let error = explain(TrainError::from(driver), &workload(1), Some(80 << 30));
         let text = error.to_string();
-        assert!(text.starts_with("out of memory: CUDA: 2; the run needs about "), "{text}");
+        assert!(
+            text.starts_with("out of memory: CUDA_ERROR_OUT_OF_MEMORY; the run needs about "),
+            "{text}"
+        );
         assert!(text.contains(" of 80.0 GiB free, most of it in the "), "{text}");
         let TrainError::OutOfMemory { remedies, .. } = error else { panic!("{error:?}") };
         for wanted in
@@ -148,6 +162,9 @@ mod tests {
             assert!(remedies.iter().any(|r| r.contains(wanted)), "{wanted}: {remedies:?}");
         }
         assert!(!remedies.iter().any(|r| r.contains("parallel.zero")), "one rank: {remedies:?}");
+        let other = candle_core::Error::Msg("shapes differ".into());
+        let other = explain(TrainError::from(other), &workload(1), None);
+        assert!(!matches!(other, TrainError::OutOfMemory { .. }), "{other}");
     }
 
     #[test]

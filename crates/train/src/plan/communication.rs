@@ -23,7 +23,8 @@ pub struct Sent {
 /// Gradients to who sums them: everything but the rank's own part, `4 P (N − 1) / N`; and sums or new
 /// weights back: the largest part to everybody else, `4 P (N − 1) / N`. Small numbers go to everybody:
 /// 8 bytes for every tensor, whether it has a gradient, and where the update is spread 8 for every
-/// block of squares that the gradient's norm is made of.
+/// block of squares that the gradient's norm is made of. Under ZeRO-3 weights are not sent back: they
+/// are gathered before their use.
 pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec<Sent> {
     let shares = parameters.shares();
     let others = parameters.ranks.saturating_sub(1);
@@ -32,9 +33,10 @@ pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec
     let squares = if parameters.is_sharded() { blocks } else { 0 };
     let numbers = (parameters.sizes.len() + squares) as u64;
     let back = if parameters.is_sharded() { "new weights" } else { "summed gradients" };
+    let gathered = if parameters.zero == ZeroStage::Weights { 0 } else { exchanged.gathered };
     let mut sent = vec![
         Sent { name: "gradients", bytes: exchanged.reduced },
-        Sent { name: back, bytes: exchanged.gathered },
+        Sent { name: back, bytes: gathered },
         Sent { name: "norm and flags", bytes: 8 * numbers * others },
     ];
     sent.retain(|sent| sent.bytes > 0);
@@ -51,13 +53,14 @@ pub(super) struct RowTraffic {
     pub(super) tokens: u64,
     /// Layers of the target that run.
     pub(super) layers: u64,
-    pub(super) target_bytes: u64,
+    /// Bytes of the target that ZeRO-3 gathers for a row.
+    pub(super) gathered_bytes: u64,
 }
 
 impl RowTraffic {
-    /// What the ranks that share a row or the weights send for a rank's rows: ZeRO-3 gathers the target
-    /// once and the draft twice a row, `(N − 1) / N` of their bytes from every rank's part; sequence
-    /// parallelism gathers keys and values, `8 T K·D (S − 1) / S` a layer; tensor parallelism sums the
+    /// What the ranks that share a row or the weights send for a rank's rows: ZeRO-3 gathers what it uses of
+    /// the target and the draft once a row, `(N − 1) / N` of the bytes from every rank's part; sequence
+    /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer; tensor parallelism sums the
     /// states behind attention and MLP, `2 · 8 T H (M − 1) / M` a layer.
     pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
         let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);
@@ -65,14 +68,13 @@ impl RowTraffic {
         let keys = 2 * F32 * self.tokens * self.parts * kv / self.tensor;
         let states = 2 * 2 * F32 * self.tokens * config.hidden_size as u64;
         let weights = if draft.zero == ZeroStage::Weights {
-            share(self.target_bytes + 2 * F32 * draft.all(), self.ranks)
+            share(self.gathered_bytes + F32 * draft.all(), self.ranks)
         } else {
             0
         };
         let of_rows = [
             ("gathered weights (ZeRO-3)", weights),
-            // The draft's own keys go forward, their gradients back.
-            ("keys and values (sequence)", share(keys, self.parts) * (self.layers + 2)),
+            ("keys and values (sequence)", share(keys, self.parts) * self.layers),
             ("states (tensor)", share(states, self.tensor) * self.layers),
         ];
         of_rows.map(|(name, bytes)| Sent { name, bytes: self.rows * bytes }).into()

@@ -151,11 +151,7 @@ impl<'a> Steps<'a> {
         let base = if normed { graph.norm(state, Some("hidden_norm")) } else { state };
         let residual = graph.linear_onto(base, attended, "o");
         let normed = graph.norm(residual, Some("post_attention_layernorm"));
-        let inner = config.intermediate_size as u64;
-        let gate = graph.linear(normed, "gate", inner);
-        let up = graph.linear(normed, "up", inner);
-        let gated = graph.swiglu(gate, up);
-        graph.linear_onto(residual, gated, "down")
+        graph.gated_mlp_onto(residual, normed, config.intermediate_size as u64)
     }
 }
 
@@ -193,7 +189,7 @@ mod tests {
         // fc, embeddings, two norms, the input, angles, keys of all tokens.
         let of_tokens = 4 * h + 2 * h + 128 + 3 * kv;
         // Choices of state and input, angles, queries, the rest of the layer; what the head reads.
-        let of_rows = h + 2 * h + 128 + 3 * q + 32 + 3 * h + 3 * i + 3 * h;
+        let of_rows = h + 2 * h + 128 + 3 * q + 32 + 3 * h + 2 * i + 3 * h;
         let memory = row_memory(&config, 1, &row);
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
         assert_eq!(memory.activations, bytes);

@@ -19,6 +19,9 @@ use crate::parallel::ZeroStage;
 /// Bytes of the program itself: code, runtime, thread stacks.
 pub(super) const PROCESS: u64 = 24 << 20;
 
+/// Bytes of a message-passing library and its buffers on a rank, as measured with Open MPI 4 on one host.
+const MESSAGES: u64 = 14 << 20;
+
 /// Bytes of a most likely token: id and log-probability.
 const ENTRY: u64 = 8;
 
@@ -127,17 +130,26 @@ impl Workload {
         };
         let before = if self.holds_step { held - self.feature_bytes().min(held) } else { 0 };
         let accumulated = ("gradients of rows before", if self.holds_step { 0 } else { summed });
+        let [running, learning] = self.whole_bytes();
         let mut phases = vec![phase(
             "features",
-            vec![accumulated, ("features", before), ("target forward", self.source_bytes())],
+            vec![
+                accumulated,
+                ("features", before),
+                ("gathered target weights", running),
+                ("target forward", self.source_bytes()),
+            ],
         )];
         if self.holds_step {
             let planning = self.planning_bytes();
-            phases.push(phase("rows", vec![("features", held), ("teacher of the rows", planning)]));
+            let rows = [("features", held), ("teacher of the rows", planning)];
+            let gathered = ("gathered target weights", learning);
+            phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
         }
         let common = |more: [(&'static str, u64); 3]| {
             let mut parts = vec![
                 ("gathered draft weights", whole),
+                ("gathered target weights", learning),
                 ("features", held),
                 ("activations", row.activations),
                 ("results of rows", row.results),
@@ -170,7 +182,7 @@ impl Workload {
     /// What is there all the time.
     fn resident(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Item> {
         let items = [
-            ("program", PROCESS),
+            ("program", PROCESS + if parameters.ranks > 1 { MESSAGES } else { 0 }),
             ("target weights", self.target_bytes()),
             ("rows of the target's head", self.kept_head_bytes()),
             ("draft weights", parameters.weight_bytes()),
@@ -180,15 +192,58 @@ impl Workload {
         items.map(|(name, bytes)| Item { name, bytes }).into()
     }
 
-    /// Bytes of the target's weights on a rank; under ZeRO-3 a part of them and one layer.
-    fn target_bytes(&self) -> u64 {
+    /// Bytes of some of the target's layers with embedding and head.
+    fn layers_bytes(&self, layers: Layers) -> u64 {
         let bytes = self.layout.target_value_bytes as u64;
-        let all = target::weight_bytes(&self.target, self.layers, bytes, self.tensor());
-        if self.zero == ZeroStage::Weights && self.layout.ranks > 1 {
-            let shards = (self.layout.ranks as u64 / self.tensor()).max(1);
-            return all.div_ceil(shards) + target::layer_bytes(&self.target, bytes, self.tensor());
+        target::weight_bytes(&self.target, layers, bytes, self.tensor())
+    }
+
+    /// Whether a rank holds a part of the target's weights only.
+    fn is_spread(&self) -> bool {
+        self.zero == ZeroStage::Weights && self.layout.ranks > 1
+    }
+
+    /// Bytes of the target's weights that a rank always holds; under ZeRO-3 a part of them, and embedding
+    /// and head that EAGLE-3 keeps.
+    fn target_bytes(&self) -> u64 {
+        let all = self.layers_bytes(self.layers);
+        if !self.is_spread() {
+            return all;
         }
-        all
+        let shards = (self.layout.ranks as u64 / self.tensor()).max(1);
+        let keeps_ends = matches!(self.draft, DraftSizes::Eagle3(_));
+        let ends = if keeps_ends { self.layers_bytes(Layers::None) } else { 0 };
+        all.div_ceil(shards) + ends
+    }
+
+    /// Bytes of a spread target that a rank puts together: two layers, of which one is gathered while the
+    /// other computes, or the embedding; and while the draft learns, embedding and head.
+    fn whole_bytes(&self) -> [u64; 2] {
+        if !self.is_spread() {
+            return [0; 2];
+        }
+        let ends = self.layers_bytes(Layers::None);
+        let layer = self.layers_bytes(Layers::Last) - ends;
+        let online = self.features.store().is_none();
+        [if online { (2 * layer).max(self.embedding_bytes()) } else { ends }, ends]
+    }
+
+    fn embedding_bytes(&self) -> u64 {
+        let values = self.target.vocab_size * self.target.hidden_size;
+        (self.layout.target_value_bytes * values) as u64 / self.tensor()
+    }
+
+    /// Bytes of the target that ZeRO-3 gathers for a row: every layer once, the embedding for its lookup,
+    /// embedding and head while the draft learns, and once more for a law's most likely tokens or for what
+    /// a store holds.
+    fn gathered_bytes(&self) -> u64 {
+        let ends = self.layers_bytes(Layers::None);
+        let layers = self.layers_bytes(self.layers) - ends;
+        if self.features.store().is_some() {
+            return 2 * ends;
+        }
+        let law = if matches!(self.teacher, TeacherKind::TopK(_)) { ends } else { 0 };
+        layers + self.embedding_bytes() + ends + law
     }
 
     /// Bytes of the target's head at the draft's vocabulary, `4 Vd Ht`, where that is smaller.
@@ -301,7 +356,6 @@ impl Workload {
 
     fn sent(&self, parameters: &Parameters) -> Vec<Sent> {
         let mut sent = communication::of_gradients(parameters, self.reduction);
-        let bytes = self.layout.target_value_bytes as u64;
         let online = self.features.store().is_none();
         let traffic = RowTraffic {
             rows: self.own_rows(),
@@ -310,7 +364,7 @@ impl Workload {
             tensor: self.tensor(),
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
-            target_bytes: target::weight_bytes(&self.target, self.layers, bytes, self.tensor()),
+            gathered_bytes: self.gathered_bytes(),
         };
         sent.extend(traffic.all(&self.target, parameters));
         sent.retain(|sent| sent.bytes > 0);

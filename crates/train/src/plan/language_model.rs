@@ -158,11 +158,7 @@ fn llama_layer(
     let attended = graph.linear(attended, "o", width);
     let x = graph.add(x, attended);
     let normed = graph.norm(x, Some("post_attention_layernorm"));
-    let gate = graph.linear(normed, "gate", inner);
-    let up = graph.linear(normed, "up", inner);
-    let gated = graph.swiglu(gate, up);
-    let mlp = graph.linear(gated, "down", width);
-    graph.add(x, mlp)
+    graph.gated_mlp_onto(x, normed, inner)
 }
 
 fn baseline(

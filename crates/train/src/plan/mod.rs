@@ -27,7 +27,7 @@ mod tape;
 mod target;
 mod workload;
 
-pub use advice::{Verdict, out_of_memory};
+pub use advice::{Verdict, explain};
 pub use communication::Sent;
 pub use estimate::{Estimate, Item, Phase};
 pub use language_model::{of_pretraining, pretraining_remedies};

@@ -13,12 +13,6 @@ pub(super) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, te
     layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
 }
 
-/// Bytes of the largest decoder layer: what ZeRO-3 gathers at a time.
-pub(super) fn layer_bytes(config: &TargetConfig, bytes: u64, tensor: u64) -> u64 {
-    let ends = weight_bytes(config, Layers::None, bytes, tensor);
-    weight_bytes(config, Layers::Last, bytes, tensor) - ends
-}
-
 fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
     let values: u64 = spec.shape.iter().map(|size| *size as u64).product();
     let router = spec.name.ends_with("_gate.weight") || spec.name.ends_with(".gate.weight");

@@ -8,6 +8,7 @@ use std::path::Path;
 use longdraft_models::TargetConfig;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::Target;
+use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
 use longdraft_train::plan::{
@@ -193,20 +194,40 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
     })
 }
 
-/// Says in one line what a run that is about to start needs, and warns if that is not free.
-pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
-    let sequence = stage.config().parallel.sequence;
-    let layout = Layout { sequence, ..Layout::of(world.size(), rayon::current_num_threads()) };
-    let target = stage.target().config().clone();
+/// What a prepared stage costs on its device.
+fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
+    let (config, target) = (stage.config(), stage.target());
+    let layout = Layout {
+        ranks: world.size(),
+        sequence: config.parallel.sequence,
+        tensor: 1,
+        threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
+        target_value_bytes: config.precision.apply(target.device()).size_in_bytes(),
+    };
     // A stage that was prepared has sizes that fit.
-    let Ok(workload) = Workload::new(stage.config(), target, layout) else { return };
-    let workload = workload.with_training_rows(stage.data_sizes().0);
+    let workload = Workload::new(config, target.config().clone(), layout).ok()?;
+    Some(workload.with_training_rows(stage.data_sizes().0))
+}
+
+/// Of a device without memory, an error that says what the stage needs and what to lower.
+pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> TrainError {
+    match workload_of(stage, world) {
+        Some(workload) => longdraft_train::plan::explain(error, &workload, None),
+        None => error,
+    }
+}
+
+/// Says in one line what a run that is about to start needs, and warns if that is not free. What is free
+/// on a device other than the CPU is not known.
+pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
+    let Some(workload) = workload_of(stage, world) else { return };
     let estimate = workload.estimate();
     let needed = readable_bytes(estimate.bytes());
     // What is loaded already is not taken again.
     let loaded = longdraft_train::resident_bytes().unwrap_or(0);
     let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
     let free = available_memory().map(|free| loaded + free / neighbours as u64);
+    let free = free.filter(|_| stage.target().device().is_cpu());
     let of_free =
         free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
     voice.say(&format!(
