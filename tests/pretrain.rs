@@ -205,6 +205,15 @@ fn a_grid_runs_once_and_prints_means_with_intervals() {
         assert_eq!(table["runs"]["b"][name]["n"], 2, "{name}");
         assert!(table["runs"]["b"][name]["half_width_95"].is_number(), "{name}");
     }
+    let values = |run: &str| -> Vec<f64> {
+        let values = table["runs"][run]["plain"]["values"].as_array().expect("values");
+        values.iter().filter_map(Value::as_f64).collect()
+    };
+    let paired = values("b").iter().zip(values("a")).map(|(b, a)| b - a).sum::<f64>() / 2.0;
+    assert_eq!(table["against"], "a");
+    assert_eq!(table["differences"]["b"]["plain"]["mean"].as_f64(), Some(paired));
+    assert!(table["differences"]["a"].is_null());
+    assert!(table["runs"]["b"]["artifact_bytes"]["mean"].as_f64() > Some(0.0));
     let again = run(&["experiment", &grid, "--json"]);
     assert_eq!(stdout(&again), first);
     assert!(!support::stderr(&again).contains("=="), "nothing runs again");

@@ -111,6 +111,15 @@ impl Grid {
         names.sort_unstable();
         names.dedup();
         require(names.len() == self.runs.len(), "`runs` have names of their own");
+        let mut columns: Vec<&str> = self.evaluations.iter().map(|e| e.name.as_str()).collect();
+        columns.extend(COSTS);
+        columns.sort_unstable();
+        columns.dedup();
+        require(
+            columns.len() == self.evaluations.len() + COSTS.len(),
+            "`evaluations` have names of their own, other than artifact_bytes, seconds and \
+             tokens_per_second",
+        );
         let factor = |factor: f64| factor > 0.0 && factor <= 64.0;
         require(
             self.evaluations.iter().all(|e| {
@@ -133,9 +142,9 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     }
     let stop = stop_on_interrupt();
     let wanted = |run: &&GridRun| arguments.only.is_empty() || arguments.only.contains(&run.name);
-    let mut lines: Vec<(String, BTreeMap<String, Vec<f64>>)> = Vec::new();
+    let mut lines: Vec<Line> = Vec::new();
     for run in grid.runs.iter().filter(wanted) {
-        let mut columns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let mut columns: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
         for &seed in &grid.seeds {
             let output = grid.output.join(&run.name).join(format!("seed-{seed}"));
             let mut set: Vec<String> = grid.set.iter().chain(&run.set).cloned().collect();
@@ -148,7 +157,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
                 return Ok(());
             };
             for (name, value) in scores {
-                columns.entry(name).or_default().extend(value.as_f64());
+                columns.entry(name).or_default().push(value.as_f64());
             }
         }
         lines.push((run.name.clone(), columns));
@@ -188,6 +197,7 @@ fn scores(
         && let Ok(Value::Object(mut known)) = serde_json::from_str::<Value>(&text)
         && known.get("of") == Some(&key)
         && let Some(Value::Object(scores)) = known.remove("scores")
+        && COSTS.iter().all(|column| scores.contains_key(*column))
     {
         return Ok(Some(scores));
     }
@@ -203,6 +213,11 @@ fn scores(
         scores.insert(evaluation.name.clone(), json!(value));
     }
     let summary = trained.to_json();
+    let artifact = output.join(super::ARTIFACT);
+    let bytes = std::fs::metadata(&artifact)
+        .map_err(|error| Failure::work(format!("{}: {error}", artifact.display())))?;
+    scores.insert("artifact_bytes".into(), json!(bytes.len()));
+    scores.insert("seconds".into(), summary["seconds"].clone());
     scores.insert("tokens_per_second".into(), summary["median_tokens_per_second"].clone());
     write_json(&file, &json!({ "of": key, "scores": scores, "run": summary }))?;
     Ok(Some(scores))
@@ -243,45 +258,80 @@ fn weights(run: &Pretraining, weights: Weights, output: &Path) -> Result<Languag
     Ok(open(&file)?.0.frozen()?)
 }
 
-fn names(grid: &Grid) -> Vec<&str> {
-    let columns = grid.evaluations.iter().map(|evaluation| evaluation.name.as_str());
-    columns.chain(["tokens_per_second"]).collect()
+/// Columns beside the scores.
+const COSTS: [&str; 3] = ["artifact_bytes", "seconds", "tokens_per_second"];
+
+/// A run's name and its values by column, one a seed; none where a score is not finite.
+type Line = (String, BTreeMap<String, Vec<Option<f64>>>);
+
+fn scores_of(grid: &Grid) -> Vec<&str> {
+    grid.evaluations.iter().map(|evaluation| evaluation.name.as_str()).collect()
 }
 
-fn to_json(grid: &Grid, lines: &[(String, BTreeMap<String, Vec<f64>>)]) -> Value {
-    let mut runs = Map::new();
-    for (name, columns) in lines {
-        let mut line = Map::new();
-        for column in names(grid) {
-            let values = columns.get(column).cloned().unwrap_or_default();
-            if let Some(mean) = Summary::of(&values) {
-                line.insert(
-                    column.to_owned(),
-                    json!({ "n": mean.n, "mean": mean.mean, "deviation": mean.deviation,
-                            "half_width_95": mean.half_width, "values": values }),
-                );
-            }
+/// Differences to the first line, seed by seed: what seeds have in common falls out.
+fn differences(grid: &Grid, lines: &[Line]) -> Vec<Line> {
+    let Some((_, first)) = lines.first() else { return Vec::new() };
+    let of_line = |(name, columns): &Line| {
+        let of_column = |column: &str| {
+            let (own, reference) = (columns.get(column)?, first.get(column)?);
+            let values = own.iter().zip(reference);
+            let values = values.map(|(own, reference)| Some((*own)? - (*reference)?));
+            Some((column.to_owned(), values.collect()))
+        };
+        (name.clone(), scores_of(grid).into_iter().filter_map(of_column).collect())
+    };
+    lines.iter().skip(1).map(of_line).collect()
+}
+
+/// Of the seeds that have a value.
+fn summary(values: &[Option<f64>]) -> Option<Summary> {
+    Summary::of(&values.iter().copied().flatten().collect::<Vec<_>>())
+}
+
+fn summaries(columns: &BTreeMap<String, Vec<Option<f64>>>) -> Value {
+    let mut line = Map::new();
+    for (column, values) in columns {
+        if let Some(mean) = summary(values) {
+            line.insert(
+                column.clone(),
+                json!({ "n": mean.n, "mean": mean.mean, "deviation": mean.deviation,
+                        "half_width_95": mean.half_width, "values": values }),
+            );
         }
-        runs.insert(name.clone(), Value::Object(line));
     }
-    json!({ "seeds": grid.seeds, "runs": runs })
+    Value::Object(line)
 }
 
-fn print(grid: &Grid, lines: &[(String, BTreeMap<String, Vec<f64>>)]) {
-    let columns = names(grid);
-    let width = lines.iter().map(|line| line.0.len()).max().unwrap_or(0).max(3);
+fn to_json(grid: &Grid, lines: &[Line]) -> Value {
+    let of = |lines: &[Line]| -> Map<String, Value> {
+        lines.iter().map(|(name, columns)| (name.clone(), summaries(columns))).collect()
+    };
+    let against = lines.first().map(|(name, _)| name);
+    json!({
+        "seeds": grid.seeds, "runs": of(lines),
+        "against": against, "differences": of(&differences(grid, lines)),
+    })
+}
+
+fn print(grid: &Grid, lines: &[Line]) {
     println!("bits per byte, mean of {} seeds ± 95 % interval", grid.seeds.len());
+    print_lines(&[scores_of(grid), COSTS.to_vec()].concat(), lines);
+    if let (Some((first, _)), true) = (lines.first(), lines.len() > 1) {
+        println!("\ndifference to {first} of the same seed");
+        print_lines(&scores_of(grid), &differences(grid, lines));
+    }
+}
+
+fn print_lines(columns: &[&str], lines: &[Line]) {
+    let width = lines.iter().map(|line| line.0.len()).max().unwrap_or(0).max(3);
     let head: Vec<String> = columns.iter().map(|name| format!("{name:>20}")).collect();
     println!("{:width$} {}", "run", head.join(" "));
     for (name, values) in lines {
-        let cells: Vec<String> = columns
-            .iter()
-            .map(|column| {
-                let mean = Summary::of(values.get(*column).map_or(&[], Vec::as_slice));
-                let text = mean.map_or_else(|| "-".to_owned(), |mean| mean.to_string());
-                format!("{text:>20}")
-            })
-            .collect();
-        println!("{name:width$} {}", cells.join(" "));
+        let cells = columns.iter().map(|column| {
+            let mean = summary(values.get(*column).map_or(&[], Vec::as_slice));
+            let text = mean.map_or_else(|| "-".to_owned(), |mean| mean.to_string());
+            format!("{text:>20}")
+        });
+        println!("{name:width$} {}", cells.collect::<Vec<_>>().join(" "));
     }
 }

@@ -36,10 +36,12 @@ impl Summary {
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Bytes and speeds need no fractions.
+        let digits = if self.mean.abs() < 1000.0 { 4 } else { 0 };
         if self.n == 1 {
-            return write!(f, "{:.4} (n 1)", self.mean);
+            return write!(f, "{:.digits$} (n 1)", self.mean);
         }
-        write!(f, "{:.4} ± {:.4}", self.mean, self.half_width)
+        write!(f, "{:.digits$} ± {:.digits$}", self.mean, self.half_width)
     }
 }
 
@@ -54,6 +56,7 @@ mod tests {
         assert!((mean.half_width - 4.303 / 3.0_f64.sqrt()).abs() < 1e-9);
         assert_eq!(mean.to_string(), "2.0000 ± 2.4843");
         assert_eq!(Summary::of(&[1.5]).expect("one").to_string(), "1.5000 (n 1)");
+        assert_eq!(Summary::of(&[51234.6]).expect("bytes").to_string(), "51235 (n 1)");
         assert!(Summary::of(&[]).is_none());
     }
 }
