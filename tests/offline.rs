@@ -24,15 +24,6 @@ const EAGLE3: [&str; 3] =
 /// Small shards, so that there are several.
 const GLIDE: [&str; 1] = ["objective.top_k=8"];
 
-fn shop() -> Workshop {
-    let shop = Workshop::new();
-    let mut config = support::tiny_config("llama");
-    config["num_hidden_layers"] = 4.into();
-    config["hidden_size"] = 64.into();
-    support::write_target(&shop.target, &config);
-    shop
-}
-
 /// Takes the decoder layers out of the target's file.
 fn remove_layers(target: &Path) {
     let path = target.join("model.safetensors");
@@ -83,7 +74,7 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
         ("eagle3 top-k alone", [&EAGLE3[..], &laws, &top_k].concat()),
         ("eagle3 compat", [&EAGLE3[..], &specforge].concat()),
     ];
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     // Three epochs at the positions of the first one.
     let fixed = ["data.anchor.redraw=false", "train.evaluate_every=20", "capture.dtype=f32"];
@@ -117,7 +108,7 @@ fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the
     for (method, options, dtype) in
         [("glide", &GLIDE[..], "bf16"), ("eagle3", &EAGLE3, "bf16"), ("eagle3", &EAGLE3, "int8")]
     {
-        let shop = shop();
+        let shop = Workshop::of_four_layers();
         let config = shop.config();
         let common = ["data.anchor.redraw=false", "train.epochs=1"];
         let common = [options, &common].concat();
@@ -150,14 +141,14 @@ fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the
 
 #[test]
 fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     // A row a shard.
     let common = [&EAGLE3[..], &["capture.shard_mib=1", "data.row_tokens=512"]].concat();
     let capture = |store: &str| {
         let features = format!("train.features={store}");
         let mut command = longdraft(&[&["capture", &config, &features], &common[..]].concat());
-        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         command
     };
     let (whole, killed) = (shop.path("whole"), shop.path("killed"));
@@ -174,8 +165,10 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
             std::thread::sleep(Duration::from_millis(1));
         }
         if finished {
-            for child in &mut children {
-                assert!(child.wait().expect("wait").success(), "a capture that goes on failed");
+            for child in children {
+                let output = child.wait_with_output().expect("wait");
+                let text = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "a capture that goes on failed: {text}");
             }
             break;
         }
@@ -187,13 +180,14 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
         assert!(kills < 300, "the capture never ends");
     }
     assert!(kills > 0, "nothing was interrupted");
-    let claims = std::fs::read_dir(format!("{killed}/claims")).expect("claims").flatten();
+    // Half files of a kill while an index, a recipe or a claim was written go when they are old: a
+    // living process may be writing them. Those of shards went when the shard was taken over.
     let staged = |name: &str| name.contains('#');
-    let claims = claims.filter(|entry| !staged(&entry.file_name().to_string_lossy()));
-    assert_eq!(claims.count(), 0, "claims are left");
+    let claims = std::fs::read_dir(format!("{killed}/claims")).expect("claims").flatten();
+    let claims = claims.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let claims: Vec<_> = claims.filter(|name| !staged(name)).collect();
+    assert!(claims.is_empty(), "claims are left: {claims:?}");
     let (whole, mut killed) = (support::files(&whole), support::files(&killed));
-    // Half files of a kill while index or recipe were written go when they are old; those of shards
-    // went when the shard was taken over.
     killed.retain(|name, _| !staged(name) || !(name.contains("index") || name.contains("recipe")));
     let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&whole), names(&killed));
@@ -202,7 +196,7 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
 
 #[test]
 fn claims_of_complete_shards_go_when_the_capture_ends() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let (config, store) = (shop.config(), shop.path("store"));
     let capture = || succeed(&["capture", &config, &format!("train.features={store}")]);
     capture();
@@ -218,7 +212,7 @@ fn claims_of_complete_shards_go_when_the_capture_ends() {
 
 #[test]
 fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let store = shop.path("features");
     let features = format!("train.features={store}");
@@ -278,7 +272,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
 
 #[test]
 fn stores_of_another_target_text_or_objective_are_refused() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let features = format!("train.features={}", shop.path("features"));
     let common = [&EAGLE3[..], &[&features]].concat();
@@ -312,7 +306,7 @@ fn stores_of_another_target_text_or_objective_are_refused() {
 
 #[test]
 fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let config = shop.config();
     let store = shop.path("features");
     let features = format!("train.features={store}");
@@ -350,7 +344,7 @@ impl Observer for Silent {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_written() {
-    let shop = shop();
+    let shop = Workshop::of_four_layers();
     let store = shop.path("store");
     let config = serde_json::json!({
         "target": shop.target(), "output": shop.path("run"),
@@ -366,7 +360,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let capture = |free_bytes| {
         let options = CaptureOptions { free_bytes: Some(free_bytes), ..Default::default() };
         let world = World::single();
-        Capture::prepare(&config, Arc::clone(&target), &tokenizer, options, &world, &mut Silent)
+        Capture::prepare(&config, Arc::clone(&target), &tokenizer, &options, &world, &mut Silent)
             .expect("a plan")
     };
     let estimate = capture(u64::MAX).estimate();

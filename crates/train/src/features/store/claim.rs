@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::location::Location;
 use crate::error::Result;
 
+/// Folder of a store's claims.
+pub(super) const CLAIMS: &str = "claims";
+
 /// A claim that was not renewed for so long is stale.
 pub(super) const LEASE: Duration = Duration::from_mins(10);
 
@@ -88,16 +91,12 @@ impl Claim {
     }
 
     /// Removes what processes left that were killed between a shard's receipt and their claim's end.
-    /// Only for a shard that is complete.
-    pub(super) fn clear(location: &Location, shard: &str) -> Result<()> {
-        for number in 0..MOST_TAKEOVERS {
-            let object = object(shard, number);
-            if location.size(&object)?.is_none() {
-                break;
-            }
-            location.delete(&object)?;
-        }
-        Ok(())
+    /// Only for a store whose shards are all complete.
+    pub(super) fn clear(location: &Location) -> Result<()> {
+        // By what is there, not by number: of two kills, the first may leave a number and the second
+        // none below it.
+        let left = location.list(CLAIMS)?;
+        left.iter().try_for_each(|name| location.delete(&format!("{CLAIMS}/{name}")))
     }
 
     /// Lets go, after the shard is complete or when it is given up.
@@ -108,7 +107,7 @@ impl Claim {
 }
 
 fn object(shard: &str, number: usize) -> String {
-    format!("claims/{shard}.{number}")
+    format!("{CLAIMS}/{shard}.{number}")
 }
 
 fn bytes(owner: &Owner) -> Vec<u8> {
@@ -183,6 +182,31 @@ mod tests {
                 assert_eq!(location.size(&object("s", 0))?, None);
             }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn claims_that_are_left_go_whatever_their_numbers() -> Result<()> {
+        let (_folder, location) = location();
+        Claim::clear(&location)?;
+        write(&location, 1, &Owner::this_process());
+        write(&location, 7, &Owner::this_process());
+        Claim::clear(&location)?;
+        assert_eq!(location.list(CLAIMS)?, Vec::<String>::new());
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_that_asks_is_not_disturbed_by_the_owner() -> Result<()> {
+        let (folder, location) = location();
+        let _claim = Claim::take(&location, "s")?.expect("free");
+        // What another process has written at the moment before it learns that it comes too late.
+        let asking = folder.path().join("claims/s.0#1");
+        std::fs::write(&asking, "{}").expect("write");
+        location.remove_staged("", "s.", Duration::ZERO);
+        assert!(asking.exists());
+        location.remove_staged(CLAIMS, "s.", Duration::ZERO);
+        assert!(!asking.exists());
         Ok(())
     }
 

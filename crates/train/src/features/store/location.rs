@@ -124,14 +124,20 @@ impl Location {
         }
     }
 
+    /// Names of the objects in a folder.
+    pub(super) fn list(&self, folder: &str) -> Result<Vec<String>> {
+        let path = self.path(folder);
+        let found = self.runtime.block_on(self.store.list_with_delimiter(Some(&path)));
+        let found = found.map_err(|error| self.problem(folder, error))?;
+        Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_owned)).collect())
+    }
+
     /// Removes half files that processes left that were killed while they wrote: those in a local
-    /// folder whose name begins with `prefix` and that have not changed for `age`. The object store's
-    /// client writes `NAME#N` and renames.
-    pub(super) fn remove_staged(&self, prefix: &str, age: Duration) {
-        let Some(folder) = &self.folder else { return };
-        let folders = [folder.clone(), folder.join("claims")];
-        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
-        for entry in entries.flatten() {
+    /// folder of the store (`""` for the store itself) whose name begins with `prefix` and that have
+    /// not changed for `age`. The object store's client writes `NAME#N` and renames.
+    pub(super) fn remove_staged(&self, folder: &str, prefix: &str, age: Duration) {
+        let Some(root) = &self.folder else { return };
+        for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let staged = name
                 .rsplit_once('#')

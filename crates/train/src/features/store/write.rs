@@ -7,7 +7,7 @@ use std::time::Duration;
 use longdraft_data::Batch;
 use serde::{Deserialize, Serialize};
 
-use super::claim::{Claim, LEASE};
+use super::claim::{CLAIMS, Claim, LEASE};
 use super::location::{Location, free_bytes};
 use super::recipe::{Compression, Part, Recipe};
 use super::record::{Record, encode};
@@ -160,7 +160,7 @@ impl StoreWriter {
     pub fn begin(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.recipe).unwrap_or_default();
         // Another process may be writing them at this moment, so only old ones go.
-        self.location.remove_staged("", LEASE);
+        ["", CLAIMS].iter().for_each(|folder| self.location.remove_staged(folder, "", LEASE));
         if self.location.create(RECIPE, text)? { Ok(()) } else { self.compare() }
     }
 
@@ -246,8 +246,9 @@ impl StoreWriter {
             claim.release(&self.location)?;
             return Ok(Turn::Complete);
         };
-        // Half files that a killed process left of it.
-        self.location.remove_staged(&format!("{}.", shard.name()), Duration::ZERO);
+        // Half files that a killed process left of it. Not those of its claims: a living process may
+        // be asking for the shard at this moment.
+        self.location.remove_staged("", &format!("{}.", shard.name()), Duration::ZERO);
         Ok(Turn::Mine(Work { shard: shard.clone(), claim, rows: Vec::new(), damage }))
     }
 
@@ -317,7 +318,7 @@ impl StoreWriter {
             train: of(Part::Train)?,
             held_out: of(Part::HeldOut)?,
         };
-        all.iter().try_for_each(|shard| Claim::clear(&self.location, &shard.name()))?;
+        Claim::clear(&self.location)?;
         let text = serde_json::to_vec(&index).unwrap_or_default();
         self.location.put(INDEX, text)
     }
