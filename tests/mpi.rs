@@ -284,13 +284,13 @@ fn zero_3_rank_holds_its_share_of_the_target() {
 }
 
 /// Peak memory of the first rank over a row of `tokens`, one long document.
-fn memory_of_a_row(tokens: usize, ranks: usize) -> f64 {
+fn memory_of_a_row(method: &[&str], tokens: usize, ranks: usize) -> f64 {
     let shop = Workshop::new();
     let mut target = support::tiny_config("llama");
     for (key, value) in [
         ("hidden_size", 256),
         ("intermediate_size", 1024),
-        ("num_hidden_layers", 2),
+        ("num_hidden_layers", 4),
         ("max_position_embeddings", 65536),
     ] {
         target[key] = value.into();
@@ -309,27 +309,55 @@ fn memory_of_a_row(tokens: usize, ranks: usize) -> f64 {
     ];
     let mut arguments = vec!["train", &config, "train.steps=1", "train.rows_per_step=1"];
     arguments.extend(set.iter().map(String::as_str));
+    arguments.extend(method);
     succeed_on(ranks, &arguments);
     memory_mib(&run)
 }
 
 #[test]
 fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
-    let base = memory_of_a_row(256, 1);
-    let (whole, part) = (memory_of_a_row(4096, 1) - base, memory_of_a_row(4096, 4) - base);
-    eprintln!("{base:.0} MiB, and {whole:.0} MiB for the row, {part:.0} MiB for a part of four");
-    assert!(part < 0.4 * whole, "{part} {whole}");
+    for method in [&[][..], &EAGLE3] {
+        let base = memory_of_a_row(method, 256, 1);
+        let of_row = |ranks| memory_of_a_row(method, 4096, ranks) - base;
+        let (whole, part) = (of_row(1), of_row(4));
+        eprintln!("{base:.0} MiB, {whole:.0} MiB for the row, {part:.0} MiB for a part of four");
+        assert!(part < 0.4 * whole, "{part} {whole}");
+    }
 }
 
 #[test]
 fn mpi_ranks_that_share_rows_train_like_one_process() {
+    let mixed = joined(&[&EAGLE3, &["objective.eagle3.loss=lk_lambda"]]);
+    for method in [&[][..], &EAGLE3, &mixed] {
+        shared_rows_train_like_one_process(method);
+    }
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let compat = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
+    for (ranks, more, problem) in [
+        (3, vec!["parallel.sequence=2"], "does not divide the 3 ranks"),
+        (
+            2,
+            joined(&[&["parallel.sequence=2"], &EAGLE3, &compat]),
+            "`objective.eagle3.compat` divides every batch by its own rows",
+        ),
+    ] {
+        let mut refused = mpirun(ranks, &joined(&[&["train", &config], &more]));
+        let output = refused.output().expect("mpirun starts");
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(problem), "{text}");
+    }
+}
+
+fn shared_rows_train_like_one_process(method: &[&str]) {
     let shop = Workshop::of_four_layers();
     let config = shop.config();
     let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
     let train = |ranks: usize, more: &[&str]| {
         let run = shop.path(&format!("{ranks}-{}", more.len()));
         let output = format!("output={run}");
-        succeed_on(ranks, &joined(&[&["train", &config, &output], &set, more]));
+        succeed_on(ranks, &joined(&[&["train", &config, &output], &set, method, more]));
         run
     };
     let one = metrics(&train(1, &["train.target_loss_every=5"]));
@@ -346,16 +374,6 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
         };
         let (a, b) = (held_out(&one), held_out(&shared));
         assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
-    }
-    for (ranks, more, problem) in [
-        (3, &["parallel.sequence=2"][..], "does not divide the 3 ranks"),
-        (2, &["parallel.sequence=2", EAGLE3[0], EAGLE3[1]], "`parallel.sequence` is for GLIDE"),
-    ] {
-        let mut refused = mpirun(ranks, &joined(&[&["train", &config], more]));
-        let output = refused.output().expect("mpirun starts");
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(problem), "{text}");
     }
 }
 

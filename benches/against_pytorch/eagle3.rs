@@ -54,7 +54,7 @@ fn batch(tokens: usize, step: usize) -> Batch {
 
 fn given_features(tokens: usize) -> BatchFeatures {
     BatchFeatures {
-        rows: None,
+        part: None,
         last_kv: None,
         aux_hidden: Some(random(1.0, &[tokens, 3 * HIDDEN])),
         teacher: TeacherFeatures::EveryToken { hidden: random(1.0, &[tokens, HIDDEN]) },

@@ -37,9 +37,7 @@ fn batch(tokens: usize, step: usize) -> Batch {
         document_ids: vec![0; tokens],
         delays: vec![DELAY; tokens],
         learned: (0..tokens as u32 - 1).collect(),
-        loss_mask: Vec::new(),
-        origins: Vec::new(),
-        row: 0,
+        ..Batch::default()
     }
 }
 
@@ -93,5 +91,5 @@ fn features(target: &Target, batch: &Batch, llm_loss: bool) -> BatchFeatures {
         linear_cross_entropy(&inputs).expect("the target's own loss");
     }
     let last_kv = Some(features.last_kv().expect("tapped").clone());
-    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None, rows: None }
+    BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None, part: None }
 }

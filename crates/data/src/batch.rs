@@ -1,5 +1,7 @@
 //! One packed row with everything that is drawn for it.
 
+use std::ops::Range;
+
 use longdraft_kernels::random::CounterRng;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -68,9 +70,16 @@ pub struct Batch {
     pub origins: Vec<String>,
     /// Which packed row this is; keys stored features.
     pub row: usize,
+    /// Tokens whose rows are learned here where several processes share the row; `None`: all.
+    pub own: Option<Range<usize>>,
 }
 
 impl Batch {
+    /// Whether row `t` is learned here, if it is learned at all.
+    pub fn owns(&self, t: usize) -> bool {
+        self.own.as_ref().is_none_or(|own| own.contains(&t))
+    }
+
     /// Labels of the learned rows.
     pub fn labels(&self) -> Vec<u32> {
         self.learned.iter().map(|&t| self.ids[t as usize + 1]).collect()

@@ -17,14 +17,14 @@ pub(crate) const CHUNK_VALUES: usize = 1 << 25;
 pub(crate) const FULL_ROWS: usize = 64;
 
 /// Gradients of three arguments.
-pub(crate) type Gradients = [Option<Tensor>; 3];
+pub type Gradients = [Option<Tensor>; 3];
 
 /// `result`, which was computed from `arguments` without a graph, as a node of the graph whose
 /// gradients `backward` computes from its own gradient. Two arguments may be the same tensor.
 ///
 /// # Errors
 /// - the result lies on another device than its arguments
-pub(crate) fn differentiable(
+pub fn differentiable(
     name: &'static str,
     arguments: [&Tensor; 3],
     result: Tensor,

@@ -35,5 +35,8 @@ mod composed;
 mod gemm;
 mod simd;
 mod storage;
+
+pub use composed::{Gradients, differentiable};
+
 #[cfg(test)]
 mod test_support;

@@ -55,9 +55,7 @@ fn batch() -> Batch {
             .collect(),
         document_ids: documents,
         delays: (0..TOKENS as u32).map(|t| 1 + t % 5).collect(),
-        loss_mask: Vec::new(),
-        origins: Vec::new(),
-        row: 0,
+        ..Batch::default()
     }
 }
 
@@ -125,9 +123,7 @@ fn packed_documents_lose_what_they_lose_alone() {
             .filter(|t| range.contains(&(**t as usize)))
             .map(|t| t - range.start as u32)
             .collect(),
-        loss_mask: Vec::new(),
-        origins: Vec::new(),
-        row: 0,
+        ..Batch::default()
     };
     let (hard, soft) = loss_of(&whole);
     let (first, second) = (loss_of(&part(0..17)), loss_of(&part(17..38)));

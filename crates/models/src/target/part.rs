@@ -3,13 +3,15 @@
 //! A rank projects its own tokens and attends from them to the keys and values of all, which are
 //! gathered layer by layer: hidden states and what is made of them are `1/N` of the row's, keys and
 //! values of one layer are whole. A row's bits do not depend on the rows beside it, so that every
-//! token has the bits of the undivided row.
+//! token has the bits of the undivided row. Where a draft learns keys that other ranks attend to, the
+//! gradients take the same way back.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::differentiable;
 
 use super::spread::Ranks;
 use crate::error::{ModelError, Result};
@@ -55,8 +57,72 @@ impl RowPart {
         Ok(())
     }
 
-    /// Everybody's rows of `[t, K, D]` in f32, one part behind the other: `[T, K, D]`.
-    pub(super) fn gather(&self, own: &Tensor) -> Result<Tensor> {
+    /// Everybody's rows of `[t, K, D]` in f32, one part behind the other: `[T, K, D]`, in the gradient
+    /// graph of the own rows: what all ranks' losses ask of them is summed in the order of the ranks.
+    /// Then every rank walks back through it, or the others wait.
+    ///
+    /// # Errors
+    /// - the rows are not three-dimensional, or there is no memory for all of them
+    pub fn gather(&self, own: &Tensor) -> Result<Tensor> {
+        let whole = self.gathered(own)?;
+        let (part, dims, dtype) = (self.clone(), own.dims().to_vec(), own.dtype());
+        Ok(differentiable("gather-rows", [own; 3], whole, move |gradient| {
+            let own = part.sum_own(gradient)?.reshape(dims.as_slice())?.to_dtype(dtype)?;
+            Ok([Some(own), None, None])
+        })?)
+    }
+
+    /// This rank's rows of everybody's `[T, K, D]`, summed.
+    fn sum_own(&self, all: &Tensor) -> candle_core::Result<Tensor> {
+        let (_, heads, head_dim) = all.dims3()?;
+        let width = heads * head_dim;
+        let values: Vec<f32> = all.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        let counts = (0..self.ranks.size()).map(|rank| self.rows_of(rank).len() * width);
+        let own = self.ranks.sum_parts(&values, &counts.collect::<Vec<_>>());
+        Tensor::from_vec(own, (self.rows().len(), heads, head_dim), all.device())
+    }
+
+    /// The own rows of `[t, W]` and up to `count` of those behind them, in f32; without gradients.
+    ///
+    /// # Errors
+    /// - the rows are no matrix
+    pub fn with_rows_behind(&self, own: &Tensor, count: usize) -> Result<Tensor> {
+        let (rows, width) = own.dims2()?;
+        let lead = count.min(self.tokens.div_ceil(self.ranks.size()));
+        let first = own.narrow(0, 0, lead.min(rows))?.to_dtype(DType::F32)?;
+        let mut values: Vec<f32> = first.flatten_all()?.to_vec1()?;
+        values.resize(lead * width, 0.0);
+        let mut all = vec![0.0_f32; lead * width * self.ranks.size()];
+        self.ranks.all_gather(bytemuck::cast_slice(&values), bytemuck::cast_slice_mut(&mut all));
+        let mut behind = Vec::new();
+        let mut wanted = count.min(self.tokens - self.rows().end);
+        for rank in self.ranks.rank() + 1..self.ranks.size() {
+            let taken = wanted.min(self.rows_of(rank).len()).min(lead);
+            behind.extend_from_slice(&all[rank * lead * width..][..taken * width]);
+            wanted -= taken;
+        }
+        let own = own.to_dtype(DType::F32)?;
+        if behind.is_empty() {
+            return Ok(own);
+        }
+        let count = behind.len() / width;
+        let behind = Tensor::from_vec(behind, (count, width), own.device())?;
+        Ok(Tensor::cat(&[own, behind], 0)?)
+    }
+
+    /// Sums of everybody's values, in the order of the ranks.
+    pub fn sum(&self, values: &[f64]) -> Vec<f64> {
+        let mut all = vec![0.0_f64; values.len() * self.ranks.size()];
+        self.ranks.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all));
+        let mut sums = vec![0.0; values.len()];
+        for values in all.chunks(values.len().max(1)) {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+        sums
+    }
+
+    /// Everybody's rows of `[t, K, D]` in f32, one part behind the other.
+    fn gathered(&self, own: &Tensor) -> Result<Tensor> {
         let (_, heads, head_dim) = own.dims3()?;
         let width = heads * head_dim;
         let longest = self.tokens.div_ceil(self.ranks.size());

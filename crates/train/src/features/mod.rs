@@ -40,6 +40,9 @@ pub struct FeatureNeeds {
     pub taps: Vec<Tap>,
     /// Teacher of the loss.
     pub teacher: TeacherKind,
+    /// How far behind a row its teachers may stand: a rank that runs a part of a row gets the states of
+    /// so many tokens behind it.
+    pub ahead: usize,
 }
 
 /// The teacher's law at the rows that read it ([`crate::objective::Objective::teacher_rows`]).
@@ -61,7 +64,8 @@ pub enum TeacherFeatures {
         /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
         hidden: Option<Tensor>,
     },
-    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens.
+    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens; of a
+    /// part of a row, its own and those of [`FeatureNeeds::ahead`] tokens behind it.
     EveryToken {
         /// After the target's final norm.
         hidden: Tensor,
@@ -73,15 +77,38 @@ pub enum TeacherFeatures {
 pub struct BatchFeatures {
     /// Last-layer keys and values of every token, if the draft taps them.
     pub last_kv: Option<LastKv>,
-    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any.
+    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a row,
+    /// those of its own tokens.
     pub aux_hidden: Option<Tensor>,
     /// Teacher at the learned rows.
     pub teacher: TeacherFeatures,
-    /// Tokens that this rank runs where ranks share a row (`parallel.sequence`); `None`: all.
-    pub rows: Option<Range<usize>>,
+    /// What this rank runs where ranks share a row (`parallel.sequence`); `None`: all.
+    pub part: Option<RowPart>,
 }
 
 impl BatchFeatures {
+    /// Tokens that this rank runs; `None`: all.
+    pub fn rows(&self) -> Option<Range<usize>> {
+        self.part.as_ref().map(RowPart::rows)
+    }
+
+    /// What a rank that runs `part` of a row keeps of the whole row's features.
+    fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
+        let Some(part) = part else { return Ok(self) };
+        let rows = part.rows();
+        let own = |all: &Tensor| all.narrow(0, rows.start, rows.len());
+        let aux_hidden = self.aux_hidden.as_ref().map(own).transpose()?;
+        let teacher = match self.teacher {
+            TeacherFeatures::EveryToken { hidden } => {
+                let end = (rows.end + ahead).min(hidden.dim(0)?);
+                let hidden = hidden.narrow(0, rows.start, end - rows.start)?;
+                TeacherFeatures::EveryToken { hidden }
+            }
+            other => other,
+        };
+        Ok(Self { aux_hidden, teacher, part: Some(part.clone()), ..self })
+    }
+
     /// The last layer's keys and values.
     ///
     /// # Errors
@@ -132,8 +159,7 @@ impl FeatureSource {
             Self::Memory(memory) => memory.features(batch),
             Self::Stored(store) => {
                 let _ends = store.target().hold_ends()?;
-                let features = store.features(part, batch, needs, teacher_rows)?;
-                Ok(BatchFeatures { rows: row_part.map(RowPart::rows), ..features })
+                store.features(part, batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
             }
         }
     }
@@ -261,7 +287,12 @@ pub fn run_target(
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
         TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
-            TeacherFeatures::EveryToken { hidden: features.final_hidden()?.clone() }
+            let own = features.final_hidden()?;
+            let hidden = match part {
+                Some(part) => part.with_rows_behind(own, needs.ahead)?,
+                None => own.clone(),
+            };
+            TeacherFeatures::EveryToken { hidden }
         }
         _ if batch.learned.is_empty() => TeacherFeatures::None,
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
@@ -277,5 +308,6 @@ pub fn run_target(
     });
     let layers: Vec<&Tensor> = layers.collect();
     let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
-    Ok(BatchFeatures { last_kv: features.last_kv.clone(), aux_hidden, teacher, rows })
+    let last_kv = features.last_kv.clone();
+    Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: part.cloned() })
 }

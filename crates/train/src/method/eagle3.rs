@@ -59,9 +59,9 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
     );
     require(
-        config.parallel.sequence == 1,
-        "`parallel.sequence` is for GLIDE: EAGLE-3 learns keys of the whole row, which other ranks \
-         would have to send gradients of; set 1",
+        config.parallel.sequence == 1 || objective.compat.is_none(),
+        "`objective.eagle3.compat` divides every batch by its own rows, and a rank that runs a part \
+         of it knows its own: set `parallel.sequence: 1`",
     );
     let eagle3 = &draft.eagle3;
     require(

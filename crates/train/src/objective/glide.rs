@@ -103,8 +103,8 @@ impl GlideObjective {
         features: &BatchFeatures,
         trace: &mut Trace,
     ) -> Result<Tensor> {
-        if let Some(rows) = &features.rows {
-            return self.hidden_of(rows.clone(), batch, features);
+        if let Some(rows) = features.rows() {
+            return self.hidden_of(rows, batch, features);
         }
         let window = Some(self.draft.config().self_window);
         let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
@@ -161,7 +161,7 @@ impl GlideObjective {
             return Ok((Loss { numerator: None, denominator: 0, metrics }, Vec::new()));
         }
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
-        let learned = learned_of(batch, features.rows.as_ref(), hidden.device())?;
+        let learned = learned_of(batch, features.rows().as_ref(), hidden.device())?;
         let mut hidden = hidden.index_select(&learned, 0)?;
         if !train {
             hidden = hidden.detach();
@@ -233,7 +233,7 @@ impl Objective for GlideObjective {
             SoftTargetKind::Full => TeacherKind::Full,
             SoftTargetKind::TopK => TeacherKind::TopK(self.config.top_k),
         };
-        FeatureNeeds { taps: vec![Tap::LastKv], teacher }
+        FeatureNeeds { taps: vec![Tap::LastKv], teacher, ahead: 0 }
     }
 
     fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
@@ -287,7 +287,7 @@ impl Objective for GlideObjective {
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
         }
         // Ranks that share a row know a part of it each.
-        if features.rows.is_none() && !batch.learned.is_empty() {
+        if features.part.is_none() && !batch.learned.is_empty() {
             let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
             metrics.replayed = Rounds::replay(&batch, gamma, holds);
         }

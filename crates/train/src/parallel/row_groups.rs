@@ -80,12 +80,14 @@ impl RowGroups {
     /// A batch of which only what falls to this rank is learned.
     #[must_use]
     pub fn cut(&self, mut batch: Batch) -> Batch {
-        match self.part_of(batch.ids.len()) {
-            Some(part) => batch.learned.retain(|token| part.rows().contains(&(*token as usize))),
-            None if self.group.is_first() => {}
-            None => batch.learned.clear(),
-        }
-        batch
+        batch.own = match self.part_of(batch.ids.len()) {
+            Some(part) => Some(part.rows()),
+            None if self.group.is_first() => None,
+            None => Some(0..0),
+        };
+        let mut learned = std::mem::take(&mut batch.learned);
+        learned.retain(|token| batch.owns(*token as usize));
+        Batch { learned, ..batch }
     }
 
     /// Whether this rank speaks for its group where a row counts once.
@@ -112,8 +114,7 @@ mod tests {
             delays: vec![1; count],
             learned: (0..tokens - 1).collect(),
             loss_mask: vec![true; count],
-            origins: Vec::new(),
-            row: 0,
+            ..Batch::default()
         }
     }
 

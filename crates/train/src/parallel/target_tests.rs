@@ -4,16 +4,20 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
-use longdraft_models::{LayerId, TargetConfig};
+use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
 use serde_json::{Value, json};
 
 use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
-use crate::objective::{GlideObjective, GlideObjectiveConfig, Objective, SoftTargetKind};
+use crate::objective::{
+    Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, GlideObjective, GlideObjectiveConfig,
+    Objective, SoftTargetKind, TailKind, TeacherLaw,
+};
 use crate::optim::Gradients;
 
 fn config(more: &Value) -> TargetConfig {
@@ -50,8 +54,8 @@ fn batch(row: usize) -> Batch {
         // A row of which nothing is learned gathers what the others do.
         learned: if row == 0 { Vec::new() } else { vec![1, 3] },
         loss_mask: vec![true; tokens],
-        origins: Vec::new(),
         row,
+        ..Batch::default()
     }
 }
 
@@ -127,7 +131,7 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
 fn zero_3_ranks_without_rows_join_whatever_is_needed() {
     let config = config(&json!({}));
     for teacher in [TeacherKind::None, TeacherKind::Full, TeacherKind::TopK(4)] {
-        let needs = FeatureNeeds { taps: vec![Tap::LastKv], teacher };
+        let needs = FeatureNeeds { taps: vec![Tap::LastKv], teacher, ahead: 0 };
         let kept = in_threads(3, |world| {
             let target = target(&config, TargetOptions::default(), Some(&world));
             let batch = batch(world.rank());
@@ -168,8 +172,7 @@ fn packed(tokens: u32) -> Batch {
         delays: (0..tokens).map(|i| 1 + i % 3).collect(),
         learned: (0..tokens - 1).filter(|i| i % 5 != 2 && *i + 1 != border as u32).collect(),
         loss_mask: vec![true; count],
-        origins: Vec::new(),
-        row: 0,
+        ..Batch::default()
     }
 }
 
@@ -248,6 +251,72 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
                         assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
                     }
                     assert_eq!(gradients.len(), sums.len());
+                }
+            }
+        }
+    }
+}
+
+/// Summed gradients and the loss of an EAGLE-3 draft of three steps.
+fn eagle3_step(
+    world: &World,
+    batch: &Batch,
+    (switches, law): (&Eagle3ObjectiveConfig, TeacherLaw),
+) -> (f64, Vec<Vec<f32>>) {
+    let sizes = config(&json!({}));
+    let target = target(&sizes, TargetOptions::default(), None);
+    let sizes = Eagle3Config::for_target_layers(&sizes, 30, [0, 1, 2].map(LayerId));
+    let kept: Vec<TargetTokenId> = (0..30).map(|id| TargetTokenId(2 * id)).collect();
+    let map = VocabularyMap::new(kept, target.config().vocab_size).expect("map");
+    let draft = Eagle3Draft::initialise(&sizes, map, &target.embedding().expect("table"), 7);
+    let head = target.head().expect("head");
+    let objective = Eagle3Objective::new(draft.expect("draft"), &head, switches.clone());
+    let objective = objective.expect("objective").with_law(law);
+    let groups = groups(world, world.size());
+    let own = groups.cut(batch.clone());
+    let part = groups.part_of(own.ids.len());
+    let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
+    let prepared = objective.prepare(&own, &features).expect("rows");
+    let mut denominators = prepared.denominators.clone();
+    world.all_reduce_sum(&mut denominators);
+    let share = objective.share(&own, &features, &prepared, &denominators, true).expect("share");
+    let parameters = objective.draft().parameters();
+    let mut gradients = Gradients::new(parameters);
+    if let Some(loss) = &share.loss {
+        gradients.add(parameters, &loss.backward().expect("backward")).expect("gradients");
+    }
+    let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
+    let sums = parallel.reduce(gradients).into_values();
+    // A share is of the sum over the ranks.
+    let loss = |loss: &Tensor| f64::from(loss.to_scalar::<f32>().expect("loss"));
+    let mut sum = [share.loss.as_ref().map_or(0.0, loss)];
+    world.all_reduce_sum(&mut sum);
+    (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+#[test]
+fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
+    // Documents end within a part, nothing is learned of the second half, and a row that is shorter than
+    // the ranks are many.
+    let mut one_sided = packed(23);
+    one_sided.loss_mask[11..].fill(false);
+    let plain = Eagle3ObjectiveConfig { ttt_steps: 3, ..Default::default() };
+    let mixed = Eagle3ObjectiveConfig { loss: Eagle3Loss::LkLambda, ..plain.clone() };
+    let top_k = TeacherLaw::TopK { k: 5, tail: TailKind::Bucket };
+    for (config, law) in [(&plain, TeacherLaw::Whole), (&mixed, TeacherLaw::Whole), (&plain, top_k)]
+    {
+        for batch in [packed(23), packed(3), one_sided.clone()] {
+            let (loss, gradients) = eagle3_step(&World::single(), &batch, (config, law));
+            let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
+            for ranks in [2, 4] {
+                for (sum, sums) in
+                    in_threads(ranks, |world| eagle3_step(&world, &batch, (config, law)))
+                {
+                    assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
+                    assert_eq!(gradients.len(), sums.len());
+                    for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
+                        assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
+                    }
                 }
             }
         }

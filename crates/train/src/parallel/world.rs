@@ -284,6 +284,10 @@ impl Ranks for World {
     fn all_gather(&self, own: &[u8], all: &mut [u8]) {
         self.transport.all_gather(own, all);
     }
+
+    fn sum_parts(&self, values: &[f32], counts: &[usize]) -> Vec<f32> {
+        self.reduce_scatter(values, counts)
+    }
 }
 
 #[cfg(test)]

@@ -55,13 +55,19 @@ pub(super) struct RowTraffic {
     pub(super) layers: u64,
     /// Bytes of the target that ZeRO-3 gathers for a row.
     pub(super) gathered_bytes: u64,
+    /// Bytes of the keys and values of a whole row that the draft gathers; their gradients take the same way back.
+    pub(super) draft_keys: u64,
+    /// Bytes of the teacher's states at a part's first tokens, for the part before.
+    pub(super) teacher_ahead: u64,
 }
 
 impl RowTraffic {
     /// What the ranks that share a row or the weights send for a rank's rows: ZeRO-3 gathers what it uses of
     /// the target and the draft once a row, `(N − 1) / N` of the bytes from every rank's part; sequence
-    /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer; tensor parallelism sums the
-    /// states behind attention and MLP, `2 · 8 T H (M − 1) / M` a layer.
+    /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer, and EAGLE-3's of the first
+    /// step, `8 T K·D (S − 1) / S` there and as much for the gradients on the way back, and the teacher's states at
+    /// the first tokens of every part; tensor parallelism sums the states behind attention and MLP,
+    /// `2 · 8 T H (M − 1) / M` a layer.
     pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
         let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);
         let kv = config.kv_size() as u64;
@@ -75,6 +81,8 @@ impl RowTraffic {
         let of_rows = [
             ("gathered weights (ZeRO-3)", weights),
             ("keys and values (sequence)", share(keys, self.parts) * self.layers),
+            ("keys of the draft (sequence)", 2 * share(self.draft_keys, self.parts)),
+            ("teacher of the next part (sequence)", self.teacher_ahead * (self.parts - 1)),
             ("states (tensor)", share(states, self.tensor) * self.layers),
         ];
         of_rows.map(|(name, bytes)| Sent { name, bytes: self.rows * bytes }).into()

@@ -357,6 +357,15 @@ impl Workload {
     fn sent(&self, parameters: &Parameters) -> Vec<Sent> {
         let mut sent = communication::of_gradients(parameters, self.reduction);
         let online = self.features.store().is_none();
+        let tokens = self.row().tokens * self.parts();
+        let [draft_keys, teacher_ahead] = match &self.draft {
+            DraftSizes::Glide(_) => [0, 0],
+            DraftSizes::Eagle3(sizes) => {
+                let ahead = (self.steps as u64).min(self.row().tokens);
+                let states = if online { ahead * sizes.target_hidden_size as u64 } else { 0 };
+                [2 * tokens * sizes.kv_size() as u64, states].map(|values| F32 * values)
+            }
+        };
         let traffic = RowTraffic {
             rows: self.own_rows(),
             ranks: parameters.ranks,
@@ -365,6 +374,8 @@ impl Workload {
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
             gathered_bytes: self.gathered_bytes(),
+            draft_keys,
+            teacher_ahead,
         };
         sent.extend(traffic.all(&self.target, parameters));
         sent.retain(|sent| sent.bytes > 0);

@@ -72,7 +72,7 @@ fn batch(lengths: &[usize], padding: usize) -> Batch {
 fn features(batch: &Batch, seed: u64) -> BatchFeatures {
     let tokens = batch.ids.len();
     BatchFeatures {
-        rows: None,
+        part: None,
         last_kv: None,
         aux_hidden: Some(random("aux", seed, &[tokens, 3 * TARGET_WIDTH])),
         teacher: TeacherFeatures::EveryToken {
@@ -99,7 +99,7 @@ fn part(
         ..Batch::default()
     };
     let features = BatchFeatures {
-        rows: None,
+        part: None,
         last_kv: None,
         aux_hidden: features.aux_hidden.as_ref().map(rows),
         teacher: TeacherFeatures::EveryToken { hidden: rows(hidden) },

@@ -136,7 +136,7 @@ impl<'a> Case<'a> {
             Ok(Tensor::cat(&tensors.collect::<Result<Vec<_>>>()?, 0)?.to_device(self.device)?)
         };
         Ok(BatchFeatures {
-            rows: None,
+            part: None,
             last_kv: None,
             aux_hidden: Some(all("aux_hidden_state")?),
             teacher: TeacherFeatures::EveryToken { hidden: all("hidden_state")? },

@@ -47,9 +47,8 @@ pub(super) fn batches(
                 document_ids: documents.iter().map(|d| *d as i32).collect(),
                 delays: delays[drawn].iter().map(|d| (*d).max(0) as u32).collect(),
                 learned,
-                loss_mask: Vec::new(),
-                origins: Vec::new(),
                 row,
+                ..Batch::default()
             }
         })
         .collect();
@@ -106,9 +105,7 @@ fn compat_batch(
         document_ids: (0..rows).flat_map(|row| vec![row as i32; length]).collect(),
         delays: vec![delay as u32; rows * length],
         learned,
-        loss_mask: Vec::new(),
-        origins: Vec::new(),
-        row: 0,
+        ..Batch::default()
     })
 }
 

@@ -95,7 +95,7 @@ fn features(
         _ => TeacherFeatures::None,
     };
     let last_kv = Some(features.last_kv()?.clone());
-    let features = BatchFeatures { last_kv, aux_hidden: None, teacher, rows: None };
+    let features = BatchFeatures { last_kv, aux_hidden: None, teacher, part: None };
     Ok((features, own.rows.hard.iter().sum()))
 }
 

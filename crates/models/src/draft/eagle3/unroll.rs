@@ -5,6 +5,9 @@
 //! `t`, and to its own keys of steps 1 to `i`: drafted positions `t, t+1, …` over real context. Rows
 //! never see each other's later steps, so a row that no later step needs is left out, and memory
 //! stays linear in `T`.
+//!
+//! Ranks that share a row run some of its tokens each. Step 0's keys and values are gathered, and their
+//! gradients summed on the way back; nothing else of one rank's rows is seen by another's.
 
 use std::sync::Arc;
 
@@ -13,7 +16,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 
 use super::model::{Eagle3Draft, KeyValues};
 use crate::error::{ModelError, Result};
-use crate::target::PackedSequence;
+use crate::target::{PackedSequence, RowPart};
 
 /// A later step's keys: rows that have one, and the index of the first among all keys.
 struct Column {
@@ -25,6 +28,7 @@ struct Column {
 pub struct TestTimeSteps<'a> {
     draft: &'a Eagle3Draft,
     sequence: &'a PackedSequence,
+    part: Option<&'a RowPart>,
     /// Last position of each token's document, plus 1, `[T]`.
     lengths: Vec<u32>,
     /// Index behind each token's document, `[T]`.
@@ -41,7 +45,7 @@ pub struct TestTimeSteps<'a> {
 }
 
 impl<'a> TestTimeSteps<'a> {
-    /// Before the first step.
+    /// Before the first step of a whole row.
     ///
     /// # Shapes
     /// - `aux`: `[T, 3·Ht]`
@@ -49,12 +53,33 @@ impl<'a> TestTimeSteps<'a> {
     /// # Errors
     /// - lengths or widths differ
     pub fn new(draft: &'a Eagle3Draft, sequence: &'a PackedSequence, aux: &Tensor) -> Result<Self> {
+        Self::of_part(draft, sequence, aux, None)
+    }
+
+    /// Before the first step of this rank's part of a row, or of a whole one.
+    ///
+    /// # Shapes
+    /// - `aux`: `[t, 3·Ht]`, of [`RowPart::rows`]
+    ///
+    /// # Errors
+    /// - as [`Self::new`]
+    pub fn of_part(
+        draft: &'a Eagle3Draft,
+        sequence: &'a PackedSequence,
+        aux: &Tensor,
+        part: Option<&'a RowPart>,
+    ) -> Result<Self> {
         let tokens = sequence.ids.len();
+        let own = part.map_or(0..tokens, RowPart::rows);
         let lengths = [aux.dim(0)?, sequence.position_ids.len(), sequence.document_ids.len()];
-        if lengths.iter().any(|&length| length != tokens) || tokens == 0 {
+        if lengths != [own.len(), tokens, tokens] || own.is_empty() {
             return Err(invalid(format!(
-                "{tokens} ids, but {} rows of features, {} positions and {} document ids",
-                lengths[0], lengths[1], lengths[2]
+                "{tokens} ids, of which {} run here, but {} rows of features, {} positions and {} \
+                 document ids",
+                own.len(),
+                lengths[0],
+                lengths[1],
+                lengths[2]
             )));
         }
         let (mut ends, mut lengths) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
@@ -68,20 +93,21 @@ impl<'a> TestTimeSteps<'a> {
         Ok(Self {
             draft,
             sequence,
+            part,
             lengths,
             ends,
             context: KeyRanges::packed(&sequence.document_ids, window, Delays::Same(0)),
             keys: Vec::new(),
             values: Vec::new(),
             columns: Vec::new(),
-            rows: (0..tokens as u32).collect(),
+            rows: own.map(|t| t as u32).collect(),
             state: draft.fuse(aux)?,
             step: 0,
         })
     }
 
     /// What the next step reads, `[rows of the last step, H]`; before the first step, `fc`'s output
-    /// for every token.
+    /// for every token that runs here.
     pub fn state(&self) -> &Tensor {
         &self.state
     }
@@ -108,12 +134,33 @@ impl<'a> TestTimeSteps<'a> {
     fn first(&mut self, rows: &[u32], at: &[u32]) -> Result<Tensor> {
         let all = self.rows.clone();
         let input = self.input(&self.state, &all)?;
-        let keys = self.draft.key_values(&input, &self.table(&all)?)?;
+        let keys = self.everybodys(self.draft.key_values(&input, &self.table(&all)?)?)?;
         self.keys.push(keys.k.clone());
         self.values.push(keys.v.clone());
         let ranges = self.context.select(rows);
         let (state, input) = (select(&self.state, at)?, select(&input, at)?);
         self.draft.layer(&state, &input, &self.table(rows)?, &keys, &Arc::new(ranges))
+    }
+
+    /// Takes no step, but gives the ranks that share the row the keys and values that theirs attend
+    /// to. A number without worth, through which their gradients reach these rows.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    pub fn only_give_keys(&self) -> Result<Tensor> {
+        let input = self.input(&self.state, &self.rows)?;
+        let keys = self.everybodys(self.draft.key_values(&input, &self.table(&self.rows)?)?)?;
+        // A number as factor would end the way back here.
+        let sum = keys.k.sum_all()?;
+        Ok((&sum * sum.zeros_like()?)?)
+    }
+
+    /// Keys and values of all ranks' rows; together, because every rank has to gather as often.
+    fn everybodys(&self, own: KeyValues) -> Result<KeyValues> {
+        let Some(part) = self.part else { return Ok(own) };
+        let width = own.k.dim(2)?;
+        let all = part.gather(&Tensor::cat(&[own.k, own.v], 2)?)?;
+        Ok(KeyValues { k: all.narrow(2, 0, width)?, v: all.narrow(2, width, width)? })
     }
 
     fn later(&mut self, rows: &[u32], at: &[u32]) -> Result<Tensor> {

@@ -26,4 +26,8 @@ pub trait Ranks: Send + Sync + std::fmt::Debug {
 
     /// Everybody's bytes, as many of each, in the order of the ranks.
     fn all_gather(&self, own: &[u8], all: &mut [u8]);
+
+    /// This rank's part of everybody's values, summed in the order of the ranks: `counts[0]` of them
+    /// are rank 0's, the next `counts[1]` rank 1's and so on.
+    fn sum_parts(&self, values: &[f32], counts: &[usize]) -> Vec<f32>;
 }

@@ -143,7 +143,7 @@ impl StoredFeatures {
                 ),
                 Missing::Other(error) => error,
             })?;
-        Ok(BatchFeatures { last_kv, aux_hidden, teacher, rows: None })
+        Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: None })
     }
 
     fn teacher(

@@ -115,31 +115,38 @@ impl Eagle3Objective {
         law: TeacherLaw,
     ) -> Result<RowPlan> {
         let tokens = batch.ids.len();
+        let run = features.rows().unwrap_or(0..tokens).len();
         let mut problems = Problems::default();
-        for (name, length) in [
-            ("mask bits", batch.loss_mask.len()),
-            ("positions", batch.position_ids.len()),
-            ("document ids", batch.document_ids.len()),
-            ("rows of tapped layers", features.aux_hidden()?.dim(0)?),
+        for (name, length, wanted) in [
+            ("mask bits", batch.loss_mask.len(), tokens),
+            ("positions", batch.position_ids.len(), tokens),
+            ("document ids", batch.document_ids.len(), tokens),
+            ("rows of tapped layers", features.aux_hidden()?.dim(0)?, run),
         ] {
-            if length != tokens {
-                problems.push(format!("{length} {name} for {tokens} tokens"));
+            if length != wanted {
+                problems.push(format!("{length} {name} for {wanted} tokens"));
             }
         }
         refuse(problems, "batch")?;
         let supervised = supervised_rows(&self.config, batch);
         let rows = rows_read(tokens, &supervised);
-        let teacher = self.teacher(&features.teacher, law, (&rows, tokens))?;
+        let teacher = self.teacher(features, law, (&rows, tokens))?;
         Ok(RowPlan::new(&self.config, batch, supervised, teacher))
     }
 
     /// The teacher at the tokens `rows` of `tokens`.
     fn teacher(
         &self,
-        teacher: &TeacherFeatures,
+        features: &BatchFeatures,
         law: TeacherLaw,
         (rows, tokens): (&[u32], usize),
     ) -> Result<TeacherSummary> {
+        let run = features.rows().unwrap_or(0..tokens);
+        let known = run.start..if features.part.is_some() {
+            (run.end + self.config.ttt_steps).min(tokens)
+        } else {
+            tokens
+        };
         let vocabulary = self.draft.vocabulary();
         let of_entries = |entries: &TopK, k, tail| {
             TeacherSummary::of_top_k(entries, k, (rows, tokens), vocabulary, tail)
@@ -149,20 +156,27 @@ impl Eagle3Objective {
             let problems = if found == wanted { Vec::new() } else { vec![problem] };
             refuse(Problems(problems), "batch")
         };
-        match (teacher, law) {
+        let states = |hidden: &Tensor| -> Result<Tensor> {
+            lengths(hidden.dim(0)?, known.len())?;
+            let at: Vec<u32> = rows.iter().map(|row| row - known.start as u32).collect();
+            Ok(hidden.index_select(&Tensor::from_slice(&at, at.len(), hidden.device())?, 0)?)
+        };
+        match (&features.teacher, law) {
             (TeacherFeatures::EveryToken { hidden }, TeacherLaw::Whole) => {
-                lengths(hidden.dim(0)?, tokens)?;
-                TeacherSummary::new(hidden, &self.head, vocabulary, rows)
+                let hidden = states(hidden)?;
+                TeacherSummary::new(&hidden, &self.head, vocabulary, (rows, tokens))
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherLaw::TopK { k, tail }) => {
-                lengths(hidden.dim(0)?, tokens)?;
+                let hidden = states(hidden)?;
                 let k = k.min(self.head.dim(0)?);
                 if rows.is_empty() {
                     return Ok(of_entries(&TopK::default(), k, tail));
                 }
-                let chosen = Tensor::from_slice(rows, rows.len(), hidden.device())?;
-                let entries = linear_top_k(&hidden.index_select(&chosen, 0)?, &self.head, k)?;
-                Ok(of_entries(&entries, k, tail))
+                Ok(of_entries(&linear_top_k(&hidden, &self.head, k)?, k, tail))
+            }
+            // A store hands out nothing where nothing is read.
+            (TeacherFeatures::None, TeacherLaw::TopK { k, tail }) if rows.is_empty() => {
+                Ok(of_entries(&TopK::default(), k, tail))
             }
             (TeacherFeatures::TopK { entries, k, .. }, TeacherLaw::TopK { tail, .. }) => {
                 lengths(entries.ids.len().min(entries.log_probs.len()), rows.len() * k)?;
@@ -213,7 +227,7 @@ impl Objective for Eagle3Objective {
             TeacherLaw::Whole => TeacherKind::EveryToken,
             TeacherLaw::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
         };
-        FeatureNeeds { taps: self.draft.taps(), teacher }
+        FeatureNeeds { taps: self.draft.taps(), teacher, ahead: self.config.ttt_steps }
     }
 
     /// The whole law, so that acceptance is exact.
@@ -272,7 +286,10 @@ impl Objective for Eagle3Objective {
         let denominators = self.denominators(&plan);
         let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
         let mut metrics = outcome.metrics.by_delay(&self.config.weights());
-        metrics.replayed = plan.replay(batch, &outcome.agrees);
+        // Ranks that share a row know a part of it each.
+        if features.part.is_none() {
+            metrics.replayed = plan.replay(batch, &outcome.agrees);
+        }
         Ok(metrics)
     }
 

@@ -120,7 +120,7 @@ impl RowPlan {
     }
 }
 
-/// Rows of every step that the mask supervises, ascending, `[S]`.
+/// Rows of every step that the mask supervises and that are learned here, ascending, `[S]`.
 pub(super) fn supervised_rows(config: &Eagle3ObjectiveConfig, batch: &Batch) -> Vec<Vec<u32>> {
     let mut ends = Vec::with_capacity(batch.ids.len());
     for run in batch.document_ids.chunk_by(|a, b| a == b) {
@@ -138,7 +138,9 @@ pub(super) fn supervised_rows(config: &Eagle3ObjectiveConfig, batch: &Batch) -> 
             (None, MaskRule::Input) => mask(t + 1 + i, end),
         }
     };
-    let rows = |i| (0..batch.ids.len()).filter(|&t| rule(t, i)).map(|t| t as u32).collect();
+    let rows = |i| {
+        (0..batch.ids.len()).filter(|&t| batch.owns(t) && rule(t, i)).map(|t| t as u32).collect()
+    };
     (0..config.ttt_steps).map(rows).collect()
 }
 

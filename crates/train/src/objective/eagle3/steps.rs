@@ -7,6 +7,7 @@ use longdraft_kernels::linear_cross_entropy::{
     Inputs, Rejection, RowStatistics, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
 use longdraft_models::draft::eagle3::TestTimeSteps;
+use longdraft_models::target::RowPart;
 
 use super::config::Eagle3Loss;
 use super::metrics::{Eagle3Metrics, StepCounts};
@@ -20,6 +21,15 @@ struct HeadRows {
     /// `RMS_norm(h)`, `[R, H]`
     normed: Tensor,
     teacher: RowTeacher,
+}
+
+/// What the steps of a batch came to.
+enum Steps {
+    Rows(HeadRows),
+    /// Of a part of a shared row nothing is learned, but other ranks attend to its keys: a number
+    /// without worth through which their gradients reach these.
+    OnlyKeys(Tensor),
+    None,
 }
 
 /// What the rows learn.
@@ -56,21 +66,40 @@ impl Eagle3Objective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Eagle3Outcome> {
-        let Some(rows) = self.head_rows(batch, features, plan)? else {
-            let metrics = self.metrics(plan, None, &[]);
-            return Ok(Eagle3Outcome { loss: None, metrics, agrees: Vec::new() });
+        let part = features.part.as_ref();
+        let loss = match self.take_steps(batch, features, plan)? {
+            Steps::Rows(rows) => return self.outcome(&rows, plan, denominators, (part, train)),
+            Steps::OnlyKeys(loss) => Some(loss),
+            Steps::None => None,
         };
+        if self.config.loss == Eagle3Loss::LkLambda {
+            self.acceptance_of_steps(plan, &[], part);
+        }
+        let metrics = self.metrics(plan, None, &[]);
+        Ok(Eagle3Outcome { loss: loss.filter(|_| train), metrics, agrees: Vec::new() })
+    }
+
+    /// What the steps' rows come to.
+    fn outcome(
+        &self,
+        rows: &HeadRows,
+        plan: &RowPlan,
+        denominators: &[f64],
+        (part, train): (Option<&RowPart>, bool),
+    ) -> Result<Eagle3Outcome> {
         let factors = if self.config.loss == Eagle3Loss::LkLambda {
-            // The mix follows the batch's mean acceptance, which is a constant.
+            // The mix follows the row's mean acceptance, which is a constant.
             let no_mix = vec![Factors { cross_entropy: 0.0, rejection: 0.0 }; plan.steps.len()];
-            let (_, statistics) = self.pass(&rows, plan, &no_mix, denominators, false)?;
-            self.mixed_factors(plan, &statistics.acceptance)
+            let (_, statistics) = self.pass(rows, plan, &no_mix, denominators, false)?;
+            let acceptance = self.acceptance_of_steps(plan, &statistics.acceptance, part);
+            self.mixed_factors(plan, &acceptance)
         } else {
             self.plain_factors(plan)
         };
-        let (loss, statistics) = self.pass(&rows, plan, &factors, denominators, train)?;
+        let (loss, statistics) = self.pass(rows, plan, &factors, denominators, train)?;
         let metrics = self.metrics(plan, Some(&statistics), &factors);
-        let learned = plan.steps.iter().any(|step| step.learned() > 0);
+        // Other ranks' gradients reach the keys of a part of which nothing is learned.
+        let learned = part.is_some() || plan.steps.iter().any(|step| step.learned() > 0);
         let agrees = statistics.agrees;
         Ok(Eagle3Outcome { loss: learned.then_some(loss), metrics, agrees })
     }
@@ -96,19 +125,18 @@ impl Eagle3Objective {
         Ok(trace)
     }
 
-    /// Takes the steps; `None` if no step has a row.
-    fn head_rows(
-        &self,
-        batch: &Batch,
-        features: &BatchFeatures,
-        plan: &RowPlan,
-    ) -> Result<Option<HeadRows>> {
-        let sequence = sequence_of(batch);
+    fn take_steps(&self, batch: &Batch, features: &BatchFeatures, plan: &RowPlan) -> Result<Steps> {
+        let (sequence, part) = (sequence_of(batch), features.part.as_ref());
         let active = plan.active();
-        if active.first().is_none_or(Vec::is_empty) {
-            return Ok(None);
+        let nothing = active.first().is_none_or(Vec::is_empty);
+        if nothing && part.is_none() {
+            return Ok(Steps::None);
         }
-        let mut steps = TestTimeSteps::new(&self.draft, &sequence, features.aux_hidden()?)?;
+        let aux = features.aux_hidden()?;
+        let mut steps = TestTimeSteps::of_part(&self.draft, &sequence, aux, part)?;
+        if nothing {
+            return Ok(Steps::OnlyKeys(steps.only_give_keys()?));
+        }
         let (mut hidden, mut teacher_rows) = (Vec::new(), Vec::new());
         for (i, (step, active)) in plan.steps.iter().zip(&active).enumerate() {
             if active.is_empty() {
@@ -128,9 +156,11 @@ impl Eagle3Objective {
             let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
             let log_sum_exp = teacher_rows.iter().map(of).collect();
             let hidden = teacher_hidden(features)?.clone();
-            RowTeacher::Whole { hidden, rows: teacher_rows, log_sum_exp }
+            let first = features.rows().map_or(0, |rows| rows.start as u32);
+            let rows = teacher_rows.iter().map(|row| row - first).collect();
+            RowTeacher::Whole { hidden, rows, log_sum_exp }
         };
-        Ok(Some(HeadRows { normed, teacher }))
+        Ok(Steps::Rows(HeadRows { normed, teacher }))
     }
 
     /// Head, teacher and loss of all steps' rows.
@@ -191,25 +221,36 @@ impl Eagle3Objective {
         vec![factors; plan.steps.len()]
     }
 
+    /// Mean acceptance of every step's learned rows, over all ranks that share the row; `acceptance` is
+    /// of the plan's rows, and empty where no step has one.
+    fn acceptance_of_steps(
+        &self,
+        plan: &RowPlan,
+        acceptance: &[f64],
+        part: Option<&RowPart>,
+    ) -> Vec<f64> {
+        let mut rest = acceptance.iter();
+        let mut sums = Vec::with_capacity(2 * plan.steps.len());
+        for step in &plan.steps {
+            let own = step.rows.iter().zip(&mut rest).filter(|(row, _)| row.learned);
+            sums.extend([own.map(|(_, acceptance)| acceptance).sum(), step.learned() as f64]);
+        }
+        let sums = part.map_or(sums.clone(), |part| part.sum(&sums));
+        sums.chunks_exact(2).map(|sum| if sum[1] == 0.0 { 0.0 } else { sum[0] / sum[1] }).collect()
+    }
+
     /// `w` and `1 − w` of every step; compat's cross-entropy is a mean over padded tokens beside a
     /// mean over learned rows.
     fn mixed_factors(&self, plan: &RowPlan, acceptance: &[f64]) -> Vec<Factors> {
-        let mut rest = acceptance;
-        let mut of_step = |step: &StepRows| {
-            let (own, behind) = rest.split_at(step.rows.len());
-            rest = behind;
-            let learned = step.learned();
-            let sum: f64 =
-                step.rows.iter().zip(own).filter(|(row, _)| row.learned).map(|(_, a)| a).sum();
-            let mean = if learned == 0 { 0.0 } else { sum / learned as f64 };
+        let of_step = |(step, mean): (&StepRows, &f64)| {
             let mix = self.config.kl_scale * (-self.config.kl_decay * mean).exp();
             let of_padded = match self.config.compat {
-                Some(_) => learned as f64 / plan.padded_tokens().max(1) as f64,
+                Some(_) => step.learned() as f64 / plan.padded_tokens().max(1) as f64,
                 None => 1.0,
             };
             Factors { cross_entropy: mix * of_padded, rejection: 1.0 - mix }
         };
-        plan.steps.iter().map(&mut of_step).collect()
+        plan.steps.iter().zip(acceptance).map(of_step).collect()
     }
 
     /// Counters of every step; without statistics no step has a row.

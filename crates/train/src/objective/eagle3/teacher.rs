@@ -41,19 +41,18 @@ impl TeacherSummary {
         self.label[t] = vocabulary.to_draft(best);
     }
 
-    /// Summarises the teacher at the tokens `rows`.
+    /// Summarises the teacher at some of `tokens` tokens from its states there.
     pub(super) fn new(
         hidden: &Tensor,
         head: &Tensor,
         vocabulary: &VocabularyMap,
-        rows: &[u32],
+        (rows, tokens): (&[u32], usize),
     ) -> Result<Self> {
-        let mut summary = Self::empty(hidden.dim(0)?);
+        let mut summary = Self::empty(tokens);
         if rows.is_empty() {
             return Ok(summary);
         }
-        let chosen = Tensor::from_slice(rows, rows.len(), hidden.device())?;
-        let of_rows = linear_log_sum_exp(&hidden.index_select(&chosen, 0)?, head)?;
+        let of_rows = linear_log_sum_exp(hidden, head)?;
         for (index, &t) in rows.iter().enumerate() {
             summary.set(t, of_rows.argmax[index], of_rows.log_sum_exp[index], vocabulary);
         }
