@@ -143,7 +143,10 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let mut kills = 0;
     // Kill later and later, so that kills fall on loading, stepping and saving.
     for delay in (20..).step_by(17).map(Duration::from_millis) {
-        let mut child = longdraft(&["train", &shop.config(), &output])
+        // Where the optimizer's state lies makes no difference, and may change.
+        let state = ["memory", "file"][kills % 2];
+        let state = format!("parallel.optimizer_state={state}");
+        let mut child = longdraft(&["train", &shop.config(), &output, &state])
             .stderr(std::process::Stdio::null())
             .stdout(std::process::Stdio::null())
             .spawn()

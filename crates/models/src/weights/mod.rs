@@ -11,6 +11,7 @@ pub mod memory;
 pub(crate) mod mmap;
 pub mod pth;
 pub mod safetensors;
+pub mod streamed;
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};

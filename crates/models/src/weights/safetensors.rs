@@ -35,6 +35,12 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+impl std::fmt::Debug for SafetensorsSource {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "tensors of {}", self.path.display())
+    }
+}
+
 impl SafetensorsSource {
     /// Opens one file.
     ///

@@ -7,12 +7,15 @@
 //!
 //! Parts are put together when they are read, so that any number of ranks goes on from them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_models::weights::streamed::{Streamed, save_streamed};
 
 use crate::error::{Result, TrainError};
 use crate::parallel::{DataParallel, Run, World};
@@ -23,11 +26,22 @@ const STEP: &str = "step";
 
 /// A tensor of the optimizer, or a part of it.
 pub(crate) struct Moment<'a> {
-    /// With what it is: `first.NAME`.
-    pub(crate) name: String,
     /// First element.
     pub(crate) start: usize,
-    pub(crate) values: &'a [f32],
+    /// With what it is in its name: `first.NAME`.
+    pub(crate) part: Streamed<'a, TrainError>,
+}
+
+impl<'a> Moment<'a> {
+    /// One whose values are in memory.
+    pub(crate) fn held(name: String, start: usize, values: &'a [f32]) -> Self {
+        let part = Streamed {
+            name,
+            length: values.len(),
+            values: Box::new(move || Ok(Cow::Borrowed(values))),
+        };
+        Self { start, part }
+    }
 }
 
 /// Name of the file that a rank writes; `None` if others write it.
@@ -53,36 +67,45 @@ fn part(world: &World) -> String {
     format!("{PART}{:05}-of-{:05}.safetensors", world.rank() + 1, world.size())
 }
 
-/// Writes a rank's file, if it has one.
+/// Writes a rank's file, if it has one, tensor by tensor.
 pub(crate) fn write(
     folder: &Path,
     parallel: &DataParallel,
-    moments: &[Moment<'_>],
+    moments: Vec<Moment<'_>>,
     step: u64,
 ) -> Result<()> {
     let Some(file) = file_of(parallel) else { return Ok(()) };
-    let mut metadata = HashMap::from([(STEP.to_owned(), step.to_string())]);
+    let mut metadata = BTreeMap::from([(STEP.to_owned(), step.to_string())]);
     let mut tensors = Vec::with_capacity(moments.len());
-    for moment in moments {
-        if moment.start > 0 {
-            metadata.insert(start_key(&moment.name), moment.start.to_string());
+    for Moment { start, part } in moments {
+        if start > 0 {
+            metadata.insert(start_key(&part.name), start.to_string());
         }
-        let tensor = Tensor::from_slice(moment.values, moment.values.len(), &Device::Cpu)?;
-        tensors.push((moment.name.clone(), tensor));
+        tensors.push(part);
     }
-    Ok(save(&folder.join(file), &tensors, metadata)?)
+    save_streamed(&folder.join(file), &tensors, &metadata)
 }
 
 fn start_key(name: &str) -> String {
     format!("start of {name}")
 }
 
-/// Whole tensors of an optimizer.
-#[derive(Debug, Default)]
+/// Saved tensors of an optimizer; read when they are asked for.
+#[derive(Debug)]
 pub(crate) struct Moments {
-    tensors: BTreeMap<String, Vec<f32>>,
+    sources: Vec<SafetensorsSource>,
+    /// Parts of every tensor, one behind the other.
+    tensors: BTreeMap<String, Vec<Part>>,
     /// Optimizer steps taken.
     pub(crate) step: u64,
+}
+
+/// Where a part of a tensor stands.
+#[derive(Debug)]
+struct Part {
+    /// Its place in the whole tensor.
+    range: Range<usize>,
+    source: usize,
 }
 
 impl Moments {
@@ -91,10 +114,9 @@ impl Moments {
     /// # Errors
     /// - one is missing or unusable, or parts do not meet
     pub(crate) fn read(folder: &Path) -> Result<Self> {
-        let files = files(folder)?;
-        let mut parts: BTreeMap<String, Vec<(usize, Vec<f32>)>> = BTreeMap::new();
-        let mut steps = Vec::new();
-        for file in &files {
+        let (mut sources, mut steps) = (Vec::new(), Vec::new());
+        let mut tensors: BTreeMap<String, Vec<Part>> = BTreeMap::new();
+        for file in files(folder)? {
             let path = folder.join(file);
             let source = SafetensorsSource::open_file(&path)?;
             let number = |key: &str| source.metadata().get(key).and_then(|text| text.parse().ok());
@@ -102,34 +124,48 @@ impl Moments {
                 .ok_or_else(|| TrainError::checkpoint(&path, "optimizer without a step"))?;
             steps.push(step as u64);
             for name in source.names() {
-                let values = source.load(&name, DType::F32)?.flatten_all()?.to_vec1()?;
                 let start: usize = number(&start_key(&name)).unwrap_or(0);
-                parts.entry(name).or_default().push((start, values));
+                let length = source.shape(&name).unwrap_or_default().iter().product::<usize>();
+                let range = start..start.saturating_add(length);
+                let part = Part { range, source: sources.len() };
+                tensors.entry(name).or_default().push(part);
             }
+            sources.push(source);
         }
         if steps.iter().any(|step| *step != steps[0]) {
             return Err(TrainError::checkpoint(folder, "the ranks' files are of different steps"));
         }
-        let mut tensors = BTreeMap::new();
-        for (name, mut parts) in parts {
-            parts.sort_by_key(|(start, _)| *start);
-            let mut whole: Vec<f32> = Vec::new();
-            for (start, values) in parts {
-                if start != whole.len() {
-                    let problem = format!("a part of `{name}` is missing at {}", whole.len());
+        for (name, parts) in &mut tensors {
+            parts.sort_by_key(|part| part.range.start);
+            let mut end = 0;
+            for part in parts {
+                if part.range.start != end {
+                    let problem = format!("a part of `{name}` is missing at {end}");
                     return Err(TrainError::checkpoint(folder, problem));
                 }
-                whole.extend(values);
+                end = part.range.end;
             }
-            tensors.insert(name, whole);
         }
-        Ok(Self { tensors, step: steps[0] })
+        Ok(Self { sources, tensors, step: steps[0] })
     }
 
-    /// What a run needs of a tensor; empty where nothing was saved, which fits no run.
-    pub(crate) fn part(&self, name: &str, run: &Run) -> Vec<f32> {
-        let part = self.tensors.get(name).and_then(|whole| whole.get(run.range()));
-        part.map(<[f32]>::to_vec).unwrap_or_default()
+    /// What a run needs of a tensor; less where less was saved, which fits no run.
+    ///
+    /// # Errors
+    /// - the file is damaged
+    pub(crate) fn part(&self, name: &str, run: &Run) -> Result<Vec<f32>> {
+        let wanted = run.range();
+        let mut values = Vec::with_capacity(run.len);
+        for Part { range, source } in self.tensors.get(name).into_iter().flatten() {
+            let start = wanted.start.max(range.start);
+            let end = wanted.end.min(range.end);
+            if start < end {
+                let part = self.sources[*source].load(name, DType::F32)?.flatten_all()?;
+                let part = part.narrow(0, start - range.start, end - start)?;
+                values.extend(part.to_vec1::<f32>()?);
+            }
+        }
+        Ok(values)
     }
 }
 
@@ -158,7 +194,7 @@ fn files(folder: &Path) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Var;
+    use candle_core::{Device, Tensor, Var};
     use longdraft_models::draft::Parameter;
 
     use super::*;
@@ -200,15 +236,10 @@ mod tests {
                     )
                 };
                 let named: Vec<_> = parallel.runs().iter().zip(&values).map(moment).collect();
-                let moments: Vec<Moment<'_>> = named
+                let moments = named
                     .iter()
-                    .map(|(name, start, values)| Moment {
-                        name: name.clone(),
-                        start: *start,
-                        values,
-                    })
-                    .collect();
-                write(&path, &parallel, &moments, 7).expect("written");
+                    .map(|(name, start, values)| Moment::held(name.clone(), *start, values));
+                write(&path, &parallel, moments.collect(), 7).expect("written");
             });
             let read = Moments::read(&path).expect("read");
             assert_eq!(read.step, 7);
@@ -218,7 +249,7 @@ mod tests {
                         let name = format!("first.{}", parameters()[run.parameter].name);
                         let want: Vec<f32> =
                             run.range().map(|at| value(run.parameter, at)).collect();
-                        assert_eq!(read.part(&name, run), want);
+                        assert_eq!(read.part(&name, run).expect("part"), want);
                     }
                 }
             }

@@ -10,13 +10,14 @@ use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_models::weights::streamed::Streamed;
 
 use super::manifest::{Manifest, describe_own};
 use super::moments::{self, Moment, Moments};
 use super::state::CheckpointState;
 use crate::error::{Result, TrainError};
-use crate::optim::AdamWState;
-use crate::parallel::{DataParallel, Run, World};
+use crate::optim::{AdamW, MomentKind};
+use crate::parallel::{DataParallel, World};
 
 /// Newest checkpoint.
 pub const LAST: &str = "last";
@@ -69,8 +70,8 @@ pub struct Contents<'a> {
     pub state: &'a CheckpointState,
     /// The draft, which every rank holds.
     pub draft: &'a dyn Draft,
-    /// This rank's moments.
-    pub optimizer: &'a AdamWState,
+    /// With this rank's moments.
+    pub optimizer: &'a AdamW,
     /// Which moments those are.
     pub parallel: &'a DataParallel,
     /// The target's tokenizer.
@@ -94,16 +95,20 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The moments of what a rank updates, whatever number of ranks saved them.
-    pub fn optimizer(&self, parallel: &DataParallel, draft: &dyn Draft) -> AdamWState {
-        let of_runs = |prefix: &str| {
-            let part = |run: &Run| {
-                let name = format!("{prefix}.{}", draft.parameters()[run.parameter].name);
-                self.moments.part(&name, run)
-            };
-            parallel.runs().iter().map(part).collect()
-        };
-        AdamWState { first: of_runs("first"), second: of_runs("second"), step: self.moments.step }
+    /// Gives a rank's optimizer the moments of what it updates, whatever number of ranks saved them.
+    ///
+    /// # Errors
+    /// - they are damaged or of another draft
+    pub fn restore(
+        &self,
+        optimizer: &mut AdamW,
+        parallel: &DataParallel,
+        draft: &dyn Draft,
+    ) -> Result<()> {
+        optimizer.restore(self.moments.step, parallel, |kind, run| {
+            let name = format!("{}.{}", kind.name(), draft.parameters()[run.parameter].name);
+            self.moments.part(&name, run)
+        })
     }
 }
 
@@ -267,14 +272,16 @@ impl Contents<'_> {
         let parameters = self.draft.parameters();
         let mut moments = Vec::new();
         for (index, run) in self.parallel.runs().iter().enumerate() {
-            let kinds = [("first", &self.optimizer.first), ("second", &self.optimizer.second)];
-            moments.extend(kinds.map(|(kind, values)| Moment {
-                name: format!("{kind}.{}", parameters[run.parameter].name),
+            moments.extend(MomentKind::ALL.map(|kind| Moment {
                 start: run.start,
-                values: &values[index],
+                part: Streamed {
+                    name: format!("{}.{}", kind.name(), parameters[run.parameter].name),
+                    length: run.len,
+                    values: Box::new(move || self.optimizer.moment(kind, index)),
+                },
             }));
         }
-        moments::write(folder, self.parallel, &moments, self.optimizer.step)?;
+        moments::write(folder, self.parallel, moments, self.optimizer.steps())?;
         if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
     }
 

@@ -6,6 +6,9 @@
 //! `W ← (1 − lr wd) W − 0.2 lr sqrt(max(rows, columns)) X` with its orthogonal direction `X`: the
 //! root mean square of AdamW's updates, so that one rate serves both (Liu et al. 2025).
 
+use std::borrow::Cow;
+use std::path::Path;
+
 use candle_core::Shape;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
@@ -15,8 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
 use super::muon::{direction, update_cost};
+use super::run_values::RunValues;
 use crate::error::{Result, TrainError};
-use crate::parallel::{DataParallel, ParallelConfig, World};
+use crate::parallel::{DataParallel, ParallelConfig, Run, World};
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;
@@ -80,23 +84,36 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Moments of every parameter, or of the runs that a rank updates, and the number of steps taken. A
-/// matrix under Muon keeps its momentum sum as first moment, and zeros as second.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct AdamWState {
-    /// First moments, in the order of [`DataParallel::runs`].
-    pub first: Vec<Vec<f32>>,
-    /// Second moments, in the same order.
-    pub second: Vec<Vec<f32>>,
-    /// Steps taken.
-    pub step: u64,
+/// One of the two moments of a run that a rank updates. A matrix under Muon keeps its momentum sum as
+/// first moment, and zeros as second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MomentKind {
+    /// Mean of the gradients.
+    First,
+    /// Mean of their squares.
+    Second,
+}
+
+impl MomentKind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::First, Self::Second];
+
+    /// What names of saved tensors begin with.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Second => "second",
+        }
+    }
 }
 
 /// The optimizer.
 #[derive(Debug)]
 pub struct AdamW {
     config: AdamWConfig,
-    state: AdamWState,
+    /// First and second moments, in the order of [`DataParallel::runs`].
+    moments: [RunValues; 2],
+    step: u64,
 }
 
 impl AdamWConfig {
@@ -127,35 +144,66 @@ impl AdamW {
         Self::over(config, &DataParallel::single(parameters))
     }
 
-    /// A rank's optimizer with empty moments.
+    /// A rank's optimizer with empty moments in memory.
     pub fn over(config: AdamWConfig, parallel: &DataParallel) -> Self {
-        let zeros = || parallel.runs().iter().map(|run| vec![0.0; run.len]).collect();
-        let state = AdamWState { first: zeros(), second: zeros(), step: 0 };
-        Self { config, state }
+        let lengths: Vec<usize> = parallel.runs().iter().map(|run| run.len).collect();
+        let moments = [RunValues::zeros(&lengths), RunValues::zeros(&lengths)];
+        Self { config, moments, step: 0 }
     }
 
-    /// A rank's optimizer that goes on from a saved state.
+    /// The same with the moments in files without names in `folder`.
     ///
     /// # Errors
-    /// - the moments do not fit what the rank updates
-    pub fn with_state(
-        config: AdamWConfig,
-        parallel: &DataParallel,
-        state: AdamWState,
-    ) -> Result<Self> {
-        let runs = parallel.runs();
-        let fits = |moments: &[Vec<f32>]| {
-            moments.len() == runs.len() && moments.iter().zip(runs).all(|(m, r)| m.len() == r.len)
-        };
-        if !fits(&state.first) || !fits(&state.second) {
-            return Err(TrainError::checkpoint("optimizer state", "moments do not fit the draft"));
-        }
-        Ok(Self { config, state })
+    /// - the folder cannot be written or is full
+    pub fn over_files(config: AdamWConfig, parallel: &DataParallel, folder: &Path) -> Result<Self> {
+        let lengths: Vec<usize> = parallel.runs().iter().map(|run| run.len).collect();
+        let [first, second] = [(); 2].map(|()| RunValues::zeros_in(folder, &lengths));
+        Ok(Self { config, moments: [first?, second?], step: 0 })
     }
 
-    /// Moments and step count.
-    pub fn state(&self) -> &AdamWState {
-        &self.state
+    /// Goes on from a saved state, which `read` gives run by run.
+    ///
+    /// # Errors
+    /// - of `read`, or the moments do not fit what the rank updates
+    pub fn restore(
+        &mut self,
+        step: u64,
+        parallel: &DataParallel,
+        read: impl Fn(MomentKind, &Run) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        for (kind, moments) in MomentKind::ALL.into_iter().zip(&mut self.moments) {
+            for (index, run) in parallel.runs().iter().enumerate() {
+                let saved = read(kind, run)?;
+                if saved.len() != run.len {
+                    let problem = "moments do not fit the draft";
+                    return Err(TrainError::checkpoint("optimizer state", problem));
+                }
+                moments.change(index, |values| {
+                    values.copy_from_slice(&saved);
+                    Ok(())
+                })?;
+            }
+        }
+        self.step = step;
+        Ok(())
+    }
+
+    /// A moment of the run at a place of [`DataParallel::runs`].
+    ///
+    /// # Errors
+    /// - it lies in a file that cannot be read
+    pub fn moment(&self, kind: MomentKind, index: usize) -> Result<Cow<'_, [f32]>> {
+        self.moments[kind as usize].get(index)
+    }
+
+    /// Values that this rank keeps.
+    pub fn kept_values(&self) -> usize {
+        self.moments.iter().flat_map(RunValues::lengths).sum()
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.step
     }
 
     /// Updates the parameters of one process in place; returns the gradient norm before clipping.
@@ -187,13 +235,13 @@ impl AdamW {
         norm: f64,
         learning_rate: f64,
     ) -> Result<()> {
-        self.state.step += 1;
+        self.step += 1;
         let step = AdamWStep {
             learning_rate,
             betas: self.config.betas,
             eps: self.config.eps,
             weight_decay: 0.0,
-            step: self.state.step,
+            step: self.step,
             grad_scale: (self.config.clip_norm / (norm + CLIP_EPS)).min(1.0),
         };
         let mut own = Vec::with_capacity(parallel.runs().len());
@@ -204,19 +252,24 @@ impl AdamW {
             let mut values = parallel.read(parameters, index)?;
             match gradients.get(index) {
                 Some(gradient) => {
-                    let (first, second) =
-                        (&mut self.state.first[index], &mut self.state.second[index]);
+                    let [first, second] = &mut self.moments;
                     let step = AdamWStep { weight_decay, ..step };
                     match (self.config.matrices, layer_matrix(&parameter.name, shape)) {
-                        (MatrixUpdate::Muon, Some(shape)) => {
+                        (MatrixUpdate::Muon, Some(shape)) => first.change(index, |first| {
                             let device = parameters[run.parameter].var.device();
                             let momentum = self.config.momentum;
                             let sum = direction(first, gradient, momentum, step.grad_scale);
                             let rule = Rule::NewtonSchulz;
                             let update = orthogonalise_on(device, &sum, shape, rule)?;
                             muon(&step, shape, &mut values, &update);
-                        }
-                        _ => adamw(&step, &mut values, first, second, gradient),
+                            Ok(())
+                        })?,
+                        _ => first.change(index, |first| {
+                            second.change(index, |second| {
+                                adamw(&step, &mut values, first, second, gradient);
+                                Ok(())
+                            })
+                        })?,
                     }
                 }
                 None if self.config.dead_params == DeadParameters::Decay => {

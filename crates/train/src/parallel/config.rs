@@ -18,6 +18,17 @@ pub enum Reduction {
     Library,
 }
 
+/// Where the optimizer's state lies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StatePlace {
+    /// The memory of the machine, also where the draft trains on a GPU.
+    #[default]
+    Memory,
+    /// A file without a name in the run directory, read and written tensor by tensor in every step.
+    File,
+}
+
 /// How several processes share the work; one process alone has nothing to share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -28,6 +39,8 @@ pub struct ParallelConfig {
     /// Ranks that run each row together (sequence parallel), each a part of its tokens: for rows whose
     /// states one rank cannot hold. Divides the number of ranks.
     pub sequence: usize,
+    /// Where a draft's optimizer keeps its state, or a rank its part of it.
+    pub optimizer_state: StatePlace,
     /// Bytes of gradients or weights that are under way at once.
     pub bucket_bytes: usize,
     /// Order of sums over the ranks.
@@ -41,6 +54,7 @@ impl Default for ParallelConfig {
         Self {
             zero: 0,
             sequence: 1,
+            optimizer_state: StatePlace::Memory,
             bucket_bytes: 64 << 20,
             reduction: Reduction::RankOrder,
             timeout_seconds: 1800,

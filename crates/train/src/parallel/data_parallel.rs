@@ -295,7 +295,14 @@ mod tests {
                 let parallel = ParallelConfig { zero, bucket_bytes: 4096, ..Default::default() };
                 let parameters = parameters();
                 let parallel = DataParallel::by_blocks(&world, &parallel, &parameters);
-                let mut optimizer = AdamW::over(config.clone(), &parallel);
+                let folder = tempfile::tempdir().expect("folder");
+                // A rank's moments may lie in a file.
+                let optimizer = if zero == 1 && world.rank() == 1 {
+                    AdamW::over_files(config.clone(), &parallel, folder.path())
+                } else {
+                    Ok(AdamW::over(config.clone(), &parallel))
+                };
+                let mut optimizer = optimizer.expect("optimizer");
                 let norms: Vec<f64> = (0..3)
                     .map(|step| {
                         let sums = parallel.reduce(gradients(world.rank(), step));
@@ -305,7 +312,7 @@ mod tests {
                         norm
                     })
                     .collect();
-                let state: usize = optimizer.state().first.iter().map(Vec::len).sum();
+                let state = optimizer.kept_values() / 2;
                 (norms, values(&parameters), state)
             })
         };

@@ -32,7 +32,7 @@ mod transport;
 mod world;
 mod zero;
 
-pub use config::{ParallelConfig, Reduction};
+pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;
 pub use exchange::{Exchanged, exchanged_bytes};
 pub use launcher::{launched_processes, mpi_library};

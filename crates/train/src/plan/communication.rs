@@ -139,6 +139,7 @@ mod tests {
                             zero: config.zero_stage(),
                             bucket_bytes: bucket_bytes as u64,
                             whole_tensors: false,
+                            state_in_file: false,
                         };
                         let sent = of_gradients(&parameters, reduction);
                         let predicted: u64 = sent.iter().map(|sent| sent.bytes).sum();

@@ -108,6 +108,7 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
         zero: config.parallel.zero_stage(),
         bucket_bytes: config.parallel.bucket_bytes as u64,
         whole_tensors: true,
+        state_in_file: false,
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) struct Parameters {
     pub(super) bucket_bytes: u64,
     /// Whether whole tensors are dealt out, as Muon needs.
     pub(super) whole_tensors: bool,
+    /// Whether the optimizer's state lies in a file.
+    pub(super) state_in_file: bool,
 }
 
 impl Parameters {
@@ -62,8 +64,11 @@ impl Parameters {
     }
 
     /// Bytes of the optimizer's state: `8 P` under AdamW, `4 P` for matrices under Muon, or their `N`th
-    /// part where they are spread. Tensors without a gradient are never touched.
+    /// part where they are spread. Tensors without a gradient are never touched. None in a file.
     pub(super) fn state_bytes(&self) -> u64 {
+        if self.state_in_file {
+            return 0;
+        }
         let kept = |(size, moments): (&usize, &u64)| *size as u64 * moments;
         let values: u64 = self.sizes.iter().zip(&self.moments).map(kept).sum();
         let own = if self.is_sharded() { self.largest_share() } else { self.trained };
@@ -95,18 +100,19 @@ impl Parameters {
 
     /// Bytes of the update, summed gradients included: `4 P` and a copy of the largest tensor; where it
     /// is spread, the rank's sums and its new values, `4 P / N` each, all new values as they are
-    /// gathered, `4 P`, and two buckets.
+    /// gathered, `4 P`, and two buckets. From a file come a tensor's moments.
     pub(super) fn update_bytes(&self) -> u64 {
+        let moments = if self.state_in_file { 2 * self.largest_tensor_bytes() } else { 0 };
         if !self.is_sharded() {
-            return self.gradient_bytes() + self.largest_tensor_bytes();
+            return self.gradient_bytes() + self.largest_tensor_bytes() + moments;
         }
         let share = F32 * self.largest_share();
-        2 * share + F32 * self.all() + 2 * self.bucket() + 2 * self.bucket() / self.ranks
+        moments + 2 * share + F32 * self.all() + 2 * self.bucket() + 2 * self.bucket() / self.ranks
     }
 
-    /// Bytes of writing a checkpoint: the state once as tensors and once as a file, or the weights as a
-    /// file; and a tensor as values and as bytes.
+    /// Bytes of writing a checkpoint: the weights as a file; and a tensor, of them or of the state, as
+    /// values and as bytes.
     pub(super) fn checkpoint_bytes(&self) -> u64 {
-        (2 * self.state_bytes()).max(F32 * self.all()) + 2 * self.largest_tensor_bytes()
+        F32 * self.all() + 2 * self.largest_tensor_bytes()
     }
 }

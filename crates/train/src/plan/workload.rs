@@ -13,7 +13,7 @@ use crate::features::TeacherKind;
 use crate::method::DraftSizes;
 use crate::objective::{OovRows, SoftTargetKind};
 use crate::optim::MatrixUpdate;
-use crate::parallel::Reduction;
+use crate::parallel::{Reduction, StatePlace};
 
 /// How processes share the work, beyond what the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,7 @@ pub struct Workload {
     pub(super) bucket_bytes: u64,
     pub(super) reduction: Reduction,
     pub(super) whole_tensors: bool,
+    pub(super) state_in_file: bool,
     pub(super) layout: Layout,
     /// Rows that `train.features: memory` keeps, where they are known.
     pub(super) training_rows: Option<u64>,
@@ -108,6 +109,7 @@ impl Workload {
             bucket_bytes: config.parallel.bucket_bytes as u64,
             reduction: config.parallel.reduction,
             whole_tensors: config.optimizer.matrices == MatrixUpdate::Muon,
+            state_in_file: config.parallel.optimizer_state == StatePlace::File,
             target,
             draft,
             layout,
@@ -172,6 +174,7 @@ impl Workload {
             zero: self.zero,
             bucket_bytes: self.bucket_bytes,
             whole_tensors: self.whole_tensors,
+            state_in_file: self.state_in_file,
         }
     }
 

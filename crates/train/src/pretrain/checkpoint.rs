@@ -64,7 +64,7 @@ impl Files<'_> {
         for (run, state) in self.parallel.runs().iter().zip(&self.optimizer.tensors) {
             let name = &self.parameters[run.parameter].name;
             let mut put = |kind: &str, values| {
-                moments.push(Moment { name: format!("{kind}.{name}"), start: run.start, values });
+                moments.push(Moment::held(format!("{kind}.{name}"), run.start, values));
             };
             match state {
                 TensorState::Muon(sum) => put("momentum", sum),
@@ -74,7 +74,7 @@ impl Files<'_> {
                 }
             }
         }
-        moments::write(folder, self.parallel, &moments, self.optimizer.step)?;
+        moments::write(folder, self.parallel, moments, self.optimizer.step)?;
         if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
     }
 
@@ -124,17 +124,24 @@ fn tensors(path: &Path) -> Result<HashMap<String, Tensor>> {
 
 impl Loaded {
     /// The state of what a rank updates, whatever number of ranks saved it.
-    pub(super) fn optimizer(&self, parallel: &DataParallel, parameters: &[Parameter]) -> MuonState {
-        let of_run = |run: &Run| {
+    ///
+    /// # Errors
+    /// - the file is damaged
+    pub(super) fn optimizer(
+        &self,
+        parallel: &DataParallel,
+        parameters: &[Parameter],
+    ) -> Result<MuonState> {
+        let of_run = |run: &Run| -> Result<TensorState> {
             let name = &parameters[run.parameter].name;
             let values = |kind: &str| self.moments.part(&format!("{kind}.{name}"), run);
-            match group_of(name) {
-                Group::Matrix => TensorState::Muon(values("momentum")),
-                _ => TensorState::Adam(values("first"), values("second")),
-            }
+            Ok(match group_of(name) {
+                Group::Matrix => TensorState::Muon(values("momentum")?),
+                _ => TensorState::Adam(values("first")?, values("second")?),
+            })
         };
-        let tensors = parallel.runs().iter().map(of_run).collect();
-        MuonState { tensors, step: self.moments.step }
+        let tensors = parallel.runs().iter().map(of_run).collect::<Result<_>>()?;
+        Ok(MuonState { tensors, step: self.moments.step })
     }
 
     /// Writes weights and averages into those of the run.

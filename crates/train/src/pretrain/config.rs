@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::optim::MuonConfig;
-use crate::parallel::ParallelConfig;
+use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};
 use crate::tracking::TrackingConfig;
 
@@ -298,6 +298,12 @@ impl PretrainConfig {
         if self.parallel.sequence > 1 {
             problems
                 .push("`parallel.sequence` cuts rows of drafts: pretraining needs 1".to_owned());
+        }
+        if self.parallel.optimizer_state != StatePlace::Memory {
+            problems.push(
+                "`parallel.optimizer_state: file` is for drafts: pretraining needs `memory`"
+                    .to_owned(),
+            );
         }
         problems.extend(self.tracking.problems());
         let mut require = |holds: bool, problem: &str| {

@@ -68,7 +68,7 @@ impl Pretraining {
             }
             check_identity(&config, &saved.state.identity, &identity, policy, observer)?;
             saved.restore(parameters, &mut average)?;
-            let state = saved.optimizer(&parallel, parameters);
+            let state = saved.optimizer(&parallel, parameters)?;
             optimizer = Muon::with_state(config.optimizer.clone(), &parallel, parameters, state)?;
             progress = saved.state.progress;
             metrics_bytes = saved.state.metrics_bytes;

@@ -218,7 +218,7 @@ impl Stage {
         let contents = Contents {
             state: &state,
             draft: self.objective.draft(),
-            optimizer: self.optimizer.state(),
+            optimizer: &self.optimizer,
             parallel: &self.parallel,
             tokenizer: &self.tokenizer,
             token_counts: &self.token_counts,

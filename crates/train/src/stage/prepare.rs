@@ -22,8 +22,8 @@ use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
-use crate::optim::{AdamW, AdamWState};
-use crate::parallel::{DataParallel, RowGroups, World};
+use crate::optim::AdamW;
+use crate::parallel::{DataParallel, RowGroups, StatePlace, World};
 use crate::schedule::Schedule;
 
 impl Stage {
@@ -79,27 +79,20 @@ impl Stage {
         identity.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
+        let mut optimizer = match config.parallel.optimizer_state {
+            StatePlace::Memory => AdamW::over(config.optimizer.clone(), &parallel),
+            StatePlace::File => {
+                AdamW::over_files(config.optimizer.clone(), &parallel, &config.output)?
+            }
+        };
         let resumed = resume(
             &config.output,
             &checkpointer,
-            (objective.as_ref(), &parallel),
+            (objective.as_ref(), &parallel, &mut optimizer),
             (&identity, resume_policy),
             observer,
         )?;
-        let (optimizer, cursor, progress, metrics_bytes) = match resumed {
-            Some(resumed) => (
-                AdamW::with_state(config.optimizer.clone(), &parallel, resumed.optimizer)?,
-                resumed.cursor,
-                resumed.progress,
-                resumed.metrics_bytes,
-            ),
-            None => (
-                AdamW::over(config.optimizer.clone(), &parallel),
-                Cursor::default(),
-                Progress::default(),
-                0,
-            ),
-        };
+        let Resumed { cursor, progress, metrics_bytes } = resumed.unwrap_or_default();
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
         let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
@@ -306,18 +299,18 @@ fn row_layout(config: &TrainConfig) -> String {
     format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
 }
 
+#[derive(Default)]
 struct Resumed {
-    optimizer: AdamWState,
     cursor: Cursor,
     progress: Progress,
     metrics_bytes: u64,
 }
 
-/// Puts the newest checkpoint's tensors into the draft.
+/// Puts the newest checkpoint's tensors into draft and optimizer.
 fn resume(
     output: &Path,
     checkpointer: &Checkpointer,
-    (objective, parallel): (&dyn Objective, &DataParallel),
+    (objective, parallel, optimizer): (&dyn Objective, &DataParallel, &mut AdamW),
     (identity, policy): (&RunIdentity, ResumePolicy),
     observer: &mut dyn Observer,
 ) -> Result<Option<Resumed>> {
@@ -354,10 +347,9 @@ fn resume(
             return Err(TrainError::checkpoint(&loaded.path, problem));
         }
     }
-    let optimizer = loaded.optimizer(parallel, objective.draft());
+    loaded.restore(optimizer, parallel, objective.draft())?;
     observer.on_event(Event::Resumed(loaded.state.step));
     Ok(Some(Resumed {
-        optimizer,
         cursor: loaded.state.cursor,
         progress: Progress {
             step: loaded.state.step,
