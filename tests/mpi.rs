@@ -1,6 +1,8 @@
 //! Several ranks through the binary, started by `mpirun` on this machine: the same losses as one
 //! process, sharded state, kills, errors, a shared store.
 
+#[path = "mpi/layers.rs"]
+mod layers;
 mod support;
 
 use std::path::{Path, PathBuf};
@@ -255,8 +257,8 @@ fn memory_mib(run: &str) -> f64 {
     records.iter().filter_map(|record| record["memory_mib"].as_f64()).next_back().expect("a number")
 }
 
-#[test]
-fn zero_3_rank_holds_its_share_of_the_target() {
+/// A target that is made of its layers, 77 MiB.
+fn target_of_many_layers() -> Workshop {
     let shop = Workshop::new();
     let mut target = support::tiny_config("llama");
     for (key, value) in
@@ -265,6 +267,12 @@ fn zero_3_rank_holds_its_share_of_the_target() {
         target[key] = value.into();
     }
     support::write_target(&shop.target, &target);
+    shop
+}
+
+#[test]
+fn zero_3_rank_holds_its_share_of_the_target() {
+    let shop = target_of_many_layers();
     let weights = std::fs::metadata(shop.target.join("model.safetensors")).expect("file").len();
     let (config, set) = (shop.config(), ["train.steps=1", "train.log_every=1"]);
     let peak = |zero: u8, ranks: usize| {
@@ -328,8 +336,14 @@ fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
 #[test]
 fn mpi_ranks_that_share_rows_train_like_one_process() {
     let mixed = joined(&[&EAGLE3, &["objective.eagle3.loss=lk_lambda"]]);
+    // One group of two, two groups of two, one of four whose target is spread over all.
+    let groups = [
+        (2, &["parallel.sequence=2"][..]),
+        (4, &["parallel.sequence=2"]),
+        (4, &["parallel.sequence=4", "parallel.zero=3"]),
+    ];
     for method in [&[][..], &EAGLE3, &mixed] {
-        shared_rows_train_like_one_process(method);
+        groups_train_like_one_process(method, &groups);
     }
     let shop = Workshop::of_four_layers();
     let config = shop.config();
@@ -350,30 +364,33 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
     }
 }
 
-fn shared_rows_train_like_one_process(method: &[&str]) {
+#[track_caller]
+fn groups_train_like_one_process(method: &[&str], groups: &[(usize, &[&str])]) {
     let shop = Workshop::of_four_layers();
     let config = shop.config();
     let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
+    let set = joined(&[&set, &["train.target_loss_every=5"]]);
     let train = |ranks: usize, more: &[&str]| {
         let run = shop.path(&format!("{ranks}-{}", more.len()));
         let output = format!("output={run}");
         succeed_on(ranks, &joined(&[&["train", &config, &output], &set, method, more]));
         run
     };
-    let one = metrics(&train(1, &["train.target_loss_every=5"]));
-    // One group of two, two groups of two, one of four whose target is spread over all.
-    for (ranks, more) in [
-        (2, &["train.target_loss_every=5", "parallel.sequence=2"][..]),
-        (4, &["train.target_loss_every=5", "parallel.sequence=2"]),
-        (4, &["train.target_loss_every=5", "parallel.sequence=4", "parallel.zero=3"]),
-    ] {
-        let shared = metrics(&train(ranks, more));
+    let one = metrics(&train(1, &[]));
+    for (ranks, more) in groups {
+        let shared = metrics(&train(*ranks, more));
         assert_same_numbers(&one, &shared);
-        let held_out = |run: &[Value]| {
-            run.iter().find_map(|record| record["held_out"]["loss"].as_f64()).expect("held out")
-        };
-        let (a, b) = (held_out(&one), held_out(&shared));
-        assert!((a - b).abs() <= 1e-5 * a, "{a} {b}");
+        for keys in [["held_out", "loss"], ["target_loss", ""]] {
+            let number = |run: &[Value]| {
+                let of = |record: &Value| {
+                    let value = &record[keys[0]];
+                    value.get(keys[1]).unwrap_or(value).as_f64()
+                };
+                run.iter().find_map(of).expect("a number")
+            };
+            let (a, b) = (number(&one), number(&shared));
+            assert!((a - b).abs() <= 1e-5 * a, "{keys:?}: {a} {b}");
+        }
     }
 }
 
@@ -386,10 +403,10 @@ fn mpi_ranks_run_the_stages_of_a_curriculum() {
     let text = text.replace("epochs: 3", "steps: 4\n  evaluate_every: 2\n  keep_best: true");
     let config = shop.path("curriculum.yaml");
     std::fs::write(&config, format!("{text}{stages}")).expect("curriculum");
-    let train = |ranks: usize| {
-        let run = shop.path(&format!("run-{ranks}"));
+    let train = |ranks: usize, more: &[&str]| {
+        let run = shop.path(&format!("run-{ranks}-{}", more.len()));
         let output = format!("output={run}");
-        let out = succeed_on(ranks, &["train", &config, &output, "--json"]);
+        let out = succeed_on(ranks, &joined(&[&["train", &config, &output, "--json"], more]));
         let out = last_json(&stdout(&out));
         assert_eq!(
             (&out["finished"], out["held_out"]["stages"][1].as_str()),
@@ -398,8 +415,11 @@ fn mpi_ranks_run_the_stages_of_a_curriculum() {
         assert!(Path::new(&run).join("report.html").is_file());
         ["base", "answers"].map(|stage| metrics(&format!("{run}/{stage}")))
     };
-    let (one, two) = (train(1), train(2));
-    one.iter().zip(&two).for_each(|(one, two)| assert_same_numbers(one, two));
+    let one = train(1, &[]);
+    for more in [&[][..], &["parallel.tensor=2"]] {
+        let two = train(2, more);
+        one.iter().zip(&two).for_each(|(one, two)| assert_same_numbers(one, two));
+    }
 }
 
 /// Process of a rank, as its log tells.

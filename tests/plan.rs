@@ -232,6 +232,8 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     fail(&["train", &config, "--ranks", "2"], 2);
     let error = fail(&[&base[..], &["--ranks", "6", "parallel.sequence=4"]].concat(), 2);
     assert!(error.contains("6 ranks do not make groups of `parallel.sequence` = 4"), "{error}");
+    let error = fail(&[&base[..], &["--ranks", "6", "parallel.tensor=4"]].concat(), 2);
+    assert!(error.contains("`parallel.tensor: 4` does not divide the 6 ranks"), "{error}");
 }
 
 /// The tables of docs/cluster.md stand below the commands that print them.
@@ -267,6 +269,8 @@ fn mpi_ranks_take_and_send_what_is_planned() {
         ("parallel.sequence=2", glide, 4096.0),
         ("parallel.zero=3", &EAGLE3, 2048.0),
         ("parallel.sequence=2", &EAGLE3, 2048.0),
+        ("parallel.tensor=2", glide, 4096.0),
+        ("parallel.tensor=2", &EAGLE3, 2048.0),
     ] {
         let more = [sharing, "train.rows_per_step=2", "parallel.bucket_bytes=1048576"];
         let arguments = [&["train", &config, "--json"][..], &more, method].concat();
@@ -299,7 +303,13 @@ fn mpi_ranks_take_and_send_what_is_planned() {
 fn sent_of(fill: f64) -> impl Fn(&Value) -> f64 {
     move |term| {
         let bytes = term["bytes"].as_f64().expect("bytes");
-        let of_tokens = ["keys and values (sequence)", "keys of the draft (sequence)"];
+        let of_tokens = [
+            "keys and values (sequence)",
+            "keys of the draft (sequence)",
+            "rows (tensor)",
+            "states (tensor)",
+            "keys and values (tensor)",
+        ];
         if of_tokens.iter().any(|name| term["name"] == *name) { fill * bytes } else { bytes }
     }
 }

@@ -4,6 +4,7 @@
 //! matrix, so a target computes the same whether its weights are held as stored or as f32; it reads
 //! a fifth of the bytes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
@@ -85,6 +86,21 @@ impl QuantisedMatrix {
         let bytes = self.blocks().gathered(rows);
         Ok(Self { format, outputs: rows.len(), inputs, bytes })
     }
+
+    fn columns(&self, inputs: Range<usize>) -> Result<Self> {
+        let &Self { format, outputs, inputs: width, .. } = self;
+        let cut = [inputs.start, inputs.end].iter().any(|end| !end.is_multiple_of(BLOCK));
+        if cut || inputs.start > inputs.end || inputs.end > width {
+            bail!("inputs {inputs:?} of {width} are no whole blocks of {BLOCK} of a matrix");
+        }
+        let size = GROUP * format.bytes();
+        let part = inputs.start / BLOCK * size..inputs.end / BLOCK * size;
+        let mut bytes = Vec::with_capacity(outputs.div_ceil(GROUP) * part.len());
+        for group in self.bytes.chunks_exact((width / BLOCK * size).max(1)) {
+            bytes.extend_from_slice(&group[part.clone()]);
+        }
+        Ok(Self { format, outputs, inputs: inputs.len(), bytes })
+    }
 }
 
 /// A frozen weight.
@@ -163,6 +179,20 @@ impl Matrix {
                 Ok(Self::Dense(weight.index_select(&rows, 0)?))
             }
             Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.select(rows)?))),
+        }
+    }
+
+    /// The matrix of some neighbouring inputs, held as this one.
+    ///
+    /// # Errors
+    /// - they lie outside the matrix, or cut its quantised blocks of 32
+    pub fn columns(&self, inputs: Range<usize>) -> Result<Self> {
+        match self {
+            Self::Dense(weight) => {
+                let part = weight.narrow(1, inputs.start, inputs.len())?;
+                Ok(Self::Dense(part.force_contiguous()?))
+            }
+            Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.columns(inputs)?))),
         }
     }
 
@@ -361,6 +391,14 @@ mod tests {
         let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
         assert_eq!(rows(&stored)?, rows(&widened)?);
         assert_eq!(stored.select(&ids)?.to_dense()?.to_vec2::<f32>()?, rows(&stored)?);
+        for inputs in [0..32, 32..64, 0..64] {
+            let part = stored.columns(inputs.clone())?.to_dense()?.to_vec2::<f32>()?;
+            let wanted = widened.columns(inputs.clone())?.to_dense()?;
+            assert_eq!(wanted.dims(), [outputs, inputs.len()]);
+            assert_eq!(part, wanted.to_vec2::<f32>()?);
+        }
+        assert!(stored.columns(0..24).is_err() && stored.columns(32..96).is_err());
+        assert!(widened.columns(32..96).is_err());
         assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
         assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
         assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());

@@ -11,9 +11,6 @@ pub(crate) struct PlanArguments {
     /// Ranks to plan for (default: those that were started).
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: Option<u32>,
-    /// Ranks that share every layer of the target (tensor parallelism).
-    #[arg(long, requires = "plan", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) tensor: u32,
     /// Memory of a rank in GiB (default: what is free on this machine).
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,

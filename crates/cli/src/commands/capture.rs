@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target, TargetOptions};
+use longdraft_train::config::TrainConfig;
 use longdraft_train::features::store::Estimate;
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
@@ -27,9 +28,11 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     let place = place.to_owned();
+    check_shared_layers(&config, arguments, world)?;
     // Records take the place of its passes.
     let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
-    let target = TargetOptions { layers, ..placed(&config, world)? };
+    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
+    let target = TargetOptions { layers, tensor, ..placed(&config, world)? };
     let target = Arc::new(Target::open(&config.target, &target)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
@@ -72,6 +75,26 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
         );
     } else {
         println!("stopped: the same command goes on from there");
+    }
+    Ok(())
+}
+
+/// Refuses ranks that cannot share the target's layers, before these are loaded.
+fn check_shared_layers(
+    config: &TrainConfig,
+    arguments: &CaptureArguments,
+    world: &World,
+) -> Result<()> {
+    let tensor = config.parallel.tensor;
+    if tensor > 1 && arguments.records.is_some() {
+        return Err(Failure::usage(format!(
+            "`parallel.tensor: {tensor}` shares the target's layers, and none run where --records take \
+             the place of its passes"
+        ))
+        .hint("set parallel.tensor=1"));
+    }
+    if tensor > 1 {
+        config.parallel.check_tensor(world.size(), &Target::open_config(&config.target)?)?;
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ struct OpenedAs {
     layers: Layers,
     is_spread: bool,
     ranks_a_row: usize,
+    ranks_a_layer: usize,
     device: DeviceChoice,
     precision: Precision,
 }
@@ -91,6 +92,9 @@ pub(crate) fn train_all(
     world: &World,
     before_stage: &mut dyn FnMut(&str),
 ) -> Result<End> {
+    for stage in &stages {
+        stage.located.config.check_shared_layers(world.size())?;
+    }
     if world.is_first() {
         describe(output, &stages).write(output)?;
     }
@@ -98,7 +102,7 @@ pub(crate) fn train_all(
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
-    let mut any_spread = false;
+    let mut any_shared = false;
     let count = stages.len();
     for (index, stage) in stages.into_iter().enumerate() {
         let LocatedStage { name, start_from, located } = stage;
@@ -109,11 +113,13 @@ pub(crate) fn train_all(
             config.draft.from = Some(checkpoint);
         }
         let is_spread = config.parallel.spreads_weights(world);
+        let is_shared = config.parallel.tensor > 1;
         let opened_as = OpenedAs {
             target: config.target.clone(),
             layers: config.needed_layers(),
             is_spread,
             ranks_a_row: config.parallel.sequence,
+            ranks_a_layer: config.parallel.tensor,
             device: config.device,
             precision: config.precision,
         };
@@ -136,12 +142,12 @@ pub(crate) fn train_all(
             return Ok(End::Stopped(name));
         }
         evaluators.push((name, trained.into_evaluator()?));
-        any_spread |= is_spread;
+        any_shared |= is_spread || is_shared;
         target = Some((opened_as, opened));
         before = Some(run);
     }
-    // A spread target runs on all ranks or none.
-    let measured = world.is_first() || any_spread;
+    // A target that is spread or shared runs on all ranks or none.
+    let measured = world.is_first() || any_shared;
     let table = measured.then(|| HeldOutTable::measure(&evaluators)).transpose()?;
     let Some(table) = table.filter(|_| world.is_first()) else {
         return Ok(End::OnFirstRank);

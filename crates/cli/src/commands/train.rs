@@ -34,6 +34,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
             return curriculum::run(&output, stages, policy, world, json);
         }
     };
+    config.check_shared_layers(world.size())?;
     let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
     let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
@@ -62,13 +63,14 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
-/// the draft starts from it; under ZeRO-3 every rank its part.
+/// the draft starts from it; under ZeRO-3, and where ranks share its layers, every rank its part.
 pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
     let spread = config.parallel.spreads_weights(world).then(|| Arc::new(world.clone()) as _);
     // Ranks that share rows exchange keys and values during a pass.
     let gather_ahead = config.parallel.sequence == 1;
     let layers = config.needed_layers();
-    let options = TargetOptions { layers, spread, gather_ahead, ..placed(config, world)? };
+    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
+    let options = TargetOptions { layers, spread, gather_ahead, tensor, ..placed(config, world)? };
     Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 

@@ -4,6 +4,7 @@ mod experts;
 mod gguf;
 mod hugging_face;
 pub(crate) mod rope;
+mod sharing;
 
 use std::path::Path;
 

@@ -10,6 +10,7 @@ use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, SharedExpe
 use super::layer::{DecoderLayer, LayerSizes};
 use super::load::TargetOptions;
 use super::names;
+use super::tensor::LayerShare;
 use crate::config::TargetConfig;
 use crate::error::Result;
 use crate::weights::WeightSource;
@@ -46,73 +47,103 @@ impl Weights for FileWeights<'_> {
     }
 }
 
-/// Builds layer `index`.
+/// Builds layer `index`, or this rank's share of it.
 pub(super) fn layer(
     config: &TargetConfig,
     weights: &dyn Weights,
     index: usize,
+    share: &LayerShare,
 ) -> Result<DecoderLayer> {
     let prefix = names::layer(index);
+    let parts = Parts { weights, share };
     let norm = |name: &str| weights.vector(&format!("{prefix}{name}.weight"));
-    let projection = |name: &str, bias| projection(weights, &format!("{prefix}{name}"), bias);
+    let outputs = |name: &str| parts.outputs(&format!("{prefix}{name}"), config.qkv_bias);
     let qk_norm = if config.qk_norm() {
         Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
     } else {
         None
     };
+    let o_proj = format!("{prefix}self_attn.o_proj");
     Ok(DecoderLayer {
         input_layernorm: norm("input_layernorm")?,
-        q_proj: projection("self_attn.q_proj", config.qkv_bias)?,
-        k_proj: projection("self_attn.k_proj", config.qkv_bias)?,
-        v_proj: projection("self_attn.v_proj", config.qkv_bias)?,
-        o_proj: projection("self_attn.o_proj", config.attention_output_bias)?,
+        q_proj: outputs("self_attn.q_proj")?,
+        k_proj: outputs("self_attn.k_proj")?,
+        v_proj: outputs("self_attn.v_proj")?,
+        o_proj: parts.inputs(&o_proj, config.attention_output_bias)?,
         qk_norm,
         post_attention_layernorm: norm("post_attention_layernorm")?,
-        feed_forward: feed_forward(config, weights, index)?,
-        sizes: LayerSizes::new(config),
+        feed_forward: parts.feed_forward(config, index)?,
+        sizes: LayerSizes::new(config, share),
+        share: share.clone(),
     })
 }
 
-fn projection(weights: &dyn Weights, name: &str, bias: bool) -> Result<Projection> {
-    let weight = weights.matrix(&format!("{name}.weight"))?;
-    let bias = bias.then(|| weights.vector(&format!("{name}.bias"))).transpose()?;
-    Ok(Projection { weight, bias })
+/// A layer's matrices, cut to this rank's share.
+struct Parts<'a> {
+    weights: &'a dyn Weights,
+    share: &'a LayerShare,
 }
 
-fn feed_forward(config: &TargetConfig, weights: &dyn Weights, index: usize) -> Result<FeedForward> {
-    let Some(experts) = config.experts_in(index) else {
-        let prefix = format!("{}mlp", names::layer(index));
-        return Ok(FeedForward::Dense(gated_mlp(weights, &prefix, config.mlp_bias)?));
-    };
-    let names = names::experts(config.architecture, index);
-    let shared = match experts.shared_expert_intermediate_size {
-        Some(_) => Some(SharedExpert {
-            gate: weights.vector(&format!("{}_gate.weight", names.shared()))?,
-            mlp: gated_mlp(weights, &names.shared(), false)?,
-        }),
-        None => None,
-    };
-    let expert = |expert: usize| -> Result<Expert> {
-        let [gate, up, down] = names.of(expert);
-        Ok(Expert {
-            gate: weights.matrix(&gate)?,
-            up: weights.matrix(&up)?,
-            down: weights.matrix(&down)?,
+impl Parts<'_> {
+    /// A projection of which the ranks hold some outputs each.
+    fn outputs(&self, name: &str, bias: bool) -> Result<Projection> {
+        let weight = self.output_rows(&format!("{name}.weight"))?;
+        let bias = bias.then(|| self.weights.vector(&format!("{name}.bias"))).transpose()?;
+        let bias = bias.map(|bias| self.share.output_bias(&bias)).transpose()?;
+        Ok(Projection { weight, bias })
+    }
+
+    /// A projection of which the ranks hold some inputs each.
+    fn inputs(&self, name: &str, bias: bool) -> Result<Projection> {
+        let weight = self.input_columns(&format!("{name}.weight"))?;
+        let bias = bias.then(|| self.weights.vector(&format!("{name}.bias"))).transpose()?;
+        let bias = bias.map(|bias| self.share.start(&bias)).transpose()?;
+        Ok(Projection { weight, bias })
+    }
+
+    fn output_rows(&self, name: &str) -> Result<Matrix> {
+        self.share.outputs(self.weights.matrix(name)?)
+    }
+
+    fn input_columns(&self, name: &str) -> Result<Matrix> {
+        self.share.inputs(name, self.weights.matrix(name)?)
+    }
+
+    fn feed_forward(&self, config: &TargetConfig, index: usize) -> Result<FeedForward> {
+        let Some(experts) = config.experts_in(index) else {
+            let prefix = format!("{}mlp", names::layer(index));
+            return Ok(FeedForward::Dense(self.gated_mlp(&prefix, config.mlp_bias)?));
+        };
+        let names = names::experts(config.architecture, index);
+        let shared = match experts.shared_expert_intermediate_size {
+            Some(_) => Some(SharedExpert {
+                gate: self.weights.vector(&format!("{}_gate.weight", names.shared()))?,
+                mlp: self.gated_mlp(&names.shared(), false)?,
+            }),
+            None => None,
+        };
+        let expert = |expert: usize| -> Result<Expert> {
+            let [gate, up, down] = names.of(expert);
+            Ok(Expert {
+                gate: self.output_rows(&gate)?,
+                up: self.output_rows(&up)?,
+                down: self.input_columns(&down)?,
+            })
+        };
+        Ok(FeedForward::Experts(Mixture {
+            router: self.weights.vector(&names.router())?,
+            experts: (0..experts.num_experts).map(expert).collect::<Result<_>>()?,
+            experts_per_token: experts.num_experts_per_tok,
+            normalise: experts.norm_topk_prob,
+            shared,
+        }))
+    }
+
+    fn gated_mlp(&self, prefix: &str, bias: bool) -> Result<GatedMlp> {
+        Ok(GatedMlp {
+            gate: self.outputs(&format!("{prefix}.gate_proj"), bias)?,
+            up: self.outputs(&format!("{prefix}.up_proj"), bias)?,
+            down: self.inputs(&format!("{prefix}.down_proj"), bias)?,
         })
-    };
-    Ok(FeedForward::Experts(Mixture {
-        router: weights.vector(&names.router())?,
-        experts: (0..experts.num_experts).map(expert).collect::<Result<_>>()?,
-        experts_per_token: experts.num_experts_per_tok,
-        normalise: experts.norm_topk_prob,
-        shared,
-    }))
-}
-
-fn gated_mlp(weights: &dyn Weights, prefix: &str, bias: bool) -> Result<GatedMlp> {
-    Ok(GatedMlp {
-        gate: projection(weights, &format!("{prefix}.gate_proj"), bias)?,
-        up: projection(weights, &format!("{prefix}.up_proj"), bias)?,
-        down: projection(weights, &format!("{prefix}.down_proj"), bias)?,
-    })
+    }
 }

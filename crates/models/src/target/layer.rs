@@ -9,8 +9,10 @@ use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 
 use super::cache::KvCache;
+use super::features::LastKv;
 use super::feed_forward::{FeedForward, Projection};
 use super::part::RowPart;
+use super::tensor::LayerShare;
 use crate::config::TargetConfig;
 use crate::error::Result;
 
@@ -40,7 +42,8 @@ impl Appended<'_> {
     }
 }
 
-/// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`.
+/// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`, `N` and `K` being this
+/// rank's heads where ranks share the layer.
 pub(super) struct Heads {
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -60,6 +63,8 @@ pub(super) struct DecoderLayer {
     pub(super) post_attention_layernorm: Tensor,
     pub(super) feed_forward: FeedForward,
     pub(super) sizes: LayerSizes,
+    /// What this rank holds of it.
+    pub(super) share: LayerShare,
 }
 
 /// The sizes that a layer needs at run time.
@@ -72,10 +77,10 @@ pub(super) struct LayerSizes {
 }
 
 impl LayerSizes {
-    pub(super) fn new(config: &TargetConfig) -> Self {
+    pub(super) fn new(config: &TargetConfig, share: &LayerShare) -> Self {
         Self {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
+            heads: config.num_attention_heads / share.size(),
+            kv_heads: config.num_key_value_heads / share.size(),
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
         }
@@ -100,7 +105,20 @@ impl DecoderLayer {
         Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, unrotated_k: k, v })
     }
 
-    /// Second half: attention, output projection, feed-forward, with both residual additions.
+    /// Keys and values of all heads, whichever rank holds them, and the keys before rotary embedding.
+    /// The ranks that share the layer all call it.
+    pub(super) fn all_heads(&self, heads: &Heads, table: &RopeTable) -> Result<(LastKv, Tensor)> {
+        if self.share.size() == 1 {
+            let kv = LastKv { k: heads.k.clone(), v: heads.v.clone() };
+            return Ok((kv, heads.unrotated_k.clone()));
+        }
+        let unrotated = self.share.whole(&heads.unrotated_k, 1)?;
+        let v = self.share.whole(&heads.v, 1)?;
+        Ok((LastKv { k: rope(&unrotated, table)?, v }, unrotated))
+    }
+
+    /// Second half: attention, output projection, feed-forward, with both residual additions. The ranks
+    /// that share the layer sum their parts behind either projection.
     pub(super) fn finish(
         &self,
         hidden: &Tensor,
@@ -125,34 +143,44 @@ impl DecoderLayer {
             }
         };
         let attended = attended.reshape((tokens, count * head_dim))?;
-        let hidden = self.o_proj.apply_onto(hidden, &attended)?;
+        let hidden = self.share.onto(hidden, |sum| self.o_proj.apply_onto(sum, &attended))?;
         let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
-        self.feed_forward.apply_onto(&hidden, &normed)
+        self.share.onto(&hidden, |sum| self.feed_forward.apply_onto(sum, &normed))
     }
 
     /// Tensors by published name, without the layer's prefix; quantised ones widened to f32. Of a
-    /// mixture of experts only what is not the experts'.
+    /// mixture of experts only what is not the experts'. The ranks that share the layer all call it.
     pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let mut tensors = vec![
             ("input_layernorm.weight", self.input_layernorm.clone()),
             ("post_attention_layernorm.weight", self.post_attention_layernorm.clone()),
         ];
-        let mut projections = vec![
+        let mut by_outputs = vec![
             ("self_attn.q_proj.weight", "self_attn.q_proj.bias", &self.q_proj),
             ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &self.k_proj),
             ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &self.v_proj),
-            ("self_attn.o_proj.weight", "self_attn.o_proj.bias", &self.o_proj),
         ];
+        let mut by_inputs =
+            vec![("self_attn.o_proj.weight", "self_attn.o_proj.bias", &self.o_proj)];
         if let Some(mlp) = self.feed_forward.dense() {
-            projections.extend([
+            by_outputs.extend([
                 ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &mlp.gate),
                 ("mlp.up_proj.weight", "mlp.up_proj.bias", &mlp.up),
-                ("mlp.down_proj.weight", "mlp.down_proj.bias", &mlp.down),
             ]);
+            by_inputs.push(("mlp.down_proj.weight", "mlp.down_proj.bias", &mlp.down));
         }
-        for (weight, bias, projection) in projections {
-            tensors.push((weight, projection.weight.to_dense()?));
-            tensors.extend(projection.bias.clone().map(|tensor| (bias, tensor)));
+        let share = &self.share;
+        for (weight, bias, projection) in by_outputs {
+            tensors.push((weight, share.whole(&projection.weight.to_dense()?, 0)?));
+            if let Some(values) = &projection.bias {
+                tensors.push((bias, share.whole(values, 0)?));
+            }
+        }
+        for (weight, bias, projection) in by_inputs {
+            tensors.push((weight, share.whole(&projection.weight.to_dense()?, 1)?));
+            if let Some(values) = &projection.bias {
+                tensors.push((bias, share.sum(values.clone())?));
+            }
         }
         Ok(tensors)
     }

@@ -9,6 +9,7 @@ use longdraft_kernels::matrix::Matrix;
 use super::build::{self, FileWeights, Weights};
 use super::layers::{LayerSource, ResidentLayers};
 use super::spread::{Ranks, SpreadLayers, Table};
+use super::tensor::LayerShare;
 use super::{Target, names};
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -33,6 +34,9 @@ pub struct TargetOptions {
     /// Whether a thread gathers the next layer of a spread target meanwhile: only where nothing else
     /// calls the ranks during a pass.
     pub gather_ahead: bool,
+    /// Ranks that share every layer (tensor parallel), each some heads and a part of the inner width;
+    /// not together with `spread`.
+    pub tensor: Option<Arc<dyn Ranks>>,
 }
 
 /// Which layers of a target are loaded. Embeddings, final norm and head always are.
@@ -71,6 +75,7 @@ impl Default for TargetOptions {
             layers: Layers::All,
             spread: None,
             gather_ahead: true,
+            tensor: None,
         }
     }
 }
@@ -161,6 +166,7 @@ pub(crate) fn from_source(
 ) -> Result<Target> {
     let specs = names::specs_of(&config, options.layers.of(config.num_hidden_layers));
     check_specs(source, &specs).into_result(source.path())?;
+    let share = LayerShare::of(&config, options.tensor.as_ref())?;
     let weights = FileWeights { source, options };
     let table = |matrix: Matrix| match &options.spread {
         None => Ok(Table::whole(matrix)),
@@ -178,8 +184,12 @@ pub(crate) fn from_source(
     let loaded = options.layers.of(config.num_hidden_layers);
     let layers: Box<dyn LayerSource> = match &options.spread {
         None => {
-            let layers = loaded.map(|index| build::layer(&config, &weights, index));
+            let layers = loaded.map(|index| build::layer(&config, &weights, index, &share));
             Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
+        }
+        Some(_) if share.size() > 1 => {
+            let message = "a target's layers are spread over ranks or shared by them, not both";
+            return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
         }
         Some(ranks) => {
             let layers = SpreadLayers::read(&config, &weights, loaded, ranks)?;
@@ -194,6 +204,7 @@ pub(crate) fn from_source(
         final_norm,
         head,
         device: options.device.clone(),
+        share,
         config,
     })
 }

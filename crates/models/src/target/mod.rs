@@ -6,6 +6,7 @@
 
 mod build;
 mod cache;
+mod extend;
 mod features;
 mod feed_forward;
 mod layer;
@@ -15,6 +16,7 @@ mod locate;
 pub(crate) mod names;
 mod part;
 mod spread;
+mod tensor;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +26,6 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::Rope;
-use longdraft_kernels::threads::awake;
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -33,6 +34,7 @@ use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
+pub use extend::Extension;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
 pub use load::{Layers, TargetOptions};
 pub use locate::locate;
@@ -40,9 +42,10 @@ pub use names::tensor_specs;
 pub use part::RowPart;
 pub use spread::Ranks;
 
-use layer::{Appended, Context};
+use layer::Context;
 use layers::LayerSource;
 use spread::{Held, Table};
+use tensor::LayerShare;
 
 /// A frozen decoder.
 pub struct Target {
@@ -57,24 +60,17 @@ pub struct Target {
     /// `None` if tied to the embedding.
     head: Option<Table>,
     device: Device,
+    /// What this rank holds of every layer.
+    share: LayerShare,
 }
 
-/// Tokens to append to one sequence.
-pub struct Extension<'a> {
-    /// Token ids, `[T]`.
-    pub ids: &'a [u32],
-    /// Rotary positions, `[T]`.
-    pub position_ids: &'a [u32],
-    /// Of a token tree, the parent of every node (none: the cache's last token); without it the
-    /// tokens follow one another.
-    pub parents: Option<&'a [Option<usize>]>,
-    /// Of the sequence.
-    pub cache: &'a mut KvCache,
-}
-
-/// Whether parents come before their children.
-fn ordered(parents: &[Option<usize>]) -> bool {
-    parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|parent| parent < i))
+/// What becomes of what a pass taps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeping {
+    /// It is handed out.
+    All,
+    /// It is another rank's.
+    Nothing,
 }
 
 /// Keeps embedding table and head of a spread target whole ([`Target::hold_ends`]).
@@ -246,16 +242,24 @@ impl Target {
     }
 
     /// Runs packed documents and returns what `taps` ask for; layers behind the last tap are
-    /// skipped. All ranks of a spread target make the same passes; one that has nothing to run
-    /// makes [`Self::join_forward`].
+    /// skipped. All ranks of a spread target, or of one whose layers they share, make the same passes;
+    /// one that has nothing to run makes [`Self::join_forward`]. Where layers are shared, all ranks
+    /// run every rank's documents in turn.
     ///
     /// # Errors
     /// - lengths differ, an id lies outside the vocabulary, or a tapped layer does not exist
     pub fn forward(&self, sequence: &PackedSequence, taps: &Taps) -> Result<Features> {
         sequence.check()?;
-        let ranges = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
+        match self.share.ranks() {
+            None => self.run_packed(sequence, (taps, Keeping::All)),
+            Some(ranks) => self.run_in_turn(ranks, Some(sequence), taps),
+        }
+    }
+
+    fn run_packed(&self, row: &PackedSequence, taps: (&Taps, Keeping)) -> Result<Features> {
+        let ranges = KeyRanges::packed(&row.document_ids, None, Delays::Same(0));
         let context = Context::Packed(Arc::new(ranges));
-        self.run(&sequence.ids, &sequence.position_ids, &context, taps)
+        self.run(&row.ids, &row.position_ids, &context, taps)
     }
 
     /// Runs this rank's tokens of a row that several ranks run together; all of them call it. Keys
@@ -263,7 +267,7 @@ impl Target {
     /// Every token has the bits that it has in the whole row.
     ///
     /// # Errors
-    /// - as [`Self::forward`], or the row has fewer tokens than ranks
+    /// - as [`Self::forward`], the row has fewer tokens than ranks, or ranks share the layers
     pub fn forward_part(
         &self,
         sequence: &PackedSequence,
@@ -271,95 +275,27 @@ impl Target {
         taps: &Taps,
     ) -> Result<Features> {
         sequence.check()?;
+        self.require_whole_layers("parts of rows")?;
         part.check(sequence.ids.len())?;
         let rows = part.rows();
         let whole = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
         let context = Context::Part(part.clone(), Arc::new(part.ranges(&whole)));
         let (ids, positions) = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
-        self.run(ids, positions, &context, taps)
+        self.run(ids, positions, &context, (taps, Keeping::All))
     }
 
-    /// Takes part in what the ranks of a spread target gather for a pass with the same taps; where
-    /// the target is not spread nothing happens.
+    /// Takes part in what the ranks of a spread target gather for a pass with the same taps, or runs
+    /// the others' rows where ranks share the layers; else nothing happens.
     ///
     /// # Errors
     /// - a tapped layer does not exist, or a layer cannot be put together
     pub fn join_forward(&self, taps: &Taps) -> Result<()> {
         self.check(taps)?;
+        if let Some(ranks) = self.share.ranks() {
+            return self.run_in_turn(ranks, None, taps).map(drop);
+        }
         drop(self.embedding.hold()?);
         self.layers.visit(0..taps.layers_read(self.layers.len()), &mut |_, _| Ok(()))
-    }
-
-    /// Appends tokens to a cached context and returns what `taps` ask for. A row's bits do not
-    /// depend on the rows beside it.
-    ///
-    /// # Errors
-    /// - as [`Self::forward`]; the cache keeps its old length
-    pub fn extend(
-        &self,
-        ids: &[u32],
-        position_ids: &[u32],
-        cache: &mut KvCache,
-        taps: &Taps,
-    ) -> Result<Features> {
-        self.extend_each(&mut [Extension { ids, position_ids, parents: None, cache }], taps)
-    }
-
-    /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
-    /// the bits that it would have if its path stood alone. [`KvCache::compact`] then keeps a path.
-    ///
-    /// # Errors
-    /// - as [`Self::forward`], or a parent does not come before its child; the cache keeps its old
-    ///   length
-    pub fn extend_tree(
-        &self,
-        ids: &[u32],
-        position_ids: &[u32],
-        parents: &[Option<usize>],
-        cache: &mut KvCache,
-        taps: &Taps,
-    ) -> Result<Features> {
-        let parents = Some(parents);
-        self.extend_each(&mut [Extension { ids, position_ids, parents, cache }], taps)
-    }
-
-    /// Appends to several sequences in one pass, which reads every weight once. The rows of the
-    /// features stand one sequence behind the other, with the bits that each would have alone.
-    ///
-    /// # Errors
-    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length
-    pub fn extend_each(&self, sequences: &mut [Extension<'_>], taps: &Taps) -> Result<Features> {
-        let (mut ids, mut position_ids) = (Vec::new(), Vec::new());
-        let mut appended = Vec::with_capacity(sequences.len());
-        for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
-        {
-            let ranges = match parents {
-                None => KeyRanges::appended(cache.len(), new.len()),
-                Some(parents) if ordered(parents) => KeyRanges::tree(cache.len(), parents),
-                Some(_) => {
-                    let message = "a tree's parents must come before their children";
-                    return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
-                }
-            };
-            ids.extend_from_slice(new);
-            position_ids.extend_from_slice(positions);
-            cache.reserve(new.len())?;
-            appended.push(Appended { cache, ranges: Arc::new(ranges), rows: new.len() });
-        }
-        let features = awake(|| self.run(&ids, &position_ids, &Context::Cached(appended), taps))?;
-        for Extension { ids, cache, .. } in sequences {
-            cache.commit(ids.len());
-        }
-        Ok(features)
-    }
-
-    /// An empty cache for one sequence.
-    ///
-    /// # Errors
-    /// - the device has no memory for it
-    pub fn new_cache(&self) -> Result<KvCache> {
-        let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
-        KvCache::new(num_hidden_layers, num_key_value_heads, head_dim, &self.device)
     }
 
     /// Logits of final hidden states (after the final norm), in f32.
@@ -383,12 +319,21 @@ impl Target {
         taps.check(layers)
     }
 
+    fn require_whole_layers(&self, what: &str) -> Result<()> {
+        match self.share.size() {
+            1 => Ok(()),
+            ranks => Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "{ranks} ranks share the target's layers: it does not run {what}"
+            )))),
+        }
+    }
+
     fn run(
         &self,
         ids: &[u32],
         position_ids: &[u32],
         context: &Context<'_>,
-        taps: &Taps,
+        (taps, keeping): (&Taps, Keeping),
     ) -> Result<Features> {
         self.check(taps)?;
         let layers = self.layers.len();
@@ -399,27 +344,28 @@ impl Target {
             let _held = self.embedding.hold()?;
             self.embed(ids)?
         };
-        let mut features = Features::default();
+        let (mut features, keeps) = (Features::default(), keeping == Keeping::All);
         self.layers.visit(0..read, &mut |index, layer| {
             let mut heads = layer.project(&hidden, &table)?;
             if let Context::Part(part, _) = context {
                 (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
             }
             if index + 1 == layers && taps.last_kv {
-                features.last_kv = Some(LastKv { k: heads.k.clone(), v: heads.v.clone() });
+                let (kv, unrotated) = layer.all_heads(&heads, &table)?;
                 let whole = !matches!(context, Context::Part(..));
-                features.last_keys_unrotated = whole.then(|| heads.unrotated_k.clone());
+                features.last_keys_unrotated = (keeps && whole).then_some(unrotated);
+                features.last_kv = keeps.then_some(kv);
             }
             if !cached && !taps.needs_output_of(index, layers) {
                 return Ok(());
             }
             hidden = layer.finish(&hidden, &heads, index, context)?;
-            if taps.hidden.iter().any(|layer| layer.0 == index) {
+            if keeps && taps.hidden.iter().any(|layer| layer.0 == index) {
                 features.hidden.insert(crate::LayerId(index), hidden.clone());
             }
             Ok(())
         })?;
-        if taps.final_hidden {
+        if keeps && taps.final_hidden {
             let normed = rms_norm(&hidden, &self.final_norm, self.config.rms_norm_eps)?;
             features.final_hidden = Some(normed);
         }

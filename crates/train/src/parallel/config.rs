@@ -39,6 +39,10 @@ pub struct ParallelConfig {
     /// Ranks that run each row together (sequence parallel), each a part of its tokens: for rows whose
     /// states one rank cannot hold. Divides the number of ranks.
     pub sequence: usize,
+    /// Ranks that share the frozen target's layers (tensor parallel), each some heads and a part of the
+    /// MLPs' inner width: for targets that one rank cannot hold. Divides the number of ranks, the
+    /// target's heads, key-value heads and inner width.
+    pub tensor: usize,
     /// Where a draft's optimizer keeps its state, or a rank its part of it.
     pub optimizer_state: StatePlace,
     /// Bytes of gradients or weights that are under way at once.
@@ -54,6 +58,7 @@ impl Default for ParallelConfig {
         Self {
             zero: 0,
             sequence: 1,
+            tensor: 1,
             optimizer_state: StatePlace::Memory,
             bucket_bytes: 64 << 20,
             reduction: Reduction::RankOrder,
@@ -88,6 +93,22 @@ impl ParallelConfig {
         };
         require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
         require(self.sequence > 0, "`parallel.sequence` must be at least 1");
+        require(self.tensor > 0, "`parallel.tensor` must be at least 1");
+        let (tensor, sequence) = (self.tensor, self.sequence);
+        require(
+            tensor <= 1 || sequence <= 1,
+            &format!(
+                "`parallel.tensor: {tensor}` runs whole rows, `parallel.sequence: {sequence}` parts of them: set \
+                 one of them to 1"
+            ),
+        );
+        require(
+            tensor <= 1 || self.zero_stage() != ZeroStage::Weights,
+            &format!(
+                "`parallel.tensor: {tensor}` and `parallel.zero: 3` would cut the target's weights twice: set \
+                 `parallel.zero: 1`, or `parallel.tensor: 1`"
+            ),
+        );
         require(
             (1024..=1 << 30).contains(&self.bucket_bytes),
             "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
@@ -112,5 +133,11 @@ mod tests {
             ..ParallelConfig::default()
         };
         assert_eq!(bad.problems().len(), 4);
+        let tensor = |config: ParallelConfig| ParallelConfig { tensor: 2, ..config }.problems();
+        assert!(tensor(ParallelConfig { zero: 1, ..ParallelConfig::default() }).is_empty());
+        let twice = ParallelConfig { zero: 3, sequence: 4, ..ParallelConfig::default() };
+        let problems = tensor(twice);
+        assert!(problems[0].contains("`parallel.sequence: 4`"), "{problems:?}");
+        assert!(problems[1].contains("set `parallel.zero: 1`"), "{problems:?}");
     }
 }

@@ -18,6 +18,7 @@ mod data_parallel;
 mod exchange;
 mod group;
 mod launcher;
+mod layer_groups;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod partition;
@@ -25,6 +26,8 @@ mod row_groups;
 mod spread_weights;
 #[cfg(test)]
 mod target_tests;
+#[cfg(test)]
+mod tensor_tests;
 #[cfg(test)]
 mod threads;
 mod traffic;

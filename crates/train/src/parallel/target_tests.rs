@@ -38,7 +38,7 @@ fn target(config: &TargetConfig, options: TargetOptions, world: Option<&World>) 
     Target::random(config.clone(), 5, &options).expect("target")
 }
 
-fn sequence(row: usize) -> PackedSequence {
+pub(super) fn sequence(row: usize) -> PackedSequence {
     let ids: Vec<u32> = (0..9 + row as u32).map(|i| (i * 7 + row as u32) % 61).collect();
     PackedSequence::single(&ids)
 }
@@ -59,7 +59,7 @@ fn batch(row: usize) -> Batch {
     }
 }
 
-fn all_taps() -> [Taps; 3] {
+pub(super) fn all_taps() -> [Taps; 3] {
     [
         Taps::of(&[Tap::LastKv]),
         Taps::of(&[Tap::Hidden(LayerId(1))]),

@@ -83,8 +83,14 @@ impl Workload {
         if self.layout.ranks > 1 && self.zero == ZeroStage::Replicated {
             change("parallel.zero=1".to_owned(), &|other| other.zero = ZeroStage::OptimizerState);
         }
-        if self.layout.ranks > 1 && self.zero != ZeroStage::Weights {
+        if self.layout.ranks > 1 && self.zero != ZeroStage::Weights && self.tensor() == 1 {
             change("parallel.zero=3".to_owned(), &|other| other.zero = ZeroStage::Weights);
+        }
+        let fits = |tensor: &usize| *tensor > 1 && self.layout.ranks.is_multiple_of(*tensor);
+        let shared = self.target.sharing_ranks().into_iter().rfind(fits);
+        let whole_rows = self.zero != ZeroStage::Weights && self.parts() == 1;
+        if let Some(tensor) = shared.filter(|_| whole_rows && self.features.store().is_none()) {
+            change(format!("parallel.tensor={tensor}"), &|other| other.layout.tensor = tensor);
         }
         let with_bytes = changes.into_iter().map(|(text, other)| (text, other.estimate().bytes()));
         let mut lower: Vec<(String, u64)> = with_bytes.filter(|(_, b)| *b < bytes).collect();
@@ -174,7 +180,9 @@ mod tests {
         let lower = workload.remedies(estimate.bytes());
         assert!(lower.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{lower:?}");
         assert!(lower.iter().all(|(_, bytes)| *bytes < estimate.bytes()), "{lower:?}");
-        assert!(lower.iter().any(|(text, _)| text == "parallel.zero=3"), "{lower:?}");
+        for sharing in ["parallel.zero=3", "parallel.tensor=4"] {
+            assert!(lower.iter().any(|(text, _)| text == sharing), "{lower:?}");
+        }
         let fits = workload.verdict(&estimate, Some(estimate.bytes()));
         assert_eq!(fits, Verdict { fits: Some(true), remedies: Vec::new() });
         let tight = workload.verdict(&estimate, Some(estimate.bytes() - 1));

@@ -49,7 +49,14 @@ pub(super) struct RowTraffic {
     pub(super) rows: u64,
     pub(super) ranks: u64,
     pub(super) parts: u64,
+    /// Ranks that share every layer of the target.
     pub(super) tensor: u64,
+    /// Rows that these ranks run together.
+    pub(super) run_rows: u64,
+    /// Whether the last layer runs to its end.
+    pub(super) finishes: bool,
+    /// Whether the draft taps the last layer's keys and values.
+    pub(super) taps_keys: bool,
     pub(super) tokens: u64,
     /// Layers of the target that run.
     pub(super) layers: u64,
@@ -66,13 +73,18 @@ impl RowTraffic {
     /// the target and the draft once a row, `(N − 1) / N` of the bytes from every rank's part; sequence
     /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer, and EAGLE-3's of the first
     /// step, `8 T K·D (S − 1) / S` there and as much for the gradients on the way back, and the teacher's states at
-    /// the first tokens of every part; tensor parallelism sums the states behind attention and MLP,
-    /// `2 · 8 T H (M − 1) / M` a layer.
+    /// the first tokens of every part. Ranks that share the layers (tensor parallelism) give ids, positions and
+    /// documents of their rows to all, `12 T (M − 1)`; for every row that any of them has they sum the states
+    /// behind attention and MLP, `2 · 8 T H (M − 1) / M` a layer, and gather the keys and values that
+    /// the draft taps, `8 T K·D (M − 1) / M`.
     pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
         let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);
         let kv = config.kv_size() as u64;
-        let keys = 2 * F32 * self.tokens * self.parts * kv / self.tensor;
+        let keys = 2 * F32 * self.tokens * self.parts * kv;
         let states = 2 * 2 * F32 * self.tokens * config.hidden_size as u64;
+        let summed = self.layers.saturating_sub(u64::from(!self.finishes));
+        let tapped = if self.taps_keys && self.layers > 0 { 2 * F32 * self.tokens * kv } else { 0 };
+        let ids = if self.layers > 0 { 3 * F32 * self.tokens } else { 0 };
         let weights = if draft.zero == ZeroStage::Weights {
             share(self.gathered_bytes + F32 * draft.all(), self.ranks)
         } else {
@@ -83,9 +95,17 @@ impl RowTraffic {
             ("keys and values (sequence)", share(keys, self.parts) * self.layers),
             ("keys of the draft (sequence)", 2 * share(self.draft_keys, self.parts)),
             ("teacher of the next part (sequence)", self.teacher_ahead * (self.parts - 1)),
-            ("states (tensor)", share(states, self.tensor) * self.layers),
+            ("rows (tensor)", ids * self.tensor.saturating_sub(1)),
         ];
-        of_rows.map(|(name, bytes)| Sent { name, bytes: self.rows * bytes }).into()
+        let of_run_rows = [
+            ("states (tensor)", share(states, self.tensor) * summed),
+            ("keys and values (tensor)", share(tapped, self.tensor)),
+        ];
+        let sent = |rows: u64| {
+            move |(name, bytes): (&'static str, u64)| Sent { name, bytes: rows * bytes }
+        };
+        let own = of_rows.into_iter().map(sent(self.rows));
+        own.chain(of_run_rows.into_iter().map(sent(self.run_rows))).collect()
     }
 }
 

@@ -10,7 +10,6 @@ use super::optimizer::Parameters;
 use super::row::RowMemory;
 use super::target::{self, ForwardPass};
 use super::workload::Workload;
-use super::{eagle3, glide};
 use crate::config::FeatureMode;
 use crate::features::TeacherKind;
 use crate::method::DraftSizes;
@@ -21,9 +20,6 @@ pub(super) const PROCESS: u64 = 24 << 20;
 
 /// Bytes of a message-passing library and its buffers on a rank, as measured with Open MPI 4 on one host.
 const MESSAGES: u64 = 14 << 20;
-
-/// Bytes of a most likely token: id and log-probability.
-const ENTRY: u64 = 8;
 
 /// A term.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -210,7 +206,7 @@ impl Workload {
         if !self.is_spread() {
             return all;
         }
-        let shards = (self.layout.ranks as u64 / self.tensor()).max(1);
+        let shards = self.layout.ranks as u64;
         let keeps_ends = matches!(self.draft, DraftSizes::Eagle3(_));
         let ends = if keeps_ends { self.layers_bytes(Layers::None) } else { 0 };
         all.div_ceil(shards) + ends
@@ -230,7 +226,7 @@ impl Workload {
 
     fn embedding_bytes(&self) -> u64 {
         let values = self.target.vocab_size * self.target.hidden_size;
-        (self.layout.target_value_bytes * values) as u64 / self.tensor()
+        (self.layout.target_value_bytes * values) as u64
     }
 
     /// Bytes of the target that ZeRO-3 gathers for a row: every layer once, the embedding for its lookup,
@@ -257,7 +253,7 @@ impl Workload {
         }
     }
 
-    fn forward_pass(&self) -> ForwardPass {
+    pub(super) fn forward_pass(&self) -> ForwardPass {
         let last = self.target.num_hidden_layers.saturating_sub(1);
         let tapped = match &self.draft {
             DraftSizes::Glide(_) => 0,
@@ -282,78 +278,6 @@ impl Workload {
         self.forward_pass().packed_bytes(&self.target, self.layout.threads)
     }
 
-    /// Bytes while a row's features are made or read: a layer of the target, or what it put out with the
-    /// copies that are cut from that; of a store, a row as it is read beside its features.
-    fn source_bytes(&self) -> u64 {
-        if self.features.store().is_some() {
-            return self.record_bytes() + self.feature_bytes();
-        }
-        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
-        let copies = match &self.draft {
-            // Keys before rotation, and the final states.
-            DraftSizes::Glide(_) => {
-                let finals = if self.teacher == TeacherKind::None { 0 } else { width };
-                self.feature_bytes() + F32 * tokens * (self.target.kv_size() as u64 + finals)
-            }
-            // The layers one by one.
-            DraftSizes::Eagle3(sizes) => {
-                self.feature_bytes() + F32 * tokens * sizes.target_layers.len() as u64 * width
-            }
-        };
-        self.forward_pass().layer_bytes(&self.target).max(copies)
-    }
-
-    /// Bytes of a row's features: what the draft taps, and of the teacher `4 T H` or `8 T k`. Keys of a
-    /// row that ranks share are gathered.
-    fn feature_bytes(&self) -> u64 {
-        let row = self.row();
-        let tapped = match &self.draft {
-            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens * row.parts),
-            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
-        };
-        tapped + self.teacher_bytes()
-    }
-
-    fn teacher_bytes(&self) -> u64 {
-        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
-        let stored = self.features.store().is_some();
-        match self.teacher {
-            TeacherKind::None => 0,
-            TeacherKind::TopK(k) => ENTRY * tokens * k as u64,
-            // A store keeps the tokens alone; the target hands out its states.
-            TeacherKind::EveryTokenTopK(k) if stored => ENTRY * tokens * k as u64,
-            _ => F32 * tokens * width,
-        }
-    }
-
-    /// Bytes of a row as it lies in a store, widened to f32.
-    fn record_bytes(&self) -> u64 {
-        let row = self.row();
-        let tapped = match &self.draft {
-            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens),
-            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
-        };
-        tapped + self.teacher_bytes()
-    }
-
-    fn planning_bytes(&self) -> u64 {
-        match &self.draft {
-            DraftSizes::Eagle3(sizes) if self.row().teacher_logits => {
-                eagle3::planning_bytes(sizes, self.row().tokens)
-            }
-            _ => 0,
-        }
-    }
-
-    /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
-    /// at least those of a step.
-    fn rows_in_memory(&self) -> u64 {
-        self.training_rows.map_or(self.own_rows(), |rows| {
-            let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
-            rows.div_ceil(self.layout.ranks as u64) + others
-        })
-    }
-
     fn sent(&self, parameters: &Parameters) -> Vec<Sent> {
         let mut sent = communication::of_gradients(parameters, self.reduction);
         let online = self.features.store().is_none();
@@ -371,6 +295,9 @@ impl Workload {
             ranks: parameters.ranks,
             parts: self.parts(),
             tensor: self.tensor(),
+            run_rows: self.run_rows(),
+            finishes: self.forward_pass().finishes,
+            taps_keys: matches!(self.draft, DraftSizes::Glide(_)),
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
             gathered_bytes: self.gathered_bytes(),

@@ -16,6 +16,7 @@ mod advice;
 mod communication;
 mod eagle3;
 mod estimate;
+mod features;
 mod glide;
 mod graph;
 mod language_model;

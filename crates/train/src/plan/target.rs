@@ -8,7 +8,7 @@ use longdraft_models::weights::TensorSpec;
 use super::graph::F32;
 
 /// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
-/// in f32. `tensor` ranks share every matrix.
+/// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.
 pub(super) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
     layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
 }
@@ -17,7 +17,8 @@ fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
     let values: u64 = spec.shape.iter().map(|size| *size as u64).product();
     let router = spec.name.ends_with("_gate.weight") || spec.name.ends_with(".gate.weight");
     let vector = spec.shape.len() == 1 || router;
-    if vector { F32 * values } else { bytes * values.div_ceil(tensor) }
+    let ranks = if spec.name.starts_with("model.layers.") { tensor } else { 1 };
+    if vector { F32 * values } else { bytes * values.div_ceil(ranks) }
 }
 
 /// A forward pass over some tokens of a row.
@@ -41,7 +42,9 @@ impl ForwardPass {
     /// after rotation and values, `3 K·D`; the state behind attention and its norm, `2 H`; and of the
     /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
     /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
-    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP.
+    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP. Of `M` ranks that
+    /// share the layer each holds `1/M` of `N·D`, `K·D` and `I`; to sum their parts they hold
+    /// `(3 − 1/M) H` in place of the MLP's.
     pub(super) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
         let query = (config.query_size() as u64).div_ceil(self.tensor);
@@ -50,7 +53,8 @@ impl ForwardPass {
         let projected = 2 * width + 2 * query + 3 * kv;
         let per_token = if self.finishes || config.num_hidden_layers > 1 {
             let inner = inner_values(config).div_ceil(self.tensor);
-            let mlp = (3 * inner).max(inner + width)
+            let summing = if self.tensor > 1 { 3 * width - width / self.tensor } else { 0 };
+            let mlp = (3 * inner).max(inner + width).max(summing)
                 + if config.experts.is_some() { 2 * width } else { 0 };
             projected.max(3 * width + 2 * query + 3 * kv + gathered + mlp)
         } else {
@@ -65,8 +69,9 @@ impl ForwardPass {
         if threads == 0 {
             return 0;
         }
-        let (width, query) = (config.hidden_size, config.query_size());
-        let (kv, inner) = (config.kv_size(), inner_values(config) as usize);
+        let (width, tensor) = (config.hidden_size, self.tensor as usize);
+        let (query, kv) = (config.query_size() / tensor, config.kv_size() / tensor);
+        let inner = inner_values(config) as usize / tensor;
         let maps = [(width, query), (width, kv), (query, width), (width, inner), (inner, width)];
         let packed = maps.map(|(inputs, outputs)| {
             kept_bytes(Pass::Forward, (self.tokens as usize, inputs, outputs), threads)
@@ -103,7 +108,11 @@ mod tests {
         ] {
             assert!((billions(name, 4, 1) / 4.0 - parameters).abs() < 0.01, "{name}");
             assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 0.03, "{name}");
-            assert!((billions(name, 4, 4) - parameters).abs() < 0.05, "{name}");
+            // A quarter of the layers and both ends.
+            let config = published_config(name).expect("a published target");
+            let ends = weight_bytes(&config, Layers::None, 4, 4) as f64 / 1e9;
+            let shared = billions(name, 4, 4) - ends;
+            assert!((shared + ends / 4.0 - parameters).abs() < 0.05, "{name}");
         }
     }
 }

@@ -133,14 +133,21 @@ impl Workload {
         self.layout.sequence.max(1) as u64
     }
 
+    /// Ranks that share every layer of the target with one another.
     pub(super) fn tensor(&self) -> u64 {
         self.layout.tensor.max(1) as u64
     }
 
     /// Rows that fall to the rank with most of them.
     pub(super) fn own_rows(&self) -> u64 {
-        let groups = (self.layout.ranks as u64 / (self.parts() * self.tensor())).max(1);
+        let groups = (self.layout.ranks as u64 / self.parts()).max(1);
         self.rows_per_step.div_ceil(groups)
+    }
+
+    /// Rows of a step that a rank runs the target's layers over: where ranks share these, those of all of
+    /// them.
+    pub(super) fn run_rows(&self) -> u64 {
+        (self.own_rows() * self.tensor()).min(self.rows_per_step)
     }
 
     /// A row as a rank sees it.

@@ -299,6 +299,12 @@ impl PretrainConfig {
             problems
                 .push("`parallel.sequence` cuts rows of drafts: pretraining needs 1".to_owned());
         }
+        if self.parallel.tensor > 1 {
+            problems.push(format!(
+                "`parallel.tensor: {}` shares a draft's target: pretraining has none, set 1",
+                self.parallel.tensor
+            ));
+        }
         if self.parallel.optimizer_state != StatePlace::Memory {
             problems.push(
                 "`parallel.optimizer_state: file` is for drafts: pretraining needs `memory`"

@@ -12,6 +12,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use super::data_sets::data_sets;
 use super::evaluate::held_out_batch;
 use super::prepare::draws;
+use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
@@ -48,6 +49,7 @@ pub struct Capture {
     store: StoreWriter,
     estimate: Estimate,
     world: World,
+    team: Team,
 }
 
 /// Rows of both parts, as training lays them out.
@@ -64,7 +66,7 @@ impl Capture {
     ///
     /// # Errors
     /// - unusable data, no place for a store in the configuration, a store of another
-    ///   configuration
+    ///   configuration, ranks that do not divide into groups of `parallel.tensor`
     pub fn prepare(
         config: &TrainConfig,
         target: Arc<Target>,
@@ -94,7 +96,8 @@ impl Capture {
         let rows = Rows { train, held_out, draws, objective };
         let free = options.free_bytes.or_else(|| store.free_bytes());
         let estimate = Estimate { free, ..estimate(&rows, &recipe, &store, &target)? };
-        Ok(Self { target, records, rows, recipe, store, estimate, world: world.clone() })
+        let (team, world) = (Team::new(config.parallel.tensor_group(world)?), world.clone());
+        Ok(Self { target, records, rows, recipe, store, estimate, world, team })
     }
 
     /// What the store takes.
@@ -108,26 +111,38 @@ impl Capture {
     }
 
     /// Captures every shard that is not complete, sharing the work with other processes, and writes
-    /// the index; stops between rows when the observer asks to.
+    /// the index; stops between rows when the observer asks to. Of ranks that share the target's layers
+    /// only the first tells how it ended: the others run its passes and are done when it is.
     ///
     /// # Errors
     /// - too little free space, before anything is written
     /// - the target cannot run, a full disk; complete shards stay
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Ending> {
+        if !self.team.leads() {
+            self.team.follow(&self.target, &self.recipe, observer)?;
+            return Ok(Ending::Finished);
+        }
+        let ending = self.take_shards(observer)?;
+        self.team.tell(Next::End);
+        Ok(ending)
+    }
+
+    fn take_shards(&self, observer: &mut dyn Observer) -> Result<Ending> {
         if let Some(lacking) = self.estimate.lacking() {
             return Err(self.store.refusal(lacking));
         }
         self.store.begin()?;
         let mut open = self.store.shards();
-        // Ranks begin at different places, so that they seldom ask for the same shard.
-        let first = share_of(open.len(), self.world.rank(), self.world.size()).start;
+        // Teams begin at different places, so that they seldom ask for the same shard.
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let first = share_of(open.len(), rank / self.team.size(), ranks / self.team.size()).start;
         open.rotate_left(first);
         let all = self.recipe.train.rows + self.recipe.held_out.rows;
         let mut done = 0;
         while !open.is_empty() {
             let mut busy = Vec::new();
             for shard in open {
-                if observer.should_stop() {
+                if self.team.should_stop(observer) {
                     return Ok(Ending::Stopped);
                 }
                 match self.store.take(&shard)? {
@@ -148,6 +163,7 @@ impl Capture {
             }
             open = busy;
             if !open.is_empty() {
+                self.team.tell(Next::Wait);
                 std::thread::sleep(PAUSE);
             }
         }
@@ -172,12 +188,13 @@ impl Capture {
     ) -> Result<Shard> {
         let contents = &self.recipe.part(shard.part).contents;
         for (count, row) in shard.rows.clone().enumerate() {
-            if observer.should_stop() {
+            if self.team.should_stop(observer) {
                 self.store.give_up(work)?;
                 return Ok(Shard::Stopped);
             }
             let batch = self.rows.batch(shard.part, row);
             let teacher_rows = self.rows.objective.teacher_rows(&batch);
+            self.team.tell(Next::Pass(shard.part));
             let added = self
                 .record(&batch, contents, &teacher_rows)
                 .and_then(|record| self.store.add(&mut work, batch, record));

@@ -9,6 +9,7 @@ pub(crate) mod metrics_log;
 mod observer;
 mod prepare;
 mod step;
+mod team;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -42,7 +42,8 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             print!("{}", sizing::markdown(&config, &target, &machine)?);
             continue;
         }
-        let workload = Workload::new(&config, target, machine.layout_of(&config)?)?;
+        let layout = machine.layout_of(&config, &target)?;
+        let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         if json {
@@ -130,7 +131,6 @@ impl Machine {
         let gflops = arguments.gflops.unwrap_or_else(Speed::measured_gflops);
         Self {
             layout: Layout {
-                tensor: arguments.tensor as usize,
                 target_value_bytes: usize::from(arguments.target_bytes),
                 ..Layout::of(ranks, threads)
             },
@@ -143,16 +143,17 @@ impl Machine {
 
 impl Machine {
     /// The layout of a stage.
-    fn layout_of(&self, config: &TrainConfig) -> Result<Layout> {
-        let (ranks, tensor) = (self.layout.ranks, self.layout.tensor);
-        let sequence = config.parallel.sequence;
-        if ranks.is_multiple_of(sequence.saturating_mul(tensor).max(1)) {
-            return Ok(Layout { sequence, ..self.layout });
+    fn layout_of(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Layout> {
+        let ranks = self.layout.ranks;
+        config.check_layers_of(ranks, target)?;
+        let (sequence, tensor) = (config.parallel.sequence, config.parallel.tensor);
+        if ranks.is_multiple_of(sequence.max(1)) {
+            return Ok(Layout { sequence, tensor, ..self.layout });
         }
         Err(Failure::usage(format!(
-            "{ranks} ranks do not make groups of `parallel.sequence` = {sequence} times --tensor {tensor}"
+            "{ranks} ranks do not make groups of `parallel.sequence` = {sequence}"
         ))
-        .hint("give --ranks a multiple of both together"))
+        .hint("give --ranks a multiple of it"))
     }
 }
 
@@ -200,7 +201,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
     let layout = Layout {
         ranks: world.size(),
         sequence: config.parallel.sequence,
-        tensor: 1,
+        tensor: config.parallel.tensor,
         threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
         target_value_bytes: config.precision.apply(target.device()).size_in_bytes(),
     };

@@ -16,6 +16,7 @@ use crate::error::{ModelError, Result};
 use crate::target::build::{self, Weights};
 use crate::target::layer::DecoderLayer;
 use crate::target::layers::{LayerSource, Visit};
+use crate::target::tensor::LayerShare;
 
 /// A layer's slices and vectors, by published name.
 struct SpreadLayer {
@@ -47,7 +48,7 @@ impl SpreadLayers {
                 slices: RefCell::default(),
                 vectors: RefCell::default(),
             };
-            build::layer(config, &slicer, index)?;
+            build::layer(config, &slicer, index, &LayerShare::default())?;
             let Slicer { slices, vectors, .. } = slicer;
             Ok(SpreadLayer { index, slices: slices.into_inner(), vectors: vectors.into_inner() })
         });
@@ -69,7 +70,8 @@ impl SpreadLayers {
         for (name, slice) in slices {
             matrices.insert(name.as_str(), slice.gather(self.ranks.as_ref())?);
         }
-        build::layer(&self.config, &Gathered { matrices, vectors }, *index)
+        let weights = Gathered { matrices, vectors };
+        build::layer(&self.config, &weights, *index, &LayerShare::default())
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a store is made of.
 
 use longdraft_data::batch::AnchorOffset;
-use longdraft_models::TargetConfig;
-use longdraft_models::target::Tap;
+use longdraft_models::target::{Tap, Taps};
+use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +114,19 @@ impl Contents {
                 TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k) => StoredTeacher::TopK(k),
             },
         }
+    }
+
+    /// What the target's pass over a row taps: the same for all rows, because ranks that share its layers
+    /// make it together.
+    pub fn taps(&self) -> Taps {
+        let mut taps: Vec<Tap> = self.layers.iter().map(|id| Tap::Hidden(LayerId(*id))).collect();
+        if self.last_kv {
+            taps.push(Tap::LastKv);
+        }
+        if self.teacher != StoredTeacher::None {
+            taps.push(Tap::FinalHidden);
+        }
+        Taps::of(&taps)
     }
 
     /// Whether these contents serve who needs `wanted`: a top-k teacher follows from final states.

@@ -19,7 +19,7 @@ use half::{bf16, f16};
 use longdraft_data::Batch;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::ModelError;
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use safetensors::tensor::{Dtype, TensorView};
@@ -59,16 +59,7 @@ impl Record {
         contents: &Contents,
         teacher_rows: &[u32],
     ) -> Result<Self> {
-        let hidden = |id: &usize| Tap::Hidden(longdraft_models::LayerId(*id));
-        let mut taps: Vec<Tap> = contents.layers.iter().map(hidden).collect();
-        if contents.last_kv {
-            taps.push(Tap::LastKv);
-        }
-        let reads_teacher = contents.teacher != StoredTeacher::None && !teacher_rows.is_empty();
-        if reads_teacher {
-            taps.push(Tap::FinalHidden);
-        }
-        let features = target.forward(&sequence_of(batch), &Taps::of(&taps))?;
+        let features = target.forward(&sequence_of(batch), &contents.taps())?;
         let last_kv = if contents.last_kv {
             let values = features.last_kv()?.v.clone();
             Some((features.last_keys_unrotated()?.clone(), values))
@@ -80,7 +71,7 @@ impl Record {
             layers.filter_map(|id| features.hidden.get(&longdraft_models::LayerId(*id))).collect();
         let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
         let mut record = Self { last_kv, aux_hidden, ..Self::default() };
-        if reads_teacher {
+        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
             record.keep_teacher(target, features.final_hidden()?, contents, teacher_rows)?;
         }
         record.teacher_rows = teacher_rows.to_vec();

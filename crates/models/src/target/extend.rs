@@ -1,0 +1,107 @@
+//! Appending tokens to cached sequences: decoding.
+
+use std::sync::Arc;
+
+use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::threads::awake;
+
+use super::cache::KvCache;
+use super::features::{Features, Taps};
+use super::layer::{Appended, Context};
+use super::{Keeping, Target};
+use crate::config::TargetConfig;
+use crate::error::{ModelError, Result};
+
+/// Tokens to append to one sequence.
+pub struct Extension<'a> {
+    /// Token ids, `[T]`.
+    pub ids: &'a [u32],
+    /// Rotary positions, `[T]`.
+    pub position_ids: &'a [u32],
+    /// Of a token tree, the parent of every node (none: the cache's last token); without it the
+    /// tokens follow one another.
+    pub parents: Option<&'a [Option<usize>]>,
+    /// Of the sequence.
+    pub cache: &'a mut KvCache,
+}
+
+/// Whether parents come before their children.
+fn ordered(parents: &[Option<usize>]) -> bool {
+    parents.iter().enumerate().all(|(i, parent)| parent.is_none_or(|parent| parent < i))
+}
+
+impl Target {
+    /// Appends tokens to a cached context and returns what `taps` ask for. A row's bits do not
+    /// depend on the rows beside it.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`]; the cache keeps its old length
+    pub fn extend(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        cache: &mut KvCache,
+        taps: &Taps,
+    ) -> Result<Features> {
+        self.extend_each(&mut [Extension { ids, position_ids, parents: None, cache }], taps)
+    }
+
+    /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
+    /// the bits that it would have if its path stood alone. [`KvCache::compact`] then keeps a path.
+    ///
+    /// # Errors
+    /// - as [`Self::forward`], or a parent does not come before its child; the cache keeps its old
+    ///   length
+    pub fn extend_tree(
+        &self,
+        ids: &[u32],
+        position_ids: &[u32],
+        parents: &[Option<usize>],
+        cache: &mut KvCache,
+        taps: &Taps,
+    ) -> Result<Features> {
+        let parents = Some(parents);
+        self.extend_each(&mut [Extension { ids, position_ids, parents, cache }], taps)
+    }
+
+    /// Appends to several sequences in one pass, which reads every weight once. The rows of the
+    /// features stand one sequence behind the other, with the bits that each would have alone.
+    ///
+    /// # Errors
+    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length
+    pub fn extend_each(&self, sequences: &mut [Extension<'_>], taps: &Taps) -> Result<Features> {
+        self.require_whole_layers("decoding")?;
+        let (mut ids, mut position_ids) = (Vec::new(), Vec::new());
+        let mut appended = Vec::with_capacity(sequences.len());
+        for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
+        {
+            let ranges = match parents {
+                None => KeyRanges::appended(cache.len(), new.len()),
+                Some(parents) if ordered(parents) => KeyRanges::tree(cache.len(), parents),
+                Some(_) => {
+                    let message = "a tree's parents must come before their children";
+                    return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
+                }
+            };
+            ids.extend_from_slice(new);
+            position_ids.extend_from_slice(positions);
+            cache.reserve(new.len())?;
+            appended.push(Appended { cache, ranges: Arc::new(ranges), rows: new.len() });
+        }
+        let (context, taps) = (Context::Cached(appended), (taps, Keeping::All));
+        let features = awake(|| self.run(&ids, &position_ids, &context, taps))?;
+        for Extension { ids, cache, .. } in sequences {
+            cache.commit(ids.len());
+        }
+        Ok(features)
+    }
+
+    /// An empty cache for one sequence.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn new_cache(&self) -> Result<KvCache> {
+        let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
+        KvCache::new(num_hidden_layers, num_key_value_heads, head_dim, &self.device)
+    }
+}

@@ -1,0 +1,103 @@
+//! Bytes of features: while they are made or read, and while they wait.
+
+use super::graph::F32;
+use super::target::ForwardPass;
+use super::workload::Workload;
+use super::{eagle3, glide};
+use crate::features::TeacherKind;
+use crate::method::DraftSizes;
+
+/// Bytes of a most likely token: id and log-probability.
+const ENTRY: u64 = 8;
+
+impl Workload {
+    /// Bytes while a row's features are made or read: a layer of the target, or what it put out with the
+    /// copies that are cut from that; of a store, a row as it is read beside its features.
+    pub(super) fn source_bytes(&self) -> u64 {
+        if self.features.store().is_some() {
+            return self.record_bytes() + self.feature_bytes();
+        }
+        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
+        let copies = match &self.draft {
+            // Keys before rotation, and the final states.
+            DraftSizes::Glide(_) => {
+                let finals = if self.teacher == TeacherKind::None { 0 } else { width };
+                self.feature_bytes() + F32 * tokens * (self.target.kv_size() as u64 + finals)
+            }
+            // The layers one by one.
+            DraftSizes::Eagle3(sizes) => {
+                self.feature_bytes() + F32 * tokens * sizes.target_layers.len() as u64 * width
+            }
+        };
+        let pass = self.forward_pass();
+        if self.run_rows() > self.own_rows() {
+            // The own row is run, others of the ranks that share the layers are under way.
+            let others = ForwardPass { tapped: 0, ..pass }.layer_bytes(&self.target);
+            return (others + F32 * tokens * self.tapped_values()).max(copies);
+        }
+        pass.layer_bytes(&self.target).max(copies)
+    }
+
+    /// Bytes of a row's features: what the draft taps, and of the teacher `4 T H` or `8 T k`. Keys of a
+    /// row that ranks share are gathered.
+    pub(super) fn feature_bytes(&self) -> u64 {
+        let row = self.row();
+        let tapped = match &self.draft {
+            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens * row.parts),
+            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
+        };
+        tapped + self.teacher_bytes()
+    }
+
+    fn teacher_bytes(&self) -> u64 {
+        let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
+        let stored = self.features.store().is_some();
+        match self.teacher {
+            TeacherKind::None => 0,
+            TeacherKind::TopK(k) => ENTRY * tokens * k as u64,
+            // A store keeps the tokens alone; the target hands out its states.
+            TeacherKind::EveryTokenTopK(k) if stored => ENTRY * tokens * k as u64,
+            _ => F32 * tokens * width,
+        }
+    }
+
+    /// Bytes of a row as it lies in a store, widened to f32.
+    pub(super) fn record_bytes(&self) -> u64 {
+        let row = self.row();
+        let tapped = match &self.draft {
+            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens),
+            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
+        };
+        tapped + self.teacher_bytes()
+    }
+
+    pub(super) fn planning_bytes(&self) -> u64 {
+        match &self.draft {
+            DraftSizes::Eagle3(sizes) if self.row().teacher_logits => {
+                eagle3::planning_bytes(sizes, self.row().tokens)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
+    /// at least those of a step.
+    pub(super) fn rows_in_memory(&self) -> u64 {
+        self.training_rows.map_or(self.own_rows(), |rows| {
+            let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
+            rows.div_ceil(self.layout.ranks as u64) + others
+        })
+    }
+
+    /// Values of a token that a pass hands out: of the last layer keys before and behind their rotation, and
+    /// values; or tapped layers; and the final states.
+    fn tapped_values(&self) -> u64 {
+        let width = self.target.hidden_size as u64;
+        let finals = if self.teacher == TeacherKind::None { 0 } else { width };
+        finals
+            + match &self.draft {
+                DraftSizes::Glide(_) => 3 * self.target.kv_size() as u64,
+                DraftSizes::Eagle3(sizes) => sizes.target_layers.len() as u64 * width,
+            }
+    }
+}
