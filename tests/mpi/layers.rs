@@ -113,16 +113,19 @@ fn assert_same_shards(one: &str, other: &str) {
         });
         assert_eq!(a.names(), b.names());
         for name in a.names().iter().filter(|name| !name.ends_with("mask")) {
-            let [x, y] = [&a, &b].map(|source| match source.load(name, DType::F32) {
-                Ok(tensor) => tensor.flatten_all().and_then(|t| t.to_vec1()).expect("values"),
-                Err(_) => {
-                    let ids = source.load_integers(name).expect("integers");
-                    ids.into_iter().map(|id| id as f32).collect::<Vec<f32>>()
-                }
-            });
+            let [x, y] = [&a, &b].map(|source| values(source, name));
             let largest = x.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
             let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 1e-5 * largest;
             assert!(x.len() == y.len() && x.iter().zip(&y).all(close), "{shard}: {name}");
         }
     }
+}
+
+/// Values of a tensor of whatever type.
+fn values(source: &SafetensorsSource, name: &str) -> Vec<f32> {
+    if let Ok(tensor) = source.load(name, DType::F32) {
+        return tensor.flatten_all().and_then(|t| t.to_vec1()).expect("values");
+    }
+    let ids = source.load_integers(name).expect("integers");
+    ids.into_iter().map(|id| id as f32).collect()
 }

@@ -471,7 +471,7 @@ mod tests {
     }
 
     fn fails(folder: &Path) -> String {
-        SafetensorsSource::open_folder(folder).err().expect("an error").to_string()
+        SafetensorsSource::open_folder(folder).expect_err("an error").to_string()
     }
 
     #[test]

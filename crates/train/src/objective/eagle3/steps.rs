@@ -73,7 +73,7 @@ impl Eagle3Objective {
             Steps::None => None,
         };
         if self.config.loss == Eagle3Loss::LkLambda {
-            self.acceptance_of_steps(plan, &[], part);
+            acceptance_of_steps(plan, &[], part);
         }
         let metrics = self.metrics(plan, None, &[]);
         Ok(Eagle3Outcome { loss: loss.filter(|_| train), metrics, agrees: Vec::new() })
@@ -91,7 +91,7 @@ impl Eagle3Objective {
             // The mix follows the row's mean acceptance, which is a constant.
             let no_mix = vec![Factors { cross_entropy: 0.0, rejection: 0.0 }; plan.steps.len()];
             let (_, statistics) = self.pass(rows, plan, &no_mix, denominators, false)?;
-            let acceptance = self.acceptance_of_steps(plan, &statistics.acceptance, part);
+            let acceptance = acceptance_of_steps(plan, &statistics.acceptance, part);
             self.mixed_factors(plan, &acceptance)
         } else {
             self.plain_factors(plan)
@@ -221,24 +221,6 @@ impl Eagle3Objective {
         vec![factors; plan.steps.len()]
     }
 
-    /// Mean acceptance of every step's learned rows, over all ranks that share the row; `acceptance` is
-    /// of the plan's rows, and empty where no step has one.
-    fn acceptance_of_steps(
-        &self,
-        plan: &RowPlan,
-        acceptance: &[f64],
-        part: Option<&RowPart>,
-    ) -> Vec<f64> {
-        let mut rest = acceptance.iter();
-        let mut sums = Vec::with_capacity(2 * plan.steps.len());
-        for step in &plan.steps {
-            let own = step.rows.iter().zip(&mut rest).filter(|(row, _)| row.learned);
-            sums.extend([own.map(|(_, acceptance)| acceptance).sum(), step.learned() as f64]);
-        }
-        let sums = part.map_or(sums.clone(), |part| part.sum(&sums));
-        sums.chunks_exact(2).map(|sum| if sum[1] == 0.0 { 0.0 } else { sum[0] / sum[1] }).collect()
-    }
-
     /// `w` and `1 − w` of every step; compat's cross-entropy is a mean over padded tokens beside a
     /// mean over learned rows.
     fn mixed_factors(&self, plan: &RowPlan, acceptance: &[f64]) -> Vec<Factors> {
@@ -307,6 +289,19 @@ impl Eagle3Objective {
         let constant = self.config.compat.is_some() && self.config.loss == Eagle3Loss::LkLambda;
         if constant { 1.0 - self.config.kl_scale } else { 0.0 }
     }
+}
+
+/// Mean acceptance of every step's learned rows, over all ranks that share the row; `acceptance` is
+/// of the plan's rows, and empty where no step has one.
+fn acceptance_of_steps(plan: &RowPlan, acceptance: &[f64], part: Option<&RowPart>) -> Vec<f64> {
+    let mut rest = acceptance.iter();
+    let mut sums = Vec::with_capacity(2 * plan.steps.len());
+    for step in &plan.steps {
+        let own = step.rows.iter().zip(&mut rest).filter(|(row, _)| row.learned);
+        sums.extend([own.map(|(_, acceptance)| acceptance).sum(), step.learned() as f64]);
+    }
+    let sums = part.map_or(sums.clone(), |part| part.sum(&sums));
+    sums.chunks_exact(2).map(|sum| if sum[1] == 0.0 { 0.0 } else { sum[0] / sum[1] }).collect()
 }
 
 /// The rows of `step` among those that took it.
