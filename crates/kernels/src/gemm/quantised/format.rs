@@ -2,8 +2,9 @@
 //!
 //! A file holds a row's blocks one behind the other. In memory 16 rows lie side by side: block by
 //! block all scales, then all minima, then words of which each holds some values of one row. A
-//! vector register then holds the same values of 16 rows, and products shift them out without
-//! turning anything around. The bytes are the file's in another order.
+//! vector register then holds the same values of 16 rows. Codes of steps `2 k` and `2 k + 1` lie half
+//! a word apart: one shift brings such a pair of every row to the low ends of 16-bit lanes. The bytes
+//! are the file's in another order.
 
 use half::f16;
 use rayon::prelude::*;
@@ -58,26 +59,39 @@ impl BlockFormat {
                     _ if step < BLOCK / 2 => codes[step] & 15,
                     _ => codes[step - BLOCK / 2] >> 4,
                 };
-                sum | u32::from(code) << (32 / of_word * i)
+                sum | u32::from(code) << self.shift(i)
             })
         })
     }
 
-    /// A value of code `i` of a word. The product is exact in f32, so that it does not matter
-    /// whether it is rounded before the minimum is added.
+    /// Where code `i` of a word begins.
+    const fn shift(self, i: usize) -> usize {
+        let of_word = self.codes_of_word();
+        32 / of_word * (i / 2 + of_word / 2 * (i % 2))
+    }
+
+    /// Code `i` of a word.
     #[inline]
-    fn value(self, word: u32, i: usize, scale: f32, least: f32) -> f32 {
-        let byte = |shift| ((word >> shift) & 0xff) as u8;
+    fn code(self, word: u32, i: usize) -> i32 {
+        let bits = word >> self.shift(i);
         match self {
-            Self::Q4_0 => (f32::from(byte(4 * i) & 15) - 8.0) * scale,
-            Self::Q4_1 => f32::from(byte(4 * i) & 15) * scale + least,
-            Self::Q8_0 => f32::from(byte(8 * i).cast_signed()) * scale,
+            Self::Q4_0 => (bits & 15).cast_signed() - 8,
+            Self::Q4_1 => (bits & 15).cast_signed(),
+            Self::Q8_0 => i32::from((bits as u8).cast_signed()),
         }
     }
 
-    /// Takes blocks of 16 rows apart, `[32]` steps one after the other.
+    /// A code's value. The product is exact in f32, so that it does not matter whether it is rounded
+    /// before the minimum is added.
     #[inline]
-    pub(super) fn each_step(self, blocks: &[u8], mut each: impl FnMut(usize, &[f32; GROUP])) {
+    fn value(self, code: i32, scale: f32, least: f32) -> f32 {
+        let value = code as f32 * scale;
+        if self == Self::Q4_1 { value + least } else { value }
+    }
+
+    /// Takes blocks of 16 rows apart.
+    #[inline]
+    pub(super) fn apart(self, blocks: &[u8]) -> Apart {
         let halves = |from: usize| -> [f32; GROUP] {
             std::array::from_fn(|row| {
                 f16::from_le_bytes([blocks[from + 2 * row], blocks[from + 2 * row + 1]]).to_f32()
@@ -86,18 +100,31 @@ impl BlockFormat {
         let scales = halves(0);
         let least = if self == Self::Q4_1 { halves(2 * GROUP) } else { [0.0; GROUP] };
         let of_word = self.codes_of_word();
+        let mut codes = [[0; GROUP]; BLOCK];
         let words = blocks[self.head() * GROUP..].chunks_exact(WORDS);
-        for (index, words) in words.enumerate() {
-            let words: [u32; GROUP] = std::array::from_fn(|row| {
-                let at = 4 * row;
-                u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]])
-            });
-            for i in 0..of_word {
-                let values =
-                    std::array::from_fn(|row| self.value(words[row], i, scales[row], least[row]));
-                each(of_word * index + i, &values);
+        for (words, codes) in words.zip(codes.chunks_exact_mut(of_word)) {
+            for (row, word) in words.as_chunks::<4>().0.iter().enumerate() {
+                let word = u32::from_le_bytes(*word);
+                codes.iter_mut().enumerate().for_each(|(i, step)| step[row] = self.code(word, i));
             }
         }
+        Apart { format: self, scales, least, codes }
+    }
+}
+
+/// A block of each of 16 rows.
+pub(super) struct Apart {
+    format: BlockFormat,
+    pub(super) scales: [f32; GROUP],
+    /// 0 where the format knows no minima.
+    pub(super) least: [f32; GROUP],
+    /// Step after step.
+    pub(super) codes: [[i32; GROUP]; BLOCK],
+}
+
+impl Apart {
+    pub(super) fn value(&self, step: usize, row: usize) -> f32 {
+        self.format.value(self.codes[step][row], self.scales[row], self.least[row])
     }
 }
 
@@ -113,7 +140,7 @@ impl BlockFormat {
             let at = 4 * row;
             let bytes = [words[at], words[at + 1], words[at + 2], words[at + 3]];
             for (i, out) in out.iter_mut().enumerate() {
-                *out = self.value(u32::from_le_bytes(bytes), i, scale, least);
+                *out = self.value(self.code(u32::from_le_bytes(bytes), i), scale, least);
             }
         }
     }

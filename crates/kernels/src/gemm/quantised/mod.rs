@@ -1,9 +1,15 @@
 //! Products with a right operand of quantised blocks.
 //!
-//! With few rows every block is read once and widened in registers; with more, columns are widened
-//! to f32 in parts. Values, and the order in which they are added, are those of the widened
-//! matrix: so are the bits of the product.
+//! Blocks are never widened: activations become 16-bit fixed-point numbers, a scale for every 32 of
+//! them, and codes are multiplied with them as integers, whose sums are exact. Two products cost one
+//! instruction, and taking codes apart a third of what widening them does: decoding stays bound by
+//! memory with several rows too. An activation is off by at most 2^-16 of the largest of its 32;
+//! bf16 activations would be by 2^-9 of themselves, the 8 bits of llama.cpp by 2^-8 of the largest.
+//!
+//! An element's bits depend on its row and column alone: neither on the other rows nor on the
+//! instruction set.
 
+mod fixed;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -12,16 +18,18 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::blocks::{Output, block, depth_of};
+use super::SMALLEST_TASK;
+use super::blocks::Output;
 use super::micro::{Destination, Isa, store};
-use super::unpacked::{self, MOST_ROWS, ROWS};
-use super::{Mat, SMALLEST_TASK};
+use super::unpacked::{ROWS, TASK_COLUMNS};
+use fixed::FixedBlock;
+pub(crate) use fixed::FixedRows;
 pub use format::BlockFormat;
 use format::copy_row;
 pub(crate) use format::{BLOCK, GROUP, side_by_side};
 
-/// Values that are widened at a time for a product with many rows.
-const WIDENED: usize = 1 << 22;
+/// Rows of a task: their fixed-point numbers fit the second-level cache.
+const TASK_ROWS: usize = 256;
 
 /// A `[steps, columns]` operand: a column is a row of the stored matrix, and 16 columns lie side by
 /// side.
@@ -66,24 +74,19 @@ impl<'a> Blocks<'a> {
         (&self.data[col / GROUP * self.stride()..][..self.stride()], col % GROUP)
     }
 
-    /// The values of a group's columns, step after step.
-    fn each_step(&self, group: &[u8], mut each: impl FnMut(usize, &[f32; GROUP])) {
-        let size = GROUP * self.format.bytes();
-        for (block, bytes) in group.chunks_exact(size).enumerate() {
-            self.format.each_step(bytes, |step, values| each(block * BLOCK + step, values));
-        }
-    }
-
     /// All values, column by column.
     pub(crate) fn widened(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.cols];
         let columns = out.par_chunks_mut((GROUP * self.rows).max(1));
         columns.zip(self.data.par_chunks(self.stride().max(1))).for_each(|(out, group)| {
-            self.each_step(group, |step, values| {
-                for (out, value) in out.chunks_exact_mut(self.rows).zip(values) {
-                    out[step] = *value;
+            let size = GROUP * self.format.bytes();
+            for (block, bytes) in group.chunks_exact(size).enumerate() {
+                let apart = self.format.apart(bytes);
+                for (row, out) in out.chunks_exact_mut(self.rows).enumerate() {
+                    let out = &mut out[block * BLOCK..][..BLOCK];
+                    out.iter_mut().enumerate().for_each(|(i, out)| *out = apart.value(i, row));
                 }
-            });
+            }
         });
         out
     }
@@ -112,74 +115,62 @@ impl<'a> Blocks<'a> {
 }
 
 /// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` is row-major without gaps.
-pub(crate) fn matmul_quantised(dst: &mut [f32], a: Mat<'_>, b: Blocks<'_>, accumulate: bool) {
-    assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
-    assert!(a.rows * b.cols <= dst.len(), "product leaves its destination");
-    if a.rows <= MOST_ROWS {
-        few_rows(Isa::detect(), dst, a, b, accumulate);
-        return;
-    }
-    let columns = (WIDENED / b.rows.max(1)).next_multiple_of(GROUP);
-    for first in (0..b.cols).step_by(columns) {
-        let part = b.columns(first..(first + columns).min(b.cols));
-        let values = part.widened();
-        let right = Mat::rows(&values, part.cols, b.rows, b.rows).t();
-        super::matmul(&mut dst[first..], b.cols, a, right, accumulate, super::Threads::Pool);
-    }
+pub(crate) fn matmul_quantised(dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
+    product(Isa::detect(), dst, a, b, accumulate);
 }
 
-fn few_rows(isa: Isa, dst: &mut [f32], a: Mat<'_>, b: Blocks<'_>, accumulate: bool) {
+fn product(isa: Isa, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
+    assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
+    assert!(a.rows * b.cols <= dst.len(), "product leaves its destination");
     let whole = Output { at: dst.as_mut_ptr(), stride: b.cols, accumulate };
     let width = if a.rows * b.cols * a.cols < 2 * SMALLEST_TASK {
         b.cols.next_multiple_of(GROUP).max(GROUP)
     } else {
-        unpacked::TASK_COLUMNS
+        TASK_COLUMNS
     };
-    (0..b.cols.div_ceil(width)).into_par_iter().for_each(|task| {
-        let range = task * width..((task + 1) * width).min(b.cols);
-        // SAFETY: the caller bounds the product to `dst`, of which tasks have disjoint columns.
+    let tasks = b.cols.div_ceil(width);
+    (0..tasks * a.rows.div_ceil(TASK_ROWS)).into_par_iter().for_each(|task| {
+        let (first_row, first) = (task / tasks * TASK_ROWS, task % tasks * width);
+        let range = first..(first + width).min(b.cols);
+        let rows = first_row..(first_row + TASK_ROWS).min(a.rows);
+        // SAFETY: the assertions bound the product to `dst`, of which tasks have disjoint parts.
         unsafe {
-            let part = Output { at: whole.pointer().add(range.start), ..whole };
-            columns(isa, part, a, b.columns(range));
+            let at = whole.pointer().add(first_row * b.cols + first);
+            columns(isa, Output { at, ..whole }, (a, rows), b.columns(range));
         }
     });
 }
 
-/// One task's product, on the calling thread.
+/// One task's product of some rows, on the calling thread.
 ///
 /// # Safety
-/// `dst` is writable for `a.rows` x `b.cols` elements, and nobody else touches them; `a` has as
-/// many columns as `b` rows, and at most [`MOST_ROWS`] rows.
-pub(super) unsafe fn columns(isa: Isa, dst: Output, a: Mat<'_>, b: Blocks<'_>) {
-    if a.cols == 0 {
-        // SAFETY: passed on to the caller.
-        unsafe { block::<f32>(isa, dst, a, Mat::rows(&[], 0, b.cols, b.cols)) };
-        return;
-    }
-    assert_eq!(a.col_stride, 1, "rows of the left operand have gaps");
-    let depth = depth_of(a.cols);
-    let size = GROUP * b.format.bytes();
+/// `dst` is writable for the rows x `b.cols` elements, and nobody else touches them; `a` has as many
+/// columns as `b` rows.
+pub(super) unsafe fn columns(
+    isa: Isa,
+    dst: Output,
+    (a, rows): (&FixedRows, Range<usize>),
+    b: Blocks<'_>,
+) {
+    let blocks = a.cols / BLOCK;
     for first_col in (0..b.cols).step_by(TOGETHER * GROUP) {
         let cols = (TOGETHER * GROUP).min(b.cols - first_col);
-        for first_step in (0..a.cols).step_by(depth) {
-            let steps = first_step..(first_step + depth).min(a.cols);
-            let a = a.columns(steps.clone());
-            let start = first_col / GROUP * b.stride() + first_step / BLOCK * size;
-            for first_row in (0..a.rows).step_by(ROWS) {
-                let rows = ROWS.min(a.rows - first_row);
-                // SAFETY: row and column lie within the destination.
+        for first_row in rows.clone().step_by(ROWS) {
+            let tile = Tile {
+                format: b.format,
+                codes: &a.codes[first_row * a.cols..],
+                scales: &a.blocks[first_row * blocks..],
+                blocks,
+                right: &b.data[first_col / GROUP * b.stride()..],
+                right_stride: b.stride(),
+            };
+            // SAFETY: row and column lie within the destination, for which the caller vouches; the
+            // slices bound both operands.
+            unsafe {
                 let Output { at, stride, accumulate } =
-                    unsafe { dst.part(first_row, first_col, first_step) };
-                let tile = Tile {
-                    format: b.format,
-                    left: &a.data[first_row * a.row_stride..],
-                    left_stride: a.row_stride,
-                    blocks: a.cols / BLOCK,
-                    right: &b.data[start..],
-                    right_stride: b.stride(),
-                };
-                // SAFETY: the views bound both operands; the caller vouches for the destination.
-                unsafe { tile.run(isa, Destination { at, stride, rows, cols, accumulate }) };
+                    dst.part(first_row - rows.start, first_col, 0);
+                let rows = ROWS.min(rows.end - first_row);
+                tile.run(isa, Destination { at, stride, rows, cols, accumulate });
             }
         }
     }
@@ -192,12 +183,12 @@ const TOGETHER: usize = 2;
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     format: BlockFormat,
-    /// The first row's first step on.
-    left: &'a [f32],
-    left_stride: usize,
-    /// Blocks of a column.
+    /// From the first row on, row after row.
+    codes: &'a [i16],
+    scales: &'a [FixedBlock],
+    /// Blocks of a row, and of a column.
     blocks: usize,
-    /// The first group's first block on.
+    /// The first group on.
     right: &'a [u8],
     /// From one group to the next.
     right_stride: usize,
@@ -212,9 +203,9 @@ impl Tile<'_> {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => x86::avx512(self, dst),
+                Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => x86::avx512(self, dst),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => x86::avx2(self, dst),
+                Isa::Avx512 | Isa::Avx2 => x86::avx2(self, dst),
                 Isa::Portable => self.portable(dst),
             }
         }
@@ -228,14 +219,20 @@ impl Tile<'_> {
             let right = &self.right[first / GROUP * self.right_stride..][..self.blocks * size];
             let mut sums = [[0.0_f32; GROUP]; ROWS];
             for (block, bytes) in right.chunks_exact(size).enumerate() {
-                self.format.each_step(bytes, |step, values| {
-                    for (row, sums) in sums.iter_mut().take(dst.rows).enumerate() {
-                        let x = self.left[row * self.left_stride + block * BLOCK + step];
-                        for (sum, value) in sums.iter_mut().zip(values) {
-                            *sum = x.mul_add(*value, *sum);
+                let apart = self.format.apart(bytes);
+                for (row, sums) in sums.iter_mut().take(dst.rows).enumerate() {
+                    let place = row * self.blocks + block;
+                    let codes = &self.codes[place * BLOCK..][..BLOCK];
+                    let FixedBlock { scale, offset, .. } = self.scales[place];
+                    for (col, sum) in sums.iter_mut().enumerate() {
+                        let pairs = codes.iter().zip(&apart.codes);
+                        let exact: i32 = pairs.map(|(x, y)| i32::from(*x) * y[col]).sum();
+                        *sum = (exact as f32).mul_add(apart.scales[col] * scale, *sum);
+                        if self.format == BlockFormat::Q4_1 {
+                            *sum = apart.least[col].mul_add(offset, *sum);
                         }
                     }
-                });
+                }
             }
             for (row, sums) in sums.iter().take(dst.rows).enumerate() {
                 // SAFETY: the row lies within the destination.

@@ -1,12 +1,13 @@
 //! Inner kernels for quantised blocks of 16 columns side by side.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _mm_loadu_si128, _mm256_and_si256, _mm256_cvtepi32_ps,
-    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srlv_epi32,
-    _mm256_storeu_ps, _mm256_sub_ps, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps,
-    _mm512_loadu_si512, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setr_ps, _mm512_setzero_ps, _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srlv_epi32,
+    __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_setzero_si256, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srlv_epi32,
+    _mm256_storeu_ps, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps,
+    _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srlv_epi32,
     _mm512_storeu_ps,
 };
 
@@ -18,9 +19,20 @@ const Q4_0: u8 = 0;
 const Q4_1: u8 = 1;
 const Q8_0: u8 = 2;
 
-/// Codes of a word.
-const fn codes_of_word(format: u8) -> usize {
-    if format == Q8_0 { 4 } else { 8 }
+/// Bytes that a cache line holds.
+const LINE: usize = 64;
+/// Bytes of a group that are fetched ahead: with several rows, instructions in flight reach no
+/// further than the block at hand, and memory would rest.
+const AHEAD: usize = 2048;
+
+/// Where fetching goes on from the bytes of a group: behind its end at the groups behind these.
+const fn ahead_of(offset: usize, stride: usize, groups: usize) -> usize {
+    if offset < stride { offset } else { offset + stride * (groups - 1) }
+}
+
+/// Pairs of codes of a word.
+const fn pairs_of_word(format: u8) -> usize {
+    if format == Q8_0 { 2 } else { 4 }
 }
 
 /// Bytes of a block of 16 columns, and of them scales and minima.
@@ -58,8 +70,8 @@ macro_rules! by_format {
 }
 
 /// # Safety
-/// AVX-512F; the operands reach as far as the tile of at most 8 rows and 32 columns, and `dst` is
-/// writable for them.
+/// AVX-512F, -BW and -VNNI; the operands reach as far as the tile of at most 8 rows and 32 columns,
+/// and `dst` is writable for them.
 pub(super) unsafe fn avx512(tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
     unsafe {
@@ -73,7 +85,7 @@ pub(super) unsafe fn avx512(tile: Tile<'_>, dst: Destination) {
 
 /// # Safety
 /// As [`avx512`].
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
     tile: Tile<'_>,
     dst: Destination,
@@ -81,30 +93,59 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
     let (size, head) = sizes(FORMAT);
     let groups: [*const u8; GROUPS] =
         std::array::from_fn(|group| tile.right.as_ptr().wrapping_add(group * tile.right_stride));
-    let rows: [*const f32; ROWS] =
-        std::array::from_fn(|row| tile.left.as_ptr().wrapping_add(row * tile.left_stride));
     let mut acc = [[_mm512_setzero_ps(); GROUPS]; ROWS];
+    // Loops instead of closures: those would not be inlined into functions without AVX-512.
     for block in 0..tile.blocks {
-        // SAFETY: the block lies within every group, and its steps within every row.
+        // SAFETY: the block lies within every group and every row.
         unsafe {
-            let at: [*const u8; GROUPS] = groups.map(|group| group.add(block * size));
-            let halves = |at: *const u8| _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()));
-            let scales = at.map(halves);
-            let least = if FORMAT == Q4_1 { at.map(|at| halves(at.add(32))) } else { scales };
+            let codes = tile.codes.as_ptr().add(block * BLOCK);
+            let fixed = tile.scales.as_ptr().add(block);
+            let mut sums = [[_mm512_setzero_si512(); GROUPS]; ROWS];
+            if FORMAT == Q4_0 {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let start = _mm512_set1_epi32(-8 * (*fixed.add(row * tile.blocks)).sum);
+                    *sums = [start; GROUPS];
+                }
+            }
+            let ahead = ahead_of(block * size + AHEAD, tile.right_stride, GROUPS);
+            for group in groups {
+                for line in (0..size).step_by(LINE) {
+                    _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead + line).cast());
+                }
+            }
             for word in 0..(size - head) / WORDS {
-                let words = at.map(|at| _mm512_loadu_si512(at.add(head + word * WORDS).cast()));
-                for i in 0..codes_of_word(FORMAT) {
-                    let mut values = [_mm512_setzero_ps(); GROUPS];
-                    for (group, value) in values.iter_mut().enumerate() {
-                        *value =
-                            value_512::<FORMAT>(words[group], i, (scales[group], least[group]));
+                let mut words = [_mm512_setzero_si512(); GROUPS];
+                for (words, group) in words.iter_mut().zip(groups) {
+                    let at = group.add(block * size + head + word * WORDS);
+                    *words = _mm512_loadu_si512(at.cast());
+                }
+                for pair in 0..pairs_of_word(FORMAT) {
+                    let step = 2 * (pairs_of_word(FORMAT) * word + pair);
+                    let mut right = [_mm512_setzero_si512(); GROUPS];
+                    for (right, words) in right.iter_mut().zip(words) {
+                        *right = pair_512::<FORMAT>(words, pair);
                     }
-                    let step = block * BLOCK + codes_of_word(FORMAT) * word + i;
-                    for (row, acc) in rows.iter().zip(&mut acc) {
-                        let x = _mm512_set1_ps(*row.add(step));
-                        for (acc, value) in acc.iter_mut().zip(values) {
-                            *acc = _mm512_fmadd_ps(x, value, *acc);
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<i32>();
+                        let x = _mm512_set1_epi32(x.read_unaligned());
+                        for (sum, right) in sums.iter_mut().zip(right) {
+                            *sum = dot_pairs(*sum, right, x);
                         }
+                    }
+                }
+            }
+            for (group, at) in groups.into_iter().enumerate() {
+                let at = at.add(block * size);
+                let scales = _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()));
+                let least = _mm512_cvtph_ps(_mm256_loadu_si256(at.add(2 * GROUP).cast()));
+                for row in 0..ROWS {
+                    let fixed = &*fixed.add(row * tile.blocks);
+                    let scale = _mm512_mul_ps(scales, _mm512_set1_ps(fixed.scale));
+                    let exact = _mm512_cvtepi32_ps(sums[row][group]);
+                    acc[row][group] = _mm512_fmadd_ps(exact, scale, acc[row][group]);
+                    if FORMAT == Q4_1 {
+                        let offset = _mm512_set1_ps(fixed.offset);
+                        acc[row][group] = _mm512_fmadd_ps(least, offset, acc[row][group]);
                     }
                 }
             }
@@ -122,31 +163,38 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
     }
 }
 
-/// Value `i` of every word. Products of scale and code are exact, so fusing the addition rounds no
-/// differently.
+/// `sum` plus the products of both 16-bit numbers of every lane.
+///
+/// # Safety
+/// AVX-512 VNNI.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn value_512<const FORMAT: u8>(
-    words: __m512i,
-    i: usize,
-    (scale, least): (__m512, __m512),
-) -> __m512 {
-    if FORMAT == Q8_0 {
-        let high = _mm512_sllv_epi32(words, _mm512_set1_epi32(24 - 8 * i as i32));
-        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(high)), scale);
-    }
-    // A permutation looks at the low four bits alone.
-    let codes = _mm512_srlv_epi32(words, _mm512_set1_epi32(4 * i as i32));
-    if FORMAT == Q4_0 {
-        let table = _mm512_setr_ps(
-            -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn dot_pairs(sum: __m512i, left: __m512i, right: __m512i) -> __m512i {
+    let mut sum = sum;
+    // SAFETY: the caller vouches for the instruction, which touches registers only. It is spelled
+    // out because the compiler makes two of the intrinsic, for a latency that does not count here.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {sum}, {left}, {right}",
+            sum = inout(zmm_reg) sum,
+            left = in(zmm_reg) left,
+            right = in(zmm_reg) right,
+            options(pure, nomem, nostack, preserves_flags),
         );
-        return _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scale);
     }
-    let table = _mm512_setr_ps(
-        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
-    );
-    _mm512_fmadd_ps(_mm512_permutexvar_ps(codes, table), scale, least)
+    sum
+}
+
+/// A pair of codes of every word, as 16-bit numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pair_512<const FORMAT: u8>(words: __m512i, pair: usize) -> __m512i {
+    if FORMAT == Q8_0 {
+        let high = if pair == 0 { _mm512_slli_epi16::<8>(words) } else { words };
+        return _mm512_srai_epi16::<8>(high);
+    }
+    let low = _mm512_srlv_epi32(words, _mm512_set1_epi32(4 * pair as i32));
+    _mm512_and_si512(low, _mm512_set1_epi32(0x000f_000f))
 }
 
 /// # Safety
@@ -181,26 +229,41 @@ struct Half<'a> {
 unsafe fn columns_256<const ROWS: usize, const FORMAT: u8>(half: Half<'_>, dst: Destination) {
     let Half { tile, octet, .. } = half;
     let (size, head) = sizes(FORMAT);
-    let rows: [*const f32; ROWS] =
-        std::array::from_fn(|row| tile.left.as_ptr().wrapping_add(row * tile.left_stride));
     let mut acc = [_mm256_setzero_ps(); ROWS];
     for block in 0..tile.blocks {
-        // SAFETY: the block lies within the group, and its steps within every row.
+        // SAFETY: the block lies within the group and every row.
         unsafe {
             let at = tile.right.as_ptr().add(block * size);
-            let halves =
-                |at: *const u8| _mm256_cvtph_ps(_mm_loadu_si128(at.add(16 * octet).cast()));
-            let scale = halves(at);
-            let least = if FORMAT == Q4_1 { halves(at.add(2 * GROUP)) } else { scale };
+            let codes = tile.codes.as_ptr().add(block * BLOCK);
+            let fixed = tile.scales.as_ptr().add(block);
+            let mut sums = [_mm256_setzero_si256(); ROWS];
+            if FORMAT == Q4_0 {
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm256_set1_epi32(-8 * (*fixed.add(row * tile.blocks)).sum);
+                }
+            }
             for word in 0..(size - head) / WORDS {
                 let words = at.add(head + word * WORDS + 32 * octet);
                 let words = _mm256_loadu_si256(words.cast());
-                for i in 0..codes_of_word(FORMAT) {
-                    let value = value_256::<FORMAT>(words, i, (scale, least));
-                    let step = block * BLOCK + codes_of_word(FORMAT) * word + i;
-                    for (row, acc) in rows.iter().zip(&mut acc) {
-                        *acc = _mm256_fmadd_ps(_mm256_set1_ps(*row.add(step)), value, *acc);
+                for pair in 0..pairs_of_word(FORMAT) {
+                    let right = pair_256::<FORMAT>(words, pair);
+                    let step = 2 * (pairs_of_word(FORMAT) * word + pair);
+                    for (row, sum) in sums.iter_mut().enumerate() {
+                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<i32>();
+                        let x = _mm256_set1_epi32(x.read_unaligned());
+                        *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(right, x));
                     }
+                }
+            }
+            let scales = _mm256_cvtph_ps(_mm_loadu_si128(at.add(16 * octet).cast()));
+            let least = at.add(2 * GROUP + 16 * octet);
+            let least = _mm256_cvtph_ps(_mm_loadu_si128(least.cast()));
+            for row in 0..ROWS {
+                let fixed = &*fixed.add(row * tile.blocks);
+                let scale = _mm256_mul_ps(scales, _mm256_set1_ps(fixed.scale));
+                acc[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[row]), scale, acc[row]);
+                if FORMAT == Q4_1 {
+                    acc[row] = _mm256_fmadd_ps(least, _mm256_set1_ps(fixed.offset), acc[row]);
                 }
             }
         }
@@ -215,22 +278,14 @@ unsafe fn columns_256<const ROWS: usize, const FORMAT: u8>(half: Half<'_>, dst: 
     }
 }
 
-/// As [`value_512`].
+/// As [`pair_512`].
 #[inline]
-#[target_feature(enable = "avx2,fma")]
-fn value_256<const FORMAT: u8>(
-    words: __m256i,
-    i: usize,
-    (scale, least): (__m256, __m256),
-) -> __m256 {
+#[target_feature(enable = "avx2")]
+fn pair_256<const FORMAT: u8>(words: __m256i, pair: usize) -> __m256i {
     if FORMAT == Q8_0 {
-        let high = _mm256_sllv_epi32(words, _mm256_set1_epi32(24 - 8 * i as i32));
-        return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(high)), scale);
+        let high = if pair == 0 { _mm256_slli_epi16::<8>(words) } else { words };
+        return _mm256_srai_epi16::<8>(high);
     }
-    let codes = _mm256_srlv_epi32(words, _mm256_set1_epi32(4 * i as i32));
-    let codes = _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(15)));
-    if FORMAT == Q4_0 {
-        return _mm256_mul_ps(_mm256_sub_ps(codes, _mm256_set1_ps(8.0)), scale);
-    }
-    _mm256_fmadd_ps(codes, scale, least)
+    let low = _mm256_srlv_epi32(words, _mm256_set1_epi32(4 * pair as i32));
+    _mm256_and_si256(low, _mm256_set1_epi32(0x000f_000f))
 }

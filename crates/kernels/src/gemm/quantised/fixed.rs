@@ -1,0 +1,89 @@
+//! Activations as 16-bit fixed-point numbers.
+
+use rayon::prelude::*;
+
+use super::super::Mat;
+use super::BLOCK;
+
+/// Values below which handing parts to threads costs more than it saves.
+const SMALLEST_TASK: usize = 1 << 14;
+/// The largest code.
+const LARGEST: f32 = 32767.0;
+/// Added to a number below 2^22, it leaves the nearest integer in the low bits.
+const ROUNDING: f32 = 12_582_912.0;
+
+/// Rows of activations, each in blocks of 32 values with a scale: value = code x scale, rounded to
+/// the nearest.
+#[derive(Debug, Default)]
+pub(crate) struct FixedRows {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// `[rows, cols]`
+    pub(super) codes: Vec<i16>,
+    /// `[rows, cols / 32]`
+    pub(super) blocks: Vec<FixedBlock>,
+}
+
+/// What holds for 32 values.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct FixedBlock {
+    /// NaN where a value is not finite, and so is every product.
+    pub(super) scale: f32,
+    /// Sum of the values.
+    pub(super) offset: f32,
+    /// Sum of the codes.
+    pub(super) sum: i32,
+}
+
+impl FixedRows {
+    /// Rows without gaps between their values, of whole blocks.
+    pub(crate) fn of(a: Mat<'_>) -> Self {
+        let Mat { rows, cols, .. } = a;
+        assert!(cols.is_multiple_of(BLOCK), "a row does not consist of blocks");
+        assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
+        let mut codes = vec![0; rows * cols];
+        let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
+        let row = |(row, (codes, blocks)): (usize, (&mut [i16], &mut [FixedBlock]))| {
+            let values = a.data[row * a.row_stride..][..cols].as_chunks::<BLOCK>().0;
+            let codes = codes.as_chunks_mut::<BLOCK>().0;
+            for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
+                *block = FixedBlock::of(values, codes);
+            }
+        };
+        let (width, height) = (cols.max(1), (cols / BLOCK).max(1));
+        if codes.len() < SMALLEST_TASK {
+            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(row);
+        } else {
+            let codes = codes.par_chunks_mut(width);
+            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(row);
+        }
+        Self { rows, cols, codes, blocks }
+    }
+}
+
+impl FixedBlock {
+    #[inline]
+    fn of(values: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> Self {
+        // Bits of magnitudes are in the order of the magnitudes, infinity and NaN last.
+        let magnitude = |value: &f32| value.abs().to_bits().cast_signed();
+        let largest =
+            f32::from_bits(values.iter().map(magnitude).fold(0, i32::max).cast_unsigned());
+        let inverse = LARGEST / largest;
+        if !largest.is_finite() {
+            return Self { scale: f32::NAN, offset: f32::NAN, sum: 0 };
+        }
+        if !inverse.is_finite() {
+            // Zeros, or numbers below 1e-34.
+            return Self::default();
+        }
+        let mut sum = 0;
+        for (code, value) in codes.iter_mut().zip(values) {
+            let rounded = (value * inverse + ROUNDING).to_bits().cast_signed();
+            let rounded = rounded - ROUNDING.to_bits().cast_signed();
+            sum += rounded;
+            *code = rounded as i16;
+        }
+        let scale = largest / LARGEST;
+        Self { scale, offset: scale * sum as f32, sum }
+    }
+}
