@@ -168,7 +168,10 @@ impl DecodingArguments {
         let quantised = self.dtype == WeightDtype::Stored;
         let options = TargetOptions { dtype, device, quantised, ..TargetOptions::default() };
         let target = Target::open(target, &options)?;
-        let draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
+        let mut draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
+        if let (true, Some(draft)) = (quantised, &mut draft) {
+            draft.hold_as_blocks()?;
+        }
         let head = self.proposed_tokens()?.map(|path| {
             if matches!(draft, Some(AnyDraft::Eagle3(_))) {
                 return Err(Failure::usage(

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_kernels::linear::linear;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Draft, KeyValues, VocabularyMap};
@@ -114,7 +113,9 @@ impl<'a> Eagle3Model<'a> {
     }
 
     fn logits(&self, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
-        Ok(linear(&self.draft.head_input(hidden)?, self.draft.head()?, None)?.to_vec2()?)
+        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
+        let input = self.draft.head_input(hidden)?.detach();
+        Ok(self.draft.head_matrix()?.linear(&input, None)?.to_vec2()?)
     }
 }
 

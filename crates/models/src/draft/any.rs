@@ -28,6 +28,17 @@ impl AnyDraft {
         Ok(Self::Glide(GlideDraft::open(path, target)?))
     }
 
+    /// From now on proposes with its matrices rounded to blocks of 8 bits.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    pub fn hold_as_blocks(&mut self) -> Result<()> {
+        match self {
+            Self::Glide(draft) => draft.hold_as_blocks(),
+            Self::Eagle3(draft) => draft.hold_as_blocks(),
+        }
+    }
+
     /// Name of the method.
     pub fn method(&self) -> &'static str {
         match self {

@@ -4,6 +4,7 @@
 //! `weights` (names, initial values, reading and writing).
 
 mod any;
+mod blocks;
 pub mod eagle3;
 pub mod files;
 pub mod glide;

@@ -4,12 +4,15 @@ use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::linear::{linear, linear_onto};
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
+use longdraft_kernels::swiglu::swiglu;
 use std::sync::Arc;
 
 use super::config::Eagle3Config;
 use super::vocabulary::VocabularyMap;
+use crate::draft::blocks::Blocks;
 use crate::draft::{Draft, Parameter};
 use crate::error::{ModelError, Result};
 use crate::target::Tap;
@@ -33,6 +36,7 @@ pub struct Eagle3Draft {
     /// Whether `embedding` is the draft's own, so that it has to be saved with it.
     pub(super) own_embedding: bool,
     pub(super) rope: Rope,
+    pub(super) blocks: Blocks,
 }
 
 impl Draft for Eagle3Draft {
@@ -77,6 +81,27 @@ impl Eagle3Draft {
         self.tensor("lm_head.weight")
     }
 
+    /// The head as it is held: f32, or blocks.
+    ///
+    /// # Errors
+    /// - never for a draft that was built
+    pub fn head_matrix(&self) -> Result<Matrix> {
+        match self.blocks.get("lm_head.weight") {
+            Some(matrix) => Ok(matrix.clone()),
+            None => Ok(Matrix::Dense(self.head()?.clone())),
+        }
+    }
+
+    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
+    /// for proposing. What [`Draft::parameters`] gives stays as it is.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    pub fn hold_as_blocks(&mut self) -> Result<()> {
+        self.blocks = Blocks::of(&self.parameters)?;
+        Ok(())
+    }
+
     fn tensor(&self, name: &str) -> Result<&Tensor> {
         let found = self.parameters.iter().find(|parameter| parameter.name == name);
         found.map(|parameter| parameter.var.as_tensor()).ok_or_else(|| {
@@ -85,7 +110,11 @@ impl Eagle3Draft {
     }
 
     fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        Ok(linear(x, self.tensor(&format!("{module}.weight"))?, None)?)
+        let weight = format!("{module}.weight");
+        match self.blocks.project(x, &weight, None)? {
+            Some(projected) => Ok(projected),
+            None => Ok(linear(x, self.tensor(&weight)?, None)?),
+        }
     }
 
     fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
@@ -179,19 +208,33 @@ impl Eagle3Draft {
         let q = rope(&self.heads(input, "q_proj", self.config.num_attention_heads)?, table)?;
         let attended = attention(&q, &keys.k, &keys.v, ranges)?;
         let attended = attended.reshape((state.dim(0)?, self.config.query_size()))?;
-        let output = self.tensor("midlayer.self_attn.o_proj.weight")?;
-        let residual = if self.config.norm_before_residual {
-            linear_onto(&self.norm(state, "midlayer.hidden_norm")?, &attended, output, None)?
+        let start = if self.config.norm_before_residual {
+            self.norm(state, "midlayer.hidden_norm")?
         } else {
-            linear_onto(state, &attended, output, None)?
+            state.clone()
+        };
+        let output = "midlayer.self_attn.o_proj";
+        let residual = match self.blocks.get(&format!("{output}.weight")) {
+            Some(_) => (start + self.project(&attended, output)?)?,
+            None => {
+                let output = self.tensor(&format!("{output}.weight"))?;
+                linear_onto(&start, &attended, output, None)?
+            }
         };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
-        let mlp = GatedMlp {
-            gate: self.tensor("midlayer.mlp.gate_proj.weight")?,
-            up: self.tensor("midlayer.mlp.up_proj.weight")?,
-            down: self.tensor("midlayer.mlp.down_proj.weight")?,
-        };
-        Ok(gated_mlp_onto(&residual, &normed, &mlp)?)
+        self.mlp_onto(&residual, &normed)
+    }
+
+    fn mlp_onto(&self, residual: &Tensor, normed: &Tensor) -> Result<Tensor> {
+        let [gate, up, down] =
+            ["gate_proj", "up_proj", "down_proj"].map(|name| format!("midlayer.mlp.{name}"));
+        if self.blocks.get(&format!("{gate}.weight")).is_some() {
+            let gated = swiglu(&self.project(normed, &gate)?, &self.project(normed, &up)?)?;
+            return Ok((residual + self.project(&gated, &down)?)?);
+        }
+        let weight = |module: &str| self.tensor(&format!("{module}.weight"));
+        let mlp = GatedMlp { gate: weight(&gate)?, up: weight(&up)?, down: weight(&down)? };
+        Ok(gated_mlp_onto(residual, normed, &mlp)?)
     }
 
     /// What the head reads: `RMS_norm(h)`.

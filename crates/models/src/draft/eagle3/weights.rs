@@ -10,6 +10,7 @@ use super::config::Eagle3Config;
 use super::model::Eagle3Draft;
 use super::vocabulary::VocabularyMap;
 use crate::draft::Parameter;
+use crate::draft::blocks::Blocks;
 use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 use crate::error::{ModelError, Problems, Result};
 use crate::weights::atomic::write_atomically;
@@ -73,7 +74,8 @@ impl Eagle3Draft {
             .collect::<Result<_>>()?;
         let rope = config.rope.build(config.head_dim)?;
         let config = config.clone();
-        Ok(Self { config, parameters, vocabulary, embedding, own_embedding, rope })
+        let blocks = Blocks::default();
+        Ok(Self { config, parameters, vocabulary, embedding, own_embedding, rope, blocks })
     }
 
     /// Fresh weights, N(0, `initializer_range`) and norms of 1, beside the target's frozen

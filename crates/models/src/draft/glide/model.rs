@@ -10,6 +10,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 use longdraft_kernels::swiglu::swiglu;
 
 use super::config::{FinalNorm, GlideConfig};
+use crate::draft::blocks::Blocks;
 use crate::draft::{Draft, Parameter};
 use crate::error::{ModelError, Result};
 use crate::target::{LastKv, Tap};
@@ -42,6 +43,7 @@ pub struct GlideDraft {
     pub(super) parameters: Vec<Parameter>,
     /// The target's frozen final norm `[H]`, with `final_norm: target`.
     pub(super) target_norm: Option<Tensor>,
+    pub(super) blocks: Blocks,
 }
 
 impl Draft for GlideDraft {
@@ -68,6 +70,16 @@ impl GlideDraft {
         &self.config
     }
 
+    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
+    /// for proposing. What [`Draft::parameters`] gives stays as it is.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    pub fn hold_as_blocks(&mut self) -> Result<()> {
+        self.blocks = Blocks::of(&self.parameters)?;
+        Ok(())
+    }
+
     pub(super) fn tensor(&self, name: &str) -> Result<&Tensor> {
         self.optional(name).ok_or_else(|| {
             ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
@@ -81,7 +93,11 @@ impl GlideDraft {
 
     fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
         let bias = self.optional(&format!("{module}.bias"));
-        Ok(linear(x, self.tensor(&format!("{module}.weight"))?, bias)?)
+        let weight = format!("{module}.weight");
+        match self.blocks.project(x, &weight, bias)? {
+            Some(projected) => Ok(projected),
+            None => Ok(linear(x, self.tensor(&weight)?, bias)?),
+        }
     }
 
     fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {

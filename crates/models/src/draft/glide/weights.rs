@@ -9,6 +9,7 @@ use longdraft_kernels::random::CounterRng;
 use super::config::{Compat, FinalNorm, GlideConfig, Init};
 use super::model::GlideDraft;
 use crate::draft::Parameter;
+use crate::draft::blocks::Blocks;
 use crate::draft::files::{DRAFT_FILE, PTH_FILE, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
@@ -95,7 +96,8 @@ impl GlideDraft {
             })
             .collect::<Result<_>>()?;
         let target_norm = target_norm.filter(|_| config.final_norm == FinalNorm::Target);
-        Ok(Self { config: config.clone(), parameters, target_norm })
+        let blocks = Blocks::default();
+        Ok(Self { config: config.clone(), parameters, target_norm, blocks })
     }
 
     /// Fresh weights for a target, on its device.

@@ -1,0 +1,159 @@
+//! A draft's matrices as blocks of 8 bits. Proposals need not be exact, and beside a target that is
+//! read as blocks of 4 a draft in f32 would take a third of its time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use candle_core::quantized::{GgmlDType, QTensor};
+use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
+
+use super::Parameter;
+use crate::error::Result;
+
+/// Matrices by published name; empty while a draft is held in f32.
+#[derive(Default)]
+pub(super) struct Blocks(HashMap<String, Matrix>);
+
+impl Blocks {
+    /// Every matrix on the CPU whose rows are whole blocks.
+    pub(super) fn of(parameters: &[Parameter]) -> Result<Self> {
+        let mut blocks = HashMap::new();
+        for Parameter { name, var, dead, .. } in parameters {
+            let tensor = var.as_tensor().detach();
+            let Ok((outputs, inputs)) = tensor.dims2() else { continue };
+            if *dead || !tensor.device().is_cpu() || !inputs.is_multiple_of(32) {
+                continue;
+            }
+            let bytes = QTensor::quantize(&tensor, GgmlDType::Q8_0)?;
+            let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes.data()?)?;
+            blocks.insert(name.clone(), Matrix::Quantised(Arc::new(matrix)));
+        }
+        Ok(Self(blocks))
+    }
+
+    /// A matrix, if it is held as blocks.
+    pub(super) fn get(&self, name: &str) -> Option<&Matrix> {
+        self.0.get(name)
+    }
+
+    /// `x Wᵀ + b`, without gradients, if the matrix is held as blocks.
+    pub(super) fn project(
+        &self,
+        x: &Tensor,
+        name: &str,
+        bias: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let Some(matrix) = self.get(name) else { return Ok(None) };
+        Ok(Some(matrix.linear(&x.detach(), bias.map(Tensor::detach).as_ref())?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_kernels::attention::{Delays, KeyRanges};
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::TargetConfig;
+    use crate::draft::Draft;
+    use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps, VocabularyMap};
+    use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft, Init};
+    use crate::ids::{LayerId, TargetTokenId};
+    use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+
+    fn target() -> Target {
+        let config = json!({
+            "model_type": "qwen2", "vocab_size": 40, "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "initializer_range": 0.2,
+            "tie_word_embeddings": true,
+        });
+        let config = TargetConfig::from_json(&config).expect("configuration");
+        Target::random(config, 4, &TargetOptions::default()).expect("target")
+    }
+
+    fn sequence() -> PackedSequence {
+        PackedSequence {
+            ids: (0..12).map(|t| t * 7 % 40).collect(),
+            position_ids: (0..12).collect(),
+            document_ids: vec![0; 12],
+        }
+    }
+
+    /// Rounding is there, and small.
+    fn assert_rounded(exact: &Tensor, rounded: &Tensor) {
+        let values = |tensor: &Tensor| {
+            tensor.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
+        };
+        let (exact, rounded) = (values(exact), values(rounded));
+        let largest = exact.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let pairs = exact.iter().zip(&rounded);
+        let error = pairs.fold(0.0_f32, |most, (x, y)| most.max((x - y).abs()));
+        assert!(error > 0.0 && error < 0.06 * largest, "{error} of {largest}");
+    }
+
+    fn bits(parameters: &[Parameter]) -> Vec<u32> {
+        let values =
+            |p: &Parameter| p.var.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
+        parameters.iter().flat_map(values).map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn glide_in_blocks_is_near_glide_in_f32() {
+        let (target, sequence) = (target(), sequence());
+        let config = GlideConfig::for_target(target.config(), None);
+        let mut draft =
+            GlideDraft::initialise(&config, &target, Init::LastLayer, 3).expect("draft");
+        let features = target.forward(&sequence, &Taps::of(&[Tap::LastKv])).expect("features");
+        let last_kv = features.last_kv.expect("tapped");
+        let ranges = |delay| Arc::new(KeyRanges::packed(&[0; 12], None, Delays::Same(delay)));
+        let cross = CrossContext { last_kv: &last_kv, ranges: ranges(1) };
+        let embeddings = target.embed(&sequence.ids).expect("embeddings");
+        let table = target.rope().table(&sequence.position_ids, target.device()).expect("table");
+        let forward = |draft: &GlideDraft| {
+            let output = draft.forward(&embeddings, &table, &ranges(0), &cross, &mut Vec::new());
+            output.expect("output")
+        };
+        let (before, exact) = (bits(draft.parameters()), forward(&draft));
+        draft.hold_as_blocks().expect("blocks");
+        assert_rounded(&exact, &forward(&draft));
+        assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+    }
+
+    #[test]
+    fn eagle3_in_blocks_is_near_eagle3_in_f32() {
+        let (target, sequence) = (target(), sequence());
+        let kept = (0..20).map(|i| TargetTokenId(2 * i)).collect();
+        let map = VocabularyMap::new(kept, 40).expect("map");
+        let mut wide = target.config().clone();
+        wide.num_hidden_layers = 32;
+        let mut config = Eagle3Config::for_target(&wide, 20).expect("layers");
+        config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
+        config.initializer_range = 0.2;
+        for config in [config.clone(), config.with_eagle31_norms()] {
+            let embedding = target.embedding().expect("table");
+            let mut draft =
+                Eagle3Draft::initialise(&config, map.clone(), &embedding, 3).expect("draft");
+            let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
+            let aux: Vec<&Tensor> = features.hidden.values().collect();
+            let aux = Tensor::cat(&aux, 1).expect("aux");
+            let run = |draft: &Eagle3Draft| {
+                let mut steps = TestTimeSteps::new(draft, &sequence, &aux).expect("steps");
+                let rows: Vec<u32> = (0..8).collect();
+                steps.step(&rows).expect("step");
+                let hidden = steps.step(&rows).expect("step");
+                let input = draft.head_input(&hidden).expect("norm").detach();
+                let head = draft.head_matrix().expect("head");
+                (hidden, head.linear(&input, None).expect("logits"))
+            };
+            let (before, exact) = (bits(draft.parameters()), run(&draft));
+            draft.hold_as_blocks().expect("blocks");
+            let rounded = run(&draft);
+            assert_rounded(&exact.0, &rounded.0);
+            assert_rounded(&exact.1, &rounded.1);
+            assert!(draft.head_matrix().expect("head").dense().is_none(), "held as blocks");
+            assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+        }
+    }
+}
