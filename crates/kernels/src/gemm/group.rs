@@ -61,7 +61,8 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
         || a.rows * total * a.cols < 2 * SMALLEST_TASK
         || rayon::current_num_threads() == 1;
     let quantised = |product: &Product<'_>| matches!(product.right, Right::Quantised(_));
-    let fixed = products.iter().any(quantised).then(|| FixedRows::of(a)).unwrap_or_default();
+    let fixed =
+        if products.iter().any(quantised) { FixedRows::of(a) } else { FixedRows::default() };
     if apart {
         for Product { dst, right, accumulate } in products {
             for_each_type!(

@@ -126,8 +126,8 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
                         *right = pair_512::<FORMAT>(words, pair);
                     }
                     for (row, sums) in sums.iter_mut().enumerate() {
-                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<i32>();
-                        let x = _mm512_set1_epi32(x.read_unaligned());
+                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<[u8; 4]>();
+                        let x = _mm512_set1_epi32(i32::from_ne_bytes(x.read()));
                         for (sum, right) in sums.iter_mut().zip(right) {
                             *sum = dot_pairs(*sum, right, x);
                         }
@@ -249,8 +249,8 @@ unsafe fn columns_256<const ROWS: usize, const FORMAT: u8>(half: Half<'_>, dst: 
                     let right = pair_256::<FORMAT>(words, pair);
                     let step = 2 * (pairs_of_word(FORMAT) * word + pair);
                     for (row, sum) in sums.iter_mut().enumerate() {
-                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<i32>();
-                        let x = _mm256_set1_epi32(x.read_unaligned());
+                        let x = codes.add(row * tile.blocks * BLOCK + step).cast::<[u8; 4]>();
+                        let x = _mm256_set1_epi32(i32::from_ne_bytes(x.read()));
                         *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(right, x));
                     }
                 }

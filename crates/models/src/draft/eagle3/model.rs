@@ -214,12 +214,11 @@ impl Eagle3Draft {
             state.clone()
         };
         let output = "midlayer.self_attn.o_proj";
-        let residual = match self.blocks.get(&format!("{output}.weight")) {
-            Some(_) => (start + self.project(&attended, output)?)?,
-            None => {
-                let output = self.tensor(&format!("{output}.weight"))?;
-                linear_onto(&start, &attended, output, None)?
-            }
+        let weight = format!("{output}.weight");
+        let residual = if self.blocks.get(&weight).is_some() {
+            (start + self.project(&attended, output)?)?
+        } else {
+            linear_onto(&start, &attended, self.tensor(&weight)?, None)?
         };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
         self.mlp_onto(&residual, &normed)
