@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::super::Mat;
 use super::BLOCK;
+use crate::simd::vectorised;
 
 /// Values below which handing parts to threads costs more than it saves.
 const SMALLEST_TASK: usize = 1 << 14;
@@ -44,11 +45,7 @@ impl FixedRows {
         let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
         let row = |(row, (codes, blocks)): (usize, (&mut [i16], &mut [FixedBlock]))| {
-            let values = a.data[row * a.row_stride..][..cols].as_chunks::<BLOCK>().0;
-            let codes = codes.as_chunks_mut::<BLOCK>().0;
-            for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
-                *block = FixedBlock::of(values, codes);
-            }
+            fix(&a.data[row * a.row_stride..][..cols], codes, blocks);
         };
         let (width, height) = (cols.max(1), (cols / BLOCK).max(1));
         if codes.len() < SMALLEST_TASK {
@@ -61,8 +58,23 @@ impl FixedRows {
     }
 }
 
+vectorised! {
+    /// One row.
+    fn fix(values: &[f32], codes: &mut [i16], blocks: &mut [FixedBlock]) {
+        let values = values.as_chunks::<BLOCK>().0;
+        let codes = codes.as_chunks_mut::<BLOCK>().0;
+        for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
+            *block = FixedBlock::of(values, codes);
+        }
+    }
+}
+
 impl FixedBlock {
-    #[inline]
+    #[allow(
+        clippy::inline_always,
+        reason = "vectorised only inside the function that it is part of"
+    )]
+    #[inline(always)]
     fn of(values: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> Self {
         // Bits of magnitudes are in the order of the magnitudes, infinity and NaN last.
         let magnitude = |value: &f32| value.abs().to_bits().cast_signed();
