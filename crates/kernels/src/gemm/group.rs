@@ -1,12 +1,12 @@
 //! Products of one left operand with several right ones.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::blocks::{Output, block};
 use super::micro::Isa;
 use super::quantised::{self, Blocks, FixedRows, matmul_quantised};
 use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
+use crate::threads::split;
 
 /// A right operand in one of the storage types.
 #[derive(Clone, Copy)]
@@ -83,7 +83,8 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
         }
     }
     let isa = Isa::detect();
-    tasks.into_par_iter().for_each(|(whole, right, range)| {
+    split(tasks.len(), |task| {
+        let (whole, right, range) = tasks[task].clone();
         // SAFETY: the assertion above bounds every product to its destination, of which the tasks
         // have disjoint columns.
         unsafe {

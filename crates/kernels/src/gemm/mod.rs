@@ -17,8 +17,6 @@ mod unpacked;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use blocks::{BLOCK_ROWS, Output, block, shared_rows};
 pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
@@ -26,6 +24,8 @@ use micro::Isa;
 use pack::{LeftOrder, PANEL};
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, side_by_side};
+
+use crate::threads::split;
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
@@ -130,7 +130,7 @@ fn product<T: Element>(
         unsafe { shared_rows(isa, whole, a, b, tasks) };
         return;
     }
-    (0..tasks).into_par_iter().for_each(|task| {
+    split(tasks, |task| {
         let bound = |task: usize| (task * units / tasks * unit).min(length);
         let range = bound(task)..bound(task + 1);
         // SAFETY: the assertions above bound the whole product to `dst`; the tasks' ranges of

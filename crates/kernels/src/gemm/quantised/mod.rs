@@ -28,6 +28,8 @@ pub use format::BlockFormat;
 use format::copy_row;
 pub(crate) use format::{BLOCK, GROUP, side_by_side};
 
+use crate::threads::split;
+
 /// Rows of a task: their fixed-point numbers fit the second-level cache.
 const TASK_ROWS: usize = 256;
 
@@ -129,7 +131,7 @@ fn product(isa: Isa, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: 
         TASK_COLUMNS
     };
     let tasks = b.cols.div_ceil(width);
-    (0..tasks * a.rows.div_ceil(TASK_ROWS)).into_par_iter().for_each(|task| {
+    split(tasks * a.rows.div_ceil(TASK_ROWS), |task| {
         let (first_row, first) = (task / tasks * TASK_ROWS, task % tasks * width);
         let range = first..(first + width).min(b.cols);
         let rows = first_row..(first_row + TASK_ROWS).min(a.rows);
