@@ -6,6 +6,7 @@
 //! query's range: a token of a tree gets the bits that it would have in a plain sequence.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
@@ -13,6 +14,7 @@ use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
 use crate::simd::{axpy, dot_in_order};
+use crate::threads::split;
 
 /// What every tile reads.
 #[derive(Clone, Copy)]
@@ -62,27 +64,46 @@ pub(super) fn forward(
 }
 
 /// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share
-/// out. A tile's heads lie side by side in memory, so a thread takes them one after the other.
+/// out, and some rows of each. A tile's heads lie side by side in memory, so a thread takes them one
+/// after the other.
 fn few_queries(inputs: Inputs<'_>, out: &mut [f32], lse: &mut [f32]) {
     let (heads, queries) = (inputs.dims.kv_heads, 0..inputs.ranges.queries());
     let groups: Vec<Group<'_>> =
         (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
-    let tiles: Vec<Range<usize>> = tiles(inputs.ranges.hull(queries)).collect();
-    let parts: Vec<Part> = (0..tiles.len() * heads)
-        .into_par_iter()
-        .map(|index| {
-            let (tile, group) = (&tiles[index / heads], &groups[index % heads]);
-            let (mut part, mut scores) = (group.nothing(), group.scores());
-            group.tile(tile, &mut scores, &mut part);
-            part
-        })
-        .collect();
-    for (kv_head, group) in groups.iter().enumerate() {
-        let mut sum = group.nothing();
-        parts.iter().skip(kv_head).step_by(heads).for_each(|part| sum.add(part));
+    let rows = groups.first().map_or(0, Group::rows);
+    let chunk = rows.div_ceil(2).max(FEW_ROWS);
+    let mut tasks = Vec::new();
+    for tile in tiles(inputs.ranges.hull(queries)) {
+        for kv_head in 0..heads {
+            let chunks = (0..rows).step_by(chunk).map(|first| first..(first + chunk).min(rows));
+            tasks.extend(chunks.map(|rows| (tile.clone(), kv_head, rows)));
+        }
+    }
+    let parts: Vec<OnceLock<Part>> = tasks.iter().map(|_| OnceLock::new()).collect();
+    split(tasks.len(), |index| {
+        let (tile, kv_head, rows) = &tasks[index];
+        let group = &groups[*kv_head];
+        let (mut part, mut scores) = (group.nothing(rows.len()), scores(rows.len()));
+        group.tile(tile, rows.clone(), &mut scores, &mut part);
+        parts[index].get_or_init(|| part);
+    });
+    let mut sums: Vec<Part> = groups.iter().map(|group| group.nothing(rows)).collect();
+    for ((_, kv_head, rows), part) in tasks.iter().zip(&parts) {
+        let (sum, Some(part)) = (&mut sums[*kv_head], part.get()) else { continue };
+        rows.clone().enumerate().for_each(|(from, row)| sum.add_row(row, part, from));
+    }
+    for (group, mut sum) in groups.iter().zip(sums) {
         group.add_remaining_singles(&mut sum);
         group.write(&sum, out, lse);
     }
+}
+
+/// Rows of a head for which keys are turned around once, so that fewer are not worth a task.
+const FEW_ROWS: usize = 8;
+
+/// Room for a tile's scores.
+fn scores(rows: usize) -> Vec<f32> {
+    vec![0.0; rows * TILE_KEYS]
 }
 
 /// Copies the queries of one group, scaled, into rows `[queries · G, D]`.
@@ -155,13 +176,8 @@ impl<'a> Group<'a> {
         self.queries.len() * self.inputs.dims.group()
     }
 
-    fn nothing(&self) -> Part {
-        Part::nothing(self.rows(), self.inputs.dims.head_dim)
-    }
-
-    /// Room for a tile's scores.
-    fn scores(&self) -> Vec<f32> {
-        vec![0.0; self.rows() * TILE_KEYS]
+    fn nothing(&self, rows: usize) -> Part {
+        Part::nothing(rows, self.inputs.dims.head_dim)
     }
 
     fn query_of(&self, row: usize) -> usize {
@@ -169,28 +185,30 @@ impl<'a> Group<'a> {
     }
 
     fn all_tiles(&self) -> Part {
-        let (mut sum, mut part, mut scores) = (self.nothing(), self.nothing(), self.scores());
+        let rows = self.rows();
+        let (mut sum, mut part) = (self.nothing(rows), self.nothing(rows));
+        let mut scores = scores(rows);
         for tile in tiles(self.inputs.ranges.hull(self.queries.clone())) {
-            self.tile(&tile, &mut scores, &mut part);
+            self.tile(&tile, 0..rows, &mut scores, &mut part);
             sum.add(&part);
         }
         self.add_remaining_singles(&mut sum);
         sum
     }
 
-    /// The part of one tile of keys, and of the single keys that stand in it.
-    fn tile(&self, tile: &Range<usize>, scores: &mut [f32], part: &mut Part) {
+    /// The part of one tile of keys, and of the single keys that stand in it, for some rows.
+    fn tile(&self, tile: &Range<usize>, rows: Range<usize>, scores: &mut [f32], part: &mut Part) {
         let (dims, ranges, width) = (self.inputs.dims, self.inputs.ranges, tile.len());
-        let (rows, head_dim) = (self.rows(), dims.head_dim);
-        let q = Mat::rows(&self.packed, rows, head_dim, head_dim);
+        let (count, head_dim) = (rows.len(), dims.head_dim);
+        let q = Mat::rows(&self.packed[rows.start * head_dim..], count, head_dim, head_dim);
         let keys = key_tile(self.inputs.k, dims, tile, self.kv_head);
         matmul(scores, TILE_KEYS, q, keys.t(), false, Threads::One);
         let mut joined = Vec::new();
-        for row in 0..rows {
+        for (index, row) in rows.clone().enumerate() {
             let query = self.query_of(row);
             let range = ranges.of(query);
             let mut visible = visible_in(tile, &range);
-            let scores = &mut scores[row * TILE_KEYS..(row + 1) * TILE_KEYS];
+            let scores = &mut scores[index * TILE_KEYS..(index + 1) * TILE_KEYS];
             let (range_end, count) = (visible.end, joining(ranges, query));
             let ends_here = tile.start < range.end && range.end <= tile.end && count > 0;
             if ends_here {
@@ -198,18 +216,18 @@ impl<'a> Group<'a> {
                 self.single_scores(row, 0, &mut scores[range_end..visible.end]);
             }
             let used = width.max(visible.end);
-            part.soften(row, &mut scores[..used], visible.clone());
+            part.soften(index, &mut scores[..used], visible.clone());
             if ends_here {
                 let weights = &mut scores[range_end..visible.end];
                 joined.push(Joined { row, first: 0, weights: weights.to_vec() });
                 weights.fill(0.0);
             }
         }
-        let weights = Mat::rows(scores, rows, width, TILE_KEYS);
+        let weights = Mat::rows(scores, count, width, TILE_KEYS);
         let values = key_tile(self.inputs.v, dims, tile, self.kv_head);
         matmul(&mut part.values, head_dim, weights, values, false, Threads::One);
         for joined in &joined {
-            self.add_single_values(joined, part.values_of(joined.row));
+            self.add_single_values(joined, part.values_of(joined.row - rows.start));
         }
     }
 
