@@ -25,6 +25,9 @@ const LINE: usize = 64;
 /// further than the block at hand, and memory would rest.
 const AHEAD: usize = 2048;
 
+/// Most rows whose sums over two groups of columns fit the registers.
+const ROWS_OF_TWO: usize = 5;
+
 /// Where fetching goes on from the bytes of a group: behind its end at the groups behind these.
 const fn ahead_of(offset: usize, stride: usize, groups: usize) -> usize {
     if offset < stride { offset } else { offset + stride * (groups - 1) }
@@ -73,12 +76,18 @@ macro_rules! by_format {
 /// AVX-512F, -BW and -VNNI; the operands reach as far as the tile of at most 8 rows and 32 columns,
 /// and `dst` is writable for them.
 pub(super) unsafe fn avx512(tile: Tile<'_>, dst: Destination) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        if dst.cols > GROUP {
-            by_format!(columns_512, [2], tile, dst);
-        } else {
-            by_format!(columns_512, [1], tile, dst);
+    if dst.cols > GROUP && dst.rows <= ROWS_OF_TWO {
+        // SAFETY: passed on to the caller.
+        unsafe { by_format!(columns_512, [2], tile, dst) };
+        return;
+    }
+    for first in (0..dst.cols).step_by(GROUP) {
+        let right = &tile.right[first / GROUP * tile.right_stride..];
+        // SAFETY: passed on to the caller; the first column lies within the destination.
+        unsafe {
+            let cols = (dst.cols - first).min(GROUP);
+            let dst = Destination { at: dst.at.add(first), cols, ..dst };
+            by_format!(columns_512, [1], Tile { right, ..tile }, dst);
         }
     }
 }
