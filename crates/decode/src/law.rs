@@ -142,17 +142,48 @@ pub fn normalise(weights: &mut [f64]) -> f64 {
 /// The most likely token; ties go to the lower id, NaN never wins.
 pub fn argmax(logits: &[f32]) -> TargetTokenId {
     let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id, logit);
+    // The largest of some lanes at a time, in vectors; its place where it is the largest so far.
+    for (part, values) in logits.chunks(1024).enumerate() {
+        let (groups, rest) = values.as_chunks::<16>();
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        for group in groups {
+            lanes.iter_mut().zip(group).for_each(|(lane, x)| *lane = larger(*lane, *x));
+        }
+        let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |all, x| larger(all, *x));
+        if largest > best.1
+            && let Some(place) = values.iter().position(|x| *x >= largest)
+        {
+            best = (part * 1024 + place, largest);
         }
     }
     TargetTokenId(best.0 as u32)
 }
 
+/// The larger number; NaN is none.
+fn larger(most: f32, x: f32) -> f32 {
+    if x > most { x } else { most }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_is_found_in_every_place() {
+        assert_eq!(argmax(&[]), TargetTokenId(0));
+        assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY]), TargetTokenId(0));
+        for count in [1, 15, 16, 17, 1023, 1024, 1025, 3000] {
+            for place in (0..count).step_by(7).chain([count - 1]) {
+                let mut logits = vec![-1.0; count];
+                (logits[place], logits[count / 2]) = (3.0, f32::NAN);
+                logits[place] = 3.0;
+                assert_eq!(argmax(&logits), TargetTokenId(place as u32), "{count} {place}");
+                // Ties go to the lower id.
+                logits[count - 1] = 3.0;
+                assert_eq!(argmax(&logits), TargetTokenId(place as u32), "{count} {place}");
+            }
+        }
+    }
 
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, f32::NEG_INFINITY];
 

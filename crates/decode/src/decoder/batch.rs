@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Tap, Taps, Target};
 
@@ -89,7 +90,7 @@ impl<'a> BatchDecoder<'a> {
             if running.is_empty() && waiting.is_empty() {
                 break;
             }
-            self.round(&mut running, listener)?;
+            awake(|| self.round(&mut running, listener))?;
         }
         Ok(results.into_iter().flatten().collect())
     }

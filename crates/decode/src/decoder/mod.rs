@@ -7,6 +7,7 @@ mod sequence;
 
 use std::ops::ControlFlow;
 
+use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
 
@@ -151,10 +152,12 @@ impl<'a> SpeculativeDecoder<'a> {
         let Self { target, sequence } = self;
         let mut request = sequence.begin(target, prompt, options, listener)?;
         while request.end().is_none() {
-            let mut rounds = [sequence.propose(target, &mut request)?];
-            run_target(target, &mut [&mut request], &mut rounds, sequence.taps())?;
-            let [round] = rounds;
-            sequence.settle(&mut request, round, listener)?;
+            awake(|| -> Result<()> {
+                let mut rounds = [sequence.propose(target, &mut request)?];
+                run_target(target, &mut [&mut request], &mut rounds, sequence.taps())?;
+                let [round] = rounds;
+                sequence.settle(&mut request, round, listener)
+            })?;
         }
         Ok(sequence.end(request))
     }
