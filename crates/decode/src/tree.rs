@@ -35,6 +35,17 @@ pub struct TreeNode {
     pub drawn: bool,
 }
 
+/// What lookup proposed, and how far it held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookedUp {
+    /// Tokens that agreed.
+    pub matched: usize,
+    /// Tokens proposed behind them.
+    pub proposed: usize,
+    /// Accepted ones among them.
+    pub accepted: usize,
+}
+
 /// Proposals below a root.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tree {
@@ -44,12 +55,14 @@ pub struct Tree {
     laws: HashMap<usize, Arc<Vec<f64>>>,
     /// Whether siblings were drawn with replacement.
     replacement: bool,
+    /// What lookup found, and the rows of it.
+    lookup: Option<(usize, Vec<usize>)>,
 }
 
 impl Tree {
     /// No proposals: the target's pass is a plain step.
     pub fn new(root: TargetTokenId) -> Self {
-        Self { root, nodes: Vec::new(), laws: HashMap::new(), replacement: false }
+        Self { root, nodes: Vec::new(), laws: HashMap::new(), replacement: false, lookup: None }
     }
 
     /// A certain chain.
@@ -59,13 +72,30 @@ impl Tree {
         tree
     }
 
-    /// Adds a certain chain below the root; where the tree has the same certain path it is shared.
-    pub fn insert_chain(&mut self, tokens: &[TargetTokenId], origin: Origin) {
+    /// Adds a certain chain below the root and returns its rows; where the tree has the same certain
+    /// path it is shared.
+    pub fn insert_chain(&mut self, tokens: &[TargetTokenId], origin: Origin) -> Vec<usize> {
         let mut row = 0;
+        let mut rows = Vec::with_capacity(tokens.len());
         for token in tokens {
             let log_prob = self.node(row).map_or(0.0, |node| node.log_prob);
             row = self.push(row, *token, log_prob, origin);
+            rows.push(row);
         }
+        rows
+    }
+
+    /// Adds what lookup found behind `matched` tokens that agree, as [`Self::insert_chain`].
+    pub fn insert_lookup(&mut self, matched: usize, tokens: &[TargetTokenId]) {
+        let rows = self.insert_chain(tokens, Origin::Lookup);
+        self.lookup = Some((matched, rows)).filter(|(_, rows)| !rows.is_empty());
+    }
+
+    /// How far what lookup found holds along an accepted path.
+    pub fn looked_up(&self, path: &[usize]) -> Option<LookedUp> {
+        let (matched, rows) = self.lookup.as_ref()?;
+        let accepted = rows.iter().zip(path).take_while(|(row, accepted)| row == accepted).count();
+        Some(LookedUp { matched: *matched, proposed: rows.len(), accepted })
     }
 
     /// Adds a certain child and returns its row; an equal certain sibling is that row.

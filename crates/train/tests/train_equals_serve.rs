@@ -43,6 +43,8 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
         round: 1,
         draws: &mut CounterDraws::new(0, &[]),
         worth: None,
+        paid: true,
+        levels: 0,
     };
     let proposed = drafter.propose(context, &mut plan).expect("proposals");
     proposed.nodes().iter().map(|node| node.token.0).collect()

@@ -12,7 +12,7 @@ use super::{Committed, DecodeOptions, Generation, Listener, Pacing};
 use crate::drafter::{DraftContext, Drafter, Plan};
 use crate::error::{DecodeError, Result};
 use crate::metrics::{RoundRecord, RoundSeconds};
-use crate::pace::{Mode, Pace};
+use crate::pace::{Mode, Pace, Proposals};
 use crate::tree::{Origin, Tree};
 
 /// Prompt tokens that go through the target at once.
@@ -30,6 +30,8 @@ pub(super) struct Sequence<'a> {
 pub(super) struct Round {
     tree: Tree,
     mode: Mode,
+    /// Levels that a draft model read.
+    levels: usize,
     seconds: RoundSeconds,
     /// Of the target's pass over the tree.
     features: Features,
@@ -117,19 +119,27 @@ impl<'a> Sequence<'a> {
             (Some(_), Pacing::Fixed) => Mode::Draft,
             (Some(_), Pacing::Measured) => self.pace.mode(),
         };
-        let tree = match mode {
-            Mode::Draft => self.draft(target, request)?,
-            Mode::Plain => Tree::new(request.root()),
+        let (tree, levels) = match mode {
+            Mode::Plain => (Tree::new(request.root()), 0),
+            Mode::Free | Mode::Draft => self.draft(target, request, mode == Mode::Draft)?,
         };
-        let draft = if mode == Mode::Draft { started.elapsed().as_secs_f64() } else { 0.0 };
+        // Looking up takes no time to speak of.
+        let draft = if levels > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
         let seconds = RoundSeconds { draft, ..RoundSeconds::default() };
-        Ok(Round { tree, mode, seconds, features: Features::default(), logits: Vec::new() })
+        let (features, logits) = (Features::default(), Vec::new());
+        Ok(Round { tree, mode, levels, seconds, features, logits })
     }
 
-    fn draft(&mut self, target: &Target, request: &mut Request<'_>) -> Result<Tree> {
+    /// Proposals, and the levels that a draft model read for them; without one unless they are `paid`.
+    fn draft(
+        &mut self,
+        target: &Target,
+        request: &mut Request<'_>,
+        paid: bool,
+    ) -> Result<(Tree, usize)> {
         let room = request.room();
         let Some(drafter) = self.drafter.as_mut().filter(|_| room > 0) else {
-            return Ok(Tree::new(request.root()));
+            return Ok((Tree::new(request.root()), 0));
         };
         let drawn = request.draws_proposals();
         let mut shape = request.options.shape.cut(room);
@@ -148,8 +158,11 @@ impl<'a> Sequence<'a> {
             round: request.rounds,
             draws: &mut request.draws,
             worth,
+            paid,
+            levels: 0,
         };
-        drafter.propose(context, &mut plan)
+        let tree = drafter.propose(context, &mut plan)?;
+        Ok((tree, plan.levels))
     }
 
     /// Ends a round that the target has run: verdict, cache, committed tokens, measurements.
@@ -160,7 +173,7 @@ impl<'a> Sequence<'a> {
         listener: &mut Listener<'_>,
     ) -> Result<()> {
         let started = Instant::now();
-        let Round { tree, mode, mut seconds, features, logits } = round;
+        let Round { tree, mode, levels, mut seconds, features, logits } = round;
         let key = request.round_key();
         let verdict = request.verifier.verify(&tree, &logits, key, &mut request.draws)?;
         self.keep_path(request, &features, &tree, &verdict.path)?;
@@ -183,7 +196,8 @@ impl<'a> Sequence<'a> {
         seconds.rest = started.elapsed().as_secs_f64();
         record.seconds = seconds;
         if self.drafter.is_some() && request.options.pacing == Pacing::Measured {
-            self.pace.add(mode, &record, predicted(&tree));
+            let (predicted, lookup) = (predicted(&tree), tree.looked_up(&verdict.path));
+            self.pace.add(mode, &record, &Proposals { levels, predicted, lookup });
         }
         request.metrics.add_round(&record);
         Ok(())

@@ -3,14 +3,16 @@
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Features, Tap};
 
-use super::{DraftContext, Drafter, LookupDrafter, Plan};
+use super::lookup::Match;
+use super::{DraftContext, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
-use crate::tree::{Origin, Tree};
+use crate::tree::Tree;
 
 /// How the two share a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Combination {
-    /// Lookup alone where it finds at least [`CombinedDrafter::LONG_MATCH`] tokens, else the model.
+    /// Lookup alone where what it finds holds at least as often as the model's first tokens, or, as
+    /// long as nothing is measured, agrees in [`CombinedDrafter::LONG_MATCH`] tokens; else the model.
     Switch,
     /// Both in one tree; equal paths are shared. Beside drawn proposals those of lookup stand as
     /// certain siblings and are tested first: they follow from the text, so the law is kept.
@@ -50,18 +52,29 @@ impl Drafter for CombinedDrafter<'_> {
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         let found = self.lookup.find(context.tokens, plan.shape.depth());
-        if let Some(found) = &found
-            && self.combination == Combination::Switch
-            && found.length >= Self::LONG_MATCH
-        {
-            let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
-            tree.insert_chain(&found.continuation, Origin::Lookup);
-            return Ok(tree);
-        }
-        let mut tree = self.model.propose(context, plan)?;
-        if let Some(found) = found.filter(|_| self.combination == Combination::Merge) {
-            tree.insert_chain(&found.continuation, Origin::Lookup);
+        let found = found.map(|found| found.worthy(plan.worth.as_ref()));
+        let found = found.filter(|found| !found.continuation.is_empty());
+        let alone = found.as_ref().is_some_and(|found| {
+            self.combination == Combination::Switch && replaces(found, plan.worth.as_ref())
+        });
+        let mut tree = if plan.paid && !alone {
+            self.model.propose(context, plan)?
+        } else {
+            Tree::new(context.tokens[context.tokens.len() - 1])
+        };
+        let merged = self.combination == Combination::Merge;
+        if let Some(found) = found.filter(|_| merged || alone || !plan.paid) {
+            tree.insert_lookup(found.length, &found.continuation);
         }
         Ok(tree)
+    }
+}
+
+/// Whether what was found stands in for the model: it holds at least as often, as far as that is
+/// measured, else it is long.
+fn replaces(found: &Match, worth: Option<&Worth>) -> bool {
+    match worth {
+        None => found.length >= CombinedDrafter::LONG_MATCH,
+        Some(worth) => worth.lookup.along(found.length).next() >= Some(worth.first),
     }
 }

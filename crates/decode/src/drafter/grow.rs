@@ -48,7 +48,7 @@ pub fn grow(
         return Ok(Tree::new(root));
     }
     let shape = plan.shape.clone();
-    match &shape {
+    let tree = match &shape {
         DraftShape::Chain { length } if plan.drawn => {
             drawn(model, context, plan, &vec![1; *length])
         }
@@ -70,7 +70,9 @@ pub fn grow(
         DraftShape::Dynamic { width, depth, budget } => {
             dynamic(model, context, plan, (*width, *depth, *budget))
         }
-    }
+    }?;
+    plan.levels = tree.depth().max(1);
+    Ok(tree)
 }
 
 /// Log-probabilities of an expandable node's children, best first.

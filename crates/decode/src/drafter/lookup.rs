@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use longdraft_models::TargetTokenId;
 
-use super::{DraftContext, Drafter, Plan};
+use super::{DraftContext, Drafter, Plan, Worth};
 use crate::error::Result;
-use crate::tree::{Origin, Tree};
+use crate::tree::Tree;
 
 /// Longest and shortest run of tokens that is looked for.
 const LONGEST: usize = 4;
@@ -31,6 +31,49 @@ pub struct Match {
     pub length: usize,
     /// What followed them.
     pub continuation: Vec<TargetTokenId>,
+}
+
+/// How often a token that lookup found holds where all before it did, by tokens that agreed and
+/// depth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LookupChances([[f64; Self::DEPTHS]; Self::LENGTHS]);
+
+impl LookupChances {
+    /// Depths that are told apart; deeper ones count as the last.
+    pub const DEPTHS: usize = 6;
+    /// Lengths of matches.
+    pub const LENGTHS: usize = LONGEST - SHORTEST + 1;
+
+    /// From rows by [`Self::row_of`] a match's length.
+    pub fn new(chances: [[f64; Self::DEPTHS]; Self::LENGTHS]) -> Self {
+        Self(chances)
+    }
+
+    /// Where a match of this length is counted.
+    pub fn row_of(matched: usize) -> usize {
+        matched.clamp(SHORTEST, LONGEST) - SHORTEST
+    }
+
+    /// Chances that the first, the first two, ... tokens behind a match hold.
+    pub fn along(&self, matched: usize) -> impl Iterator<Item = f64> {
+        let chances = self.0[Self::row_of(matched)];
+        (0..).scan(1.0, move |path, depth: usize| {
+            *path *= chances[depth.min(Self::DEPTHS - 1)];
+            Some(*path)
+        })
+    }
+}
+
+impl Match {
+    /// The tokens that are worth their rows of the target's pass.
+    #[must_use]
+    pub fn worthy(mut self, worth: Option<&Worth>) -> Self {
+        if let Some(worth) = worth {
+            let chances = worth.lookup.along(self.length).take(self.continuation.len());
+            self.continuation.truncate(chances.take_while(|chance| *chance >= worth.node).count());
+        }
+        self
+    }
 }
 
 impl LookupDrafter {
@@ -77,7 +120,8 @@ impl Drafter for LookupDrafter {
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
         if let Some(found) = self.find(context.tokens, plan.shape.depth()) {
-            tree.insert_chain(&found.continuation, Origin::Lookup);
+            let found = found.worthy(plan.worth.as_ref());
+            tree.insert_lookup(found.length, &found.continuation);
         }
         Ok(tree)
     }
@@ -108,6 +152,19 @@ mod tests {
         assert_eq!(find(&[], 4), None);
         // A run may overlap what it is found in.
         assert_eq!(find(&[5, 5, 5, 5, 5, 5], 3), Some((4, vec![5])));
+    }
+
+    #[test]
+    fn what_rarely_holds_is_cut() {
+        let mut chances = [[0.5; LookupChances::DEPTHS]; LookupChances::LENGTHS];
+        chances[LookupChances::row_of(4)] = [0.9; LookupChances::DEPTHS];
+        let lookup = LookupChances::new(chances);
+        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, first: 0.5, lookup };
+        let found = |length| Match { length, continuation: tokens(&[7; 30]) };
+        let kept = |length| found(length).worthy(Some(&worth)).continuation.len();
+        // 0.5 ^ 2 and 0.9 ^ 15 are above 0.2, the next powers below.
+        assert_eq!([2, 3, 4, 9].map(kept), [2, 2, 15, 15]);
+        assert_eq!(found(2).worthy(None), found(2));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::tree::Tree;
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
-pub use lookup::LookupDrafter;
+pub use lookup::{LookupChances, LookupDrafter, Match};
 pub use model::{DraftModel, ModelDrafter, Reading};
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
@@ -76,6 +76,10 @@ pub struct Plan<'a> {
     pub draws: &'a mut dyn Draws,
     /// When another node pays; without it the shape is filled. Only for certain proposals.
     pub worth: Option<Worth>,
+    /// Whether proposals that take time of their own are wanted.
+    pub paid: bool,
+    /// Levels that a draft model read, set by it.
+    pub levels: usize,
 }
 
 /// When a proposal is worth its time, from measured costs.
@@ -87,6 +91,10 @@ pub struct Worth {
     pub level: f64,
     /// Measured acceptance by predicted acceptance of the draft's first tokens.
     pub calibration: f64,
+    /// Measured acceptance of the draft's first tokens.
+    pub first: f64,
+    /// Measured acceptance of what lookup finds.
+    pub lookup: LookupChances,
 }
 
 /// Proposes tokens after the root.

@@ -83,6 +83,9 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        if !plan.paid {
+            return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
+        }
         grow::grow(&mut self.model, context, plan)
     }
 }

@@ -162,6 +162,8 @@ impl Case {
                 round: 1,
                 draws,
                 worth: None,
+                paid: true,
+                levels: 0,
             };
             let mut tree = grow::grow(&mut model, context, &mut plan).expect("tree");
             if let Some(lookup) = &self.lookup {
@@ -363,8 +365,16 @@ pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Dr
     tree.set_law(0, std::sync::Arc::new(Q.to_vec()));
     let sampling = Sampling::at(1.0);
     let shape = DraftShape::Sampled { children: vec![count] };
-    let mut plan =
-        Plan { shape: &shape, drawn: true, sampling: &sampling, round: 0, draws, worth: None };
+    let mut plan = Plan {
+        shape: &shape,
+        drawn: true,
+        sampling: &sampling,
+        round: 0,
+        draws,
+        worth: None,
+        paid: true,
+        levels: 0,
+    };
     let tokens = if replacement {
         (0..count).flat_map(|_| grow::draw_children(&Q, 1, 0, &mut plan)).collect()
     } else {

@@ -1,0 +1,249 @@
+//! Whether drafting pays, and how much of it: from measured times and acceptance.
+//!
+//! Nothing here changes the law of the output: depth, width and the choice of plain decoding are
+//! fixed before a round's draws, or concern proposals that carry no randomness.
+//!
+//! A round's *loss* is its time less what plain decoding of its tokens would have taken then.
+//! Losses of a draft model add up (gains are forgotten beyond a few steps, as in Page's test of
+//! 1954); when they exceed a budget, the request goes on without it, and tries again with a small
+//! budget after a pause that doubles. Lookup goes on meanwhile: its time is that of its rows, of
+//! which each is worth its measured chance or is left out.
+
+mod costs;
+
+use crate::metrics::RoundRecord;
+use crate::shape::DraftShape;
+
+pub use costs::{Costs, Proposals};
+
+/// Plain steps before anything is drafted, if no plain step was ever measured.
+const FIRST_STEPS: usize = 2;
+/// Loss, in plain steps, at which a request that just began gives drafting up.
+const FIRST_BUDGET: f64 = 3.0;
+/// The same for later trials.
+const TRIAL_BUDGET: f64 = 1.0;
+/// Gains remembered, in plain steps.
+const CREDIT: f64 = 2.0;
+/// Tokens of the first pause, and most.
+const PAUSE: usize = 64;
+const LONGEST_PAUSE: usize = 1024;
+/// Drafted rounds after which the plain step is measured anew.
+const REMEASURE: usize = 64;
+
+/// What a request does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// A plain step.
+    Plain,
+    /// A round with proposals that cost no time of their own.
+    Free,
+    /// A round with all proposals.
+    Draft,
+}
+
+/// Decides round by round; one for a decoder, told where requests begin.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    costs: Costs,
+    /// Loss of drafting in seconds since it was last trusted.
+    loss: f64,
+    budget: f64,
+    /// Plain tokens until the next trial; drafting is on at 0.
+    pause: usize,
+    next_pause: usize,
+    drafted_rounds: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            costs: Costs::default(),
+            loss: 0.0,
+            budget: FIRST_BUDGET,
+            pause: 0,
+            next_pause: PAUSE,
+            drafted_rounds: 0,
+        }
+    }
+}
+
+impl Pace {
+    /// A request starts: drafting gets a new chance, a small one if it last failed.
+    pub fn begin(&mut self) {
+        self.budget = if self.pause > 0 { TRIAL_BUDGET } else { FIRST_BUDGET };
+        self.pause = 0;
+        self.loss = 0.0;
+        self.next_pause = PAUSE;
+    }
+
+    /// What was measured.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// What the next round is.
+    pub fn mode(&self) -> Mode {
+        let measure = self.costs.plain.len() < FIRST_STEPS
+            || (self.drafted_rounds > 0 && self.drafted_rounds.is_multiple_of(REMEASURE));
+        match (measure, self.pause) {
+            (true, _) => Mode::Plain,
+            (false, 0) => Mode::Draft,
+            (false, _) => Mode::Free,
+        }
+    }
+
+    /// Cuts a layout of drawn proposals to the depth that pays.
+    pub fn cut(&self, shape: &DraftShape) -> DraftShape {
+        shape.cut(self.costs.best_depth(shape.depth()))
+    }
+
+    /// Learns from a round.
+    pub fn add(&mut self, mode: Mode, round: &RoundRecord, proposals: &Proposals) {
+        self.costs.add(round, proposals);
+        let Some(plain) = self.costs.plain() else { return };
+        if mode != Mode::Draft {
+            self.pause = self.pause.saturating_sub(round.committed);
+        }
+        if round.nodes > 0 || self.drafted_rounds.is_multiple_of(REMEASURE) {
+            self.drafted_rounds += 1;
+        }
+        if proposals.levels == 0 {
+            return;
+        }
+        self.loss +=
+            round.seconds.total() - self.costs.plain_now(plain, round) * round.committed as f64;
+        if self.loss < -CREDIT * plain {
+            // It pays: whatever failed before is over.
+            self.loss = -CREDIT * plain;
+            self.budget = FIRST_BUDGET;
+            self.next_pause = PAUSE;
+        }
+        if self.loss > self.budget * plain {
+            self.loss = 0.0;
+            self.budget = TRIAL_BUDGET;
+            self.pause = self.next_pause;
+            self.next_pause = (2 * self.next_pause).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::RoundSeconds;
+    use crate::tree::LookedUp;
+
+    /// Seconds of `tokens` tokens relative to plain decoding, when every proposal at each depth is
+    /// accepted with the given regular pattern.
+    fn simulate(tokens: usize, level: f64, row: f64, accepts: impl Fn(usize) -> usize) -> f64 {
+        const DEPTH: usize = 4;
+        let mut pace = Pace::default();
+        pace.begin();
+        let (mut done, mut time, mut round) = (0, 0.0, 0);
+        while done < tokens {
+            let mode = pace.mode();
+            let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
+            let mut proposals = Proposals::default();
+            record.seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+            if mode == Mode::Draft {
+                record.accepted = accepts(round).min(DEPTH);
+                record.committed = record.accepted + 1;
+                (record.depth, record.nodes) = (DEPTH, DEPTH);
+                record.seconds.draft = level * DEPTH as f64;
+                record.seconds.verify += row * DEPTH as f64;
+                proposals.levels = DEPTH;
+                round += 1;
+            }
+            done += record.committed;
+            time += record.seconds.total();
+            pace.add(mode, &record, &proposals);
+        }
+        time / done as f64
+    }
+
+    #[test]
+    fn a_useless_draft_costs_less_than_five_percent() {
+        for (level, row) in [(0.05, 0.02), (0.2, 0.1), (0.3, 0.2), (0.5, 0.3)] {
+            let time = simulate(256, level, row, |_| 0);
+            assert!(time < 1.05, "{level} {row}: {time}");
+        }
+    }
+
+    #[test]
+    fn a_good_draft_keeps_nearly_all_of_its_gain() {
+        let accepts = |round: usize| [3, 1, 4, 0, 2][round % 5];
+        // 3 tokens for 1.6 plain steps.
+        let ideal = (1.0 + 4.0 * 0.15) / 3.0;
+        assert!(simulate(2000, 0.1, 0.05, accepts) < ideal / 0.9);
+    }
+
+    #[test]
+    fn drafting_comes_back_when_it_pays_again() {
+        let accepts = |round: usize| if round < 6 { 0 } else { 4 };
+        assert!(simulate(4000, 0.1, 0.05, accepts) < 0.5);
+    }
+
+    #[test]
+    fn depth_follows_acceptance_and_cost() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.best_depth(6), 6);
+        let mut teach = |accepted, level: f64| {
+            for _ in 0..100 {
+                let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+                let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
+                costs.add(&plain, &Proposals::default());
+                let seconds = RoundSeconds { draft: 6.0 * level, verify: 1.3, rest: 0.0 };
+                let round = RoundRecord {
+                    depth: 6,
+                    nodes: 6,
+                    accepted,
+                    committed: accepted + 1,
+                    seconds,
+                    ..RoundRecord::default()
+                };
+                let predicted = Some(0.5);
+                costs.add(&round, &Proposals { levels: 6, predicted, lookup: None });
+            }
+            (costs.best_depth(6), costs.worth().expect("measured"))
+        };
+        let (shallow, _) = teach(0, 0.2);
+        let (deep, worth) = teach(6, 0.05);
+        assert!(shallow == 1 && deep == 6, "{shallow} {deep}");
+        assert!(worth.calibration > 1.5 && worth.node < 0.5, "{worth:?}");
+    }
+
+    #[test]
+    fn lookup_goes_on_while_a_useless_draft_rests_and_is_cut_to_what_holds() {
+        let mut pace = Pace::default();
+        pace.begin();
+        let (mut looked_up, mut drafted) = (0, 0);
+        for _ in 0..200 {
+            let mode = pace.mode();
+            let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
+            record.seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+            let mut proposals = Proposals::default();
+            if mode != Mode::Plain {
+                // The first two tokens of what is found always hold, later ones never.
+                let kept = pace.costs().worth().map_or(6, |worth| {
+                    worth.lookup.along(3).take(6).take_while(|chance| *chance >= worth.node).count()
+                });
+                let accepted = kept.min(2);
+                let looked = LookedUp { matched: 3, proposed: kept, accepted };
+                (record.nodes, record.depth, record.accepted) = (kept, kept, accepted);
+                record.committed = accepted + 1;
+                record.seconds.verify += 0.1 * kept as f64;
+                proposals.lookup = Some(looked).filter(|_| kept > 0);
+                looked_up += record.committed - 1;
+            }
+            if mode == Mode::Draft {
+                (proposals.levels, record.seconds.draft) = (4, 2.0);
+                drafted += 1;
+            }
+            pace.add(mode, &record, &proposals);
+        }
+        let worth = pace.costs().worth().expect("measured");
+        let chances: Vec<f64> = worth.lookup.along(3).take(3).collect();
+        assert!(chances[1] > 0.7 && chances[2] < 0.3 * chances[1], "{chances:?}");
+        assert!(looked_up > 250 && drafted < 40, "{looked_up} {drafted}");
+    }
+}
