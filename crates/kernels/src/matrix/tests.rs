@@ -1,0 +1,84 @@
+use super::*;
+use crate::test_support::Noise;
+
+#[test]
+fn maps_of_one_input_have_the_bits_of_each_alone() -> Result<()> {
+    let mut noise = Noise::new(24);
+    for (rows, inputs) in [(0, 3), (1, 600), (1, 3), (5, 577), (16, 64), (17, 64), (90, 33)] {
+        let x = noise.tensor(&[rows, inputs]);
+        let dense = |outputs, noise: &mut Noise| noise.tensor(&[outputs, inputs]);
+        let first = Matrix::Dense(dense(70, &mut noise));
+        let half = Matrix::Dense(dense(192, &mut noise).to_dtype(DType::BF16)?);
+        let (bias, var) = (noise.tensor(&[600]), noise.var(&[600, inputs]));
+        for last in [dense(600, &mut noise), var.as_tensor().clone()] {
+            let last = Matrix::Dense(last);
+            let maps = [(&first, None), (&half, None), (&last, Some(&bias))];
+            let together = linear_each(&x, maps)?;
+            for (together, (matrix, bias)) in together.iter().zip(maps) {
+                let alone = matrix.linear(&x, bias)?;
+                assert_eq!(together.track_op(), alone.track_op());
+                assert_eq!(together.dims(), alone.dims());
+                assert_eq!(together.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
+            }
+        }
+        let wrong = Matrix::Dense(noise.tensor(&[4, inputs + 1]));
+        assert!(linear_each(&x, [(&first, None), (&wrong, None)]).is_err());
+        assert!(linear_each(&x, [(&first, Some(&bias))]).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn quantised_weights_are_near_their_widened_selves() -> Result<()> {
+    let mut noise = Noise::new(25);
+    let (outputs, inputs) = (96, 64);
+    let size = outputs * inputs / BLOCK * BlockFormat::Q8_0.bytes();
+    // Small exponents, so that every scale is finite.
+    let bytes: Vec<u8> = (0..size).map(|_| noise.below(64) as u8).collect();
+    let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes)?;
+    let stored = Matrix::Quantised(Arc::new(matrix));
+    let widened = Matrix::Dense(stored.to_dense()?);
+    let bias = noise.tensor(&[outputs]);
+    let near = |ours: &[Vec<f32>], wanted: &[Vec<f32>]| {
+        let largest = wanted.iter().flatten().fold(0.0, |all: f32, y| all.max(y.abs()));
+        let mut pairs = ours.iter().flatten().zip(wanted.iter().flatten());
+        assert!(pairs.all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "{ours:?} {wanted:?}");
+    };
+    for rows in [1, 5, 40] {
+        let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));
+        for bias in [None, Some(&bias)] {
+            let of = |matrix: &Matrix| -> Result<_> {
+                let (plain, onto) =
+                    (matrix.linear(&x, bias)?, matrix.linear_onto(&residual, &x, bias)?);
+                Ok((plain.to_vec2::<f32>()?, onto.to_vec2::<f32>()?))
+            };
+            let (ours, wanted) = (of(&stored)?, of(&widened)?);
+            near(&ours.0, &wanted.0);
+            near(&ours.1, &wanted.1);
+        }
+    }
+    let ids = [95, 0, 7];
+    let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
+    assert_eq!(rows(&stored)?, rows(&widened)?);
+    assert_eq!(stored.select(&ids)?.to_dense()?.to_vec2::<f32>()?, rows(&stored)?);
+    for inputs in [0..32, 32..64, 0..64] {
+        let part = stored.columns(inputs.clone())?.to_dense()?.to_vec2::<f32>()?;
+        let wanted = widened.columns(inputs.clone())?.to_dense()?;
+        assert_eq!(wanted.dims(), [outputs, inputs.len()]);
+        assert_eq!(part, wanted.to_vec2::<f32>()?);
+    }
+    assert!(stored.columns(0..24).is_err() && stored.columns(32..96).is_err());
+    assert!(widened.columns(32..96).is_err());
+    assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
+    assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
+    assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
+    Ok(())
+}
+
+#[test]
+fn bytes_of_another_shape_are_errors() {
+    for (outputs, inputs, bytes) in [(1, 32, 33), (1, 33, 34), (2, 32, 34), (usize::MAX, 32, 34)] {
+        let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &vec![0; bytes]);
+        assert!(matrix.is_err());
+    }
+}
