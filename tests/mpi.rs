@@ -1,20 +1,18 @@
 //! Several ranks through the binary, started by `mpirun` on this machine: the same losses as one
-//! process, sharded state, kills, errors, a shared store.
+//! process, sharded state, a shared store; how jobs end, and ranks that share layers.
 
+#[path = "mpi/ends.rs"]
+mod ends;
 #[path = "mpi/layers.rs"]
 mod layers;
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Output;
 
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
 use support::{Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
-
-/// Longest time in which a job must have noticed that a rank is gone.
-const SOON: Duration = Duration::from_mins(2);
 
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
@@ -422,111 +420,6 @@ fn mpi_ranks_run_the_stages_of_a_curriculum() {
     }
 }
 
-/// Process of a rank, as its log tells.
-fn process_of(run: &str, rank: usize) -> Option<String> {
-    let log = std::fs::read_to_string(format!("{run}/logs/rank-{rank}.log")).ok()?;
-    let (_, rest) = log.rsplit_once(", process ")?;
-    rest.split(',').next().map(str::to_owned)
-}
-
-/// Waits for a job to end; kills it and fails where it does not.
-#[track_caller]
-fn wait(mut child: Child) -> Output {
-    let started = Instant::now();
-    while child.try_wait().expect("wait").is_none() {
-        if started.elapsed() > SOON {
-            child.kill().expect("kill");
-            panic!("the job goes on: {}", stderr(&child.wait_with_output().expect("output")));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let _ = std::fs::remove_dir(session_folder());
-    child.wait_with_output().expect("output")
-}
-
-/// Sends a rank a signal as soon as the job has saved.
-#[track_caller]
-fn signal_after_a_save(run: &str, rank: usize, signal: &str) {
-    let started = Instant::now();
-    while !checkpoint(run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let process = process_of(run, rank).expect("the rank's log");
-    let sent = Command::new("kill").args([signal, &process]).status().expect("kill");
-    assert!(sent.success(), "the run ended before it could be reached");
-}
-
-/// Starts ranks and kills one of them with SIGKILL after the first save.
-#[track_caller]
-fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
-    let child = mpirun(ranks, arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("mpirun starts");
-    signal_after_a_save(run, rank, "-9");
-    let output = wait(child);
-    assert!(!output.status.success(), "a job without a rank does not succeed");
-}
-
-#[test]
-fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
-    let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
-    let whole = shop.path("whole");
-    let output = format!("output={whole}");
-    succeed_on(2, &joined(&[&["train", &config, &output], &set]));
-    for killed_rank in [0, 1] {
-        let run = shop.path(&format!("killed-{killed_rank}"));
-        let output = format!("output={run}");
-        let arguments = joined(&[&["train", &config, &output], &set]);
-        kill_a_rank(2, killed_rank, &run, &arguments);
-        let resumed = succeed_on(2, &arguments);
-        assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
-        assert_eq!(metrics(&whole), metrics(&run));
-        assert_eq!(draft_bytes(&whole), draft_bytes(&run));
-    }
-}
-
-#[test]
-fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
-    let run = shop.path("run");
-    let child =
-        mpirun(2, &["train", &config, "train.steps=100000", "train.save_every=7", "--json"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("mpirun starts");
-    signal_after_a_save(&run, 1, "-TERM");
-    let output = wait(child);
-    assert!(output.status.success(), "{:?}", output.status);
-    let out = last_json(&stdout(&output));
-    let text = std::fs::read_to_string(checkpoint(&run).join("state.json")).expect("state");
-    let state: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
-}
-
-#[test]
-fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
-    let shop = Workshop::of_four_layers();
-    let (config, run) = (shop.config(), shop.path("run"));
-    let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
-    let child = mpirun(2, &joined(&[&["train", &config], &set]))
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("mpirun starts");
-    signal_after_a_save(&run, 1, "-STOP");
-    let output = wait(child);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("no answer of the other ranks for 8 s"), "{text}");
-}
-
 #[test]
 fn mpi_ranks_share_out_the_matrices_of_muon() {
     let shop = Workshop::of_four_layers();
@@ -540,68 +433,6 @@ fn mpi_ranks_share_out_the_matrices_of_muon() {
     run(1, &one);
     run(2, &two);
     assert_same_numbers(&metrics(&one), &metrics(&two));
-}
-
-#[test]
-fn zero_1_checkpoints_are_resumed_by_another_number_of_ranks() {
-    resumes_on_other_ranks("parallel.zero=1", 60);
-}
-
-#[test]
-fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
-    resumes_on_other_ranks("parallel.zero=3", 30);
-}
-
-#[track_caller]
-fn resumes_on_other_ranks(zero: &str, steps: usize) {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
-    let steps = format!("train.steps={steps}");
-    let set = [steps.as_str(), "train.save_every=5", zero];
-    let whole = shop.path("whole");
-    let output = format!("output={whole}");
-    succeed_on(1, &joined(&[&["train", &config, &output], &set]));
-    let run = shop.path("killed");
-    let output = format!("output={run}");
-    let arguments = joined(&[&["train", &config, &output], &set]);
-    kill_a_rank(4, 3, &run, &arguments);
-    let resumed = succeed_on(2, &arguments);
-    assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
-    assert_same_numbers(&metrics(&whole), &metrics(&run));
-    // A rank's damaged file is found like any other.
-    let part = checkpoint(&run).join("optimizer-00002-of-00002.safetensors");
-    let mut bytes = std::fs::read(&part).expect("part");
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    std::fs::write(&part, bytes).expect("damage");
-    let resumed = succeed_on(4, &arguments);
-    let text = stderr(&resumed);
-    assert!(text.contains("optimizer-00002-of-00002.safetensors: damaged"), "{text}");
-    assert_same_numbers(&metrics(&whole), &metrics(&run));
-}
-
-#[test]
-fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
-    // Only the second rank cannot write its log.
-    std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
-    let child = mpirun(3, &["train", &config])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("mpirun starts");
-    let output = wait(child);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
-    assert!(!text.contains("panicked"), "{text}");
-    // What all ranks meet is told once.
-    let mut wrong = mpirun(3, &["train", &config, "train.rows_per_step=0"]);
-    let output = wrong.output().expect("mpirun starts");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert_eq!(text.matches("error: ").count(), 1, "{text}");
 }
 
 #[test]
