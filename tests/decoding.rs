@@ -269,6 +269,63 @@ fn figures_are_measured_written_and_shown() {
 }
 
 #[test]
+fn an_evaluation_that_was_killed_goes_on() {
+    let shelf = Shelf::new();
+    let (target, glide, prompts) =
+        (shelf.path("target"), shelf.path("glide"), shelf.path("prompts.jsonl"));
+    let row = |index: usize| format!("{}\n", json!({"prompt": format!("the cat {index}")}));
+    std::fs::write(&prompts, (0..16).map(row).collect::<String>()).expect("prompts");
+    let evaluation = |output: &str, temperatures: &str| {
+        let command = ["eval", "decode", "--target", &target, "--draft", &glide];
+        let set = ["--prompts", &prompts, "--max-tokens", "60", "--runs", "2"];
+        let more = ["--json", "--output", output, "--temperature", temperatures];
+        longdraft(&[&command[..], &set, &more].concat())
+    };
+    let ended = |output: std::process::Output| {
+        assert!(output.status.success(), "{}", stderr(&output));
+        (last_json(&stdout(&output))["record"]["cells"].clone(), stderr(&output))
+    };
+    let cells = |cells: &Value| -> Vec<Value> {
+        let cells = cells.as_array().expect("cells").iter();
+        cells
+            .map(|cell| json!([cell["tested_by_position"], cell["checked"], cell["equal"]]))
+            .collect()
+    };
+    let (output, whole) = (shelf.path("killed"), shelf.path("whole"));
+    let (whole, _) = ended(evaluation(&whole, "0,1").output().expect("the binary starts"));
+    let left = Path::new(&output).join("decode-unfinished.json");
+    let mut child = evaluation(&output, "0,1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let state = loop {
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before it was killed");
+        let text = std::fs::read_to_string(&left).unwrap_or_default();
+        let state: Value = serde_json::from_str(&text).unwrap_or_default();
+        if state["progress"]["prompts"].as_u64() > Some(3) {
+            break state;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    assert!(!Path::new(&output).join("decode.json").exists());
+    let (resumed, told) = ended(evaluation(&output, "0,1").output().expect("the binary starts"));
+    assert!(told.contains("going on behind "), "{told}");
+    assert_eq!(cells(&resumed), cells(&whole));
+    assert_eq!(resumed[0]["speed_up_of_runs"].as_array().map(Vec::len), Some(2));
+    assert!(!left.exists());
+    // What other settings left, or nobody can read, is told and not used.
+    for (text, problem) in [(state.to_string(), "of another evaluation"), ("{".into(), "EOF")] {
+        std::fs::write(&left, text).expect("state");
+        let (anew, told) = ended(evaluation(&output, "0").output().expect("the binary starts"));
+        assert!(told.contains(problem) && !told.contains("going on"), "{told}");
+        assert_eq!(cells(&anew)[0], cells(&whole)[0]);
+    }
+}
+
+#[test]
 fn a_run_shows_what_was_measured_beside_its_plots() {
     let shop = Workshop::new();
     succeed(&["train", &shop.config(), "train.steps=4"]);

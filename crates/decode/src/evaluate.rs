@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Tap, Taps, Target};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::decoder::{DecodeOptions, Generation, SpeculativeDecoder};
 use crate::drafter::Drafter;
@@ -28,7 +28,7 @@ pub struct Prompt {
 }
 
 /// Tokens and time of one side, summed over runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Side {
     /// Tokens, the first one of each request included.
     pub tokens: usize,
@@ -67,7 +67,7 @@ impl Side {
 }
 
 /// Where two greedy outputs part.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Divergence {
     /// Index among the generated tokens.
     pub position: usize,
@@ -77,7 +77,7 @@ pub struct Divergence {
 }
 
 /// One prompt, decoded both ways in every run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PromptFigures {
     /// Group.
     pub category: String,
@@ -96,7 +96,7 @@ pub struct PromptFigures {
 }
 
 /// All prompts.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// In the order given.
     pub prompts: Vec<PromptFigures>,
@@ -210,8 +210,21 @@ pub struct Schedule<'a> {
     pub must_be_equal: bool,
 }
 
-/// Decodes every prompt plainly and with `drafter`, in turns and in alternating order, and hears of
-/// the figures so far after each; `false` ends it early.
+/// How far a comparison has come.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The figures so far.
+    pub comparison: Comparison,
+    /// Whole runs.
+    pub runs: usize,
+    /// Prompts of the run under way.
+    pub prompts: usize,
+    /// The run under way: plain decoding, and with the draft.
+    sides: [Side; 2],
+}
+
+/// Decodes every prompt plainly and with `drafter`, in turns and in alternating order, from where
+/// `progress` stands (the default: all), and hears of it after each; `false` ends it early.
 ///
 /// # Errors
 /// - a prompt does not fit, or a model cannot run
@@ -220,7 +233,8 @@ pub fn compare(
     drafter: Box<dyn Drafter + '_>,
     prompts: &[Prompt],
     schedule: &Schedule<'_>,
-    on_prompt: &mut dyn FnMut(&Comparison) -> bool,
+    mut progress: Progress,
+    on_prompt: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Comparison> {
     let mut plain = SpeculativeDecoder::new(target, None);
     let mut drafted = SpeculativeDecoder::new(target, Some(drafter));
@@ -231,10 +245,8 @@ pub fn compare(
         plain.generate(&first.tokens, &short, all)?;
         drafted.generate(&first.tokens, &short, all)?;
     }
-    let mut totals = Comparison::default();
-    for run in 0..schedule.runs {
-        let (mut plain_run, mut drafted_run) = (Side::default(), Side::default());
-        for (index, prompt) in prompts.iter().enumerate() {
+    for run in progress.runs..schedule.runs {
+        for (index, prompt) in prompts.iter().enumerate().skip(progress.prompts) {
             let request = vec![index as u64, run as u64];
             let options = DecodeOptions { request, ..schedule.options.clone() };
             let plain_first = (index + run).is_multiple_of(2);
@@ -248,37 +260,61 @@ pub fn compare(
                 Some(early) => early,
                 None => plain.generate(&prompt.tokens, &options, all)?,
             };
-            plain_run.add(&without);
-            drafted_run.add(&with);
-            if run == 0 {
-                totals.prompts.push(PromptFigures {
-                    category: prompt.category.clone(),
-                    prompt_tokens: prompt.tokens.len(),
-                    plain: Side::default(),
-                    drafted: Side::default(),
-                    acceptance: AcceptanceMetrics::default(),
-                    equal: schedule.must_be_equal.then_some(true),
-                    divergence: None,
-                });
+            progress.add(index, prompt, (&without, &with), schedule.must_be_equal);
+            let figures = &mut progress.comparison.prompts[index];
+            if figures.equal == Some(false) && figures.divergence.is_none() {
+                figures.divergence = divergence(target, &prompt.tokens, &without, &with)?;
             }
-            let figures = &mut totals.prompts[index];
-            figures.plain.add(&without);
-            figures.drafted.add(&with);
-            figures.acceptance.merge(&with.metrics);
-            if schedule.must_be_equal && with.tokens != without.tokens {
-                figures.equal = Some(false);
-                if figures.divergence.is_none() {
-                    figures.divergence = divergence(target, &prompt.tokens, &without, &with)?;
-                }
-            }
-            if !on_prompt(&totals) {
-                return Ok(totals);
+            if !on_prompt(&progress) {
+                return Ok(progress.comparison);
             }
         }
-        let speeds = (drafted_run.decode_tokens_per_second(), plain_run.decode_tokens_per_second());
-        totals.speed_up_of_runs.push(speeds.0 / speeds.1.max(1e-9));
+        progress.end_run();
     }
-    Ok(totals)
+    Ok(progress.comparison)
+}
+
+impl Progress {
+    /// Adds a prompt of the run under way, decoded plainly and with the draft.
+    fn add(
+        &mut self,
+        index: usize,
+        prompt: &Prompt,
+        (without, with): (&Generation, &Generation),
+        must_be_equal: bool,
+    ) {
+        let [plain, drafted] = &mut self.sides;
+        plain.add(without);
+        drafted.add(with);
+        let known = &mut self.comparison.prompts;
+        if index == known.len() {
+            known.push(PromptFigures {
+                category: prompt.category.clone(),
+                prompt_tokens: prompt.tokens.len(),
+                plain: Side::default(),
+                drafted: Side::default(),
+                acceptance: AcceptanceMetrics::default(),
+                equal: must_be_equal.then_some(true),
+                divergence: None,
+            });
+        }
+        let figures = &mut known[index];
+        figures.plain.add(without);
+        figures.drafted.add(with);
+        figures.acceptance.merge(&with.metrics);
+        if must_be_equal && with.tokens != without.tokens {
+            figures.equal = Some(false);
+        }
+        self.prompts = index + 1;
+    }
+
+    fn end_run(&mut self) {
+        let [plain, drafted] = std::mem::take(&mut self.sides);
+        let plain = plain.decode_tokens_per_second().max(1e-9);
+        self.comparison.speed_up_of_runs.push(drafted.decode_tokens_per_second() / plain);
+        self.runs += 1;
+        self.prompts = 0;
+    }
 }
 
 /// The first place where two outputs differ, judged by the target in one plain pass.

@@ -1,6 +1,6 @@
 //! Acceptance and time of a run of rounds. The prefill pass and the token it yields are outside.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What one round did.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -22,7 +22,7 @@ pub struct RoundRecord {
 }
 
 /// Where a round's time went.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RoundSeconds {
     /// Drafting.
     pub draft: f64,
@@ -46,7 +46,7 @@ impl RoundSeconds {
 }
 
 /// Counters over rounds; sums over requests before they are divided.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AcceptanceMetrics {
     /// Target passes that verified a draft (or decoded plainly).
     pub rounds: usize,

@@ -4,11 +4,12 @@
 pub(crate) mod held_out;
 pub(crate) mod prompts;
 mod table;
+mod unfinished;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use longdraft_decode::evaluate::{Comparison, Prompt, Schedule, compare};
+use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
 use serde_json::{Value, json};
 
@@ -19,6 +20,7 @@ use crate::decode_record::{
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use prompts::PromptSet;
+use unfinished::Unfinished;
 
 pub(crate) use table::print;
 
@@ -67,38 +69,79 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         max_new_tokens: arguments.max_tokens,
         cells: Vec::new(),
     };
-    for mut options in requests {
+    let settings = settings(arguments, &models, &prompts, &requests);
+    let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings);
+    for (index, mut options) in requests.into_iter().enumerate() {
         options.max_new_tokens = arguments.max_tokens;
         options.stop_tokens = stop_tokens(&models.target);
-        let cell = measure(decoding, &models, &prompts, &options, arguments.runs)?;
+        let cell = if let Some(cell) = unfinished.cell(index) {
+            cell.clone()
+        } else {
+            let (schedule, from) = ((&options, arguments.runs), unfinished.progress());
+            let keep = &mut |progress: &Progress| unfinished.keep(progress);
+            let cell = measure(decoding, &models, &prompts, schedule, from, keep)?;
+            unfinished.end_cell(&cell);
+            cell
+        };
         print(&cell);
         record.cells.push(cell);
     }
     if let Some(folder) = &arguments.output {
         write(folder, &record)?;
     }
+    unfinished.remove();
     if json {
         println!("{}", to_json(&record));
     }
     record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
 }
 
-/// Decodes every prompt plainly and with drafting.
+/// All that figures depend on, as a hash.
+fn settings(
+    arguments: &EvalDecodeArguments,
+    models: &Models,
+    prompts: &[Prompt],
+    requests: &[DecodeOptions],
+) -> String {
+    let decoding = &arguments.decoding;
+    let changed = decoding.draft.as_deref().map(last_change);
+    let limits = (arguments.runs, arguments.max_tokens, rayon::current_num_threads());
+    crate::sha256::of_text(&format!(
+        "{} {} {:?} {changed:?} {:?} {limits:?} {requests:?} {prompts:?} {}",
+        env!("CARGO_PKG_VERSION"),
+        models.target.fingerprint(),
+        decoding.draft,
+        decoding.dtype,
+        decoding.drafter_name(models),
+    ))
+}
+
+/// When a file, or the newest one of a folder, was last written.
+fn last_change(path: &Path) -> Option<SystemTime> {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
+    inside.filter_map(|entry| changed(&entry.path())).max().max(changed(path))
+}
+
+/// Decodes every prompt plainly and with drafting, in so many runs, from where an earlier call came.
 pub(crate) fn measure(
     decoding: &DecodingArguments,
     models: &Models,
     prompts: &[Prompt],
-    options: &DecodeOptions,
-    runs: usize,
+    (options, runs): (&DecodeOptions, usize),
+    from: Progress,
+    keep: &mut dyn FnMut(&Progress),
 ) -> Result<Cell> {
     let drafter = decoding.drafter(models)?;
     let drafter = drafter.ok_or_else(|| Failure::usage("there is nothing to draft with"))?;
     let mut last_line = Instant::now();
     let verifier = verifier(decoding, options);
     let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };
-    let comparison = compare(&models.target, drafter, prompts, &schedule, &mut |totals| {
+    let comparison = compare(&models.target, drafter, prompts, &schedule, from, &mut |progress| {
+        keep(progress);
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
+            let totals = &progress.comparison;
             eprintln!(
                 "    {:>3} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
                 totals.drafted().requests,

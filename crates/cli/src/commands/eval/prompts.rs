@@ -1,8 +1,10 @@
 //! Prompt sets: the published ones by name, or any JSONL file.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
@@ -12,6 +14,7 @@ use longdraft_models::target::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::Value;
 
+use super::LINE_EVERY;
 use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 
@@ -63,7 +66,7 @@ pub(crate) fn read(
     target: &Target,
     tokenizer: &TextTokenizer,
 ) -> Result<Vec<Prompt>> {
-    let encoder = Encoder { set, target, tokenizer };
+    let encoder = Encoder { set, target, tokenizer, answered: Cell::new((0, Instant::now())) };
     let named = NAMED.iter().find(|(name, ..)| *name == set.name);
     let prompts = match named {
         Some((name, file, layout)) => encoder.named(name, file, *layout)?,
@@ -79,6 +82,8 @@ struct Encoder<'a> {
     set: &'a PromptSet<'a>,
     target: &'a Target,
     tokenizer: &'a TextTokenizer,
+    /// First turns that were answered, and when that was last told.
+    answered: Cell<(usize, Instant)>,
 }
 
 impl Encoder<'_> {
@@ -172,6 +177,7 @@ impl Encoder<'_> {
             }
             if index + 1 < turns.len() {
                 messages.push(Message::new("assistant", self.answer(&tokens)?));
+                self.tell();
             }
             prompts.push(Prompt { category: category.to_owned(), tokens });
         }
@@ -189,6 +195,16 @@ impl Encoder<'_> {
         let tokens = decoder.generate(prompt, &options, all)?.tokens;
         let ids = tokens.iter().filter(|token| !options.stop_tokens.contains(token));
         Ok(self.tokenizer.decode(&ids.map(|token| token.0).collect::<Vec<_>>(), true)?)
+    }
+
+    /// Answers take minutes on a slow machine.
+    fn tell(&self) {
+        let (answered, mut told) = self.answered.get();
+        if told.elapsed() >= LINE_EVERY {
+            told = Instant::now();
+            eprintln!("    {:>3} first turns answered, for the second ones", answered + 1);
+        }
+        self.answered.set((answered + 1, told));
     }
 
     fn context(&self) -> usize {

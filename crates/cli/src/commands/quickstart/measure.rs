@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target::Target;
 
@@ -62,7 +63,8 @@ pub(super) fn run(
         let mut options = decoding.options(0.0, pace)?;
         options.max_new_tokens = NEW_TOKENS;
         options.stop_tokens = stop_tokens(opened);
-        let cell = eval::measure(decoding, &models, &prompts, &options, RUNS)?;
+        let (schedule, from) = ((&options, RUNS), Progress::default());
+        let cell = eval::measure(decoding, &models, &prompts, schedule, from, &mut |_| {})?;
         eval::print(&cell);
         println!();
         record.cells.push(cell);

@@ -1,0 +1,113 @@
+//! What an evaluation has measured so far, beside where its figures will stand: one that was killed
+//! goes on from there.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use longdraft_decode::evaluate::Progress;
+use longdraft_models::weights::atomic::write_atomically;
+use serde::{Deserialize, Serialize};
+
+use crate::decode_record::Cell;
+
+/// File in the folder of the figures.
+const FILE: &str = "decode-unfinished.json";
+/// Time between two saves, in times of the last one.
+const REST: u32 = 50;
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct State {
+    /// All that figures depend on.
+    settings: String,
+    /// Temperatures that are done.
+    cells: Vec<Cell>,
+    progress: Progress,
+}
+
+pub(super) struct Unfinished {
+    /// Without a folder nothing is kept.
+    path: Option<PathBuf>,
+    state: State,
+    /// End of the last save, and how long it took.
+    saved: (Instant, Duration),
+}
+
+impl Unfinished {
+    /// What an evaluation with the same settings left in `folder`, or nothing.
+    pub(super) fn open(folder: Option<&Path>, settings: String) -> Self {
+        let path = folder.map(|folder| folder.join(FILE));
+        let left = path.as_ref().and_then(|path| {
+            let bytes = std::fs::read(path).ok()?;
+            match serde_json::from_slice(&bytes) {
+                Ok(State { settings: other, .. }) if other != settings => {
+                    eprintln!("{}: of another evaluation, which begins anew", path.display());
+                    None
+                }
+                Ok(state) => Some(state),
+                Err(error) => {
+                    eprintln!("{}: {error}; the evaluation begins anew", path.display());
+                    None
+                }
+            }
+        });
+        if let Some(State { cells, progress, .. }) = &left {
+            eprintln!(
+                "going on behind {} temperatures, {} runs and {} prompts",
+                cells.len(),
+                progress.runs,
+                progress.prompts
+            );
+        }
+        let state = left.unwrap_or_else(|| State { settings, ..State::default() });
+        Self { path, state, saved: (Instant::now(), Duration::ZERO) }
+    }
+
+    /// Figures of the temperature at this place, if it is done.
+    pub(super) fn cell(&self, index: usize) -> Option<&Cell> {
+        self.state.cells.get(index)
+    }
+
+    /// Where the temperature under way stands.
+    pub(super) fn progress(&self) -> Progress {
+        self.state.progress.clone()
+    }
+
+    /// Keeps it, not more often than saving is cheap.
+    pub(super) fn keep(&mut self, progress: &Progress) {
+        if self.path.is_some() && self.saved.0.elapsed() >= REST * self.saved.1 {
+            self.state.progress = progress.clone();
+            self.save();
+        }
+    }
+
+    /// A temperature is done.
+    pub(super) fn end_cell(&mut self, cell: &Cell) {
+        self.state.cells.push(cell.clone());
+        self.state.progress = Progress::default();
+        self.save();
+    }
+
+    /// Everything is done and written.
+    pub(super) fn remove(self) {
+        if let Some(path) = self.path {
+            // It may never have been written.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// The evaluation goes on where this fails: only a later kill would miss it.
+    fn save(&mut self) {
+        let Some(path) = &self.path else { return };
+        let started = Instant::now();
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let bytes = serde_json::to_vec(&self.state).map_err(std::io::Error::other);
+        let written = folder.and(bytes).map_err(|error| error.to_string());
+        let written = written
+            .and_then(|bytes| write_atomically(path, &bytes).map_err(|error| error.to_string()));
+        if let Err(problem) = written {
+            eprintln!("{}: {problem}; what is measured is not kept", path.display());
+            self.path = None;
+        }
+        self.saved = (Instant::now(), started.elapsed());
+    }
+}
