@@ -16,6 +16,7 @@ pub(crate) enum Storage {
 /// A float type that packing widens to f32, exactly.
 pub(crate) trait Element: Copy + Send + Sync {
     const STORAGE: Storage;
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "of the vector kernels"))]
     const ZERO: Self;
 
     /// Widens equally long slices.

@@ -129,6 +129,7 @@ pub(super) fn right<T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f
 
 /// `out[step, col] = source[col · stride + step]`.
 fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mut [f32]) {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, reason = "of the vector kernels"))]
     let (mut whole_steps, mut whole_cols) = (0, 0);
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx") {

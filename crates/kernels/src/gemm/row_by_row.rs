@@ -6,8 +6,11 @@
 
 use super::Mat;
 use super::blocks::Output;
-use super::element::{Element, Storage};
+use super::element::Element;
+#[cfg(target_arch = "x86_64")]
+use super::element::Storage;
 use super::micro::Isa;
+#[cfg(target_arch = "x86_64")]
 use super::unpacked::MOST_ROWS;
 
 /// Whether a product is of this kind.

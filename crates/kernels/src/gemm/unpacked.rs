@@ -33,9 +33,11 @@ pub(super) struct Operands<T> {
     /// From one column of the right operand to the next.
     pub(super) b_stride: usize,
     /// From a column to the one that is fetched ahead, of the next group.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "of the vector kernels"))]
     pub(super) ahead: usize,
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "of the vector kernels"))]
 impl<T> Operands<T> {
     /// Column starts; columns that do not exist are read as the last one and never stored.
     pub(super) fn starts<const N: usize>(&self, first: usize, cols: usize) -> [*const T; N] {
@@ -120,6 +122,7 @@ impl Isa {
 /// The CPU has the instruction set, which reads the type; the operands hold `dst.rows` <= [`ROWS`]
 /// rows and `dst.cols` <= [`GROUP`] columns of `depth` steps; `dst` is writable for them.
 pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
+    #[cfg(target_arch = "x86_64")]
     macro_rules! by_rows {
         ($kernel:path) => {{
             use $kernel as kernel;

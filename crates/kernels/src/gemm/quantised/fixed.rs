@@ -33,6 +33,7 @@ pub(super) struct FixedBlock {
     /// Sum of the values.
     pub(super) offset: f32,
     /// Sum of the codes.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "of the vector kernels"))]
     pub(super) sum: i32,
 }
 
