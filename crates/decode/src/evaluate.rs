@@ -275,6 +275,12 @@ pub fn compare(
 }
 
 impl Progress {
+    /// Whether it is one over so many prompts: what was read from a file may be anything.
+    pub fn fits(&self, prompts: usize) -> bool {
+        let known = if self.runs == 0 { self.prompts } else { prompts };
+        self.comparison.prompts.len() == known && self.prompts <= prompts
+    }
+
     /// Adds a prompt of the run under way, decoded plainly and with the draft.
     fn add(
         &mut self,
@@ -381,6 +387,19 @@ mod tests {
         let groups = comparison.groups(|prompt| prompt.category.clone());
         assert!((groups[1].1.speed_up() - 6.0).abs() < 1e-9);
         assert!((comparison.acceptance_length_per_prompt() - 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn progress_that_does_not_add_up_does_not_fit() {
+        let prompts = vec![figures("a", 2.0, 1.0), figures("b", 6.0, 1.0)];
+        let of = |runs, prompts: &[PromptFigures], done| {
+            let comparison = Comparison { prompts: prompts.to_vec(), speed_up_of_runs: Vec::new() };
+            Progress { comparison, runs, prompts: done, sides: [Side::default(); 2] }
+        };
+        assert!(Progress::default().fits(2) && of(0, &prompts[..1], 1).fits(2));
+        assert!(of(1, &prompts, 0).fits(2) && of(1, &prompts, 2).fits(2));
+        assert!(!of(0, &prompts[..1], 2).fits(2) && !of(0, &prompts, 1).fits(2));
+        assert!(!of(1, &prompts[..1], 1).fits(2) && !of(1, &prompts, 3).fits(2));
     }
 
     #[test]

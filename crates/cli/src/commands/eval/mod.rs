@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         cells: Vec::new(),
     };
     let settings = settings(arguments, &models, &prompts, &requests);
-    let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings);
+    let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
     for (index, mut options) in requests.into_iter().enumerate() {
         options.max_new_tokens = arguments.max_tokens;
         options.stop_tokens = stop_tokens(&models.target);

@@ -33,17 +33,19 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// What an evaluation with the same settings left in `folder`, or nothing.
-    pub(super) fn open(folder: Option<&Path>, settings: String) -> Self {
+    /// What an evaluation of so many prompts with the same settings left in `folder`, or nothing.
+    pub(super) fn open(folder: Option<&Path>, settings: String, prompts: usize) -> Self {
         let path = folder.map(|folder| folder.join(FILE));
         let left = path.as_ref().and_then(|path| {
             let bytes = std::fs::read(path).ok()?;
-            match serde_json::from_slice(&bytes) {
-                Ok(State { settings: other, .. }) if other != settings => {
-                    eprintln!("{}: of another evaluation, which begins anew", path.display());
+            match serde_json::from_slice::<State>(&bytes) {
+                Ok(state) if state.settings == settings && state.progress.fits(prompts) => {
+                    Some(state)
+                }
+                Ok(_) => {
+                    eprintln!("{}: of another evaluation; this one begins anew", path.display());
                     None
                 }
-                Ok(state) => Some(state),
                 Err(error) => {
                     eprintln!("{}: {error}; the evaluation begins anew", path.display());
                     None
