@@ -1,8 +1,12 @@
 //! Decisions from measured times never show in the output.
 
-use longdraft_decode::{Pacing, Sampling, SpeculativeDecoder, VerifyRule};
+use longdraft_decode::drafter::{DraftContext, Plan};
+use longdraft_decode::draws::CounterDraws;
+use longdraft_decode::{DraftShape, Origin, Pacing, Sampling, SpeculativeDecoder, VerifyRule};
 
-use crate::models::{Drafts, KINDS, decode, drafter, generate, options, prompt, shapes, target};
+use crate::models::{
+    Drafts, KINDS, Kind, decode, drafter, generate, options, prompt, shapes, target,
+};
 
 #[test]
 fn measured_pacing_changes_no_token() {
@@ -24,5 +28,34 @@ fn measured_pacing_changes_no_token() {
                 assert!(paced.metrics.rounds <= plain.metrics.rounds);
             }
         }
+    }
+}
+
+#[test]
+fn only_lookup_proposes_where_nothing_may_take_time() {
+    let target = target("llama", 16, (2, 2), 72);
+    let drafts = Drafts::new(&target, 72);
+    let cache = target.new_cache().expect("cache");
+    let text = prompt(6, 72).repeat(2);
+    for kind in KINDS {
+        let mut drafter = drafter(kind, &target, &drafts);
+        drafter.begin(0).expect("begin");
+        let mut plan = Plan {
+            shape: &DraftShape::Chain { length: 4 },
+            drawn: false,
+            sampling: &Sampling::default(),
+            round: 1,
+            draws: &mut CounterDraws::new(0, &[]),
+            worth: None,
+            paid: false,
+            levels: 0,
+        };
+        let context = DraftContext { target: &target, cache: &cache, tokens: &text };
+        let tree = drafter.propose(context, &mut plan).expect("proposals");
+        let found: Vec<_> = tree.nodes().iter().map(|node| (node.token, node.origin)).collect();
+        let looks = !matches!(kind, Kind::Glide | Kind::GlideReduced | Kind::Eagle3);
+        let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
+        assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");
+        assert_eq!(plan.levels, 0, "{kind:?}");
     }
 }
