@@ -1,7 +1,7 @@
 //! Which implementation of an op runs, and in which type products are formed.
 //!
-//! Tensors on a CPU go through the fused implementations, tensors on any other device through the
-//! composed ones, made of candle's ops. Both settings hold for the whole process; a program makes
+//! Tensors on a CPU go through the fused implementations, tensors on an NVIDIA GPU through its kernels
+//! where there are some, all others through the composed ops, made of candle's. Both settings hold for the whole process; a program makes
 //! them once, before its first op.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 /// Implementation of the ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ops {
-    /// Fused where there is one: f32 activations on the CPU.
+    /// Fused where there is one: f32 activations on the CPU and on NVIDIA GPUs.
     #[default]
     Fused,
     /// Composed of tensor ops on every device: what a GPU computes, to find faults on a CPU.
@@ -55,5 +55,10 @@ pub(crate) fn products_of(x: &Tensor) -> Products {
 /// Whether the fused implementation of an op takes these tensors: all f32 on the CPU.
 pub(crate) fn fused(tensors: &[&Tensor]) -> bool {
     let fits = |t: &&Tensor| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32;
-    !COMPOSED.load(Ordering::Relaxed) && tensors.iter().all(fits)
+    !composed_only() && !crate::cuda::emulated() && tensors.iter().all(fits)
+}
+
+/// Whether ops are composed on every device.
+pub(crate) fn composed_only() -> bool {
+    COMPOSED.load(Ordering::Relaxed)
 }

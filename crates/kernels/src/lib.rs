@@ -32,6 +32,7 @@ pub mod threads;
 pub mod top_k;
 
 mod composed;
+mod cuda;
 mod gemm;
 mod simd;
 mod storage;

@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor
 use rayon::prelude::*;
 
 use crate::composed::differentiable;
+use crate::cuda;
 use crate::dispatch::fused;
 use crate::storage::{f32_slice, with_f32};
 
@@ -29,6 +30,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     }
     if fused(&[x, weight]) {
         x.contiguous()?.apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
+    } else if cuda::takes(&[x, weight]) {
+        cuda::rows::rms_norm(x, weight, eps)
     } else if x.dtype() == DType::F32 && weight.dtype() == DType::F32 {
         composed(x, weight, eps)
     } else {

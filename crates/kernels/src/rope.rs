@@ -10,6 +10,7 @@ use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, T
 use rayon::prelude::*;
 
 use crate::composed::differentiable;
+use crate::cuda;
 use crate::dispatch::fused;
 use crate::storage::{f32_slice, with_f32};
 
@@ -246,6 +247,8 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     }
     if fused(&[x, &table.cos]) {
         x.contiguous()?.apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
+    } else if cuda::takes(&[x, &table.cos]) {
+        cuda::rows::rope(x, table)
     } else {
         composed(x, table)
     }

@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use crate::composed::differentiable;
+use crate::cuda;
 use crate::dispatch::fused;
 use crate::simd::{exp, vectorised};
 use crate::storage::{f32_slice, with_f32};
@@ -26,6 +27,8 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     }
     if fused(&[gate, up]) {
         gate.contiguous()?.apply_op2(&up.contiguous()?, SwiGlu)
+    } else if cuda::takes(&[gate, up]) {
+        cuda::rows::swiglu(gate, up)
     } else {
         composed(gate, up)
     }

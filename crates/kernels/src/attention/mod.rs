@@ -14,6 +14,7 @@
 
 mod backward;
 mod composed;
+mod gpu;
 mod part;
 mod ranges;
 mod reference;
@@ -23,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
+use crate::cuda;
 use crate::dispatch::fused;
 use crate::storage::{f32_slice, with_f32};
 
@@ -42,6 +44,10 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) ->
     if fused(&[q, k, v]) {
         let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+    } else if cuda::takes(&[q, k, v])
+        && let Some(out) = gpu::attention(q, k, v, ranges)?
+    {
+        Ok(out)
     } else {
         composed(q, k, v, ranges)
     }

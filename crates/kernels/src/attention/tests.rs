@@ -1,3 +1,6 @@
+#[cfg(target_os = "linux")]
+mod gpu;
+
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};

@@ -1,0 +1,444 @@
+//! Attention by tiles on an NVIDIA GPU: memory linear in `T`, scores stay on the chip.
+//!
+//! Factors are bf16 with [`Products::Half`], else f32 in three bf16 terms each. Passes of few queries
+//! without gradients are cut into pieces of keys, so that decoding occupies the whole device; pieces
+//! begin at fixed keys, and a row's bits depend on what it sees alone.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use candle_core::{Device, Result, Shape, Tensor};
+
+use super::{Dims, KeyRanges};
+use crate::composed::{FULL_ROWS, differentiable};
+use crate::cuda::{Argument, Launch, Program, block_memory, exactly, upload};
+use crate::dispatch::{Products, products_of};
+
+/// Rows of a block's own tile, and its threads: `TILE` and `32 * WARPS` of the kernels.
+const TILE: usize = 64;
+const THREADS: usize = 128;
+/// Keys of a piece, a multiple of every tile of keys.
+const PIECE: usize = 256;
+/// No place among the single keys.
+const NOWHERE: u32 = u32::MAX;
+
+/// As [`super::attention`]; `None` where a head is too wide for the device's blocks.
+///
+/// # Errors
+/// - the device has no memory, or the kernels cannot be compiled
+pub(super) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+) -> Result<Option<Tensor>> {
+    let terms = if products_of(q) == Products::Half { 1 } else { 3 };
+    attention_of(terms, q, k, v, ranges)
+}
+
+/// The same with factors of so many bf16 terms.
+pub(super) fn attention_of(
+    terms: usize,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+) -> Result<Option<Tensor>> {
+    let Some(call) = Call::new(terms, [q, k, v], ranges)? else { return Ok(None) };
+    let tracked = [q, k, v].iter().any(|t| t.track_op());
+    let pieces = if tracked || call.queries > FULL_ROWS {
+        1
+    } else {
+        ranges.max_end().div_ceil(PIECE).max(1)
+    };
+    let (out, softmax) = call.forward(pieces)?;
+    if pieces > 1 {
+        return Ok(Some(call.joined(&out, &softmax, pieces)?));
+    }
+    let wanted = [q.track_op(), k.track_op() || v.track_op()];
+    let result = out.clone();
+    differentiable("attention", [q, k, v], out, move |gradient| {
+        call.backward(&result, &softmax, &gradient.contiguous()?, wanted)
+    })
+    .map(Some)
+}
+
+/// The kernels for one width of heads, and how large their tiles are.
+struct Kernels {
+    program: Program,
+    forward_memory: usize,
+    backward_queries_memory: usize,
+    backward_keys_memory: usize,
+}
+
+impl Kernels {
+    /// With the largest tiles that a block's memory holds; `None` if it holds none.
+    fn new(head_dim: usize, terms: usize, memory: usize) -> Option<Self> {
+        let dim = head_dim.next_multiple_of(16);
+        // Bytes of `count` rows as they are, and of as many columns.
+        let plain = |count: usize| count * (dim + 8) * terms * 2;
+        let across = |count: usize| dim * (count + 8) * terms * 2;
+        let forward = |keys: usize| plain(TILE) + plain(keys) + across(keys);
+        let queries = |inner: usize| 2 * (plain(TILE) + plain(inner)) + across(inner);
+        let keys = |inner: usize| 2 * (plain(TILE) + plain(inner) + across(inner));
+        // Two sums of a wide head leave registers for 32 rows of the inner tile.
+        let widest = if head_dim > 64 { 32 } else { 64 };
+        // What the kernels lay out beside: bounds of rows, normalisers.
+        let memory = memory.saturating_sub(2048);
+        let sizes = [64, 32, 16];
+        let forward_keys = sizes.into_iter().find(|&keys| forward(keys) <= memory)?;
+        let fits = |&inner: &usize| inner <= widest && keys(inner).max(queries(inner)) <= memory;
+        let inner = sizes.into_iter().find(fits)?;
+        let numbers = [
+            ("HEAD_DIM", head_dim),
+            ("TERMS", terms),
+            ("FORWARD_KEYS", forward_keys),
+            ("BACKWARD_INNER", inner),
+        ];
+        Some(Self {
+            program: Program::new("attention", include_str!("gpu.cu"), &numbers),
+            forward_memory: forward(forward_keys),
+            backward_queries_memory: queries(inner),
+            backward_keys_memory: keys(inner),
+        })
+    }
+
+    /// The same for later calls of the process.
+    fn of(head_dim: usize, terms: usize, device: &Device) -> Result<Option<Arc<Self>>> {
+        type Known = ((usize, usize, usize), Option<Arc<Kernels>>);
+        static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+        let key = (head_dim, terms, block_memory(device)?);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, kernels)) = known.iter().find(|(other, _)| *other == key) {
+            return Ok(kernels.clone());
+        }
+        let kernels = Self::new(key.0, key.1, key.2).map(Arc::new);
+        known.push((key, kernels.clone()));
+        Ok(kernels)
+    }
+}
+
+/// A call's ranges on the device, u32.
+struct Tables {
+    start: Tensor,
+    end: Tensor,
+    singles: Tensor,
+    singles_end: Tensor,
+    has_singles: bool,
+    backward: Mutex<Option<Arc<BackwardTables>>>,
+}
+
+/// What the gradients of keys need beside: the queries of every tile of keys, and of every single key.
+struct BackwardTables {
+    from: Tensor,
+    until: Tensor,
+    /// Distinct single keys.
+    single: Tensor,
+    count: usize,
+    seen_from: Tensor,
+    seen_by: Tensor,
+    /// Place of every key among `single`.
+    slot: Tensor,
+}
+
+impl Tables {
+    fn new(ranges: &KeyRanges, device: &Device) -> Result<Self> {
+        let queries = 0..ranges.queries();
+        let (mut start, mut end, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut singles: Vec<u32> = Vec::new();
+        for t in queries {
+            let range = ranges.of(t);
+            start.push(range.start as u32);
+            end.push(range.end as u32);
+            singles.extend(ranges.singles_of(t));
+            ends.push(singles.len() as u32);
+        }
+        Ok(Self {
+            start: upload(&start, device)?,
+            end: upload(&end, device)?,
+            has_singles: !singles.is_empty(),
+            singles: upload(&singles, device)?,
+            singles_end: upload(&ends, device)?,
+            backward: Mutex::new(None),
+        })
+    }
+
+    /// Layers of a pass share their ranges: those of the last call are kept.
+    fn of(ranges: &Arc<KeyRanges>, device: &Device) -> Result<Arc<Self>> {
+        type Kept = (Weak<KeyRanges>, Device, Arc<Tables>);
+        static LAST: Mutex<Option<Kept>> = Mutex::new(None);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((kept, of_device, tables)) = &*last
+            && kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
+            && of_device.same_device(device)
+        {
+            return Ok(Arc::clone(tables));
+        }
+        let tables = Arc::new(Self::new(ranges, device)?);
+        *last = Some((Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
+        Ok(tables)
+    }
+
+    fn backward(
+        &self,
+        ranges: &KeyRanges,
+        keys: usize,
+        device: &Device,
+    ) -> Result<Arc<BackwardTables>> {
+        let mut kept = self.backward.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tables) = &*kept {
+            return Ok(Arc::clone(tables));
+        }
+        let tables = Arc::new(BackwardTables::new(ranges, keys, device)?);
+        *kept = Some(Arc::clone(&tables));
+        Ok(tables)
+    }
+}
+
+impl BackwardTables {
+    fn new(ranges: &KeyRanges, keys: usize, device: &Device) -> Result<Self> {
+        let tiles = keys.div_ceil(TILE);
+        let (mut from, mut until) = (vec![u32::MAX; tiles], vec![0_u32; tiles]);
+        for t in 0..ranges.queries() {
+            let range = ranges.of(t);
+            if range.is_empty() {
+                continue;
+            }
+            for tile in range.start / TILE..=(range.end - 1) / TILE {
+                from[tile] = from[tile].min(t as u32);
+                until[tile] = t as u32 + 1;
+            }
+        }
+        for (from, until) in from.iter_mut().zip(&until) {
+            *from = (*from).min(*until);
+        }
+        let mut slot = vec![NOWHERE; keys];
+        let (mut single, mut seen_from, mut seen_by) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, query) in ranges.singles_by_key() {
+            if single.last() != Some(&key) {
+                slot[key as usize] = single.len() as u32;
+                single.push(key);
+                seen_from.push(seen_by.len() as u32);
+            }
+            seen_by.push(query);
+        }
+        seen_from.push(seen_by.len() as u32);
+        Ok(Self {
+            from: upload(&from, device)?,
+            until: upload(&until, device)?,
+            count: single.len(),
+            single: upload(&single, device)?,
+            seen_from: upload(&seen_from, device)?,
+            seen_by: upload(&seen_by, device)?,
+            slot: upload(&slot, device)?,
+        })
+    }
+}
+
+/// One call's arguments, detached and contiguous.
+struct Call {
+    kernels: Arc<Kernels>,
+    tables: Arc<Tables>,
+    ranges: Arc<KeyRanges>,
+    dims: Dims,
+    queries: usize,
+    keys: usize,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+}
+
+impl Call {
+    fn new(terms: usize, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Option<Self>> {
+        let dims = Dims::new(q.shape(), k.shape())?;
+        let device = q.device();
+        let Some(kernels) = Kernels::of(dims.head_dim, terms, device)? else { return Ok(None) };
+        let plain = |t: &Tensor| t.detach().contiguous();
+        Ok(Some(Self {
+            kernels,
+            tables: Tables::of(ranges, device)?,
+            ranges: Arc::clone(ranges),
+            dims,
+            queries: q.dim(0)?,
+            keys: k.dim(0)?,
+            q: plain(q)?,
+            k: plain(k)?,
+            v: plain(v)?,
+        }))
+    }
+
+    /// Tiles of (token, head) rows that share a key-value head.
+    fn tiles(&self) -> usize {
+        (self.queries * self.dims.group()).div_ceil(TILE)
+    }
+
+    fn scale(&self) -> Argument<'_> {
+        Argument::F32(self.dims.scale())
+    }
+
+    fn run(
+        &self,
+        kernel: &str,
+        (grid, threads, memory): ([usize; 3], usize, usize),
+        arguments: &[Argument<'_>],
+        results: &[Shape],
+    ) -> Result<Vec<Tensor>> {
+        let program = &self.kernels.program;
+        Launch { program, kernel, grid, threads, memory, arguments, results }.run(self.q.device())
+    }
+
+    /// The result and its log-sum-exp `[Tq, N]`, or their pieces.
+    fn forward(&self, pieces: usize) -> Result<(Tensor, Tensor)> {
+        let Dims { heads, kv_heads, head_dim } = self.dims;
+        let tables = &self.tables;
+        let arguments: [Argument<'_>; 14] = [
+            (&self.q).into(),
+            (&self.k).into(),
+            (&self.v).into(),
+            (&tables.start).into(),
+            (&tables.end).into(),
+            (&tables.singles).into(),
+            (&tables.singles_end).into(),
+            tables.has_singles.into(),
+            self.queries.into(),
+            self.keys.into(),
+            heads.into(),
+            kv_heads.into(),
+            PIECE.into(),
+            self.scale(),
+        ];
+        let (queries, two) = (self.queries, if pieces > 1 { 2 } else { 1 });
+        let shapes = if pieces > 1 {
+            [
+                Shape::from((pieces, queries, heads * head_dim)),
+                Shape::from((pieces, queries * heads, two)),
+            ]
+        } else {
+            [self.q.shape().clone(), Shape::from((queries, heads))]
+        };
+        let blocks = ([self.tiles(), kv_heads, pieces], THREADS, self.kernels.forward_memory);
+        let results = self.run("attention_forward", blocks, &arguments, &shapes)?;
+        let [out, softmax] = exactly(results)?;
+        Ok((out, softmax))
+    }
+
+    /// The pieces' result, `[Tq, N, D]`.
+    fn joined(&self, parts: &Tensor, softmax: &Tensor, pieces: usize) -> Result<Tensor> {
+        let rows = self.queries * self.dims.heads;
+        let arguments = [parts.into(), softmax.into(), pieces.into(), rows.into()];
+        let shapes = [self.q.shape().clone()];
+        let blocks = ([rows, 1, 1], THREADS, 0);
+        let [out] = exactly(self.run("attention_join", blocks, &arguments, &shapes)?)?;
+        Ok(out)
+    }
+
+    fn backward(
+        &self,
+        out: &Tensor,
+        lse: &Tensor,
+        gradient: &Tensor,
+        [want_q, want_keys]: [bool; 2],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let rows = self.queries * self.dims.heads;
+        let arguments = [out.into(), gradient.into(), rows.into()];
+        let blocks = ([rows.div_ceil(THREADS / 32), 1, 1], THREADS, 0);
+        let shapes = [Shape::from((self.queries, self.dims.heads))];
+        let [delta] = exactly(self.run("attention_delta", blocks, &arguments, &shapes)?)?;
+        let through = Through { gradient, lse, delta: &delta };
+        let dq = want_q.then(|| self.of_queries(&through)).transpose()?;
+        if !want_keys {
+            return Ok([dq, None, None]);
+        }
+        let [dk, dv] = self.of_keys(&through)?;
+        Ok([dq, Some(dk), Some(dv)])
+    }
+
+    fn of_queries(&self, through: &Through<'_>) -> Result<Tensor> {
+        let tables = &self.tables;
+        let arguments: [Argument<'_>; 16] = [
+            (&self.q).into(),
+            (&self.k).into(),
+            (&self.v).into(),
+            through.gradient.into(),
+            through.lse.into(),
+            through.delta.into(),
+            (&tables.start).into(),
+            (&tables.end).into(),
+            (&tables.singles).into(),
+            (&tables.singles_end).into(),
+            tables.has_singles.into(),
+            self.queries.into(),
+            self.keys.into(),
+            self.dims.heads.into(),
+            self.dims.kv_heads.into(),
+            self.scale(),
+        ];
+        let memory = self.kernels.backward_queries_memory;
+        let blocks = ([self.tiles(), self.dims.kv_heads, 1], THREADS, memory);
+        let shapes = [self.q.shape().clone()];
+        let [dq] = exactly(self.run("attention_backward_queries", blocks, &arguments, &shapes)?)?;
+        Ok(dq)
+    }
+
+    fn of_keys(&self, through: &Through<'_>) -> Result<[Tensor; 2]> {
+        let tables = self.tables.backward(&self.ranges, self.keys, self.q.device())?;
+        let [singles_dk, singles_dv] = self.of_singles(through, &tables)?;
+        let arguments: [Argument<'_>; 18] = [
+            (&self.q).into(),
+            (&self.k).into(),
+            (&self.v).into(),
+            through.gradient.into(),
+            through.lse.into(),
+            through.delta.into(),
+            (&self.tables.start).into(),
+            (&self.tables.end).into(),
+            (&tables.from).into(),
+            (&tables.until).into(),
+            (&tables.slot).into(),
+            (&singles_dk).into(),
+            (&singles_dv).into(),
+            self.tables.has_singles.into(),
+            self.keys.into(),
+            self.dims.heads.into(),
+            self.dims.kv_heads.into(),
+            self.scale(),
+        ];
+        let memory = self.kernels.backward_keys_memory;
+        let blocks = ([self.keys.div_ceil(TILE), self.dims.kv_heads, 1], THREADS, memory);
+        let shapes = [self.k.shape().clone(), self.k.shape().clone()];
+        exactly(self.run("attention_backward_keys", blocks, &arguments, &shapes)?)
+    }
+
+    /// Gradients of the distinct single keys, `[S, K, D]` each.
+    fn of_singles(&self, through: &Through<'_>, tables: &BackwardTables) -> Result<[Tensor; 2]> {
+        if tables.count == 0 {
+            let nothing = Tensor::zeros(1, candle_core::DType::F32, self.q.device())?;
+            return Ok([nothing.clone(), nothing]);
+        }
+        let Dims { heads, kv_heads, head_dim } = self.dims;
+        let arguments: [Argument<'_>; 12] = [
+            (&self.q).into(),
+            (&self.k).into(),
+            (&self.v).into(),
+            through.gradient.into(),
+            through.lse.into(),
+            through.delta.into(),
+            (&tables.single).into(),
+            (&tables.seen_from).into(),
+            (&tables.seen_by).into(),
+            heads.into(),
+            kv_heads.into(),
+            self.scale(),
+        ];
+        let shape = Shape::from((tables.count, kv_heads, head_dim));
+        let blocks = ([tables.count, kv_heads, 1], 32, 0);
+        let shapes = [shape.clone(), shape];
+        exactly(self.run("attention_backward_singles", blocks, &arguments, &shapes)?)
+    }
+}
+
+/// What comes back to the backward pass.
+struct Through<'a> {
+    gradient: &'a Tensor,
+    lse: &'a Tensor,
+    delta: &'a Tensor,
+}

@@ -1,0 +1,152 @@
+//! The GPU's kernels, emulated, against the CPU's.
+
+use std::sync::Arc;
+
+use candle_core::{Result, Tensor, Var};
+
+use super::super::gpu;
+use super::super::{Delays, KeyRanges, attention};
+use super::{random_documents, random_ranges};
+use crate::cuda::emulator::emulated;
+use crate::test_support::{Noise, assert_close, relative_error};
+
+/// Forward and backward along a random direction with factors of so many terms.
+fn assert_near(
+    terms: usize,
+    [q, k, v]: [&Var; 3],
+    ranges: &Arc<KeyRanges>,
+    (forward, backward): (f64, f64),
+) -> Result<()> {
+    let direction = Noise::new(5).tensor(q.dims());
+    let plain = attention(q, k, v, ranges)?;
+    let of_plain = (&plain * &direction)?.sum_all()?.backward()?;
+    emulated(|| {
+        let own = gpu::attention_of(terms, q, k, v, ranges)?.expect("narrow heads");
+        assert_close("forward", &own, &plain, forward);
+        let of_own = (own * &direction)?.sum_all()?.backward()?;
+        for (name, variable) in [("q", q), ("k", k), ("v", v)] {
+            let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
+            assert_close(name, a, b, backward);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn documents_windows_and_delays_match_the_cpu() -> Result<()> {
+    for seed in 0..8 {
+        let mut noise = Noise::new(seed + 1);
+        let tokens = [1, 2, 17, 64, 65, 97, 150, 200][seed as usize];
+        let (kv_heads, group) = (1 + noise.below(3), 1 + noise.below(4));
+        let head_dim = [2, 8, 20, 64, 9][noise.below(5)];
+        let ranges = random_ranges(&mut noise, tokens);
+        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
+        let k = noise.var(&[tokens, kv_heads, head_dim]);
+        let v = noise.var(&[tokens, kv_heads, head_dim]);
+        assert_near(3, [&q, &k, &v], &ranges, (2e-6, 3e-5))?;
+        assert_near(1, [&q, &k, &v], &ranges, (2e-2, 3e-2))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn test_time_steps_and_trees_match_the_cpu() -> Result<()> {
+    for seed in 0..6 {
+        let mut noise = Noise::new(seed + 60);
+        let tokens = [1, 3, 17, 70, 100, 20][seed as usize];
+        let (kv_heads, group, head_dim) = (1 + noise.below(2), 1 + noise.below(3), 16);
+        let ranges = if seed % 2 == 0 {
+            let documents = random_documents(&mut noise, tokens);
+            let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
+            let context = KeyRanges::packed(&documents, window, Delays::Same(0));
+            context.with_own_columns(1 + noise.below(6))
+        } else {
+            let parents: Vec<Option<usize>> = (0..tokens)
+                .map(|i| (i > 0 && noise.below(6) > 0).then(|| noise.below(i)))
+                .collect();
+            KeyRanges::tree(noise.below(40), &parents)
+        };
+        let keys = ranges.max_end() + noise.below(3);
+        let ranges = Arc::new(ranges);
+        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
+        let k = noise.var(&[keys, kv_heads, head_dim]);
+        let v = noise.var(&[keys, kv_heads, head_dim]);
+        assert_near(3, [&q, &k, &v], &ranges, (2e-6, 3e-5))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn wide_heads_take_smaller_tiles_and_the_widest_go_the_composed_way() -> Result<()> {
+    let mut noise = Noise::new(31);
+    let ranges = Arc::new(KeyRanges::packed(&[0; 40], None, Delays::Same(0)));
+    for (head_dim, terms) in [(96, 3), (128, 1), (128, 3), (256, 1)] {
+        let [q, k, v] = [2, 1, 1].map(|heads| noise.var(&[40, heads, head_dim]));
+        let allowed = if terms == 3 { (2e-6, 3e-5) } else { (2e-2, 3e-2) };
+        assert_near(terms, [&q, &k, &v], &ranges, allowed)?;
+    }
+    let [q, k, v] = [2, 1, 1].map(|heads| noise.tensor(&[40, heads, 512]));
+    assert!(gpu::attention_of(3, &q, &k, &v, &ranges)?.is_none());
+    let own = emulated(|| attention(&q, &k, &v, &ranges))?;
+    assert_close("composed", &own, &attention(&q, &k, &v, &ranges)?, 1e-5);
+    Ok(())
+}
+
+#[test]
+fn frozen_keys_get_no_gradient() -> Result<()> {
+    let mut noise = Noise::new(8);
+    let q = noise.var(&[9, 2, 8]);
+    let (k, v) = (noise.tensor(&[9, 1, 8]), noise.tensor(&[9, 1, 8]));
+    let ranges = Arc::new(KeyRanges::packed(&[0; 9], None, Delays::Same(1)));
+    let plain = attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.backward()?;
+    let own = emulated(|| attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.backward())?;
+    assert_close("q", own.get(&q).expect("own"), plain.get(&q).expect("cpu"), 1e-5);
+    assert!(own.get(&k).is_none() && own.get(&v).is_none());
+    Ok(())
+}
+
+/// Lossless greedy decoding asks that a row's bits depend on what it sees alone: not on the rows
+/// beside it, nor on the pieces that longer rows bring.
+#[test]
+fn a_row_of_a_pass_has_the_bits_that_it_has_alone() -> Result<()> {
+    let mut noise = Noise::new(12);
+    for cached in [3, 250, 254, 600] {
+        let rows = 7;
+        let (k, v) = (noise.tensor(&[cached + rows, 2, 32]), noise.tensor(&[cached + rows, 2, 32]));
+        let q = noise.tensor(&[rows, 6, 32]);
+        let all = Arc::new(KeyRanges::appended(cached, rows));
+        let together = emulated(|| attention(&q, &k, &v, &all))?;
+        let plain = attention(&q, &k, &v, &all)?;
+        assert!(relative_error(&together, &plain) < 2e-6);
+        for row in 0..rows {
+            let keys = cached + row + 1;
+            let (k, v) = (k.narrow(0, 0, keys)?, v.narrow(0, 0, keys)?);
+            let one = Arc::new(KeyRanges::appended(cached + row, 1));
+            let alone = emulated(|| attention(&q.narrow(0, row, 1)?, &k, &v, &one))?;
+            let bits = |t: &Tensor| -> Result<Vec<u32>> {
+                Ok(t.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| x.to_bits()).collect())
+            };
+            assert_eq!(bits(&together.narrow(0, row, 1)?)?, bits(&alone)?, "row {row} of {cached}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_that_see_nothing_get_zeros() -> Result<()> {
+    let mut noise = Noise::new(3);
+    let q = noise.var(&[70, 2, 8]);
+    let (k, v) = (noise.var(&[70, 2, 8]), noise.var(&[70, 2, 8]));
+    let ranges = Arc::new(KeyRanges::packed(&[-1; 70], None, Delays::Same(0)));
+    let out = emulated(|| attention(&q, &k, &v, &ranges))?;
+    let zeros = |t: &Tensor| -> Result<bool> {
+        Ok(t.flatten_all()?.to_vec1::<f32>()?.iter().all(|x| x.to_bits() == 0))
+    };
+    assert!(zeros(&out)?);
+    let gradients = emulated(|| out.sum_all()?.backward())?;
+    for variable in [&q, &k, &v] {
+        let gradient = gradients.get(variable).expect("a gradient");
+        assert!(zeros(&gradient.abs()?)?);
+    }
+    Ok(())
+}

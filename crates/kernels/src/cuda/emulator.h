@@ -1,0 +1,193 @@
+// A CPU's stand-in for a GPU: the text of the kernels, compiled as C++, runs block by block; the
+// threads of a block are fibres that hand over at barriers, shuffles and products of tiles. Slow, and
+// made for tests alone: indices, masks, formulas and the host's launches are what it checks, not
+// races between barriers and not the hardware's rounding of sums.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define EMULATED 1
+#define __global__
+#define __launch_bounds__(...)
+#define __restrict__
+#define __shared__ static
+#define DEVICE static inline
+#define METHOD inline
+
+struct Three {
+    unsigned x, y, z;
+};
+static Three threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+const size_t STACK = 128 * 1024;
+
+struct Fibre {
+    ucontext_t context;
+    bool done;
+    // Barriers of the block and of the warp that it has come to.
+    unsigned block_barriers, warp_barriers;
+};
+
+static std::vector<Fibre> fibres;
+static char *stacks;
+static size_t stacks_of;
+static std::vector<char> shared_memory;
+static ucontext_t scheduler;
+static unsigned current;
+static void (*body)(void *);
+static void *body_arguments;
+// What the lanes of each warp lay out for one another, twice for steps that overtake.
+static uint32_t slots[2][64][32][6];
+
+inline void hand_over() { swapcontext(&fibres[current].context, &scheduler); }
+
+inline void entry() {
+    body(body_arguments);
+    fibres[current].done = true;
+    hand_over();
+}
+
+// A thread that has returned holds up nobody.
+inline void wait_for_block() {
+    unsigned mine = ++fibres[current].block_barriers;
+    for (;;) {
+        bool all = true;
+        for (auto &f : fibres) all &= f.done || f.block_barriers >= mine;
+        if (all) return;
+        hand_over();
+    }
+}
+
+inline void wait_for_warp() {
+    unsigned mine = ++fibres[current].warp_barriers, first = current / 32 * 32;
+    for (;;) {
+        bool all = true;
+        for (unsigned i = first; i < first + 32 && i < fibres.size(); i++)
+            all &= fibres[i].done || fibres[i].warp_barriers >= mine;
+        if (all) return;
+        hand_over();
+    }
+}
+
+inline uint32_t (*laid_out())[6] { return slots[fibres[current].warp_barriers % 2][current / 32]; }
+
+template <class T> inline T from_lane(T value, unsigned lane) {
+    auto *warp = laid_out();
+    std::memcpy(warp[current % 32], &value, 4);
+    wait_for_warp();
+    std::memcpy(&value, warp[lane % 32], 4);
+    return value;
+}
+
+inline void run_block(unsigned threads) {
+    fibres.resize(threads);
+    if (threads > stacks_of) {
+        stacks = static_cast<char *>(std::realloc(stacks, threads * STACK));
+        if (!stacks) std::abort();
+        stacks_of = threads;
+    }
+    for (unsigned i = 0; i < threads; i++) {
+        Fibre &f = fibres[i];
+        f.done = false;
+        f.block_barriers = f.warp_barriers = 0;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = stacks + i * STACK;
+        f.context.uc_stack.ss_size = STACK;
+        f.context.uc_link = &scheduler;
+        makecontext(&f.context, entry, 0);
+    }
+    for (bool any = true; any;) {
+        any = false;
+        for (current = 0; current < threads; current++) {
+            if (fibres[current].done) continue;
+            any = true;
+            threadIdx = {current, 0, 0};
+            swapcontext(&scheduler, &fibres[current].context);
+        }
+    }
+}
+
+template <class... A, size_t... I> void call(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<std::decay_t<A> *>(arguments[I])...);
+}
+
+template <class... A>
+void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, unsigned shared_bytes, void **arguments) {
+    static std::tuple<void (*)(A...), void **> now;
+    now = {kernel, arguments};
+    body = [](void *) { call(std::get<0>(now), std::get<1>(now), std::index_sequence_for<A...>{}); };
+    blockDim = {threads, 1, 1};
+    gridDim = {grid[0], grid[1], grid[2]};
+    for (unsigned z = 0; z < grid[2]; z++)
+        for (unsigned y = 0; y < grid[1]; y++)
+            for (unsigned x = 0; x < grid[0]; x++) {
+                blockIdx = {x, y, z};
+                // What a block finds in its memory is never to matter.
+                shared_memory.assign(shared_bytes + 16, char(0xff));
+                run_block(threads);
+            }
+}
+} // namespace emulator
+
+static inline void __syncthreads() { emulator::wait_for_block(); }
+static inline void __syncwarp() { emulator::wait_for_warp(); }
+template <class T> static inline T __shfl_xor_sync(unsigned, T value, int mask) {
+    return emulator::from_lane(value, (emulator::current % 32) ^ mask);
+}
+template <class T> static inline T __shfl_sync(unsigned, T value, int lane) { return emulator::from_lane(value, lane); }
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+static inline float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+static inline uint32_t to_bf16(float value) {
+    uint32_t bits = bits_of(value);
+    if (value != value) return 0x7fff;
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+static inline uint32_t pack(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+static inline float unpack_low(uint32_t both) { return float_of(both << 16); }
+static inline float unpack_high(uint32_t both) { return float_of(both & 0xffff0000u); }
+
+static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    auto *warp = emulator::laid_out();
+    unsigned lane = emulator::current % 32, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) warp[lane][i] = a[i];
+    for (int i = 0; i < 2; i++) warp[lane][4 + i] = b[i];
+    emulator::wait_for_warp();
+    for (int i = 0; i < 4; i++) {
+        unsigned row = g + (i / 2) * 8, column = 2 * t + i % 2;
+        double sum = d[i];
+        for (unsigned k = 0; k < 16; k++) {
+            unsigned half = k / 8, pair = k % 8 / 2;
+            uint32_t of_a = warp[row % 8 * 4 + pair][half * 2 + row / 8];
+            uint32_t of_b = warp[column * 4 + pair][4 + half];
+            sum += double(k % 2 ? unpack_high(of_a) : unpack_low(of_a)) *
+                   double(k % 2 ? unpack_high(of_b) : unpack_low(of_b));
+        }
+        d[i] = float(sum);
+    }
+}
+
+template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
+
+#define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator::shared_memory.data())
+#define KERNEL(name)                                                                                                    \
+    extern "C" void launch_##name(const unsigned *grid, unsigned threads, unsigned shared_bytes, void **arguments) {    \
+        emulator::launch(name, grid, threads, shared_bytes, arguments);                                                 \
+    }

@@ -1,0 +1,117 @@
+//! Kernels on a CPU, for tests: their text becomes a shared library by way of a C++ compiler.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+
+use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+
+use super::{Argument, Launch, Program};
+
+const EMULATOR: &str = include_str!("emulator.h");
+
+thread_local! {
+    static ON: Cell<bool> = const { Cell::new(false) };
+    static LOADED: RefCell<HashMap<String, Rc<libloading::Library>>> = RefCell::default();
+}
+
+pub(super) fn is_on() -> bool {
+    ON.get()
+}
+
+/// What `f` computes with the GPU's kernels in place of the CPU's.
+pub(crate) fn emulated<R>(f: impl FnOnce() -> R) -> R {
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            ON.set(false);
+        }
+    }
+    ON.set(true);
+    let _off = Off;
+    f()
+}
+
+/// The emulator keeps a block's state in variables of the library, so every thread has its own copy.
+fn library(program: &Program) -> Result<Rc<libloading::Library>> {
+    if let Some(library) = LOADED.with_borrow(|all| all.get(&program.name).cloned()) {
+        return Ok(library);
+    }
+    let folder = tempfile::tempdir()?;
+    let source = folder.path().join("kernels.cpp");
+    std::fs::write(&source, format!("{EMULATOR}\n{}", program.text))?;
+    let built = folder.path().join("kernels.so");
+    compile(&source, &built)?;
+    // SAFETY: the library is compiled from our own text and runs nothing when it is loaded.
+    let library = unsafe { libloading::Library::new(&built) }.map_err(candle_core::Error::wrap)?;
+    let library = Rc::new(library);
+    LOADED.with_borrow_mut(|all| all.insert(program.name.clone(), Rc::clone(&library)));
+    Ok(library)
+}
+
+fn compile(source: &Path, built: &Path) -> Result<()> {
+    let made = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-o"])
+        .args([built, source])
+        .output()?;
+    if !made.status.success() {
+        bail!("c++: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    Ok(())
+}
+
+type Start = unsafe extern "C" fn(*const u32, u32, u32, *mut *mut c_void);
+
+pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
+    let library = library(launch.program)?;
+    let symbol = format!("launch_{}", launch.kernel);
+    // SAFETY: every kernel's text ends with KERNEL(name), which defines this symbol with this type.
+    let start = unsafe { library.get::<Start>(symbol.as_bytes()) };
+    let start = start.map_err(candle_core::Error::wrap)?;
+    let held: Vec<_> = launch
+        .arguments
+        .iter()
+        .filter_map(|argument| match argument {
+            Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
+            _ => None,
+        })
+        .collect();
+    let mut tensors = held.iter().map(|(storage, layout)| match &**storage {
+        Storage::Cpu(CpuStorage::F32(values)) => {
+            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
+        }
+        Storage::Cpu(CpuStorage::U32(values)) => {
+            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
+        }
+        _ => bail!("{}: an argument is neither f32 nor u32", launch.kernel),
+    });
+    // Eight bytes hold any argument.
+    let mut values: Vec<u64> = Vec::new();
+    for argument in launch.arguments {
+        values.push(match argument {
+            Argument::Tensor(_) => match tensors.next() {
+                Some(pointer) => pointer?.addr() as u64,
+                None => bail!("{}: an argument is missing", launch.kernel),
+            },
+            Argument::U32(value) => u64::from(*value),
+            Argument::F32(value) => u64::from(value.to_bits()),
+        });
+    }
+    // A value that is never written shows.
+    let mut results: Vec<Vec<f32>> =
+        launch.results.iter().map(|shape| vec![f32::NAN; shape.elem_count()]).collect();
+    values.extend(results.iter_mut().map(|result| result.as_mut_ptr().addr() as u64));
+    let mut pointers: Vec<*mut c_void> =
+        values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+    let grid = launch.grid.map(|blocks| blocks as u32);
+    // SAFETY: the arguments are those of the kernel's signature (their number and types are what the
+    // tests are there to find out); the tensors are held and the results live until it returns.
+    unsafe {
+        start(grid.as_ptr(), launch.threads as u32, launch.memory as u32, pointers.as_mut_ptr());
+    }
+    let tensor = |(values, shape)| Tensor::from_vec(values, shape, &candle_core::Device::Cpu);
+    results.into_iter().zip(launch.results.iter().cloned()).map(tensor).collect()
+}

@@ -1,0 +1,232 @@
+//! Starting a kernel on a device.
+
+use candle_core::{Device, Result, Shape, Tensor, bail};
+
+use super::Program;
+
+/// What a kernel is given before its results.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(any(feature = "cuda", all(test, target_os = "linux"))),
+    expect(dead_code, reason = "a build without a device starts no kernel")
+)]
+pub(crate) enum Argument<'a> {
+    /// Contiguous f32 or u32 values.
+    Tensor(&'a Tensor),
+    U32(u32),
+    F32(f32),
+}
+
+impl<'a> From<&'a Tensor> for Argument<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl From<usize> for Argument<'_> {
+    fn from(value: usize) -> Self {
+        Self::U32(value as u32)
+    }
+}
+
+impl From<bool> for Argument<'_> {
+    fn from(value: bool) -> Self {
+        Self::U32(u32::from(value))
+    }
+}
+
+impl From<f64> for Argument<'_> {
+    fn from(value: f64) -> Self {
+        Self::F32(value as f32)
+    }
+}
+
+/// One start of a kernel.
+#[derive(Debug)]
+#[cfg_attr(
+    not(any(feature = "cuda", all(test, target_os = "linux"))),
+    expect(dead_code, reason = "a build without a device starts no kernel")
+)]
+pub(crate) struct Launch<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) kernel: &'a str,
+    /// Blocks.
+    pub(crate) grid: [usize; 3],
+    /// Threads a block, whole warps.
+    pub(crate) threads: usize,
+    /// Bytes of dynamic memory a block.
+    pub(crate) memory: usize,
+    pub(crate) arguments: &'a [Argument<'a>],
+    /// Shapes of the kernel's last arguments: new f32 tensors, which it writes whole.
+    pub(crate) results: &'a [Shape],
+}
+
+impl Launch<'_> {
+    /// The results.
+    ///
+    /// # Errors
+    /// - an argument is not contiguous, not f32 or u32, or on another device
+    /// - the kernel cannot be compiled or started, or there is no memory for the results
+    pub(crate) fn run(&self, device: &Device) -> Result<Vec<Tensor>> {
+        for argument in self.arguments {
+            if let Argument::Tensor(tensor) = argument
+                && !tensor.is_contiguous()
+            {
+                bail!("{}: contiguous values expected, found {:?}", self.kernel, tensor.layout());
+            }
+        }
+        if self.grid.contains(&0) {
+            let empty = |shape: &Shape| Tensor::zeros(shape, candle_core::DType::F32, device);
+            return self.results.iter().map(empty).collect();
+        }
+        match device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => on_cuda::run(self, cuda),
+            #[cfg(all(test, target_os = "linux"))]
+            Device::Cpu => super::emulator::run(self),
+            other => {
+                bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+pub(super) use on_cuda::{block_memory, capability};
+
+#[cfg(feature = "cuda")]
+mod on_cuda {
+    use std::collections::HashMap;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use candle_core::cuda_backend::cudarc::driver::sys::{
+        CUdevice_attribute_enum as Attribute, CUfunction_attribute_enum as OfFunction,
+    };
+    use candle_core::cuda_backend::cudarc::driver::{
+        CudaSlice, CudaView, LaunchConfig, PushKernelArg,
+    };
+    use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+    use candle_core::op::BackpropOp;
+    use candle_core::{CudaDevice, CudaStorage, DType, Error, Result, Storage, Tensor, bail};
+
+    use super::super::Program;
+    use super::{Argument, Launch};
+
+    /// Dynamic memory that a kernel has without asking.
+    const GRANTED_MEMORY: usize = 48 * 1024;
+
+    /// Bytes of dynamic memory that a block may ask for.
+    pub(in super::super) fn block_memory(device: &CudaDevice) -> Result<usize> {
+        let attribute = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        attribute_of(device, attribute).map(|bytes| bytes as usize)
+    }
+
+    /// Major and minor compute capability.
+    pub(in super::super) fn capability(device: &CudaDevice) -> Result<(i32, i32)> {
+        let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+        Ok((attribute_of(device, major)?, attribute_of(device, minor)?))
+    }
+
+    fn attribute_of(device: &CudaDevice, attribute: Attribute) -> Result<i32> {
+        device.cuda_stream().context().attribute(attribute).map_err(Error::wrap)
+    }
+
+    /// The program for the device's architecture, compiled once in a process.
+    fn compiled(program: &Program, device: &CudaDevice) -> Result<Arc<str>> {
+        static COMPILED: Mutex<Option<HashMap<String, Arc<str>>>> = Mutex::new(None);
+        let (major, minor) = capability(device)?;
+        let key = format!("{}_sm{major}{minor}", program.name);
+        let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.get_or_insert_default();
+        if let Some(text) = all.get(&key) {
+            return Ok(Arc::clone(text));
+        }
+        let options = CompileOptions {
+            options: vec![format!("--gpu-architecture=compute_{major}{minor}")],
+            name: Some(format!("{}.cu", program.name)),
+            ..CompileOptions::default()
+        };
+        let ptx = compile_ptx_with_opts(&program.text, options).map_err(Error::wrap)?;
+        let text: Arc<str> = ptx.to_src().into();
+        all.insert(key, Arc::clone(&text));
+        Ok(text)
+    }
+
+    /// An argument as the driver takes it.
+    enum Passed<'a> {
+        F32(CudaView<'a, f32>),
+        U32(CudaView<'a, u32>),
+        Integer(u32),
+        Number(f32),
+    }
+
+    pub(super) fn run(launch: &Launch<'_>, device: &CudaDevice) -> Result<Vec<Tensor>> {
+        let ptx = compiled(launch.program, device)?;
+        let function = device.get_or_load_custom_func(launch.kernel, &launch.program.name, &ptx)?;
+        if launch.memory > GRANTED_MEMORY {
+            let most = OfFunction::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(most, launch.memory as i32).map_err(Error::wrap)?;
+        }
+        let held: Vec<_> = launch
+            .arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
+                _ => None,
+            })
+            .collect();
+        let mut passed = Vec::with_capacity(held.len());
+        for (argument, held) in launch.arguments.iter().zip(&held) {
+            passed.push(match (argument, held) {
+                (Argument::Tensor(tensor), Some((storage, layout))) => {
+                    let Storage::Cuda(storage) = &**storage else {
+                        bail!("{}: an argument lies on another device", launch.kernel)
+                    };
+                    let first = layout.start_offset();
+                    let values = first..first + layout.shape().elem_count();
+                    match tensor.dtype() {
+                        DType::F32 => Passed::F32(storage.as_cuda_slice::<f32>()?.slice(values)),
+                        DType::U32 => Passed::U32(storage.as_cuda_slice::<u32>()?.slice(values)),
+                        other => bail!("{}: an argument of {other:?}", launch.kernel),
+                    }
+                }
+                (Argument::F32(value), _) => Passed::Number(*value),
+                (Argument::U32(value), _) => Passed::Integer(*value),
+                (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
+            });
+        }
+        let mut results: Vec<CudaSlice<f32>> = Vec::with_capacity(launch.results.len());
+        for shape in launch.results {
+            // SAFETY: the values are not read before the kernel, started below, has written them all,
+            // as every kernel here does; both are ordered by the device's stream.
+            results.push(unsafe { device.alloc::<f32>(shape.elem_count().max(1)) }?);
+        }
+        let mut start = function.builder();
+        for argument in &passed {
+            match argument {
+                Passed::F32(values) => start.arg(values),
+                Passed::U32(values) => start.arg(values),
+                Passed::Integer(value) => start.arg(value),
+                Passed::Number(value) => start.arg(value),
+            };
+        }
+        for result in &mut results {
+            start.arg(result);
+        }
+        let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
+        let config = LaunchConfig {
+            grid_dim: (x, y, z),
+            block_dim: (launch.threads as u32, 1, 1),
+            shared_mem_bytes: launch.memory as u32,
+        };
+        // SAFETY: number, order and types of the arguments are those of the kernel's signature, which
+        // the emulator's tests start through the same list; indices stay within the shapes passed.
+        unsafe { start.launch(config) }.map_err(Error::wrap)?;
+        let tensor = |(slice, shape): (CudaSlice<f32>, &candle_core::Shape)| {
+            let storage = CudaStorage::wrap_cuda_slice(slice, device.clone());
+            Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+        };
+        Ok(results.into_iter().zip(launch.results).map(tensor).collect())
+    }
+}

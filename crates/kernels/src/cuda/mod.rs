@@ -1,0 +1,75 @@
+//! Kernels of our own for NVIDIA GPUs, compiled by NVRTC when they are first needed.
+//!
+//! An op's kernels lie beside it (`gpu.cu`, started by `gpu.rs`), those of small ops in [`rows`]. They
+//! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0); all else goes the composed
+//! way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
+
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod emulator;
+mod launch;
+mod program;
+pub(crate) mod rows;
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+pub(crate) use launch::{Argument, Launch};
+pub(crate) use program::Program;
+
+use crate::dispatch::composed_only;
+
+/// Whether the kernels take these tensors: all f32, on one GPU that they run on.
+pub(crate) fn takes(tensors: &[&Tensor]) -> bool {
+    let on_gpu = tensors.first().is_some_and(|first| runs_on(first.device()));
+    on_gpu && !composed_only() && tensors.iter().all(|t| t.dtype() == DType::F32)
+}
+
+fn runs_on(device: &Device) -> bool {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => launch::capability(device).is_ok_and(|(major, _)| major >= 8),
+        Device::Cpu => emulated(),
+        _ => false,
+    }
+}
+
+/// Whether the calling thread's CPU tensors go through the emulator: in tests alone.
+pub(crate) fn emulated() -> bool {
+    #[cfg(all(test, target_os = "linux"))]
+    return emulator::is_on();
+    #[cfg(not(all(test, target_os = "linux")))]
+    return false;
+}
+
+/// Bytes of dynamic memory that a block may ask for.
+///
+/// # Errors
+/// - the driver does not say, or the kernels do not run there
+pub(crate) fn block_memory(device: &Device) -> Result<usize> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => launch::block_memory(device),
+        // That of compute capability 9.0.
+        Device::Cpu => Ok(227 * 1024),
+        other => bail!("no kernels for {:?}", other.location()),
+    }
+}
+
+/// `values` on `device`; a kernel's argument must not be empty.
+pub(crate) fn upload<T: candle_core::WithDType>(values: &[T], device: &Device) -> Result<Tensor> {
+    if values.is_empty() {
+        return Tensor::zeros(1, T::DTYPE, device);
+    }
+    Tensor::from_slice(values, values.len(), device)
+}
+
+/// A kernel's results by name.
+///
+/// # Errors
+/// - there are more or fewer
+pub(crate) fn exactly<const N: usize>(results: Vec<Tensor>) -> Result<[Tensor; N]> {
+    let found = results.len();
+    results.try_into().map_err(|_| candle_core::Error::msg(format!("{N} results, found {found}")))
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests;
