@@ -1,4 +1,5 @@
-//! The loss on any device: the reference of some rows at a time, gradients along with it.
+//! The loss on any device: the reference or a GPU's kernel of some rows at a time, gradients along
+//! with it.
 
 use std::borrow::Cow;
 
@@ -6,8 +7,11 @@ use candle_core::{DType, Result, Tensor, Var};
 
 use super::reference::reference;
 use super::teacher::order_by_teacher;
-use super::{Inputs, Output, RowStatistics, SoftTargets, SparseLaws, Teacher, Weighted, check};
+use super::{
+    Inputs, Output, RowStatistics, SoftTargets, SparseLaws, Teacher, Weighted, check, gpu,
+};
 use crate::composed::{CHUNK_VALUES, differentiable};
+use crate::cuda;
 use crate::linear::factor_type;
 use crate::storage::{from_f64, host_f64};
 
@@ -25,7 +29,8 @@ pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Outp
     let order = order_by_teacher(inputs);
     in_chunks(logits, inputs.hidden, inputs.head, order, |rows, hidden, head| {
         let part = Part::of(inputs, rows)?;
-        reference(&part.inputs(hidden, head, inputs.soft_weight))
+        let part = part.inputs(hidden, head, inputs.soft_weight);
+        if cuda::takes(&[hidden]) { gpu::output(&part) } else { reference(&part) }
     })
 }
 

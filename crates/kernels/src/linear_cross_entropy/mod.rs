@@ -22,6 +22,7 @@
 
 mod composed;
 mod fused;
+mod gpu;
 mod reference;
 mod row;
 mod softcapped;

@@ -46,7 +46,10 @@ impl SparseLaw<'_> {
 
 impl<'a> SparseLaws<'a> {
     fn of_row(&self, row: usize) -> SparseLaw<'a> {
-        let law = self.rows[row] as usize;
+        self.of_law(self.rows[row] as usize)
+    }
+
+    pub(super) fn of_law(&self, law: usize) -> SparseLaw<'a> {
         let entries = self.starts[law]..self.starts[law + 1];
         SparseLaw {
             ids: &self.ids[entries.clone()],

@@ -1,3 +1,5 @@
+#[cfg(target_os = "linux")]
+mod gpu;
 mod sparse;
 
 use candle_core::{DType, Device, Result, Tensor, Var};

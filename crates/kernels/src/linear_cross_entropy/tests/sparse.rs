@@ -10,7 +10,7 @@ use super::Case;
 use crate::test_support::{assert_close, gradcheck};
 
 /// Laws of different sizes, one without entries, one without a tail, shared by rows.
-struct Laws {
+pub(super) struct Laws {
     starts: Vec<usize>,
     ids: Vec<u32>,
     log_probs: Vec<f32>,
@@ -20,7 +20,7 @@ struct Laws {
 
 impl Laws {
     /// The `kept` first entries of every law of `case`; what is left goes to the tail or is dropped.
-    fn of(case: &Case, kept: impl Fn(usize) -> usize, tail: bool) -> Self {
+    pub(super) fn of(case: &Case, kept: impl Fn(usize) -> usize, tail: bool) -> Self {
         let rows = case.labels.len();
         let mut laws = Self {
             starts: vec![0],
@@ -41,7 +41,12 @@ impl Laws {
         laws
     }
 
-    fn inputs<'a>(&'a self, case: &'a Case, hidden: &'a Tensor, form: Rejection) -> Inputs<'a> {
+    pub(super) fn inputs<'a>(
+        &'a self,
+        case: &'a Case,
+        hidden: &'a Tensor,
+        form: Rejection,
+    ) -> Inputs<'a> {
         let laws = SparseLaws {
             starts: &self.starts,
             ids: &self.ids,

@@ -1,0 +1,82 @@
+//! The GPU's kernel, emulated, against the CPU's loss.
+
+use candle_core::Result;
+
+use super::super::{Inputs, Output, Rejection, RowStatistics, linear_cross_entropy};
+use super::sparse::Laws;
+use super::{Case, KINDS};
+use crate::cuda::emulator::emulated;
+use crate::test_support::assert_close;
+
+fn assert_near(name: &str, own: &Output, plain: &Output, case: &Case) -> Result<()> {
+    assert_close(name, &own.loss_sum, &plain.loss_sum, 3e-6);
+    assert_eq!(own.rows.agrees, plain.rows.agrees, "{name}");
+    let columns =
+        |rows: &RowStatistics| [rows.hard.clone(), rows.soft.clone(), rows.acceptance.clone()];
+    for (own, plain) in columns(&own.rows).iter().zip(&columns(&plain.rows)) {
+        for (a, b) in own.iter().zip(plain) {
+            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{name}: {a} against {b}");
+        }
+    }
+    let of_own = emulated(|| own.loss_sum.backward())?;
+    let of_plain = plain.loss_sum.backward()?;
+    for (which, variable) in [("dh", &case.hidden), ("dW", &case.head)] {
+        let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
+        assert_close(&format!("{name} {which}"), a, b, 2e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn every_kind_of_targets_matches_the_cpu() -> Result<()> {
+    let sizes = [(1, 4, 5, 2), (3, 8, 17, 4), (40, 6, 700, 32)];
+    for (seed, (rows, width, vocabulary, k)) in (11..).zip(sizes) {
+        let case = Case::random(seed, rows, width, vocabulary, k);
+        for soft in KINDS {
+            for teacher in [true, false] {
+                if !teacher && !["none", "bucket", "renormalise"].contains(&soft) {
+                    continue;
+                }
+                let inputs = case.inputs(case.hidden.as_tensor(), soft, teacher);
+                let own = emulated(|| linear_cross_entropy(&inputs))?;
+                assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sparse_laws_match_the_cpu() -> Result<()> {
+    let case = Case::random(21, 9, 6, 60, 8);
+    for (tail, form) in [(true, Rejection::Linear), (true, Rejection::Log), (false, Rejection::Log)]
+    {
+        let laws = Laws::of(&case, |law| law * 3 % 9, tail);
+        let inputs = laws.inputs(&case, &case.hidden, form);
+        let own = emulated(|| linear_cross_entropy(&inputs))?;
+        assert_near("sparse", &own, &linear_cross_entropy(&inputs)?, &case)?;
+    }
+    Ok(())
+}
+
+/// A draft that is sure: what the entries leave is no difference of near-equal numbers.
+#[test]
+fn a_sure_draft_keeps_the_digits_of_its_tail() -> Result<()> {
+    let case = Case::random(5, 6, 8, 50, 4);
+    let hidden = (case.hidden.as_tensor() * 12.0)?;
+    let plain = case.inputs(&hidden, "bucket", false);
+    let own = emulated(|| linear_cross_entropy(&plain))?;
+    assert_near("sure", &own, &linear_cross_entropy(&plain)?, &case)
+}
+
+#[test]
+fn rows_that_share_a_teacher_match_the_cpu() -> Result<()> {
+    let case = Case::random(8, 12, 6, 40, 4);
+    let of: Vec<u32> = (0..12).map(|row| row * 5 % 12 / 2).collect();
+    let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
+    let teacher =
+        inputs.teacher.map(|teacher| super::super::Teacher { rows: Some(&of), ..teacher });
+    let inputs = Inputs { teacher, ..inputs };
+    let own = emulated(|| linear_cross_entropy(&inputs))?;
+    assert_near("shared", &own, &linear_cross_entropy(&inputs)?, &case)
+}
