@@ -16,6 +16,9 @@ pub enum Ops {
     Fused,
     /// Composed of tensor ops on every device: what a GPU computes, to find faults on a CPU.
     Composed,
+    /// The kernels for NVIDIA GPUs, run by the CPU: slow, to check them.
+    #[cfg(feature = "emulate-cuda")]
+    Emulated,
 }
 
 /// Type in which a device other than the CPU multiplies f32 activations.
@@ -25,16 +28,20 @@ pub enum Products {
     #[default]
     Single,
     /// Both factors in the weight's 16-bit type, bf16 for f32 weights; sums in f32. Products of
-    /// attention are formed in TF32 where the device has it.
+    /// attention are one bf16 product on an NVIDIA GPU, composed ones TF32 where the device has it.
     Half,
 }
 
 static COMPOSED: AtomicBool = AtomicBool::new(false);
+#[cfg(any(test, feature = "emulate-cuda"))]
+static EMULATED: AtomicBool = AtomicBool::new(false);
 static HALF: AtomicBool = AtomicBool::new(false);
 
 /// Chooses the implementation for all later ops of the process.
 pub fn set_ops(ops: Ops) {
     COMPOSED.store(ops == Ops::Composed, Ordering::Relaxed);
+    #[cfg(feature = "emulate-cuda")]
+    EMULATED.store(ops == Ops::Emulated, Ordering::Relaxed);
 }
 
 /// Chooses the type of all later products of the process.
@@ -56,6 +63,12 @@ pub(crate) fn products_of(x: &Tensor) -> Products {
 pub(crate) fn fused(tensors: &[&Tensor]) -> bool {
     let fits = |t: &&Tensor| matches!(t.device(), Device::Cpu) && t.dtype() == DType::F32;
     !composed_only() && !crate::cuda::emulated() && tensors.iter().all(fits)
+}
+
+/// Whether the kernels for NVIDIA GPUs take CPU tensors.
+#[cfg(any(test, feature = "emulate-cuda"))]
+pub(crate) fn emulates() -> bool {
+    EMULATED.load(Ordering::Relaxed)
 }
 
 /// Whether ops are composed on every device.

@@ -85,7 +85,7 @@ fn every_trained_tensor_gets_a_gradient_in_every_mode() {
             let mut reached = 0;
             for (index, parameter) in parameters.iter().enumerate() {
                 let name = &parameter.name;
-                match gradients.get(index) {
+                match gradients.get(index).expect("values") {
                     Some(gradient) => {
                         assert!(!parameter.dead, "dead `{name}` has a gradient");
                         assert!(gradient.iter().all(|g| g.is_finite()), "`{name}` is not finite");

@@ -47,7 +47,7 @@ pub(crate) struct Cli {
     /// Print a machine-readable last line.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Implementation of the ops: `composed` computes on the CPU what a GPU does.
+    /// Implementation of the ops: `composed` leaves out fused ones on every device.
     #[arg(long, global = true, hide = true, default_value = "fused")]
     pub(crate) ops: OpsChoice,
 }
@@ -59,6 +59,9 @@ pub(crate) enum OpsChoice {
     Fused,
     /// Composed of tensor ops.
     Composed,
+    /// Kernels for NVIDIA GPUs, run by the CPU: slow, to check them.
+    #[cfg(feature = "emulate-cuda")]
+    Emulated,
 }
 
 /// Commands.

@@ -33,6 +33,8 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     set_ops(match arguments.ops {
         OpsChoice::Fused => Ops::Fused,
         OpsChoice::Composed => Ops::Composed,
+        #[cfg(feature = "emulate-cuda")]
+        OpsChoice::Emulated => Ops::Emulated,
     });
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

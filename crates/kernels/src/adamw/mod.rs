@@ -1,13 +1,17 @@
-//! One AdamW step on slices (Loshchilov and Hutter 2019), decoupled decay applied first.
+//! One AdamW step on slices, or where tensors lie (Loshchilov and Hutter 2019), decoupled decay applied first.
 //!
 //! ```text
 //! θ ← θ (1 − lr·wd);  m ← β1 m + (1−β1) g;  v ← β2 v + (1−β2) g²
 //! θ ← θ − lr · (m / (1−β1ⁿ)) / (sqrt(v / (1−β2ⁿ)) + eps)
 //! ```
 
+mod device;
+
 use rayon::prelude::*;
 
 use crate::simd::vectorised;
+
+pub use device::{AdamWState, adamw_on_device, square_sum_on_device, stays_on_device};
 
 /// Values that a sum of squares is cut into, and that a thread updates at once.
 pub const BLOCK: usize = 16_384;
@@ -35,19 +39,7 @@ pub struct AdamWStep {
 /// - the slices differ in length
 pub fn adamw(step: &AdamWStep, theta: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
     assert!(theta.len() == g.len() && m.len() == g.len() && v.len() == g.len());
-    let n = step.step as i32;
-    let factors = Factors {
-        beta1: step.betas.0 as f32,
-        beta2: step.betas.1 as f32,
-        keep1: (1.0 - step.betas.0) as f32,
-        keep2: (1.0 - step.betas.1) as f32,
-        correct1: (1.0 / (1.0 - step.betas.0.powi(n))) as f32,
-        correct2: (1.0 / (1.0 - step.betas.1.powi(n))) as f32,
-        shrink: (1.0 - step.learning_rate * step.weight_decay) as f32,
-        rate: step.learning_rate as f32,
-        eps: step.eps as f32,
-        grad_scale: step.grad_scale as f32,
-    };
+    let factors = Factors::of(step);
     theta
         .par_chunks_mut(BLOCK)
         .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
@@ -67,6 +59,24 @@ struct Factors {
     rate: f32,
     eps: f32,
     grad_scale: f32,
+}
+
+impl Factors {
+    fn of(step: &AdamWStep) -> Self {
+        let n = step.step as i32;
+        Self {
+            beta1: step.betas.0 as f32,
+            beta2: step.betas.1 as f32,
+            keep1: (1.0 - step.betas.0) as f32,
+            keep2: (1.0 - step.betas.1) as f32,
+            correct1: (1.0 / (1.0 - step.betas.0.powi(n))) as f32,
+            correct2: (1.0 / (1.0 - step.betas.1.powi(n))) as f32,
+            shrink: (1.0 - step.learning_rate * step.weight_decay) as f32,
+            rate: step.learning_rate as f32,
+            eps: step.eps as f32,
+            grad_scale: step.grad_scale as f32,
+        }
+    }
 }
 
 vectorised! {

@@ -1,4 +1,3 @@
-#[cfg(target_os = "linux")]
 mod gpu;
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Kernels on a CPU, for tests: their text becomes a shared library by way of a C++ compiler.
+//! Kernels on a CPU, to check them: their text becomes a shared library by way of a C++ compiler.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,10 +19,11 @@ thread_local! {
 }
 
 pub(super) fn is_on() -> bool {
-    ON.get()
+    ON.get() || crate::dispatch::emulates()
 }
 
 /// What `f` computes with the GPU's kernels in place of the CPU's.
+#[cfg(test)]
 pub(crate) fn emulated<R>(f: impl FnOnce() -> R) -> R {
     struct Off;
     impl Drop for Off {

@@ -7,7 +7,7 @@ use super::Program;
 /// What a kernel is given before its results.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
-    not(any(feature = "cuda", all(test, target_os = "linux"))),
+    not(any(test, feature = "cuda", feature = "emulate-cuda")),
     expect(dead_code, reason = "a build without a device starts no kernel")
 )]
 pub(crate) enum Argument<'a> {
@@ -44,7 +44,7 @@ impl From<f64> for Argument<'_> {
 /// One start of a kernel.
 #[derive(Debug)]
 #[cfg_attr(
-    not(any(feature = "cuda", all(test, target_os = "linux"))),
+    not(any(test, feature = "cuda", feature = "emulate-cuda")),
     expect(dead_code, reason = "a build without a device starts no kernel")
 )]
 pub(crate) struct Launch<'a> {
@@ -82,7 +82,7 @@ impl Launch<'_> {
         match device {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => on_cuda::run(self, cuda),
-            #[cfg(all(test, target_os = "linux"))]
+            #[cfg(any(test, feature = "emulate-cuda"))]
             Device::Cpu => super::emulator::run(self),
             other => {
                 bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())

@@ -4,7 +4,7 @@
 //! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0); all else goes the composed
 //! way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(any(test, feature = "emulate-cuda"))]
 pub(crate) mod emulator;
 mod launch;
 mod program;
@@ -32,11 +32,11 @@ fn runs_on(device: &Device) -> bool {
     }
 }
 
-/// Whether the calling thread's CPU tensors go through the emulator: in tests alone.
+/// Whether the calling thread's CPU tensors go through the emulator.
 pub(crate) fn emulated() -> bool {
-    #[cfg(all(test, target_os = "linux"))]
+    #[cfg(any(test, feature = "emulate-cuda"))]
     return emulator::is_on();
-    #[cfg(not(all(test, target_os = "linux")))]
+    #[cfg(not(any(test, feature = "emulate-cuda")))]
     return false;
 }
 

@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use candle_core::Shape;
-use longdraft_kernels::adamw::{AdamWStep, adamw};
+use candle_core::{Shape, Tensor};
+use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use schemars::JsonSchema;
@@ -216,7 +216,7 @@ impl AdamW {
         gradients: &Gradients,
         learning_rate: f64,
     ) -> Result<f64> {
-        let norm = gradients.norm();
+        let norm = gradients.norm()?;
         let parallel = DataParallel::single(parameters);
         self.update(&parallel, parameters, gradients, norm, learning_rate)?;
         Ok(norm)
@@ -249,11 +249,20 @@ impl AdamW {
             let parameter = &parameters[run.parameter];
             let shape = parallel.shape_of(run);
             let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
+            let step = AdamWStep { weight_decay, ..step };
+            let whole = !parallel.is_sharded() && run.len == shape.elem_count();
+            let by_muon = self.config.matrices == MatrixUpdate::Muon
+                && layer_matrix(&parameter.name, shape).is_some();
+            if let Some(gradient) = gradients.on_device(index).filter(|_| whole && !by_muon)
+                && self.step_on_device(&step, index, parameter, gradient)?
+            {
+                own.push(None);
+                continue;
+            }
             let mut values = parallel.read(parameters, index)?;
-            match gradients.get(index) {
+            match gradients.get(index)?.as_deref() {
                 Some(gradient) => {
                     let [first, second] = &mut self.moments;
-                    let step = AdamWStep { weight_decay, ..step };
                     match (self.config.matrices, layer_matrix(&parameter.name, shape)) {
                         (MatrixUpdate::Muon, Some(shape)) => first.change(index, |first| {
                             let device = parameters[run.parameter].var.device();
@@ -281,6 +290,30 @@ impl AdamW {
             own.push(parallel.write(parameters, index, values)?);
         }
         parallel.publish(parameters, own)
+    }
+
+    /// Updates a parameter where it lies, and leaves its moments there; false if they are kept in a
+    /// file.
+    fn step_on_device(
+        &mut self,
+        step: &AdamWStep,
+        index: usize,
+        parameter: &Parameter,
+        gradient: &Tensor,
+    ) -> Result<bool> {
+        let theta = parameter.var.as_detached_tensor();
+        let [first, second] = &mut self.moments;
+        let (Some(own_first), Some(own_second)) =
+            (first.on_device_of(index, &theta)?, second.on_device_of(index, &theta)?)
+        else {
+            return Ok(false);
+        };
+        let state = AdamWState { theta, first: own_first, second: own_second };
+        let state = adamw_on_device(step, &state, gradient)?;
+        parameter.var.set(&state.theta)?;
+        first.keep(index, state.first);
+        second.keep(index, state.second);
+        Ok(true)
     }
 }
 

@@ -1,17 +1,46 @@
 //! Gradients of one optimizer step, accumulated over micro-batches.
 
-use candle_core::Tensor;
+use std::borrow::Cow;
+
 use candle_core::backprop::GradStore;
-use longdraft_kernels::adamw::square_sum;
+use candle_core::{DType, Tensor};
+use longdraft_kernels::adamw::{square_sum, square_sum_on_device, stays_on_device};
 use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
 
 /// One gradient a parameter, or a run of a parameter's elements where ranks hold different ones;
-/// `None` where nothing reached it.
+/// `None` where nothing reached it. Those of parameters on a GPU stay there.
 #[derive(Debug)]
 pub struct Gradients {
-    values: Vec<Option<Vec<f32>>>,
+    values: Vec<Option<Values>>,
+}
+
+#[derive(Debug)]
+enum Values {
+    Host(Vec<f32>),
+    /// f32, in the parameter's shape.
+    Device(Tensor),
+}
+
+impl Values {
+    fn on_host(self) -> Result<Vec<f32>> {
+        match self {
+            Self::Host(values) => Ok(values),
+            Self::Device(tensor) => Ok(tensor.flatten_all()?.to_vec1()?),
+        }
+    }
+
+    fn add(self, other: Self) -> Result<Self> {
+        match (self, other) {
+            (Self::Device(sum), Self::Device(other)) => Ok(Self::Device((sum + other)?)),
+            (sum, other) => {
+                let mut sum = sum.on_host()?;
+                sum.iter_mut().zip(other.on_host()?).for_each(|(sum, value)| *sum += value);
+                Ok(Self::Host(sum))
+            }
+        }
+    }
 }
 
 impl Gradients {
@@ -29,34 +58,62 @@ impl Gradients {
             let Some(grad) = store.get(parameter.var.as_tensor()) else {
                 continue;
             };
-            let grad: Vec<f32> = grad.flatten_all()?.to_vec1()?;
-            accumulate(value, grad);
+            let values = if stays_on_device(grad) {
+                Values::Device(grad.to_dtype(DType::F32)?)
+            } else {
+                Values::Host(grad.flatten_all()?.to_vec1()?)
+            };
+            accumulate(value, values)?;
         }
         Ok(())
     }
 
     /// Gradients of parameters or runs, in order.
     pub fn from_values(values: Vec<Option<Vec<f32>>>) -> Self {
-        Self { values }
+        Self { values: values.into_iter().map(|value| value.map(Values::Host)).collect() }
     }
 
-    /// Gradients of parameters or runs, in order.
-    pub fn into_values(self) -> Vec<Option<Vec<f32>>> {
-        self.values
+    /// Gradients of parameters or runs on the host, in order.
+    ///
+    /// # Errors
+    /// - one cannot be read from its device
+    pub fn into_values(self) -> Result<Vec<Option<Vec<f32>>>> {
+        self.values.into_iter().map(|value| value.map(Values::on_host).transpose()).collect()
     }
 
     /// Adds other gradients of the same parameters.
-    pub fn merge(&mut self, other: Self) {
+    ///
+    /// # Errors
+    /// - one cannot be read from its device
+    pub fn merge(&mut self, other: Self) -> Result<()> {
         for (value, other) in self.values.iter_mut().zip(other.values) {
             if let Some(other) = other {
-                accumulate(value, other);
+                accumulate(value, other)?;
             }
         }
+        Ok(())
     }
 
-    /// Gradient of the i-th parameter or run.
-    pub fn get(&self, index: usize) -> Option<&[f32]> {
-        self.values[index].as_deref()
+    /// Gradient of the i-th parameter or run, copied to the host if it lies elsewhere.
+    ///
+    /// # Errors
+    /// - it cannot be read from its device
+    pub fn get(&self, index: usize) -> Result<Option<Cow<'_, [f32]>>> {
+        Ok(match &self.values[index] {
+            None => None,
+            Some(Values::Host(values)) => Some(Cow::Borrowed(values)),
+            Some(Values::Device(tensor)) => {
+                Some(Cow::Owned(Values::Device(tensor.clone()).on_host()?))
+            }
+        })
+    }
+
+    /// Gradient of the i-th parameter where it is to be used without a copy to the host.
+    pub(crate) fn on_device(&self, index: usize) -> Option<&Tensor> {
+        match &self.values[index] {
+            Some(Values::Device(tensor)) => Some(tensor),
+            _ => None,
+        }
     }
 
     /// Gradient of the i-th parameter as a tensor of its shape.
@@ -64,22 +121,34 @@ impl Gradients {
     /// # Errors
     /// - the tensor cannot be made
     pub fn tensor(&self, index: usize, parameter: &Parameter) -> Result<Option<Tensor>> {
-        let Some(values) = self.get(index) else {
-            return Ok(None);
-        };
         let device = parameter.var.device();
-        Ok(Some(Tensor::from_slice(values, parameter.var.shape(), device)?))
+        Ok(match &self.values[index] {
+            None => None,
+            Some(Values::Device(tensor)) => Some(tensor.clone()),
+            Some(Values::Host(values)) => {
+                Some(Tensor::from_slice(values, parameter.var.shape(), device)?)
+            }
+        })
     }
 
     /// `‖g‖₂` over all gradients, summed in f64.
-    pub fn norm(&self) -> f64 {
-        self.values.iter().flatten().map(|g| square_sum(g)).sum::<f64>().sqrt()
+    ///
+    /// # Errors
+    /// - one cannot be read from its device
+    pub fn norm(&self) -> Result<f64> {
+        let square_sum = |values: &Values| match values {
+            Values::Host(values) => Ok(square_sum(values)),
+            Values::Device(tensor) => Ok(square_sum_on_device(tensor)?),
+        };
+        let sums = self.values.iter().flatten().map(square_sum).collect::<Result<Vec<f64>>>()?;
+        Ok(sums.iter().sum::<f64>().sqrt())
     }
 }
 
-fn accumulate(sum: &mut Option<Vec<f32>>, values: Vec<f32>) {
-    match sum {
-        None => *sum = Some(values),
-        Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
-    }
+fn accumulate(sum: &mut Option<Values>, values: Values) -> Result<()> {
+    *sum = Some(match sum.take() {
+        None => values,
+        Some(sum) => sum.add(values)?,
+    });
+    Ok(())
 }

@@ -267,7 +267,7 @@ impl Muon {
         multiplier: f64,
     ) -> Result<MuonOutcome> {
         let parallel = DataParallel::single(parameters);
-        self.update(&parallel, parameters, gradients, gradients.norm(), multiplier)
+        self.update(&parallel, parameters, gradients, gradients.norm()?, multiplier)
     }
 
     /// Updates the parameters of all ranks in place, with the summed gradients of this rank's runs
@@ -292,13 +292,11 @@ impl Muon {
             let run = &parallel.runs()[index];
             let parameter = &parameters[run.parameter];
             let mut values = parallel.read(parameters, index)?;
-            let zeros;
-            let gradient = if let Some(gradient) = gradients.get(index) {
-                gradient
-            } else {
-                zeros = vec![0.0; values.len()];
-                &zeros
+            let gradient = match gradients.get(index)? {
+                Some(gradient) => gradient,
+                None => vec![0.0; values.len()].into(),
             };
+            let gradient = &*gradient;
             let learning_rate = multiplier * config.rate(group_of(&parameter.name));
             match state {
                 TensorState::Muon(sum) => {

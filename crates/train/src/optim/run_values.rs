@@ -1,4 +1,5 @@
-//! Values that an optimizer keeps of every run that a rank updates: in memory, or in a file.
+//! Values that an optimizer keeps of every run that a rank updates: in memory, that of a GPU where the
+//! steps are taken there, or in a file.
 //!
 //! A file is read and written run by run, so that memory holds one of them; the system's page cache
 //! decides what really goes to the disk. The file has no name: it goes with the process, however that
@@ -9,19 +10,44 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use candle_core::Tensor;
+
 use crate::error::{Result, TrainError};
 
 /// Values of runs, by their place among those that the rank updates.
 #[derive(Debug)]
 pub(crate) enum RunValues {
-    Memory(Vec<Vec<f32>>),
+    Memory(Vec<Kept>),
     File(RunFile),
+}
+
+/// A run's values in memory.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    Host(Vec<f32>),
+    Device(Tensor),
+}
+
+impl Kept {
+    fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device(tensor) => tensor.elem_count(),
+        }
+    }
+
+    fn on_host(&self) -> Result<Cow<'_, [f32]>> {
+        Ok(match self {
+            Self::Host(values) => Cow::Borrowed(values),
+            Self::Device(tensor) => Cow::Owned(tensor.flatten_all()?.to_vec1()?),
+        })
+    }
 }
 
 impl RunValues {
     /// Zeros in memory.
     pub(crate) fn zeros(lengths: &[usize]) -> Self {
-        Self::Memory(lengths.iter().map(|length| vec![0.0; *length]).collect())
+        Self::Memory(lengths.iter().map(|length| Kept::Host(vec![0.0; *length])).collect())
     }
 
     /// Zeros in a file without a name in `folder`, whose room is taken at once.
@@ -35,7 +61,7 @@ impl RunValues {
     /// Length of every run.
     pub(crate) fn lengths(&self) -> Vec<usize> {
         match self {
-            Self::Memory(runs) => runs.iter().map(Vec::len).collect(),
+            Self::Memory(runs) => runs.iter().map(Kept::len).collect(),
             Self::File(file) => file.lengths.clone(),
         }
     }
@@ -43,10 +69,10 @@ impl RunValues {
     /// A run's values.
     ///
     /// # Errors
-    /// - the file cannot be read
+    /// - the file or the device cannot be read
     pub(crate) fn get(&self, index: usize) -> Result<Cow<'_, [f32]>> {
         match self {
-            Self::Memory(runs) => Ok(Cow::Borrowed(&runs[index])),
+            Self::Memory(runs) => runs[index].on_host(),
             Self::File(file) => file.read(index).map(Cow::Owned),
         }
     }
@@ -61,12 +87,40 @@ impl RunValues {
         change: impl FnOnce(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
         match self {
-            Self::Memory(runs) => change(&mut runs[index]),
+            Self::Memory(runs) => {
+                let run = &mut runs[index];
+                if let Kept::Device(_) = run {
+                    *run = Kept::Host(run.on_host()?.into_owned());
+                }
+                match run {
+                    Kept::Host(values) => change(values),
+                    Kept::Device(_) => Ok(()),
+                }
+            }
             Self::File(file) => {
                 let mut values = file.read(index)?;
                 change(&mut values)?;
                 file.write(index, &values)
             }
+        }
+    }
+
+    /// A run's values in the shape and on the device of `like`; `None` if they are kept in a file.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub(crate) fn on_device_of(&self, index: usize, like: &Tensor) -> Result<Option<Tensor>> {
+        let Self::Memory(runs) = self else { return Ok(None) };
+        Ok(Some(match &runs[index] {
+            Kept::Host(values) => Tensor::from_slice(values, like.shape(), like.device())?,
+            Kept::Device(tensor) => tensor.clone(),
+        }))
+    }
+
+    /// Leaves a run's values on their device.
+    pub(crate) fn keep(&mut self, index: usize, values: Tensor) {
+        if let Self::Memory(runs) = self {
+            runs[index] = Kept::Device(values);
         }
     }
 }

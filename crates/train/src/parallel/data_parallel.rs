@@ -136,11 +136,14 @@ impl DataParallel {
 
     /// Sums over all ranks of whole parameters' gradients, for [`Self::runs`]. A parameter that no
     /// rank has a gradient of stays without one.
-    pub fn reduce(&self, gradients: Gradients) -> Gradients {
+    ///
+    /// # Errors
+    /// - a gradient cannot be read from its device
+    pub fn reduce(&self, gradients: Gradients) -> Result<Gradients> {
         if self.world.size() == 1 {
-            return gradients;
+            return Ok(gradients);
         }
-        let whole = gradients.into_values();
+        let whole = gradients.into_values()?;
         let mut reached: Vec<u64> = whole.iter().map(|value| u64::from(value.is_some())).collect();
         self.world.all_reduce_max(&mut reached);
         let own = self.exchange().reduce(&whole);
@@ -148,12 +151,15 @@ impl DataParallel {
         let sums = if self.is_sharded { own } else { self.exchange().gather(&own, &self.sizes()) };
         let known = sums.into_iter().zip(&self.runs);
         let known = known.map(|(sum, run)| (reached[run.parameter] > 0).then_some(sum));
-        Gradients::from_values(known.collect())
+        Ok(Gradients::from_values(known.collect()))
     }
 
     /// `‖g‖₂` over all parameters of gradients that [`Self::reduce`] returned; the same bits
     /// however the elements are spread.
-    pub fn norm(&self, gradients: &Gradients) -> f64 {
+    ///
+    /// # Errors
+    /// - a gradient cannot be read from its device
+    pub fn norm(&self, gradients: &Gradients) -> Result<f64> {
         if !self.is_sharded {
             return gradients.norm();
         }
@@ -169,9 +175,9 @@ impl DataParallel {
         let blocks = sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
         let mut squares = vec![0.0_f64; blocks];
         for (index, run) in self.runs.iter().enumerate() {
-            let Some(values) = gradients.get(index) else { continue };
+            let Some(values) = gradients.get(index)? else { continue };
             let first = firsts[run.parameter] + run.start / BLOCK;
-            let own = square_sums(values);
+            let own = square_sums(&values);
             squares[first..first + own.len()].copy_from_slice(&own);
         }
         // Every block is one rank's; the others add zeros.
@@ -179,7 +185,7 @@ impl DataParallel {
         let of_parameter = |(first, size): (&usize, &usize)| -> f64 {
             squares[*first..first + size.div_ceil(BLOCK)].iter().sum()
         };
-        firsts.iter().zip(&sizes).map(of_parameter).sum::<f64>().sqrt()
+        Ok(firsts.iter().zip(&sizes).map(of_parameter).sum::<f64>().sqrt())
     }
 
     /// Values of this rank's run `index` as they stand.
@@ -305,8 +311,8 @@ mod tests {
                 let mut optimizer = optimizer.expect("optimizer");
                 let norms: Vec<f64> = (0..3)
                     .map(|step| {
-                        let sums = parallel.reduce(gradients(world.rank(), step));
-                        let norm = parallel.norm(&sums);
+                        let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
+                        let norm = parallel.norm(&sums).expect("norm");
                         let rate = 1e-2;
                         optimizer.update(&parallel, &parameters, &sums, norm, rate).expect("step");
                         norm
@@ -343,11 +349,11 @@ mod tests {
                 // Two ranks' gradients, however many ranks there are.
                 let mut sum = Gradients::new(&parameters);
                 for rank in super::super::share_of(2, world.rank(), ranks) {
-                    let values = gradients(rank, 0).into_values()[..3].to_vec();
-                    sum.merge(Gradients::from_values(values));
+                    let values = gradients(rank, 0).into_values().expect("values")[..3].to_vec();
+                    sum.merge(Gradients::from_values(values)).expect("sums");
                 }
-                let sums = parallel.reduce(sum);
-                let norm = parallel.norm(&sums);
+                let sums = parallel.reduce(sum).expect("sums");
+                let norm = parallel.norm(&sums).expect("norm");
                 optimizer.update(&parallel, &parameters, &sums, norm, 1.0).expect("step");
                 (norm, values(&parameters))
             })
@@ -370,8 +376,8 @@ mod tests {
                 for step in 0..3 {
                     parallel.release(&mut parameters).expect("release");
                     parallel.gather(&mut parameters).expect("gather");
-                    let sums = parallel.reduce(gradients(world.rank(), step));
-                    let norm = parallel.norm(&sums);
+                    let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
+                    let norm = parallel.norm(&sums).expect("norm");
                     // The last update finds whole weights.
                     if step < 2 {
                         parallel.release(&mut parameters).expect("release");

@@ -228,7 +228,7 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
         gradients.add(parameters, &numerator.backward().expect("backward")).expect("gradients");
     }
     let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
-    let sums = parallel.reduce(gradients).into_values();
+    let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");
     let mut sum = [loss.metrics.hard_sum + loss.metrics.soft_sum];
     world.all_reduce_sum(&mut sum);
     (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
@@ -286,7 +286,7 @@ fn eagle3_step(
         gradients.add(parameters, &loss.backward().expect("backward")).expect("gradients");
     }
     let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
-    let sums = parallel.reduce(gradients).into_values();
+    let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");
     // A share is of the sum over the ranks.
     let loss = |loss: &Tensor| f64::from(loss.to_scalar::<f32>().expect("loss"));
     let mut sum = [share.loss.as_ref().map_or(0.0, loss)];

@@ -133,8 +133,8 @@ mod tests {
             let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
             let before = world.traffic();
             let gradients = SIZES.map(|size| Some(vec![0.5; size])).to_vec();
-            let sums = parallel.reduce(Gradients::from_values(gradients));
-            let norm = parallel.norm(&sums);
+            let sums = parallel.reduce(Gradients::from_values(gradients)).expect("sums");
+            let norm = parallel.norm(&sums).expect("norm");
             optimizer.update(&parallel, &parameters, &sums, norm, 1e-3).expect("update");
             let traffic = world.traffic() - before;
             assert_eq!(traffic.seconds > 0.0, ranks > 1, "{traffic:?}");

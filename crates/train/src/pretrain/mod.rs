@@ -209,8 +209,8 @@ impl Pretraining {
         let mut loss = [loss];
         self.parallel.world().all_reduce_sum(&mut loss);
         let loss = loss[0];
-        let gradients = self.parallel.reduce(gradients);
-        let norm = self.parallel.norm(&gradients);
+        let gradients = self.parallel.reduce(gradients)?;
+        let norm = self.parallel.norm(&gradients)?;
         for (what, value) in [("loss", loss), ("gradient norm", norm)] {
             if !value.is_finite() {
                 let origins = vec![format!("tokens behind {position:?}")];

@@ -102,8 +102,8 @@ impl Stage {
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
         let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;
-        let gradients = self.parallel.reduce(gradients);
-        let grad_norm = self.parallel.norm(&gradients);
+        let gradients = self.parallel.reduce(gradients)?;
+        let grad_norm = self.parallel.norm(&gradients)?;
         if !grad_norm.is_finite() {
             return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
         }

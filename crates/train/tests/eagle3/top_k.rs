@@ -29,10 +29,10 @@ fn with(config: &Eagle3ObjectiveConfig, k: usize, tail: TailKind) -> Eagle3Objec
 fn difference(objective: &Eagle3Objective, a: &Gradients, b: &Gradients) -> f64 {
     let mut worst = 0.0_f64;
     for index in 0..objective.eagle3().parameters().len() {
-        let (a, b) = (a.get(index).unwrap_or_default(), b.get(index).unwrap_or_default());
+        let [a, b] = [a, b].map(|all| all.get(index).expect("values").unwrap_or_default());
         assert!(a.len() == b.len() && !a.is_empty(), "a gradient is missing");
         let scale = b.iter().fold(1e-6_f32, |m, x| m.max(x.abs()));
-        let error = a.iter().zip(b).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+        let error = a.iter().zip(b.iter()).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
         worst = worst.max(f64::from(error / scale));
     }
     worst

@@ -139,7 +139,7 @@ fn check_step(
     report: &mut CaseReport,
 ) -> Result<()> {
     let loss = metrics.loss(&objective.config().weights());
-    for (key, got) in [("loss", loss), ("grad_norm", gradients.norm())] {
+    for (key, got) in [("loss", loss), ("grad_norm", gradients.norm()?)] {
         if let Some(want) = want[key].as_f64() {
             let error = relative(got, want);
             report.check(label(key), error, case.tolerance.loss);

@@ -57,7 +57,7 @@ pub(super) fn run_step(
     Ok(Outcome {
         loss: loss / total as f64,
         target_loss: target_loss / total as f64,
-        grad_norm: gradients.norm(),
+        grad_norm: gradients.norm()?,
         gradients,
         metrics,
     })

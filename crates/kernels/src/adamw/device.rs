@@ -1,0 +1,183 @@
+//! The step where values, moments and gradients lie: on a GPU in one pass, elsewhere composed.
+
+use std::sync::LazyLock;
+
+use candle_core::{Result, Shape, Tensor};
+
+use super::{AdamWStep, BLOCK, Factors};
+use crate::cuda::{self, Argument, Launch, Program, exactly};
+use crate::dispatch::fused;
+use crate::storage::host_f64;
+
+static PROGRAM: LazyLock<Program> =
+    LazyLock::new(|| Program::new("adamw", include_str!("gpu.cu"), &[]));
+
+const THREADS: usize = 256;
+
+/// A tensor's values and moments, of one shape.
+#[derive(Debug, Clone)]
+pub struct AdamWState {
+    /// Values.
+    pub theta: Tensor,
+    /// Mean of the gradients.
+    pub first: Tensor,
+    /// Mean of their squares.
+    pub second: Tensor,
+}
+
+/// Whether a tensor's step is taken on its device: everywhere but on the CPU, whose fused step takes
+/// slices.
+pub fn stays_on_device(tensor: &Tensor) -> bool {
+    !fused(&[tensor])
+}
+
+/// As [`super::adamw`], where the tensors lie: the new state.
+///
+/// # Errors
+/// - shapes or devices differ, or the device has no memory for the new state
+pub fn adamw_on_device(step: &AdamWStep, state: &AdamWState, g: &Tensor) -> Result<AdamWState> {
+    let AdamWState { theta, first, second } = state;
+    if [first, second, g].iter().any(|t| t.shape() != theta.shape()) {
+        candle_core::bail!("adamw: {:?} against {:?}", g.shape(), theta.shape());
+    }
+    let f = Factors::of(step);
+    if !cuda::takes(&[theta, first, second, g]) {
+        return composed(&f, state, g);
+    }
+    let tensors = [theta, first, second, g].map(Tensor::contiguous);
+    let [theta, first, second, g] = tensors;
+    let (theta, first, second, g) = (theta?.detach(), first?, second?, g?);
+    let count = theta.elem_count();
+    let arguments: [Argument<'_>; 15] = [
+        (&theta).into(),
+        (&first).into(),
+        (&second).into(),
+        (&g).into(),
+        count.into(),
+        Argument::F32(f.beta1),
+        Argument::F32(f.beta2),
+        Argument::F32(f.keep1),
+        Argument::F32(f.keep2),
+        Argument::F32(f.correct1),
+        Argument::F32(f.correct2),
+        Argument::F32(f.shrink),
+        Argument::F32(f.rate),
+        Argument::F32(f.eps),
+        Argument::F32(f.grad_scale),
+    ];
+    let shapes = [(); 3].map(|()| theta.shape().clone());
+    let [theta, first, second] =
+        exactly(run("adamw", count.div_ceil(THREADS), &arguments, &shapes, &theta)?)?;
+    Ok(AdamWState { theta, first, second })
+}
+
+fn run(
+    kernel: &str,
+    blocks: usize,
+    arguments: &[Argument<'_>],
+    results: &[Shape],
+    like: &Tensor,
+) -> Result<Vec<Tensor>> {
+    let (program, grid) = (&*PROGRAM, [blocks, 1, 1]);
+    Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results }
+        .run(like.device())
+}
+
+fn composed(f: &Factors, state: &AdamWState, g: &Tensor) -> Result<AdamWState> {
+    let times = |t: &Tensor, factor: f32| t.affine(f64::from(factor), 0.0);
+    let g = times(g, f.grad_scale)?;
+    let first = (times(&state.first, f.beta1)? + times(&g, f.keep1)?)?;
+    let second = (times(&state.second, f.beta2)? + times(&g.sqr()?, f.keep2)?)?;
+    let root = (times(&second, f.correct2)?.sqrt()? + f64::from(f.eps))?;
+    let update = (times(&first, f.correct1)? / root)?;
+    let theta = (times(&state.theta.detach(), f.shrink)? - times(&update, f.rate)?)?;
+    Ok(AdamWState { theta, first, second })
+}
+
+/// As [`super::square_sum`], where the tensor lies; sums of blocks are f32.
+///
+/// # Errors
+/// - the values cannot be read
+pub fn square_sum_on_device(g: &Tensor) -> Result<f64> {
+    let sums = if cuda::takes(&[g]) {
+        let g = g.contiguous()?;
+        let count = g.elem_count();
+        let blocks = count.div_ceil(BLOCK);
+        let arguments = [(&g).into(), count.into()];
+        let [sums] = exactly(run("square_sums", blocks, &arguments, &[Shape::from(blocks)], &g)?)?;
+        sums
+    } else {
+        g.sqr()?.sum_all()?
+    };
+    Ok(host_f64(&sums)?.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{adamw, square_sum};
+    use super::*;
+    use crate::cuda::emulator::emulated;
+    use crate::test_support::{Noise, assert_close};
+
+    #[test]
+    fn a_device_takes_the_steps_of_the_cpu() -> Result<()> {
+        let mut noise = Noise::new(6);
+        for shape in [vec![1], vec![3, 7], vec![40, 129]] {
+            let (start, zeros) = (noise.tensor(&shape), noise.tensor(&shape).zeros_like()?);
+            let flat = |t: &Tensor| t.flatten_all()?.to_vec1::<f32>();
+            let mut on_cpu = [flat(&start)?, flat(&zeros)?, flat(&zeros)?];
+            let state = AdamWState { theta: start, first: zeros.clone(), second: zeros };
+            let (mut of_kernel, mut of_ops) = (state.clone(), state);
+            for n in 1..4 {
+                let step = AdamWStep {
+                    learning_rate: 0.05,
+                    betas: (0.9, 0.95),
+                    eps: 1e-6,
+                    weight_decay: 0.1,
+                    step: n,
+                    grad_scale: 0.5,
+                };
+                let g = noise.tensor(&shape);
+                let [theta, first, second] = &mut on_cpu;
+                adamw(&step, theta, first, second, &flat(&g)?);
+                of_kernel = emulated(|| adamw_on_device(&step, &of_kernel, &g))?;
+                of_ops = adamw_on_device(&step, &of_ops, &g)?;
+            }
+            for own in [of_kernel, of_ops] {
+                for (own, plain) in [own.theta, own.first, own.second].iter().zip(&on_cpu) {
+                    let plain = Tensor::from_slice(plain, shape.clone(), own.device())?;
+                    assert_close("state", own, &plain, 2e-6);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn sums_of_squares_are_those_of_the_cpu() -> Result<()> {
+        for count in [1, 700, 40_000] {
+            let g = Noise::new(2).tensor(&[count]);
+            let want = square_sum(&g.to_vec1::<f32>()?);
+            for own in [emulated(|| square_sum_on_device(&g))?, square_sum_on_device(&g)?] {
+                assert!((own - want).abs() < 1e-5 * want, "{own} against {want}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn other_shapes_are_an_error() {
+        let mut noise = Noise::new(1);
+        let theta = noise.tensor(&[2, 3]);
+        let state = AdamWState { first: theta.clone(), second: theta.clone(), theta };
+        let step = AdamWStep {
+            learning_rate: 0.1,
+            betas: (0.9, 0.95),
+            eps: 1e-6,
+            weight_decay: 0.0,
+            step: 1,
+            grad_scale: 1.0,
+        };
+        assert!(adamw_on_device(&step, &state, &noise.tensor(&[3, 2])).is_err());
+    }
+}
