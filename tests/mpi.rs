@@ -188,6 +188,30 @@ fn mpi_ranks_pretrain_like_one_process() {
     }
 }
 
+/// The target runs over the next row while gradients are summed; epochs end within the run.
+#[test]
+fn mpi_overlap_of_sums_and_target_changes_no_bit() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let more = ["train.steps=7", "train.evaluate_every=3", "train.target_loss_every=2"];
+    for (name, method) in [("glide", &[][..]), ("eagle3", &EAGLE3)] {
+        let train = |overlap: bool, rows: usize| {
+            let run = shop.path(&format!("{name}-{overlap}-{rows}"));
+            let (output, overlap) =
+                (format!("output={run}"), format!("parallel.overlap={overlap}"));
+            let rows = format!("train.rows_per_step={rows}");
+            let command = ["train", &config, &output, &overlap, &rows];
+            succeed_on(2, &joined(&[&command, &more, method]));
+            run
+        };
+        for rows in [2, 5] {
+            let (apart, beside) = (train(false, rows), train(true, rows));
+            assert_eq!(metrics(&apart), metrics(&beside), "{name}, {rows} rows");
+            assert_eq!(draft_bytes(&apart), draft_bytes(&beside), "{name}, {rows} rows");
+        }
+    }
+}
+
 #[test]
 fn zero_1_equals_unsharded_ranks_bit_for_bit() {
     let shop = Workshop::of_four_layers();

@@ -22,7 +22,7 @@ pub enum Reduction {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StatePlace {
-    /// The memory of the machine, also where the draft trains on a GPU.
+    /// Memory: that of a GPU on which one rank trains by AdamW, else that of the machine.
     #[default]
     Memory,
     /// A file without a name in the run directory, read and written tensor by tensor in every step.
@@ -49,6 +49,9 @@ pub struct ParallelConfig {
     pub bucket_bytes: usize,
     /// Order of sums over the ranks.
     pub reduction: Reduction,
+    /// While gradients are summed over the ranks, each runs its whole target over the next step's first
+    /// row; needs memory for the features of one more row.
+    pub overlap: bool,
     /// Seconds without an answer of the other ranks after which a rank ends the job.
     pub timeout_seconds: u64,
 }
@@ -62,6 +65,7 @@ impl Default for ParallelConfig {
             optimizer_state: StatePlace::Memory,
             bucket_bytes: 64 << 20,
             reduction: Reduction::RankOrder,
+            overlap: true,
             timeout_seconds: 1800,
         }
     }
@@ -76,6 +80,11 @@ impl ParallelConfig {
     /// Whether draft and target are spread over these ranks (ZeRO-3).
     pub fn spreads_weights(&self, world: &World) -> bool {
         self.zero_stage() == ZeroStage::Weights && world.size() > 1
+    }
+
+    /// Whether a rank runs the target without asking the others.
+    pub fn runs_target_alone(&self, world: &World) -> bool {
+        self.tensor <= 1 && self.sequence <= 1 && !self.spreads_weights(world)
     }
 
     /// Longest wait for other ranks.

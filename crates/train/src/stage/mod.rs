@@ -69,6 +69,8 @@ pub struct Stage {
     train: DataSet,
     held_out: DataSet,
     features: FeatureSource,
+    /// What the target made of the next step's first row while gradients were summed.
+    ahead: Option<step::Ahead>,
     identity: RunIdentity,
     checkpointer: Checkpointer,
     log: MetricsLog,

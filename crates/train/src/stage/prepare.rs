@@ -112,6 +112,7 @@ impl Stage {
             train,
             held_out,
             features,
+            ahead: None,
             identity,
             checkpointer,
             log,

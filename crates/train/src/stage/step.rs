@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
@@ -17,8 +18,18 @@ use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
 use crate::optim::Gradients;
 
+/// Between two looks whether sums that run beside have ended.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
 /// Features of a micro-batch and what is learned of it.
 type Held = (BatchFeatures, Prepared);
+
+/// Features of a row of a later step.
+pub(super) struct Ahead {
+    row: usize,
+    epoch: u64,
+    features: BatchFeatures,
+}
 
 /// What a step came to.
 pub(super) struct Outcome {
@@ -102,8 +113,7 @@ impl Stage {
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
         let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;
-        let gradients = self.parallel.reduce(gradients)?;
-        let grad_norm = self.parallel.norm(&gradients)?;
+        let (gradients, grad_norm) = self.sum(gradients)?;
         if !grad_norm.is_finite() {
             return Err(TrainError::NotFinite { step, what: "gradient norm", origins: origins() });
         }
@@ -114,6 +124,50 @@ impl Stage {
         self.progress.step = step;
         let metrics = metrics.over(self.parallel.world())?;
         Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+    }
+
+    /// Gradients of all ranks and their norm. While they are summed the target runs over the next step's
+    /// first row, where it asks nothing of other ranks.
+    fn sum(&mut self, gradients: Gradients) -> Result<(Gradients, f64)> {
+        let parallel = &self.parallel;
+        let sum = |gradients: Gradients| {
+            let gradients = parallel.reduce(gradients)?;
+            let norm = parallel.norm(&gradients)?;
+            Ok((gradients, norm))
+        };
+        let Some((batch, epoch)) = self.next_row() else { return sum(gradients) };
+        // Read from the device by the thread that computed them.
+        let gradients = Gradients::from_values(gradients.into_values()?);
+        let rows = self.objective.teacher_rows(&batch);
+        let (sums, features) = std::thread::scope(|scope| {
+            let sums = scope.spawn(|| sum(gradients));
+            let needs = self.objective.needs();
+            let features = self.features.features(Part::Train, (&batch, None), &needs, &rows);
+            // Parallel loops of the sums run on this thread's pool, of which it may be the only one.
+            while !sums.is_finished() {
+                if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+            }
+            let sums = sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (sums, features)
+        });
+        self.ahead = Some(Ahead { row: batch.row, epoch, features: features? });
+        sums
+    }
+
+    /// This rank's first row of the next step and its epoch, if its features can be had meanwhile.
+    fn next_row(&self) -> Option<(Batch, u64)> {
+        let config = &self.config.parallel;
+        let world = self.parallel.world();
+        let possible = config.overlap
+            && world.size() > 1
+            && config.runs_target_alone(world)
+            && matches!(self.features, FeatureSource::Online(_))
+            && self.progress.step + 1 < self.schedule.steps;
+        let row = self.sampler.peek(self.own_rows().start).filter(|_| possible)?;
+        let epoch = self.sampler.cursor().epoch;
+        Some((self.batch(row, epoch), epoch))
     }
 
     /// Gradients and counters of this rank's micro-batches, `denominators` being those of the step.
@@ -178,7 +232,7 @@ impl Stage {
 
     /// Features of a round's micro-batch, if there is one, and what is learned of it; those of the
     /// next one are read meanwhile.
-    fn prepared(&self, batches: &[Batch], round: usize) -> Result<Option<Held>> {
+    fn prepared(&mut self, batches: &[Batch], round: usize) -> Result<Option<Held>> {
         let needs = self.objective.needs();
         let Some(batch) = batches.get(round) else {
             self.features.join(&needs)?;
@@ -187,7 +241,13 @@ impl Stage {
         let rows = self.objective.teacher_rows(batch);
         let part = self.groups.part_of(batch.ids.len());
         let of = (batch, part.as_ref());
-        let features = self.features.features(Part::Train, of, &needs, &rows)?;
+        let epoch = self.sampler.cursor().epoch;
+        let known =
+            self.ahead.take().filter(|known| (known.row, known.epoch) == (batch.row, epoch));
+        let features = match known {
+            Some(known) => known.features,
+            None => self.features.features(Part::Train, of, &needs, &rows)?,
+        };
         let next = batches
             .get(round + 1)
             .map(|batch| batch.row)
