@@ -136,8 +136,11 @@ fn product_in(
     let (rows, _) = x.dims2()?;
     let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
     let (want_x, want_weight) = (x.track_op(), weight.track_op());
-    let factor = as_factor(x)?;
     let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
+    if short && let Some(out) = crate::cuda::linear::few_rows(x, weight)? {
+        return with_bias(out, bias);
+    }
+    let factor = as_factor(x)?;
     let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
     let out = factor.matmul(&as_factor(weight)?.t()?)?;
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
@@ -157,8 +160,12 @@ fn product_in(
         };
         Ok([dx, dw, None])
     })?;
+    with_bias(out, bias)
+}
+
+fn with_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     match bias {
-        Some(bias) => out.broadcast_add(&bias.to_dtype(x.dtype())?),
+        Some(bias) => out.broadcast_add(&bias.to_dtype(out.dtype())?),
         None => Ok(out),
     }
 }

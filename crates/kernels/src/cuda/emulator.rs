@@ -84,10 +84,13 @@ pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
         Storage::Cpu(CpuStorage::F32(values)) => {
             Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
         }
+        Storage::Cpu(CpuStorage::BF16(values)) => {
+            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
+        }
         Storage::Cpu(CpuStorage::U32(values)) => {
             Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
         }
-        _ => bail!("{}: an argument is neither f32 nor u32", launch.kernel),
+        _ => bail!("{}: an argument is neither f32, bf16 nor u32", launch.kernel),
     });
     // Eight bytes hold any argument.
     let mut values: Vec<u64> = Vec::new();

@@ -11,7 +11,7 @@ use super::Program;
     expect(dead_code, reason = "a build without a device starts no kernel")
 )]
 pub(crate) enum Argument<'a> {
-    /// Contiguous f32 or u32 values.
+    /// Contiguous f32, bf16 or u32 values.
     Tensor(&'a Tensor),
     U32(u32),
     F32(f32),
@@ -65,7 +65,7 @@ impl Launch<'_> {
     /// The results.
     ///
     /// # Errors
-    /// - an argument is not contiguous, not f32 or u32, or on another device
+    /// - an argument is not contiguous, of another type, or on another device
     /// - the kernel cannot be compiled or started, or there is no memory for the results
     pub(crate) fn run(&self, device: &Device) -> Result<Vec<Tensor>> {
         for argument in self.arguments {
@@ -156,6 +156,7 @@ mod on_cuda {
     /// An argument as the driver takes it.
     enum Passed<'a> {
         F32(CudaView<'a, f32>),
+        Bf16(CudaView<'a, half::bf16>),
         U32(CudaView<'a, u32>),
         Integer(u32),
         Number(f32),
@@ -187,6 +188,9 @@ mod on_cuda {
                     let values = first..first + layout.shape().elem_count();
                     match tensor.dtype() {
                         DType::F32 => Passed::F32(storage.as_cuda_slice::<f32>()?.slice(values)),
+                        DType::BF16 => {
+                            Passed::Bf16(storage.as_cuda_slice::<half::bf16>()?.slice(values))
+                        }
                         DType::U32 => Passed::U32(storage.as_cuda_slice::<u32>()?.slice(values)),
                         other => bail!("{}: an argument of {other:?}", launch.kernel),
                     }
@@ -206,6 +210,7 @@ mod on_cuda {
         for argument in &passed {
             match argument {
                 Passed::F32(values) => start.arg(values),
+                Passed::Bf16(values) => start.arg(values),
                 Passed::U32(values) => start.arg(values),
                 Passed::Integer(value) => start.arg(value),
                 Passed::Number(value) => start.arg(value),

@@ -7,6 +7,7 @@
 #[cfg(any(test, feature = "emulate-cuda"))]
 pub(crate) mod emulator;
 mod launch;
+pub(crate) mod linear;
 mod program;
 pub(crate) mod rows;
 

@@ -18,6 +18,8 @@ fn attention(head_dim: usize, terms: usize, forward_keys: usize, inner: usize) -
 fn every_program_compiles_for_every_supported_gpu() {
     let programs = [
         Program::new("rows", include_str!("rows.cu"), &[]),
+        Program::new("linear", include_str!("linear.cu"), &[]),
+        Program::new("adamw", include_str!("../adamw/gpu.cu"), &[]),
         Program::new("cross_entropy", include_str!("../linear_cross_entropy/gpu.cu"), &[]),
         attention(64, 1, 64, 64),
         attention(64, 3, 64, 64),
