@@ -28,6 +28,20 @@ fn random_ranges(noise: &mut Noise, tokens: usize) -> Arc<KeyRanges> {
     Arc::new(KeyRanges::packed(&documents, window, Delays::PerToken(&delays)))
 }
 
+/// Test-time steps over random documents for even seeds, random trees for odd ones.
+fn ranges_with_singles(noise: &mut Noise, seed: u64, tokens: usize) -> KeyRanges {
+    if seed.is_multiple_of(2) {
+        let documents = random_documents(noise, tokens);
+        let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
+        let context = KeyRanges::packed(&documents, window, Delays::Same(0));
+        context.with_own_columns(1 + noise.below(6))
+    } else {
+        let parents: Vec<Option<usize>> =
+            (0..tokens).map(|i| (i > 0 && noise.below(6) > 0).then(|| noise.below(i))).collect();
+        KeyRanges::tree(noise.below(40), &parents)
+    }
+}
+
 /// Forward and backward against the composed version, along a random direction.
 fn assert_matches_reference(
     noise: &mut Noise,
@@ -98,17 +112,7 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
         let mut noise = Noise::new(seed + 60);
         let tokens = [1, 3, 16, 17, 70, 130, 300][seed as usize % 7];
         let (kv_heads, group, head_dim) = (1 + noise.below(2), 1 + noise.below(3), 16);
-        let ranges = if seed % 2 == 0 {
-            let documents = random_documents(&mut noise, tokens);
-            let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
-            let context = KeyRanges::packed(&documents, window, Delays::Same(0));
-            context.with_own_columns(1 + noise.below(6))
-        } else {
-            let parents: Vec<Option<usize>> = (0..tokens)
-                .map(|i| (i > 0 && noise.below(6) > 0).then(|| noise.below(i)))
-                .collect();
-            KeyRanges::tree(noise.below(40), &parents)
-        };
+        let ranges = ranges_with_singles(&mut noise, seed, tokens);
         let keys = ranges.max_end() + noise.below(3);
         let ranges = Arc::new(ranges);
         let q = noise.var(&[tokens, kv_heads * group, head_dim]);

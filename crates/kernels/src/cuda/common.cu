@@ -64,17 +64,3 @@ DEVICE float block_sum(float value, float *scratch) {
     __syncthreads();
     return scratch[32];
 }
-
-DEVICE float block_max(float value, float *scratch) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    value = warp_max(value);
-    __syncthreads();
-    if (lane == 0) scratch[warp] = value;
-    __syncthreads();
-    if (warp == 0) {
-        float all = warp_max(lane < blockDim.x / 32 ? scratch[lane] : -INFINITY);
-        if (lane == 0) scratch[32] = all;
-    }
-    __syncthreads();
-    return scratch[32];
-}

@@ -138,11 +138,9 @@ void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, unsign
 } // namespace emulator
 
 static inline void __syncthreads() { emulator::wait_for_block(); }
-static inline void __syncwarp() { emulator::wait_for_warp(); }
 template <class T> static inline T __shfl_xor_sync(unsigned, T value, int mask) {
     return emulator::from_lane(value, (emulator::current % 32) ^ mask);
 }
-template <class T> static inline T __shfl_sync(unsigned, T value, int lane) { return emulator::from_lane(value, lane); }
 
 static inline uint32_t bits_of(float value) {
     uint32_t bits;

@@ -57,7 +57,8 @@ pub(crate) struct Launch<'a> {
     /// Bytes of dynamic memory a block.
     pub(crate) memory: usize,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// Shapes of the kernel's last arguments: new f32 tensors, which it writes whole.
+    /// Shapes of the kernel's last arguments: new f32 tensors, which it writes whole or which nobody
+    /// reads.
     pub(crate) results: &'a [Shape],
 }
 
@@ -203,7 +204,7 @@ mod on_cuda {
         let mut results: Vec<CudaSlice<f32>> = Vec::with_capacity(launch.results.len());
         for shape in launch.results {
             // SAFETY: the values are not read before the kernel, started below, has written them all,
-            // as every kernel here does; both are ordered by the device's stream.
+            // or not at all; both are ordered by the device's stream.
             results.push(unsafe { device.alloc::<f32>(shape.elem_count().max(1)) }?);
         }
         let mut start = function.builder();

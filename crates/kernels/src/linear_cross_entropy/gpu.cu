@@ -4,7 +4,7 @@
 #define SOFT_NONE 0
 #define SOFT_TEACHER 1
 #define SOFT_ENTRIES 2
-#define STATISTICS 8
+#define STATISTICS 7
 #define TAIL_FLOOR 1e-6f
 
 struct Largest {
@@ -41,7 +41,7 @@ DEVICE Largest largest_of(const float *z, u32 count) {
 // the normaliser of its whole vocabulary (when `has_lse`). Entries `entry_from[r]` to `entry_until[r]`
 // are ids and probabilities p that sum to 1 with `rest[r]`, a bucket for all others (when `bucket`);
 // `rescale[r]` makes p true. `cross_entropy` and `rejection` are the row's factors, `log_form` chooses
-// -log α against 1 - α. `gradient` [R, V] is room for sums even where nobody wants it; `statistics` are
+// -log α against 1 - α. `gradient` [R, V] is room for sums of entries even where nobody wants it, and else not touched; `statistics` are
 // hard, soft, acceptance by the teacher, by the entries, most likely token, the teacher's, loss.
 extern "C" __global__ void cross_entropy_rows(
     const float *logits, const float *teachers, const u32 *teacher_of, const float *true_lse, const u32 *labels,
@@ -144,7 +144,6 @@ extern "C" __global__ void cross_entropy_rows(
         own[4] = (float)best.at;
         own[5] = (float)teachers_best.at;
         own[6] = (1.0f - soft_weight) * hard + soft_weight * (cross_entropy[row] * soft_loss + rejection[row] * value);
-        own[7] = 0.0f;
     }
     if (!want_gradient) return;
     float above = everywhere, of_p = 0.0f;

@@ -19,7 +19,7 @@ static PROGRAM: LazyLock<Program> =
 
 const THREADS: usize = 512;
 /// Numbers of a row: `STATISTICS` of the kernel.
-const STATISTICS: usize = 8;
+const STATISTICS: usize = 7;
 
 /// As [`super::reference()`]; all rows' logits exist at the same time.
 ///
@@ -115,7 +115,7 @@ impl Entries {
     }
 }
 
-/// Gradient `[R, V]` and statistics `[R, STATISTICS]`.
+/// Gradient `[R, V]`, of use if the logits are tracked, and statistics `[R, STATISTICS]`.
 fn start(
     inputs: &Inputs<'_>,
     logits: &Tensor,
@@ -176,7 +176,9 @@ fn start(
         inputs.soft_weight.into(),
         logits.track_op().into(),
     ];
-    let shapes = [Shape::from((rows, vocabulary)), Shape::from((rows, STATISTICS))];
+    let needs_room = logits.track_op() || soft == 2;
+    let room = if needs_room { Shape::from((rows, vocabulary)) } else { Shape::from(1) };
+    let shapes = [room, Shape::from((rows, STATISTICS))];
     let launch = Launch {
         program: &PROGRAM,
         kernel: "cross_entropy_rows",

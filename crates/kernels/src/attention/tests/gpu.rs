@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor, Var};
 
 use super::super::gpu;
 use super::super::{Delays, KeyRanges, attention};
-use super::{random_documents, random_ranges};
+use super::{random_ranges, ranges_with_singles};
 use crate::cuda::emulator::emulated;
 use crate::test_support::{Noise, assert_close, relative_error};
 
@@ -58,17 +58,7 @@ fn test_time_steps_and_trees_match_the_cpu() -> Result<()> {
         let mut noise = Noise::new(seed + 60);
         let tokens = [1, 3, 17, 70, 100, 20][seed as usize];
         let (kv_heads, group, head_dim) = (1 + noise.below(2), 1 + noise.below(3), 16);
-        let ranges = if seed % 2 == 0 {
-            let documents = random_documents(&mut noise, tokens);
-            let window = (noise.below(2) == 0).then(|| noise.below(tokens + 1));
-            let context = KeyRanges::packed(&documents, window, Delays::Same(0));
-            context.with_own_columns(1 + noise.below(6))
-        } else {
-            let parents: Vec<Option<usize>> = (0..tokens)
-                .map(|i| (i > 0 && noise.below(6) > 0).then(|| noise.below(i)))
-                .collect();
-            KeyRanges::tree(noise.below(40), &parents)
-        };
+        let ranges = ranges_with_singles(&mut noise, seed, tokens);
         let keys = ranges.max_end() + noise.below(3);
         let ranges = Arc::new(ranges);
         let q = noise.var(&[tokens, kv_heads * group, head_dim]);

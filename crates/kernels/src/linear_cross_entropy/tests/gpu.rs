@@ -59,6 +59,20 @@ fn sparse_laws_match_the_cpu() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn frozen_arguments_have_the_same_loss_without_a_gradient() -> Result<()> {
+    let case = Case::random(4, 7, 6, 30, 4);
+    for soft in KINDS {
+        let hidden = case.hidden.detach();
+        let head = case.head.detach();
+        let inputs = Inputs { head: &head, ..case.inputs(&hidden, soft, true) };
+        let own = emulated(|| linear_cross_entropy(&inputs))?;
+        assert_close(soft, &own.loss_sum, &linear_cross_entropy(&inputs)?.loss_sum, 3e-6);
+        assert!(!own.loss_sum.track_op());
+    }
+    Ok(())
+}
+
 /// A draft that is sure: what the entries leave is no difference of near-equal numbers.
 #[test]
 fn a_sure_draft_keeps_the_digits_of_its_tail() -> Result<()> {
