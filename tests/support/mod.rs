@@ -222,3 +222,11 @@ impl Workshop {
         self.target.display().to_string()
     }
 }
+
+/// Size of the differences, as a share of the size of what is wanted (both in the Euclidean norm).
+pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(got.len(), wanted.len());
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let difference = norm(&mut got.iter().zip(wanted).map(|(x, y)| x - y));
+    difference / norm(&mut wanted.iter().copied())
+}

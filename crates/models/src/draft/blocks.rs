@@ -87,10 +87,9 @@ mod tests {
             tensor.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
         };
         let (exact, rounded) = (values(exact), values(rounded));
-        let largest = exact.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-        let pairs = exact.iter().zip(&rounded);
-        let error = pairs.fold(0.0_f32, |most, (x, y)| most.max((x - y).abs()));
-        assert!(error > 0.0 && error < 0.06 * largest, "{error} of {largest}");
+        let size = exact.iter().map(|x| x * x).sum::<f32>();
+        let error = exact.iter().zip(&rounded).map(|(x, y)| (x - y) * (x - y)).sum::<f32>();
+        assert!(error > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
     }
 
     fn bits(parameters: &[Parameter]) -> Vec<u32> {

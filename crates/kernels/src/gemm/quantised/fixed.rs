@@ -1,4 +1,4 @@
-//! Activations as 16-bit fixed-point numbers.
+//! Activations as 8-bit fixed-point numbers.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::simd::vectorised;
 /// Values below which handing parts to threads costs more than it saves.
 const SMALLEST_TASK: usize = 1 << 14;
 /// The largest code.
-const LARGEST: f32 = 32767.0;
+const LARGEST: f32 = 127.0;
 /// Added to a number below 2^22, it leaves the nearest integer in the low bits.
 const ROUNDING: f32 = 12_582_912.0;
 
@@ -20,7 +20,7 @@ pub(crate) struct FixedRows {
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// `[rows, cols]`
-    pub(super) codes: Vec<i16>,
+    pub(super) codes: Vec<i8>,
     /// `[rows, cols / 32]`
     pub(super) blocks: Vec<FixedBlock>,
 }
@@ -45,7 +45,7 @@ impl FixedRows {
         assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
         let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
-        let row = |(row, (codes, blocks)): (usize, (&mut [i16], &mut [FixedBlock]))| {
+        let row = |(row, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
             fix(&a.data[row * a.row_stride..][..cols], codes, blocks);
         };
         let (width, height) = (cols.max(1), (cols / BLOCK).max(1));
@@ -61,7 +61,7 @@ impl FixedRows {
 
 vectorised! {
     /// One row.
-    fn fix(values: &[f32], codes: &mut [i16], blocks: &mut [FixedBlock]) {
+    fn fix(values: &[f32], codes: &mut [i8], blocks: &mut [FixedBlock]) {
         let values = values.as_chunks::<BLOCK>().0;
         let codes = codes.as_chunks_mut::<BLOCK>().0;
         for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
@@ -76,7 +76,7 @@ impl FixedBlock {
         reason = "vectorised only inside the function that it is part of"
     )]
     #[inline(always)]
-    fn of(values: &[f32; BLOCK], codes: &mut [i16; BLOCK]) -> Self {
+    fn of(values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> Self {
         // Bits of magnitudes are in the order of the magnitudes, infinity and NaN last.
         let magnitude = |value: &f32| value.abs().to_bits().cast_signed();
         let largest =
@@ -94,7 +94,7 @@ impl FixedBlock {
             let rounded = (value * inverse + ROUNDING).to_bits().cast_signed();
             let rounded = rounded - ROUNDING.to_bits().cast_signed();
             sum += rounded;
-            *code = rounded as i16;
+            *code = rounded as i8;
         }
         let scale = largest / LARGEST;
         Self { scale, offset: scale * sum as f32, sum }

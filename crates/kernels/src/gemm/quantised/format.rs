@@ -2,9 +2,10 @@
 //!
 //! A file holds a row's blocks one behind the other. In memory 16 rows lie side by side: block by
 //! block all scales, then all minima, then words of which each holds some values of one row. A
-//! vector register then holds the same values of 16 rows. Codes of steps `2 k` and `2 k + 1` lie half
-//! a word apart: one shift brings such a pair of every row to the low ends of 16-bit lanes. The bytes
-//! are the file's in another order.
+//! vector register then holds the same values of 16 rows. A byte of a word holds the code of one of four
+//! steps, or its low half one of them and its high half one of the next four: a mask brings four codes of
+//! every row to bytes. Codes are unsigned, as the products of bytes want them: signed ones have their
+//! first bit turned. The bytes are the file's in another order otherwise.
 
 use half::f16;
 use rayon::prelude::*;
@@ -15,6 +16,9 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) const GROUP: usize = 16;
 /// Bytes of a word of every row.
 pub(super) const WORDS: usize = 4 * GROUP;
+
+/// The first bit of a byte.
+const SIGN: u8 = 0x80;
 
 /// Block layouts of GGML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +59,7 @@ impl BlockFormat {
             (0..of_word).fold(0, |sum, i| {
                 let step = of_word * word + i;
                 let code = match self {
-                    Self::Q8_0 => codes[step],
+                    Self::Q8_0 => codes[step] ^ SIGN,
                     _ if step < BLOCK / 2 => codes[step] & 15,
                     _ => codes[step - BLOCK / 2] >> 4,
                 };
@@ -66,8 +70,8 @@ impl BlockFormat {
 
     /// Where code `i` of a word begins.
     const fn shift(self, i: usize) -> usize {
-        let of_word = self.codes_of_word();
-        32 / of_word * (i / 2 + of_word / 2 * (i % 2))
+        debug_assert!(i < self.codes_of_word());
+        8 * (i % 4) + 4 * (i / 4)
     }
 
     /// Code `i` of a word.
@@ -75,9 +79,17 @@ impl BlockFormat {
     fn code(self, word: u32, i: usize) -> i32 {
         let bits = word >> self.shift(i);
         match self {
-            Self::Q4_0 => (bits & 15).cast_signed() - 8,
-            Self::Q4_1 => (bits & 15).cast_signed(),
-            Self::Q8_0 => i32::from((bits as u8).cast_signed()),
+            Self::Q4_0 | Self::Q4_1 => (bits & 15).cast_signed() - self.zero(),
+            Self::Q8_0 => i32::from(bits as u8) - self.zero(),
+        }
+    }
+
+    /// The unsigned code of zero.
+    pub(super) const fn zero(self) -> i32 {
+        match self {
+            Self::Q4_0 => 8,
+            Self::Q4_1 => 0,
+            Self::Q8_0 => SIGN as i32,
         }
     }
 

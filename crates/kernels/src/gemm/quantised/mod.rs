@@ -1,10 +1,9 @@
 //! Products with a right operand of quantised blocks.
 //!
-//! Blocks are never widened: activations become 16-bit fixed-point numbers, a scale for every 32 of
-//! them, and codes are multiplied with them as integers, whose sums are exact. Two products cost one
-//! instruction, and taking codes apart a third of what widening them does: decoding stays bound by
-//! memory with several rows too. An activation is off by at most 2^-16 of the largest of its 32;
-//! bf16 activations would be by 2^-9 of themselves, the 8 bits of llama.cpp by 2^-8 of the largest.
+//! Blocks are never widened: activations become 8-bit fixed-point numbers, a scale for every 32 of
+//! them, and codes are multiplied with them as integers, whose sums are exact. Four products cost one
+//! instruction: decoding stays bound by memory with several rows too. An activation is off by at most
+//! 1/254 of the largest of its 32, as in llama.cpp.
 //!
 //! An element's bits depend on its row and column alone: neither on the other rows nor on the
 //! instruction set.
@@ -186,7 +185,7 @@ const TOGETHER: usize = 2;
 struct Tile<'a> {
     format: BlockFormat,
     /// From the first row on, row after row.
-    codes: &'a [i16],
+    codes: &'a [i8],
     scales: &'a [FixedBlock],
     /// Blocks of a row, and of a column.
     blocks: usize,

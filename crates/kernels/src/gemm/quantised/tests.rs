@@ -33,7 +33,7 @@ fn exact(x: &[f32], w: &[f32]) -> (f64, f64) {
         for (x, w) in x.iter().zip(w) {
             let (x, w) = (f64::from(*x), f64::from(*w));
             sum += x * w;
-            bound += 2_f64.powi(-16) * largest * w.abs() + 1e-6 * (x * w).abs();
+            bound += largest / 254.0 * w.abs() + 1e-6 * (x * w).abs();
         }
     }
     (sum, bound + 1e-6)

@@ -1,14 +1,14 @@
 //! Inner kernels for quantised blocks of 16 columns side by side.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
-    _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_setzero_si256, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srlv_epi32,
-    _mm256_storeu_ps, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps,
-    _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srlv_epi32,
-    _mm512_storeu_ps,
+    __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_abs_epi8,
+    _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
+    _mm256_fmadd_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_setzero_si256, _mm256_sign_epi8, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_epi32,
+    _mm256_xor_si256, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use super::super::micro::{Destination, store};
@@ -33,9 +33,18 @@ const fn ahead_of(offset: usize, stride: usize, groups: usize) -> usize {
     if offset < stride { offset } else { offset + stride * (groups - 1) }
 }
 
-/// Pairs of codes of a word.
-const fn pairs_of_word(format: u8) -> usize {
-    if format == Q8_0 { 2 } else { 4 }
+/// Parts of a word: four codes of every column each.
+const fn parts_of_word(format: u8) -> usize {
+    if format == Q8_0 { 1 } else { 2 }
+}
+
+/// The unsigned code of zero.
+const fn zero(format: u8) -> i32 {
+    match format {
+        Q4_0 => BlockFormat::Q4_0.zero(),
+        Q4_1 => BlockFormat::Q4_1.zero(),
+        _ => BlockFormat::Q8_0.zero(),
+    }
 }
 
 /// Bytes of a block of 16 columns, and of them scales and minima.
@@ -110,10 +119,10 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
             let codes = tile.codes.as_ptr().add(block * BLOCK);
             let fixed = tile.scales.as_ptr().add(block);
             let mut sums = [[_mm512_setzero_si512(); GROUPS]; ROWS];
-            if FORMAT == Q4_0 {
+            if zero(FORMAT) != 0 {
                 for (row, sums) in sums.iter_mut().enumerate() {
-                    let start = _mm512_set1_epi32(-8 * (*fixed.add(row * tile.blocks)).sum);
-                    *sums = [start; GROUPS];
+                    let sum = (*fixed.add(row * tile.blocks)).sum;
+                    *sums = [_mm512_set1_epi32(-zero(FORMAT) * sum); GROUPS];
                 }
             }
             let ahead = ahead_of(block * size + AHEAD, tile.right_stride, GROUPS);
@@ -128,17 +137,17 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
                     let at = group.add(block * size + head + word * WORDS);
                     *words = _mm512_loadu_si512(at.cast());
                 }
-                for pair in 0..pairs_of_word(FORMAT) {
-                    let step = 2 * (pairs_of_word(FORMAT) * word + pair);
+                for part in 0..parts_of_word(FORMAT) {
+                    let step = 4 * (parts_of_word(FORMAT) * word + part);
                     let mut right = [_mm512_setzero_si512(); GROUPS];
                     for (right, words) in right.iter_mut().zip(words) {
-                        *right = pair_512::<FORMAT>(words, pair);
+                        *right = codes_512::<FORMAT>(words, part);
                     }
                     for (row, sums) in sums.iter_mut().enumerate() {
                         let x = codes.add(row * tile.blocks * BLOCK + step).cast::<[u8; 4]>();
                         let x = _mm512_set1_epi32(i32::from_ne_bytes(x.read()));
                         for (sum, right) in sums.iter_mut().zip(right) {
-                            *sum = dot_pairs(*sum, right, x);
+                            *sum = _mm512_dpbusd_epi32(*sum, right, x);
                         }
                     }
                 }
@@ -172,38 +181,15 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
     }
 }
 
-/// `sum` plus the products of both 16-bit numbers of every lane.
-///
-/// # Safety
-/// AVX-512 VNNI.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn dot_pairs(sum: __m512i, left: __m512i, right: __m512i) -> __m512i {
-    let mut sum = sum;
-    // SAFETY: the caller vouches for the instruction, which touches registers only. It is spelled
-    // out because the compiler makes two of the intrinsic, for a latency that does not count here.
-    unsafe {
-        std::arch::asm!(
-            "vpdpwssd {sum}, {left}, {right}",
-            sum = inout(zmm_reg) sum,
-            left = in(zmm_reg) left,
-            right = in(zmm_reg) right,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sum
-}
-
-/// A pair of codes of every word, as 16-bit numbers.
+/// Four codes of every word, as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pair_512<const FORMAT: u8>(words: __m512i, pair: usize) -> __m512i {
+fn codes_512<const FORMAT: u8>(words: __m512i, part: usize) -> __m512i {
     if FORMAT == Q8_0 {
-        let high = if pair == 0 { _mm512_slli_epi16::<8>(words) } else { words };
-        return _mm512_srai_epi16::<8>(high);
+        return words;
     }
-    let low = _mm512_srlv_epi32(words, _mm512_set1_epi32(4 * pair as i32));
-    _mm512_and_si512(low, _mm512_set1_epi32(0x000f_000f))
+    let low = if part == 0 { words } else { _mm512_srli_epi16::<4>(words) };
+    _mm512_and_si512(low, _mm512_set1_epi8(15))
 }
 
 /// # Safety
@@ -246,23 +232,22 @@ unsafe fn columns_256<const ROWS: usize, const FORMAT: u8>(half: Half<'_>, dst: 
             let codes = tile.codes.as_ptr().add(block * BLOCK);
             let fixed = tile.scales.as_ptr().add(block);
             let mut sums = [_mm256_setzero_si256(); ROWS];
-            if FORMAT == Q4_0 {
-                for (row, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm256_set1_epi32(-8 * (*fixed.add(row * tile.blocks)).sum);
-                }
-            }
             for word in 0..(size - head) / WORDS {
                 let words = at.add(head + word * WORDS + 32 * octet);
                 let words = _mm256_loadu_si256(words.cast());
-                for pair in 0..pairs_of_word(FORMAT) {
-                    let right = pair_256::<FORMAT>(words, pair);
-                    let step = 2 * (pairs_of_word(FORMAT) * word + pair);
+                for part in 0..parts_of_word(FORMAT) {
+                    let right = codes_256::<FORMAT>(words, part);
+                    let step = 4 * (parts_of_word(FORMAT) * word + part);
                     for (row, sum) in sums.iter_mut().enumerate() {
                         let x = codes.add(row * tile.blocks * BLOCK + step).cast::<[u8; 4]>();
                         let x = _mm256_set1_epi32(i32::from_ne_bytes(x.read()));
-                        *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(right, x));
+                        *sum = add_products_256::<FORMAT>(*sum, right, x);
                     }
                 }
+            }
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let zero = zero(FORMAT) * (*fixed.add(row * tile.blocks)).sum;
+                *sum = exact_sums_256::<FORMAT>(*sum, zero);
             }
             let scales = _mm256_cvtph_ps(_mm_loadu_si128(at.add(16 * octet).cast()));
             let least = at.add(2 * GROUP + 16 * octet);
@@ -287,14 +272,37 @@ unsafe fn columns_256<const ROWS: usize, const FORMAT: u8>(half: Half<'_>, dst: 
     }
 }
 
-/// As [`pair_512`].
+/// As [`codes_512`]; signed where a byte is one code.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn pair_256<const FORMAT: u8>(words: __m256i, pair: usize) -> __m256i {
+fn codes_256<const FORMAT: u8>(words: __m256i, part: usize) -> __m256i {
     if FORMAT == Q8_0 {
-        let high = if pair == 0 { _mm256_slli_epi16::<8>(words) } else { words };
-        return _mm256_srai_epi16::<8>(high);
+        return _mm256_xor_si256(words, _mm256_set1_epi8(i8::MIN));
     }
-    let low = _mm256_srlv_epi32(words, _mm256_set1_epi32(4 * pair as i32));
-    _mm256_and_si256(low, _mm256_set1_epi32(0x000f_000f))
+    let low = if part == 0 { words } else { _mm256_srli_epi16::<4>(words) };
+    _mm256_and_si256(low, _mm256_set1_epi8(15))
+}
+
+/// Adds the products of the bytes of every lane. 16 bits hold the sums of a block of 4-bit codes, at most
+/// 16 x 15 x 127, and of two products of bytes, at most 2 x 128 x 127.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_products_256<const FORMAT: u8>(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    if FORMAT == Q8_0 {
+        // One factor has to be unsigned: the code's sign moves to the activation.
+        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+    }
+    _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x))
+}
+
+/// What [`add_products_256`] added up, in 32 bits, without what codes of `zero` stand for.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn exact_sums_256<const FORMAT: u8>(sum: __m256i, zero: i32) -> __m256i {
+    if FORMAT == Q8_0 {
+        return sum;
+    }
+    let sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    _mm256_sub_epi32(sum, _mm256_set1_epi32(zero))
 }
