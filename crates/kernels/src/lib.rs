@@ -38,6 +38,8 @@ mod simd;
 mod storage;
 
 pub use composed::{Gradients, differentiable};
+#[cfg(feature = "nccl")]
+pub use cuda::nccl;
 
 #[cfg(test)]
 mod test_support;

@@ -88,7 +88,8 @@ fn append(
     rows: usize,
     pass: usize,
 ) -> longdraft_models::Result<Tensor> {
-    let ids: Vec<u32> = (first..first + rows).map(|at| (1000 + 37 * at + pass) as u32).collect();
+    let ids: Vec<u32> =
+        (first..first + rows).map(|at| (1000 + (37 * at + pass) % 40_000) as u32).collect();
     let positions: Vec<u32> = (first as u32..(first + rows) as u32).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);
     let features = target.extend(&ids, &positions, cache, &taps)?;

@@ -8,6 +8,8 @@
 pub(crate) mod emulator;
 mod launch;
 pub(crate) mod linear;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod program;
 pub(crate) mod rows;
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 use longdraft_kernels::adamw::{square_sum, square_sum_on_device, stays_on_device};
 use longdraft_models::draft::Parameter;
 
@@ -73,6 +73,28 @@ impl Gradients {
         Self { values: values.into_iter().map(|value| value.map(Values::Host)).collect() }
     }
 
+    /// Gradients of parameters where they lie, f32, in order.
+    pub(crate) fn from_tensors(values: Vec<Option<Tensor>>) -> Self {
+        Self { values: values.into_iter().map(|value| value.map(Values::Device)).collect() }
+    }
+
+    /// 1 for every parameter or run that has a gradient, else 0.
+    pub(crate) fn reached(&self) -> Vec<u64> {
+        self.values.iter().map(|value| u64::from(value.is_some())).collect()
+    }
+
+    /// Gradient of the i-th parameter, of `shape`, on `device`; zeros where nothing reached it.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub(crate) fn on(&self, device: &Device, index: usize, shape: &Shape) -> Result<Tensor> {
+        Ok(match &self.values[index] {
+            None => Tensor::zeros(shape, DType::F32, device)?,
+            Some(Values::Device(tensor)) => tensor.to_device(device)?,
+            Some(Values::Host(values)) => Tensor::from_slice(values, shape, device)?,
+        })
+    }
+
     /// Gradients of parameters or runs on the host, in order.
     ///
     /// # Errors
@@ -121,14 +143,8 @@ impl Gradients {
     /// # Errors
     /// - the tensor cannot be made
     pub fn tensor(&self, index: usize, parameter: &Parameter) -> Result<Option<Tensor>> {
-        let device = parameter.var.device();
-        Ok(match &self.values[index] {
-            None => None,
-            Some(Values::Device(tensor)) => Some(tensor.clone()),
-            Some(Values::Host(values)) => {
-                Some(Tensor::from_slice(values, parameter.var.shape(), device)?)
-            }
-        })
+        let (device, shape) = (parameter.var.device(), parameter.var.shape());
+        self.values[index].is_some().then(|| self.on(device, index, shape)).transpose()
     }
 
     /// `‖g‖₂` over all gradients, summed in f64.

@@ -14,7 +14,8 @@ pub enum Reduction {
     /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
     #[default]
     RankOrder,
-    /// Whatever the library finds fastest.
+    /// Whatever the library finds fastest: MPI's, or NCCL's where every rank has a GPU of its own and
+    /// updates all weights (`parallel.zero: 0`, AdamW), whose gradients then stay there.
     Library,
 }
 
@@ -22,7 +23,8 @@ pub enum Reduction {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StatePlace {
-    /// Memory: that of a GPU on which one rank trains by AdamW, else that of the machine.
+    /// Memory: that of a GPU on which one rank trains by AdamW, or several whose gradients stay there,
+    /// else that of the machine.
     #[default]
     Memory,
     /// A file without a name in the run directory, read and written tensor by tensor in every step.

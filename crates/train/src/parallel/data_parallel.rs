@@ -8,6 +8,7 @@ use longdraft_models::draft::Parameter;
 
 use super::exchange::Exchange;
 use super::spread_weights::SpreadWeights;
+use super::transport::GpuRanks;
 use super::{ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
 use crate::error::Result;
 use crate::optim::Gradients;
@@ -143,15 +144,42 @@ impl DataParallel {
         if self.world.size() == 1 {
             return Ok(gradients);
         }
-        let whole = gradients.into_values()?;
-        let mut reached: Vec<u64> = whole.iter().map(|value| u64::from(value.is_some())).collect();
+        let mut reached = gradients.reached();
         self.world.all_reduce_max(&mut reached);
+        if let Some(gpus) = self.summing_gpus() {
+            return self.reduce_on(gpus, &gradients, &reached);
+        }
+        let whole = gradients.into_values()?;
         let own = self.exchange().reduce(&whole);
         drop(whole);
         let sums = if self.is_sharded { own } else { self.exchange().gather(&own, &self.sizes()) };
         let known = sums.into_iter().zip(&self.runs);
         let known = known.map(|(sum, run)| (reached[run.parameter] > 0).then_some(sum));
         Ok(Gradients::from_values(known.collect()))
+    }
+
+    /// Whether gradients are summed on the ranks' GPUs.
+    pub fn sums_on_gpus(&self) -> bool {
+        self.summing_gpus().is_some()
+    }
+
+    /// The ranks' GPUs where every rank updates everything and the order of the sums is free.
+    fn summing_gpus(&self) -> Option<&dyn GpuRanks> {
+        let free = self.reduction == Reduction::Library && !self.is_sharded;
+        self.world.gpus().filter(|_| free)
+    }
+
+    fn reduce_on(
+        &self,
+        gpus: &dyn GpuRanks,
+        gradients: &Gradients,
+        reached: &[u64],
+    ) -> Result<Gradients> {
+        let known = || (0..reached.len()).filter(|index| reached[*index] > 0);
+        let own = known().map(|index| gradients.on(&gpus.device(), index, &self.shapes[index]));
+        let mut sums = gpus.sum(&own.collect::<Result<Vec<_>>>()?)?.into_iter();
+        let sums = reached.iter().map(|reached| if *reached > 0 { sums.next() } else { None });
+        Ok(Gradients::from_tensors(sums.collect()))
     }
 
     /// `‖g‖₂` over all parameters of gradients that [`Self::reduce`] returned; the same bits
@@ -334,6 +362,55 @@ mod tests {
             assert_eq!(sharded.iter().map(|rank| rank.2).sum::<usize>(), all);
             assert!(sharded.iter().all(|rank| rank.2 < all));
         }
+    }
+
+    /// Sums of ranks that hold their tensors on the CPU.
+    struct Threads(World);
+
+    impl GpuRanks for Threads {
+        fn device(&self) -> Device {
+            Device::Cpu
+        }
+
+        fn sum(&self, tensors: &[Tensor]) -> candle_core::Result<Vec<Tensor>> {
+            let sum = |tensor: &Tensor| {
+                let mut values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+                self.0.all_reduce_sum(&mut values);
+                Tensor::from_vec(values, tensor.shape(), &Device::Cpu)
+            };
+            tensors.iter().map(sum).collect()
+        }
+    }
+
+    #[test]
+    fn gradients_summed_on_gpus_stay_there_and_update_alike() {
+        let run = |on_gpus: bool, zero: u8| {
+            in_threads(3, |world| {
+                let own = world.clone();
+                let world = if on_gpus { world.over_gpus(Arc::new(Threads(own))) } else { world };
+                let config =
+                    ParallelConfig { zero, reduction: Reduction::Library, ..Default::default() };
+                let parameters = parameters();
+                let parallel = DataParallel::by_blocks(&world, &config, &parameters);
+                assert_eq!(parallel.sums_on_gpus(), on_gpus && zero == 0);
+                let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
+                for step in 0..3 {
+                    let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
+                    if parallel.sums_on_gpus() {
+                        assert!((0..3).all(|index| sums.on_device(index).is_some()));
+                    }
+                    let norm = parallel.norm(&sums).expect("norm");
+                    optimizer.update(&parallel, &parameters, &sums, norm, 1e-2).expect("step");
+                }
+                values(&parameters)
+            })
+        };
+        let (host, gpus) = (run(false, 0), run(true, 0));
+        assert!(gpus.iter().all(|rank| *rank == gpus[0]));
+        for (host, own) in host[0].iter().flatten().zip(gpus[0].iter().flatten()) {
+            assert!((host - own).abs() <= 1e-5, "{host} {own}");
+        }
+        assert_eq!(run(true, 1), run(false, 1), "shards are summed on the host");
     }
 
     #[test]

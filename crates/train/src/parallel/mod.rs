@@ -16,6 +16,8 @@
 mod config;
 mod data_parallel;
 mod exchange;
+#[cfg(feature = "nccl")]
+mod gpus;
 mod group;
 mod launcher;
 mod layer_groups;

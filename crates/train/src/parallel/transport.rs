@@ -1,5 +1,7 @@
 //! Moving bytes between ranks. What is made of them stands in [`super::world`].
 
+use candle_core::{Device, Tensor};
+
 /// The collectives that everything else is built from. Every rank calls the same ones in the same
 /// order; lengths agree where nothing else is said.
 pub(super) trait Transport: Send + Sync {
@@ -34,6 +36,16 @@ pub(super) trait Transport: Send + Sync {
 
     /// Ends the job when a collective takes longer.
     fn set_timeout(&self, limit: std::time::Duration);
+}
+
+/// Sums of tensors between ranks that have a GPU each, where they lie.
+pub(super) trait GpuRanks: Send + Sync {
+    /// This rank's GPU.
+    fn device(&self) -> Device;
+
+    /// Sums of everybody's f32 tensors, the same bits on every rank; all pass the same shapes in the
+    /// same order.
+    fn sum(&self, tensors: &[Tensor]) -> candle_core::Result<Vec<Tensor>>;
 }
 
 /// A world of one.

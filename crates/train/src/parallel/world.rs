@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use candle_core::{Device, DeviceLocation};
 use longdraft_models::target::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::group::Group;
 use super::launcher::launched_processes;
 use super::traffic::{Counted, Meter, Traffic};
-use super::transport::{Alone, Transport};
+use super::transport::{Alone, GpuRanks, Transport};
 use crate::error::{Result, TrainError};
 
 /// Numbers that ranks reduce: f32, f64, u64.
@@ -36,6 +37,8 @@ pub struct World {
     transport: Arc<dyn Transport>,
     meter: Arc<Meter>,
     hosts: Arc<[String]>,
+    /// The ranks' GPUs, if they sum there.
+    gpus: Option<Arc<dyn GpuRanks>>,
 }
 
 impl std::fmt::Debug for World {
@@ -77,7 +80,7 @@ impl World {
 
     /// Asks the ranks for their machines.
     fn named(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
-        let mut world = Self { transport, meter, hosts: Arc::from([]) };
+        let mut world = Self { transport, meter, hosts: Arc::from([]), gpus: None };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -97,6 +100,38 @@ impl World {
         let group = Group::new(Arc::clone(&self.transport), members.collect());
         // The world counts what its groups exchange.
         Self::named(Arc::new(group), Arc::clone(&self.meter))
+    }
+
+    /// The same ranks, which sum tensors where they lie if each has a GPU of its own and the build has
+    /// NCCL. All call it with their devices.
+    ///
+    /// # Errors
+    /// - the GPUs do not reach each other
+    pub fn with_gpus(&self, device: &Device) -> Result<Self> {
+        let place = match device.location() {
+            DeviceLocation::Cuda { gpu_id } if cfg!(feature = "nccl") => Some(gpu_id as u64),
+            _ => None,
+        };
+        let places = self.gather_json(&place)?;
+        let places: Vec<_> = self.hosts.iter().zip(places).collect();
+        let is_own = |at: usize| places[at].1.is_some() && !places[..at].contains(&places[at]);
+        if self.size() == 1 || !(0..self.size()).all(is_own) {
+            return Ok(self.clone());
+        }
+        #[cfg(feature = "nccl")]
+        return Ok(Self { gpus: Some(super::gpus::join(self, device)?), ..self.clone() });
+        #[cfg(not(feature = "nccl"))]
+        Ok(self.clone())
+    }
+
+    #[cfg(test)]
+    pub(super) fn over_gpus(&self, gpus: Arc<dyn GpuRanks>) -> Self {
+        Self { gpus: Some(gpus), ..self.clone() }
+    }
+
+    /// The ranks' GPUs, if they sum there.
+    pub(super) fn gpus(&self) -> Option<&dyn GpuRanks> {
+        self.gpus.as_deref()
     }
 
     /// This process, from 0.

@@ -66,6 +66,7 @@ impl Stage {
             &mut draws,
         )?;
         let parameters = objective.draft().parameters();
+        let world = &world.with_gpus(target.device())?;
         let parallel = config.optimizer.spread(world, &config.parallel, parameters);
         warn_of_idle_ranks(&config, world, &groups, observer);
         let schedule = Schedule {

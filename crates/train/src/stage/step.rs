@@ -135,7 +135,9 @@ impl Stage {
             let norm = parallel.norm(&gradients)?;
             Ok((gradients, norm))
         };
-        let Some((batch, epoch)) = self.next_row() else { return sum(gradients) };
+        // A GPU would take turns at both.
+        let next_row = if parallel.sums_on_gpus() { None } else { self.next_row() };
+        let Some((batch, epoch)) = next_row else { return sum(gradients) };
         // Read from the device by the thread that computed them.
         let gradients = Gradients::from_values(gradients.into_values()?);
         let rows = self.objective.teacher_rows(&batch);

@@ -19,8 +19,6 @@ const Q4_0: u8 = 0;
 const Q4_1: u8 = 1;
 const Q8_0: u8 = 2;
 
-/// Bytes that a cache line holds.
-const LINE: usize = 64;
 /// Bytes of a group that are fetched ahead: with several rows, instructions in flight reach no
 /// further than the block at hand, and memory would rest.
 const AHEAD: usize = 2048;
@@ -127,15 +125,14 @@ unsafe fn columns_512<const ROWS: usize, const GROUPS: usize, const FORMAT: u8>(
             }
             let ahead = ahead_of(block * size + AHEAD, tile.right_stride, GROUPS);
             for group in groups {
-                for line in (0..size).step_by(LINE) {
-                    _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead + line).cast());
-                }
+                _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead).cast());
             }
             for word in 0..(size - head) / WORDS {
                 let mut words = [_mm512_setzero_si512(); GROUPS];
                 for (words, group) in words.iter_mut().zip(groups) {
-                    let at = group.add(block * size + head + word * WORDS);
-                    *words = _mm512_loadu_si512(at.cast());
+                    let offset = head + word * WORDS;
+                    _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead + offset).cast());
+                    *words = _mm512_loadu_si512(group.add(block * size + offset).cast());
                 }
                 for part in 0..parts_of_word(FORMAT) {
                     let step = 4 * (parts_of_word(FORMAT) * word + part);
