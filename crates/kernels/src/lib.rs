@@ -30,6 +30,7 @@ pub mod rope;
 pub mod swiglu;
 pub mod threads;
 pub mod top_k;
+pub mod transfer;
 
 mod composed;
 mod cuda;

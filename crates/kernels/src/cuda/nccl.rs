@@ -71,7 +71,8 @@ impl Communicator {
     }
 
     /// Sums of everybody's f32 tensors, the same bits on all; every process calls it with the same
-    /// shapes in the same order. NCCL chooses in which order it adds.
+    /// shapes in the same order, from the thread whose kernels made them: its stream is NCCL's too. NCCL
+    /// chooses in which order it adds.
     ///
     /// # Errors
     /// - a tensor is not f32 or lies elsewhere

@@ -77,12 +77,13 @@ impl StoredFeatures {
         blake3::hash(&text).to_hex()[..16].to_owned()
     }
 
-    /// Starts to read a row on another thread, unless one is being read.
+    /// Starts to read a row on another thread, and to bring it to the target's device, unless one is
+    /// being read.
     pub fn read_ahead(&self, part: Part, row: usize) {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         if ahead.is_none() {
-            let store = Arc::clone(&self.store);
-            let thread = std::thread::spawn(move || store.record(part, row));
+            let (store, device) = (Arc::clone(&self.store), self.target.device().clone());
+            let thread = std::thread::spawn(move || store.record(part, row)?.upload_ahead(&device));
             *ahead = Some(Ahead { part, row, thread });
         }
     }

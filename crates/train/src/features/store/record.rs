@@ -18,6 +18,7 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use longdraft_data::Batch;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::transfer::upload_ahead;
 use longdraft_models::ModelError;
 use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
@@ -49,6 +50,21 @@ pub struct Record {
 type Raw = (String, Dtype, Vec<usize>, Vec<u8>);
 
 impl Record {
+    /// The same on a device, beside what that computes.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub(super) fn upload_ahead(self, device: &Device) -> Result<Self> {
+        let upload = |tensor: Tensor| upload_ahead(&tensor, device);
+        let last_kv = self.last_kv.map(|(k, v)| candle_core::Result::Ok((upload(k)?, upload(v)?)));
+        Ok(Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: self.aux_hidden.map(upload).transpose()?,
+            final_hidden: self.final_hidden.map(upload).transpose()?,
+            ..self
+        })
+    }
+
     /// Runs the target on a batch and keeps what `contents` name, the teacher at `teacher_rows`.
     ///
     /// # Errors
