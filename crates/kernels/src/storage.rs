@@ -1,6 +1,7 @@
 //! Reading a tensor's CPU memory as a slice, with a named error when it cannot be.
 
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use half::f16;
 
 /// The contiguous f32 values behind a custom op's argument.
 ///
@@ -15,6 +16,25 @@ pub(crate) fn f32_slice<'a>(
     let CpuStorage::F32(values) = storage else {
         bail!("{op}: f32 expected, found {:?}", storage_dtype(storage))
     };
+    contiguous(values, layout, op)
+}
+
+/// The contiguous f16 values behind a custom op's argument.
+///
+/// # Errors
+/// - as [`f32_slice`]
+pub(crate) fn f16_slice<'a>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+    op: &'static str,
+) -> Result<&'a [f16]> {
+    let CpuStorage::F16(values) = storage else {
+        bail!("{op}: f16 expected, found {:?}", storage_dtype(storage))
+    };
+    contiguous(values, layout, op)
+}
+
+fn contiguous<'a, T>(values: &'a [T], layout: &Layout, op: &'static str) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&values[start..end]),
         None => bail!("{op}: contiguous input expected, found strides {:?}", layout.stride()),

@@ -59,6 +59,6 @@ pub(crate) enum WeightDtype {
     /// IEEE half.
     F16,
     /// As the file holds them: quantised blocks (Q4_0, Q4_1, Q8_0) where it has such, else 32 bits;
-    /// activations beside blocks in 8-bit fixed point. A draft proposes from blocks of 8 bits.
+    /// activations beside blocks in 8-bit fixed point, keys and values in f16. A draft proposes from blocks of 8 bits.
     Stored,
 }

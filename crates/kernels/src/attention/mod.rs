@@ -22,11 +22,12 @@ mod tiled;
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::storage::{f32_slice, with_f32};
+use crate::storage::{f16_slice, f32_slice, with_f32};
 
 pub use composed::composed;
 pub use ranges::{Delays, KeyRanges};
@@ -37,11 +38,17 @@ pub use reference::reference;
 /// # Shapes
 /// - `q`: `[Tq, N, D]`, `k`, `v`: `[Tk, K, D]`, ranges over `Tq` queries and `Tk` keys → `[Tq, N, D]`
 ///
+/// `k` and `v` may be f16, as a cache holds them; without gradients they are read as they lie.
+///
 /// # Errors
 /// - shapes do not fit, or `K` does not divide `N`
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
-    if fused(&[q, k, v]) {
+    let halves = [k, v].iter().all(|t| t.dtype() == DType::F16 && !t.track_op());
+    if halves && !(fused(&[q]) && k.device().is_cpu()) {
+        return attention(q, &k.to_dtype(q.dtype())?, &v.to_dtype(q.dtype())?, ranges);
+    }
+    if fused(&[q, k, v]) || halves {
         let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
     } else if cuda::takes(&[q, k, v])
@@ -136,10 +143,14 @@ impl CustomOp3 for Attention {
         l3: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let q = f32_slice(s1, l1, "attention")?;
-        let k = f32_slice(s2, l2, "attention")?;
-        let v = f32_slice(s3, l3, "attention")?;
         let dims = Dims::new(l1.shape(), l2.shape())?;
-        let (out, lse) = tiled::forward(q, k, v, dims, &self.ranges);
+        let (out, lse) = if s2.dtype() == DType::F16 {
+            let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
+            tiled::forward(q, k, v, dims, &self.ranges)
+        } else {
+            let (k, v) = (f32_slice(s2, l2, "attention")?, f32_slice(s3, l3, "attention")?);
+            tiled::forward(q, k, v, dims, &self.ranges)
+        };
         // A second forward pass of the same op computes the same values.
         let _ = self.log_sum_exp.set(lse);
         Ok((CpuStorage::F32(out), l1.shape().clone()))

@@ -251,3 +251,25 @@ fn wrong_shapes_are_errors() -> Result<()> {
     assert!(attention(&q, &k, &k, &Arc::new(KeyRanges::appended(0, 2))).is_err());
     Ok(())
 }
+
+#[test]
+fn keys_of_16_bits_count_as_their_values() -> Result<()> {
+    let mut noise = Noise::new(71);
+    // 24: not whole vectors. One query and a few, as at decoding, and more than a tile of them.
+    for (queries, cached, head_dim) in [(1, 700, 64), (5, 300, 24), (3, 0, 16), (80, 260, 32)] {
+        let keys = cached + queries;
+        let q = noise.tensor(&[queries, 6, head_dim]);
+        let half = |t: Tensor| t.to_dtype(DType::F16);
+        let k = half(noise.tensor(&[keys, 2, head_dim]))?;
+        let v = half(noise.tensor(&[keys, 2, head_dim]))?;
+        let (wide_k, wide_v) = (k.to_dtype(DType::F32)?, v.to_dtype(DType::F32)?);
+        let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
+        for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
+            let ranges = Arc::new(ranges);
+            let (own, wide) =
+                (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
+            assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
+        }
+    }
+    Ok(())
+}

@@ -12,25 +12,25 @@ use rayon::prelude::*;
 
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
-use crate::gemm::{Mat, Threads, matmul};
+use crate::gemm::{Element, Mat, Threads, matmul};
 use crate::simd::{axpy, dot_in_order};
 use crate::threads::split;
 
 /// What every tile reads.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct Inputs<'a, T> {
     q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
+    k: &'a [T],
+    v: &'a [T],
     dims: Dims,
     ranges: &'a KeyRanges,
 }
 
 /// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]` (−∞ where nothing is visible).
-pub(super) fn forward(
+pub(super) fn forward<T: Element>(
     q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    k: &[T],
+    v: &[T],
     dims: Dims,
     ranges: &KeyRanges,
 ) -> (Vec<f32>, Vec<f32>) {
@@ -48,7 +48,7 @@ pub(super) fn forward(
         .for_each(|(index, (out, lse))| {
             let first = index * tile;
             let queries = first..(first + tile).min(ranges.queries());
-            let groups: Vec<(Group<'_>, Part)> = (0..dims.kv_heads)
+            let groups: Vec<(Group<'_, T>, Part)> = (0..dims.kv_heads)
                 .into_par_iter()
                 .map(|kv_head| {
                     let group = Group::new(inputs, queries.clone(), kv_head);
@@ -66,9 +66,9 @@ pub(super) fn forward(
 /// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share
 /// out, and some rows of each. A tile's heads lie side by side in memory, so a thread takes them one
 /// after the other.
-fn few_queries(inputs: Inputs<'_>, out: &mut [f32], lse: &mut [f32]) {
+fn few_queries<T: Element>(inputs: Inputs<'_, T>, out: &mut [f32], lse: &mut [f32]) {
     let (heads, queries) = (inputs.dims.kv_heads, 0..inputs.ranges.queries());
-    let groups: Vec<Group<'_>> =
+    let groups: Vec<Group<'_, T>> =
         (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
     let rows = groups.first().map_or(0, Group::rows);
     let chunk = rows.div_ceil(2).max(FEW_ROWS);
@@ -124,12 +124,12 @@ pub(super) fn pack_queries(
 }
 
 /// The tile of keys (or values) `range` of one key-value head, rows `[range, D]`.
-pub(super) fn key_tile<'a>(
-    source: &'a [f32],
+pub(super) fn key_tile<'a, T: Copy>(
+    source: &'a [T],
     dims: Dims,
     range: &Range<usize>,
     kv_head: usize,
-) -> Mat<'a> {
+) -> Mat<'a, T> {
     let start = range.start * dims.kv_stride() + kv_head * dims.head_dim;
     Mat::rows(&source[start..], range.len(), dims.head_dim, dims.kv_stride())
 }
@@ -150,8 +150,8 @@ pub(super) fn visible_in(tile: &Range<usize>, visible: &Range<usize>) -> Range<u
 }
 
 /// The query rows `[queries · G, D]` that share a key-value head.
-struct Group<'a> {
-    inputs: Inputs<'a>,
+struct Group<'a, T> {
+    inputs: Inputs<'a, T>,
     queries: Range<usize>,
     kv_head: usize,
     /// Scaled queries.
@@ -165,8 +165,8 @@ struct Joined {
     weights: Vec<f32>,
 }
 
-impl<'a> Group<'a> {
-    fn new(inputs: Inputs<'a>, queries: Range<usize>, kv_head: usize) -> Self {
+impl<'a, T: Element> Group<'a, T> {
+    fn new(inputs: Inputs<'a, T>, queries: Range<usize>, kv_head: usize) -> Self {
         let dims = inputs.dims;
         let packed = pack_queries(inputs.q, dims, queries.clone(), kv_head, dims.scale());
         Self { inputs, queries, kv_head, packed }
@@ -257,16 +257,20 @@ impl<'a> Group<'a> {
         let Inputs { k, dims, ranges, .. } = self.inputs;
         let q = &self.packed[row * dims.head_dim..][..dims.head_dim];
         let keys = &ranges.singles_of(self.query_of(row))[first..];
+        let mut wide = vec![0.0; dims.head_dim];
         for (score, &key) in scores.iter_mut().zip(keys) {
-            *score = dot_in_order(q, row_of(k, dims, key, self.kv_head));
+            T::widen(row_of(k, dims, key, self.kv_head), &mut wide);
+            *score = dot_in_order(q, &wide);
         }
     }
 
     fn add_single_values(&self, joined: &Joined, values: &mut [f32]) {
         let Inputs { v, dims, ranges, .. } = self.inputs;
         let keys = &ranges.singles_of(self.query_of(joined.row))[joined.first..];
+        let mut wide = vec![0.0; dims.head_dim];
         for (&weight, &key) in joined.weights.iter().zip(keys) {
-            axpy(weight, row_of(v, dims, key, self.kv_head), values);
+            T::widen(row_of(v, dims, key, self.kv_head), &mut wide);
+            axpy(weight, &wide, values);
         }
     }
 
@@ -297,6 +301,6 @@ fn joining(ranges: &KeyRanges, query: usize) -> usize {
 }
 
 /// One key (or value) `[D]` of one key-value head.
-fn row_of(source: &[f32], dims: Dims, key: u32, kv_head: usize) -> &[f32] {
+fn row_of<T>(source: &[T], dims: Dims, key: u32, kv_head: usize) -> &[T] {
     &source[key as usize * dims.kv_stride() + kv_head * dims.head_dim..][..dims.head_dim]
 }

@@ -17,7 +17,9 @@ use super::unpacked::MOST_ROWS;
 pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        return a.rows <= MOST_ROWS && b.col_stride == 1 && T::STORAGE == Storage::F32;
+        // Masks reach values of 32 bits only.
+        let whole = T::STORAGE == Storage::F32 || b.cols.is_multiple_of(16);
+        return a.rows <= MOST_ROWS && b.col_stride == 1 && whole;
     }
     let _ = (isa, a, b);
     false
@@ -61,8 +63,9 @@ mod x86 {
 
     use super::super::Mat;
     use super::super::blocks::Output;
-    use super::super::element::Element;
+    use super::super::element::{Element, Storage};
     use super::super::micro::{Destination, store};
+    use super::super::unpacked::x86::load;
 
     /// Rows of a tile.
     pub(super) const ROWS: usize = 6;
@@ -98,15 +101,20 @@ mod x86 {
             let left = dst.cols.saturating_sub(16 * vector).min(16);
             ((1_u32 << left) - 1) as __mmask16
         });
-        let right = b.data.as_ptr().cast::<f32>();
+        let right = b.data.as_ptr();
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         for step in 0..b.rows {
             let mut values = [_mm512_setzero_ps(); VECTORS];
             for (vector, value) in values.iter_mut().enumerate() {
-                // SAFETY: the mask leaves out what lies behind the columns.
+                let at = right.wrapping_add(step * b.row_stride + 16 * vector);
+                // SAFETY: the mask leaves out what lies behind the columns; of 16 bits there are whole
+                // vectors or none.
                 *value = unsafe {
-                    let at = right.wrapping_add(step * b.row_stride + 16 * vector);
-                    _mm512_maskz_loadu_ps(masks[vector], at)
+                    match T::STORAGE {
+                        Storage::F32 => _mm512_maskz_loadu_ps(masks[vector], at.cast()),
+                        _ if masks[vector] == 0 => _mm512_setzero_ps(),
+                        _ => load(at),
+                    }
                 };
             }
             for (row, acc) in acc.iter_mut().enumerate() {

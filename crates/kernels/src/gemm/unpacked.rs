@@ -171,7 +171,7 @@ unsafe fn portable<T: Element>(operands: Operands<T>, dst: Destination) {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::{
         __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_castpd_ps,
@@ -276,7 +276,7 @@ mod x86 {
     /// They are readable.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn load<T: Element>(from: *const T) -> __m512 {
+    pub(in super::super) unsafe fn load<T: Element>(from: *const T) -> __m512 {
         // SAFETY: passed on to the caller; the storage names the type.
         unsafe {
             match T::STORAGE {

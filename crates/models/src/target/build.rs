@@ -1,6 +1,7 @@
 //! Decoder layers from named weights, wherever these come from.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
@@ -28,6 +29,8 @@ pub(super) trait Weights {
 pub(super) struct FileWeights<'a> {
     pub(super) source: &'a dyn WeightSource,
     pub(super) options: &'a TargetOptions,
+    /// Whether a matrix was held as quantised blocks.
+    pub(super) has_blocks: AtomicBool,
 }
 
 impl Weights for FileWeights<'_> {
@@ -37,6 +40,7 @@ impl Weights for FileWeights<'_> {
             && matches!(device, Device::Cpu)
             && let Some(matrix) = self.source.load_quantised(name)?
         {
+            self.has_blocks.store(true, Ordering::Relaxed);
             return Ok(Matrix::Quantised(Arc::new(matrix)));
         }
         Ok(Matrix::Dense(self.source.load(name, *dtype)?.to_device(device)?))

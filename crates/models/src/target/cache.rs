@@ -16,20 +16,27 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache of `layers` layers with `kv_heads` heads of `head_dim`.
+    /// An empty cache of `layers` layers with `kv_heads` heads of `head_dim`, whose values are f32.
     ///
     /// # Errors
     /// - the device has no memory for it
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
+        Self::of(layers, (kv_heads, head_dim), DType::F32, device)
+    }
+
+    /// The same of values of a type, to which keys and values are rounded when they are written.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn of(
+        layers: usize,
+        (kv_heads, head_dim): (usize, usize),
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
         let shape = (INITIAL_CAPACITY, kv_heads, head_dim);
-        let layers = (0..layers)
-            .map(|_| {
-                Ok((
-                    Tensor::zeros(shape, DType::F32, device)?,
-                    Tensor::zeros(shape, DType::F32, device)?,
-                ))
-            })
-            .collect::<Result<_>>()?;
+        let empty = || Tensor::zeros(shape, dtype, device);
+        let layers = (0..layers).map(|_| Ok((empty()?, empty()?))).collect::<Result<_>>()?;
         Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY })
     }
 
@@ -117,8 +124,9 @@ impl KvCache {
     pub fn append(&self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let new = k.dim(0)?;
         let (all_k, all_v) = &self.layers[layer];
-        all_k.slice_set(&k.contiguous()?, 0, self.length)?;
-        all_v.slice_set(&v.contiguous()?, 0, self.length)?;
+        let own = |tensor: &Tensor| tensor.contiguous()?.to_dtype(all_k.dtype());
+        all_k.slice_set(&own(k)?, 0, self.length)?;
+        all_v.slice_set(&own(v)?, 0, self.length)?;
         Ok((all_k.narrow(0, 0, self.length + new)?, all_v.narrow(0, 0, self.length + new)?))
     }
 

@@ -102,6 +102,7 @@ impl Target {
     /// - the device has no memory for it
     pub fn new_cache(&self) -> Result<KvCache> {
         let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
-        KvCache::new(num_hidden_layers, num_key_value_heads, head_dim, &self.device)
+        let heads = (num_key_value_heads, head_dim);
+        KvCache::of(num_hidden_layers, heads, self.cache_dtype, &self.device)
     }
 }

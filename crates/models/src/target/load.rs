@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::Matrix;
@@ -167,7 +168,7 @@ pub(crate) fn from_source(
     let specs = names::specs_of(&config, options.layers.of(config.num_hidden_layers));
     check_specs(source, &specs).into_result(source.path())?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
-    let weights = FileWeights { source, options };
+    let weights = FileWeights { source, options, has_blocks: AtomicBool::new(false) };
     let table = |matrix: Matrix| match &options.spread {
         None => Ok(Table::whole(matrix)),
         Some(ranks) => Table::spread(&matrix, ranks),
@@ -196,8 +197,10 @@ pub(crate) fn from_source(
             Box::new(layers.gathering_ahead(options.gather_ahead))
         }
     };
+    let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
     Ok(Target {
         fingerprint,
+        cache_dtype: if has_blocks { DType::F16 } else { DType::F32 },
         rope: config.rope.build(config.head_dim)?,
         embedding,
         layers,

@@ -21,7 +21,7 @@ mod tensor;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
@@ -60,6 +60,9 @@ pub struct Target {
     /// `None` if tied to the embedding.
     head: Option<Table>,
     device: Device,
+    /// What keys and values are cached as: f16 beside quantised blocks, as llama.cpp does, which halves
+    /// what a long context costs; else f32.
+    cache_dtype: DType,
     /// What this rank holds of every layer.
     share: LayerShare,
 }
