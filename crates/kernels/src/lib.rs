@@ -30,7 +30,6 @@ pub mod rope;
 pub mod swiglu;
 pub mod threads;
 pub mod top_k;
-pub mod transfer;
 
 mod composed;
 mod cuda;
@@ -41,6 +40,7 @@ mod storage;
 pub use composed::{Gradients, differentiable};
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;
+pub use cuda::transfer;
 
 #[cfg(test)]
 mod test_support;

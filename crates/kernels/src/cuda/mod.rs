@@ -12,6 +12,7 @@ pub(crate) mod linear;
 pub mod nccl;
 mod program;
 pub(crate) mod rows;
+pub mod transfer;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
