@@ -257,20 +257,18 @@ impl<'a, T: Element> Group<'a, T> {
         let Inputs { k, dims, ranges, .. } = self.inputs;
         let q = &self.packed[row * dims.head_dim..][..dims.head_dim];
         let keys = &ranges.singles_of(self.query_of(row))[first..];
-        let mut wide = vec![0.0; dims.head_dim];
+        let mut wide = Vec::new();
         for (score, &key) in scores.iter_mut().zip(keys) {
-            T::widen(row_of(k, dims, key, self.kv_head), &mut wide);
-            *score = dot_in_order(q, &wide);
+            *score = dot_in_order(q, widened(row_of(k, dims, key, self.kv_head), &mut wide));
         }
     }
 
     fn add_single_values(&self, joined: &Joined, values: &mut [f32]) {
         let Inputs { v, dims, ranges, .. } = self.inputs;
         let keys = &ranges.singles_of(self.query_of(joined.row))[joined.first..];
-        let mut wide = vec![0.0; dims.head_dim];
+        let mut wide = Vec::new();
         for (&weight, &key) in joined.weights.iter().zip(keys) {
-            T::widen(row_of(v, dims, key, self.kv_head), &mut wide);
-            axpy(weight, &wide, values);
+            axpy(weight, widened(row_of(v, dims, key, self.kv_head), &mut wide), values);
         }
     }
 
@@ -298,6 +296,16 @@ fn joining(ranges: &KeyRanges, query: usize) -> usize {
     let range = ranges.of(query);
     let room = range.end.next_multiple_of(TILE_KEYS) - range.end;
     if range.is_empty() { 0 } else { ranges.singles_of(query).len().min(room) }
+}
+
+/// The values as f32, where they lie if they are.
+fn widened<'a, T: Element>(values: &'a [T], wide: &'a mut Vec<f32>) -> &'a [f32] {
+    if let Some(values) = T::as_f32(values) {
+        return values;
+    }
+    wide.resize(values.len(), 0.0);
+    T::widen(values, wide);
+    wide
 }
 
 /// One key (or value) `[D]` of one key-value head.

@@ -8,7 +8,7 @@ use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::cuda_backend::cudarc::nccl::result::NcclError;
 use candle_core::cuda_backend::cudarc::nccl::{Comm, Id, ReduceOp, group_end, group_start};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, CudaStorage, DType, Device, Error, Result, Storage, Tensor, bail};
+use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Storage, Tensor, bail};
 
 /// Bytes that name the GPUs' common work.
 pub const NAME_BYTES: usize = 128;
@@ -39,6 +39,16 @@ impl fmt::Debug for Communicator {
 pub fn new_name() -> Result<[u8; NAME_BYTES]> {
     let id = Id::new().map_err(|error| failed("ncclGetUniqueId", &error))?;
     Ok(id.internal().map(|byte| byte as u8))
+}
+
+/// What no other GPU is called, whatever a process numbers it; `None` for other devices.
+///
+/// # Errors
+/// - the driver does not say
+pub fn uuid_of(device: &Device) -> Result<Option<[u8; 16]>> {
+    let Device::Cuda(device) = device else { return Ok(None) };
+    let uuid = device.cuda_stream().context().uuid().map_err(Error::wrap)?;
+    Ok(Some(uuid.bytes.map(|byte| byte as u8)))
 }
 
 impl Communicator {
@@ -105,7 +115,6 @@ impl Communicator {
             let storage = CudaStorage::wrap_cuda_slice(slice, self.device.clone());
             Tensor::from_storage(Storage::Cuda(storage), like.shape(), BackpropOp::none(), false)
         };
-        debug_assert!(tensors.iter().all(|tensor| tensor.dtype() == DType::F32));
         Ok(sums.into_iter().zip(&tensors).map(tensor).collect())
     }
 }

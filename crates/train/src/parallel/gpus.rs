@@ -3,20 +3,26 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use longdraft_kernels::nccl::{Communicator, NAME_BYTES, new_name};
+use longdraft_kernels::nccl::{Communicator, NAME_BYTES, new_name, uuid_of};
 
 use super::World;
 use super::transport::GpuRanks;
 use crate::error::Result;
 
-/// Connects the ranks' GPUs; all call it.
+/// Connects the ranks' GPUs, if several ranks have one each; all call it.
 ///
 /// # Errors
-/// - two ranks have the same GPU, or they do not reach each other
-pub(super) fn join(world: &World, device: &Device) -> Result<Arc<dyn GpuRanks>> {
+/// - the GPUs do not reach each other
+pub(super) fn join(world: &World, device: &Device) -> Result<Option<Arc<dyn GpuRanks>>> {
+    // Launchers may show every rank its own GPU as the first.
+    let gpus = world.gather_json(&uuid_of(device)?)?;
+    let is_own = |rank: usize| gpus[rank].is_some() && !gpus[..rank].contains(&gpus[rank]);
+    if world.size() == 1 || !(0..world.size()).all(is_own) {
+        return Ok(None);
+    }
     let mut name = if world.is_first() { new_name()? } else { [0; NAME_BYTES] };
     world.broadcast(0, &mut name);
-    Ok(Arc::new(Nccl(Communicator::join(device, world.rank(), world.size(), &name)?)))
+    Ok(Some(Arc::new(Nccl(Communicator::join(device, world.rank(), world.size(), &name)?))))
 }
 
 struct Nccl(Communicator);

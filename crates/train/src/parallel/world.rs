@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
-use candle_core::{Device, DeviceLocation};
+use candle_core::Device;
 use longdraft_models::target::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -108,19 +108,11 @@ impl World {
     /// # Errors
     /// - the GPUs do not reach each other
     pub fn with_gpus(&self, device: &Device) -> Result<Self> {
-        let place = match device.location() {
-            DeviceLocation::Cuda { gpu_id } if cfg!(feature = "nccl") => Some(gpu_id as u64),
-            _ => None,
-        };
-        let places = self.gather_json(&place)?;
-        let places: Vec<_> = self.hosts.iter().zip(places).collect();
-        let is_own = |at: usize| places[at].1.is_some() && !places[..at].contains(&places[at]);
-        if self.size() == 1 || !(0..self.size()).all(is_own) {
-            return Ok(self.clone());
-        }
         #[cfg(feature = "nccl")]
-        return Ok(Self { gpus: Some(super::gpus::join(self, device)?), ..self.clone() });
-        #[cfg(not(feature = "nccl"))]
+        if let Some(gpus) = super::gpus::join(self, device)? {
+            return Ok(Self { gpus: Some(gpus), ..self.clone() });
+        }
+        let _ = device;
         Ok(self.clone())
     }
 
