@@ -33,8 +33,17 @@ DEVICE void lay_down(u32 *at, u32 plane, float low, float high) {
     }
 }
 
+// The keys of one query in the order that it sees them: its range, then its single keys.
+struct InOrder {
+    Rows rows;
+    const u32 *singles;
+    u32 end;
+    METHOD const float *at(u32 i) const { return rows.at(i < end ? i : singles[i - end]); }
+};
+
 // `count` rows from `first`, those from `end` on as zeros, as [count, STRIDE].
-DEVICE void load(u16 *tile, int count, const Rows &rows, u32 first, u32 end) {
+template <class SOURCE>
+DEVICE void load(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
     for (int i = threadIdx.x; i < count * (DIM / 2); i += blockDim.x) {
         int row = i / (DIM / 2), dim = i % (DIM / 2) * 2;
         float low = 0.0f, high = 0.0f;
@@ -48,7 +57,8 @@ DEVICE void load(u16 *tile, int count, const Rows &rows, u32 first, u32 end) {
 }
 
 // The same transposed, as [DIM, count + 8].
-DEVICE void load_transposed(u16 *tile, int count, const Rows &rows, u32 first, u32 end) {
+template <class SOURCE>
+DEVICE void load_transposed(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
     int stride = count + 8;
     for (int i = threadIdx.x; i < count / 2 * DIM; i += blockDim.x) {
         int row = i / DIM * 2, dim = i % DIM;
@@ -149,29 +159,36 @@ DEVICE void add_products(float d[HEAD_TILES][4], const float s[INNER / 8][4], co
 // What a query sees.
 struct Visible {
     const u32 *start, *end, *singles, *singles_end;
-    u32 has_singles;
+    // Single keys in order lie behind the range, as if they were the cache's next ones.
+    u32 has_singles, in_order;
     METHOD u32 singles_from(u32 token) const { return has_singles && token ? singles_end[token - 1] : 0; }
     METHOD u32 singles_until(u32 token) const { return has_singles ? singles_end[token] : 0; }
+    METHOD u32 until(u32 token) const {
+        return end[token] + (in_order ? singles_until(token) - singles_from(token) : 0);
+    }
 };
 
-// The smallest start and the largest end among a tile's rows.
-DEVICE void hull(u32 bounds[2], const Visible &visible, u32 first, u32 rows, u32 group) {
-    __shared__ u32 starts[TILE], ends[TILE];
+// The smallest start and the largest end among a tile's rows, and the smallest end of their ranges.
+DEVICE void hull(u32 bounds[3], const Visible &visible, u32 first, u32 rows, u32 group) {
+    __shared__ u32 starts[TILE], ends[TILE], range_ends[TILE];
     if (threadIdx.x < TILE) {
-        u32 row = first + threadIdx.x, start = 0xffffffffu, end = 0;
-        if (row < rows && visible.start[row / group] < visible.end[row / group]) {
+        u32 row = first + threadIdx.x, start = 0xffffffffu, end = 0, range_end = 0xffffffffu;
+        if (row < rows && visible.start[row / group] < visible.until(row / group)) {
             start = visible.start[row / group];
-            end = visible.end[row / group];
+            end = visible.until(row / group);
+            range_end = visible.end[row / group];
         }
         starts[threadIdx.x] = start;
         ends[threadIdx.x] = end;
+        range_ends[threadIdx.x] = range_end;
     }
     __syncthreads();
-    bounds[0] = 0xffffffffu;
+    bounds[0] = bounds[2] = 0xffffffffu;
     bounds[1] = 0;
     for (int i = 0; i < TILE; i++) {
         bounds[0] = min(bounds[0], starts[i]);
         bounds[1] = max(bounds[1], ends[i]);
+        bounds[2] = min(bounds[2], range_ends[i]);
     }
 }
 
@@ -194,25 +211,70 @@ DEVICE u32 most_singles(const u32 count[2]) {
     return (u32)most;
 }
 
+// One step of the online softmax for the two rows of a thread: scores of the keys from `key` on become
+// weights, the sums so far shrink to the new largest score.
+DEVICE void softmax_step(float s[FORWARD_KEYS / 8][4], float o[HEAD_TILES][4], float most[2], float total[2],
+                         const u32 low[2], const u32 high[2], u32 key, float scale) {
+    int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < FORWARD_KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 at = key + 8 * j + 2 * t + e;
+                float &score = s[j][2 * i + e];
+                score = at >= low[i] && at < high[i] ? score * scale : -INFINITY;
+                largest = fmaxf(largest, score);
+            }
+        largest = fmaxf(largest, __shfl_xor_sync(EVERY_LANE, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(EVERY_LANE, largest, 2));
+        largest = fmaxf(largest, most[i]);
+        // A row that has seen nothing so far keeps zeros.
+        float base = largest == -INFINITY ? 0.0f : largest, shrink = expf(most[i] - base), sum = 0.0f;
+        most[i] = largest;
+#pragma unroll
+        for (int j = 0; j < FORWARD_KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float weight = expf(s[j][2 * i + e] - base);
+                s[j][2 * i + e] = weight;
+                sum += weight;
+            }
+        total[i] = total[i] * shrink + over_four(sum);
+#pragma unroll
+        for (int j = 0; j < HEAD_TILES; j++) {
+            o[j][2 * i] *= shrink;
+            o[j][2 * i + 1] *= shrink;
+        }
+    }
+}
+
 // Grid: tiles of rows, key-value heads, pieces of `piece` keys (one piece: all keys). With several
 // pieces `out` is [pieces, Tq, N, D], not divided by the totals, and `softmax` [pieces, Tq, N, 2] the
-// largest score and total; with one they are the result and the log-sum-exp [Tq, N].
+// largest score and total; with one they are the result and the log-sum-exp [Tq, N]. With `in_order` a
+// query's single keys take the places behind its range, so that a token of a tree has the bits that it
+// has in a chain.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_forward(const float *q, const float *k, const float *v, const u32 *start, const u32 *end,
-                  const u32 *singles, const u32 *singles_end, u32 has_singles, u32 queries, u32 keys,
-                  u32 heads, u32 kv_heads, u32 piece, float scale, float *out, float *softmax) {
+                  const u32 *singles, const u32 *singles_end, u32 has_singles, u32 in_order, u32 queries,
+                  u32 keys, u32 heads, u32 kv_heads, u32 piece, float scale, float *out, float *softmax) {
     DYNAMIC_SHARED(u16, memory);
     u16 *q_tile = memory, *k_tile = q_tile + PLAIN_SIZE(TILE), *v_tile = k_tile + PLAIN_SIZE(FORWARD_KEYS);
     u32 head = blockIdx.y, group = heads / kv_heads, rows = queries * group, first = blockIdx.x * TILE;
-    Visible visible = {start, end, singles, singles_end, has_singles};
+    Visible visible = {start, end, singles, singles_end, has_singles, in_order};
     Rows of_q = {q, heads, head * group, group}, of_k = {k, kv_heads, head, 1}, of_v = {v, kv_heads, head, 1};
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = threadIdx.x / 32 * 16;
 
     load(q_tile, TILE, of_q, first, rows);
-    u32 bounds[2];
+    u32 bounds[3];
     hull(bounds, visible, first, rows, group);
     u32 from = max(bounds[0] / FORWARD_KEYS * FORWARD_KEYS, blockIdx.z * piece);
-    u32 until = min(bounds[1], gridDim.z > 1 ? (blockIdx.z + 1) * piece : keys);
+    u32 until = gridDim.z > 1 ? min(bounds[1], (blockIdx.z + 1) * piece) : bounds[1];
+    // From here on rows do not see the same keys at the same places.
+    u32 apart = in_order ? bounds[2] / FORWARD_KEYS * FORWARD_KEYS : until;
+    u32 first_token = first / group, last_token = (min(first + TILE, rows) - 1) / group;
 
     u32 row[2], low[2], high[2];
     float most[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
@@ -221,7 +283,7 @@ attention_forward(const float *q, const float *k, const float *v, const u32 *sta
     for (int i = 0; i < 2; i++) {
         row[i] = first + warp_row + g + 8 * i;
         low[i] = row[i] < rows ? start[row[i] / group] : 0;
-        high[i] = row[i] < rows ? end[row[i] / group] : 0;
+        high[i] = row[i] < rows ? visible.until(row[i] / group) : 0;
     }
 #pragma unroll
     for (int j = 0; j < HEAD_TILES; j++)
@@ -229,49 +291,33 @@ attention_forward(const float *q, const float *k, const float *v, const u32 *sta
         for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
 
     for (u32 key = from; key < until; key += FORWARD_KEYS) {
-        __syncthreads();
-        load(k_tile, FORWARD_KEYS, of_k, key, keys);
-        load_transposed(v_tile, FORWARD_KEYS, of_v, key, keys);
-        __syncthreads();
-        float s[FORWARD_KEYS / 8][4];
-        products<FORWARD_KEYS>(s, q_tile, TILE, warp_row, k_tile);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float largest = -INFINITY;
-#pragma unroll
-            for (int j = 0; j < FORWARD_KEYS / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    u32 at = key + 8 * j + 2 * t + e;
-                    float &score = s[j][2 * i + e];
-                    score = at >= low[i] && at < high[i] ? score * scale : -INFINITY;
-                    largest = fmaxf(largest, score);
-                }
-            largest = fmaxf(largest, __shfl_xor_sync(EVERY_LANE, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(EVERY_LANE, largest, 2));
-            largest = fmaxf(largest, most[i]);
-            // A row that has seen nothing so far keeps zeros.
-            float base = largest == -INFINITY ? 0.0f : largest, shrink = expf(most[i] - base), sum = 0.0f;
-            most[i] = largest;
-#pragma unroll
-            for (int j = 0; j < FORWARD_KEYS / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float weight = expf(s[j][2 * i + e] - base);
-                    s[j][2 * i + e] = weight;
-                    sum += weight;
-                }
-            total[i] = total[i] * shrink + over_four(sum);
-#pragma unroll
-            for (int j = 0; j < HEAD_TILES; j++) {
-                o[j][2 * i] *= shrink;
-                o[j][2 * i + 1] *= shrink;
+        bool own = key >= apart;
+        for (u32 token = first_token; token <= (own ? last_token : first_token); token++) {
+            if (own && key >= visible.until(token)) continue;
+            __syncthreads();
+            if (own) {
+                const u32 *path = singles + visible.singles_from(token);
+                u32 seen = visible.until(token), range_end = end[token];
+                load(k_tile, FORWARD_KEYS, InOrder{of_k, path, range_end}, key, seen);
+                load_transposed(v_tile, FORWARD_KEYS, InOrder{of_v, path, range_end}, key, seen);
+            } else {
+                load(k_tile, FORWARD_KEYS, of_k, key, keys);
+                load_transposed(v_tile, FORWARD_KEYS, of_v, key, keys);
             }
+            __syncthreads();
+            u32 warp_first = first + warp_row;
+            if (own && (warp_first >= (token + 1) * group || warp_first + 16 <= token * group)) continue;
+            float s[FORWARD_KEYS / 8][4];
+            products<FORWARD_KEYS>(s, q_tile, TILE, warp_row, k_tile);
+            u32 seen_until[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) seen_until[i] = own && row[i] / group != token ? 0 : high[i];
+            softmax_step(s, o, most, total, low, seen_until, key, scale);
+            add_products<FORWARD_KEYS>(o, s, v_tile);
         }
-        add_products<FORWARD_KEYS>(o, s, v_tile);
     }
 
-    // Single keys, one at a time beside the range, in the first piece.
+    // Single keys that are not in order, one at a time beside the range, in the first piece.
     u32 next[2], count[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -279,7 +325,7 @@ attention_forward(const float *q, const float *k, const float *v, const u32 *sta
         next[i] = some ? visible.singles_from(row[i] / group) : 0;
         count[i] = some ? visible.singles_until(row[i] / group) - next[i] : 0;
     }
-    u32 turns = has_singles ? most_singles(count) : 0;
+    u32 turns = has_singles && !in_order ? most_singles(count) : 0;
     for (u32 turn = 0; turn < turns; turn++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -371,14 +417,14 @@ attention_backward_queries(const float *q, const float *k, const float *v, const
     u16 *q_tile = memory, *g_tile = q_tile + PLAIN_SIZE(TILE), *k_tile = g_tile + PLAIN_SIZE(TILE);
     u16 *v_tile = k_tile + PLAIN_SIZE(BACKWARD_INNER), *k_across = v_tile + PLAIN_SIZE(BACKWARD_INNER);
     u32 head = blockIdx.y, group = heads / kv_heads, rows = queries * group, first = blockIdx.x * TILE;
-    Visible visible = {start, end, singles, singles_end, has_singles};
+    Visible visible = {start, end, singles, singles_end, has_singles, 0};
     Rows of_q = {q, heads, head * group, group}, of_g = {gradient, heads, head * group, group};
     Rows of_k = {k, kv_heads, head, 1}, of_v = {v, kv_heads, head, 1};
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = threadIdx.x / 32 * 16;
 
     load(q_tile, TILE, of_q, first, rows);
     load(g_tile, TILE, of_g, first, rows);
-    u32 bounds[2];
+    u32 bounds[3];
     hull(bounds, visible, first, rows, group);
 
     u32 row[2], low[2], high[2];

@@ -2,7 +2,8 @@
 //!
 //! Factors are bf16 with [`Products::Half`], else f32 in three bf16 terms each. Passes of few queries
 //! without gradients are cut into pieces of keys, so that decoding occupies the whole device; pieces
-//! begin at fixed keys, and a row's bits depend on what it sees alone.
+//! begin at fixed keys, and a row's bits depend on what it sees alone: a node of a token tree has those of
+//! the same token in a chain.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -45,12 +46,9 @@ pub(super) fn attention_of(
 ) -> Result<Option<Tensor>> {
     let Some(call) = Call::new(terms, [q, k, v], ranges)? else { return Ok(None) };
     let tracked = [q, k, v].iter().any(|t| t.track_op());
-    let pieces = if tracked || call.queries > FULL_ROWS {
-        1
-    } else {
-        ranges.max_end().div_ceil(PIECE).max(1)
-    };
-    let (out, softmax) = call.forward(pieces)?;
+    let few = !tracked && call.queries <= FULL_ROWS;
+    let pieces = if few { ranges.max_end_in_order().div_ceil(PIECE).max(1) } else { 1 };
+    let (out, softmax) = call.forward(pieces, few && call.tables.has_singles)?;
     if pieces > 1 {
         return Ok(Some(call.joined(&out, &softmax, pieces)?));
     }
@@ -286,11 +284,12 @@ impl Call {
         Launch { program, kernel, grid, threads, memory, arguments, results }.run(self.q.device())
     }
 
-    /// The result and its log-sum-exp `[Tq, N]`, or their pieces.
-    fn forward(&self, pieces: usize) -> Result<(Tensor, Tensor)> {
+    /// The result and its log-sum-exp `[Tq, N]`, or their pieces; single keys beside the ranges or
+    /// in order behind them.
+    fn forward(&self, pieces: usize, in_order: bool) -> Result<(Tensor, Tensor)> {
         let Dims { heads, kv_heads, head_dim } = self.dims;
         let tables = &self.tables;
-        let arguments: [Argument<'_>; 14] = [
+        let arguments: [Argument<'_>; 15] = [
             (&self.q).into(),
             (&self.k).into(),
             (&self.v).into(),
@@ -299,6 +298,7 @@ impl Call {
             (&tables.singles).into(),
             (&tables.singles_end).into(),
             tables.has_singles.into(),
+            in_order.into(),
             self.queries.into(),
             self.keys.into(),
             heads.into(),

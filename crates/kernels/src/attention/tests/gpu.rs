@@ -65,6 +65,10 @@ fn test_time_steps_and_trees_match_the_cpu() -> Result<()> {
         let k = noise.var(&[keys, kv_heads, head_dim]);
         let v = noise.var(&[keys, kv_heads, head_dim]);
         assert_near(3, [&q, &k, &v], &ranges, (2e-6, 3e-5))?;
+        // Without gradients single keys are taken in order.
+        let [q, k, v] = [q, k, v].map(|t| t.detach());
+        let own = emulated(|| attention(&q, &k, &v, &ranges))?;
+        assert_close("in order", &own, &attention(&q, &k, &v, &ranges)?, 2e-6);
     }
     Ok(())
 }
@@ -116,13 +120,41 @@ fn a_row_of_a_pass_has_the_bits_that_it_has_alone() -> Result<()> {
             let (k, v) = (k.narrow(0, 0, keys)?, v.narrow(0, 0, keys)?);
             let one = Arc::new(KeyRanges::appended(cached + row, 1));
             let alone = emulated(|| attention(&q.narrow(0, row, 1)?, &k, &v, &one))?;
-            let bits = |t: &Tensor| -> Result<Vec<u32>> {
-                Ok(t.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| x.to_bits()).collect())
-            };
             assert_eq!(bits(&together.narrow(0, row, 1)?)?, bits(&alone)?, "row {row} of {cached}");
         }
     }
     Ok(())
+}
+
+/// Trees are verified in one pass: a node has the bits that plain decoding of its path gives it.
+#[test]
+fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
+    let mut noise = Noise::new(21);
+    for (cached, nodes, head_dim) in [(0, 9, 8), (15, 30, 16), (250, 12, 32), (520, 40, 64)] {
+        let parents: Vec<_> =
+            (0..nodes).map(|node| (node > 0).then(|| noise.below(node))).collect();
+        let tree = Arc::new(KeyRanges::tree(cached, &parents));
+        let keys = cached + nodes;
+        let [k, v] = [0; 2].map(|_| noise.tensor(&[keys, 2, head_dim]));
+        let q = noise.tensor(&[nodes, 6, head_dim]);
+        let together = emulated(|| attention(&q, &k, &v, &tree))?;
+        assert!(relative_error(&together, &attention(&q, &k, &v, &tree)?) < 2e-6);
+        for node in 0..nodes {
+            let path = tree.singles_of(node).iter().copied();
+            let seen: Vec<u32> = (0..cached as u32).chain(path).collect();
+            let chain = Arc::new(KeyRanges::appended(seen.len() - 1, 1));
+            let seen = Tensor::new(seen, q.device())?;
+            let [k, v] = [k.index_select(&seen, 0)?, v.index_select(&seen, 0)?];
+            let alone = emulated(|| attention(&q.narrow(0, node, 1)?, &k, &v, &chain))?;
+            let of_tree = bits(&together.narrow(0, node, 1)?)?;
+            assert_eq!(of_tree, bits(&alone)?, "node {node} behind {cached}");
+        }
+    }
+    Ok(())
+}
+
+fn bits(values: &Tensor) -> Result<Vec<u32>> {
+    Ok(values.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| x.to_bits()).collect())
 }
 
 #[test]
