@@ -215,6 +215,68 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     assert!(state(&sharded) * 3 < state(&replicated));
 }
 
+/// A GPU that is not here: its memory and the host's apart, its speed unknown.
+#[test]
+fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let base = ["train", &config, "--plan", "device=cuda:0"];
+    let text = succeed(&[&base[..], &["--memory", "8"]].concat());
+    assert!(text.contains("the GPU's memory at most, in the "), "{text}");
+    assert!(text.contains("beside it, of main memory at most: "), "{text}");
+    assert!(text.contains("--gflops tells its time") && text.contains("fits: 8.0 GiB"), "{text}");
+    let plan = |more: &[&str]| {
+        let text = succeed(&[&base[..], &["--json"], more].concat());
+        last_json(&text)["stages"][0].clone()
+    };
+    let items = |plan: &Value, name: &str| -> Vec<Value> {
+        let phases = plan["phases"].as_array().expect("phases").iter();
+        let items = phases.flat_map(|phase| phase["items"].as_array().expect("items").clone());
+        items.filter(|item| item["name"] == name).collect()
+    };
+    let place = |plan: &Value, name: &str| {
+        let items = items(plan, name);
+        assert!(!items.is_empty(), "{name} in {plan}");
+        assert!(items.iter().all(|item| item["place"] == items[0]["place"]));
+        items[0]["place"].as_str().expect("a place").to_owned()
+    };
+    let one = plan(&[]);
+    assert_eq!(one["place"], "accelerator");
+    assert!(one["seconds_per_step"].is_null() && one["free_bytes"].is_null(), "{one}");
+    for (name, expected) in [
+        ("program", "host"),
+        ("copies of tensors", "host"),
+        ("target weights", "accelerator"),
+        ("activations", "accelerator"),
+        ("optimizer state", "accelerator"),
+    ] {
+        assert_eq!(place(&one, name), expected, "{name}");
+    }
+    // 16 bits on a GPU unless told otherwise.
+    let weights = |plan: &Value| items(plan, "target weights")[0]["bytes"].as_u64().expect("bytes");
+    // Norms stay in f32.
+    let (half, single) = (2 * weights(&one), weights(&plan(&["precision=f32"])));
+    assert!(half >= single && half - single < single / 100, "{half} {single}");
+    for host in
+        [&["optimizer.matrices=muon"][..], &["--ranks", "2"], &["parallel.optimizer_state=file"]]
+    {
+        let plan = plan(host);
+        assert_eq!(place(&plan, "gradients and new weights"), "host", "{host:?}");
+    }
+    let nccl = plan(&["--ranks", "2", "parallel.reduction=library"]);
+    assert_eq!(place(&nccl, "optimizer state"), "accelerator");
+    // The phase's sum is that of its accelerator's terms.
+    let phase = &one["phases"][0];
+    let of_gpu = phase["items"].as_array().expect("items").iter();
+    let of_gpu = of_gpu.filter(|item| item["place"] == "accelerator");
+    let sum: u64 = of_gpu.map(|item| item["bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!(phase["bytes"].as_u64(), Some(sum));
+    // The CPU's plan knows one memory.
+    let text = succeed(&["train", &config, "--plan", "device=cpu", "--json", "--gflops", "10"]);
+    let cpu = last_json(&text)["stages"][0].clone();
+    assert_eq!((cpu["place"].as_str(), &cpu["host_bytes"]), (Some("host"), &cpu["bytes"]));
+}
+
 #[test]
 fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     let shop = Shop::new();

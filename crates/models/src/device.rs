@@ -112,17 +112,37 @@ fn cuda_gpus() -> std::result::Result<usize, String> {
     Err("this build has no CUDA support".to_owned())
 }
 
+/// Free bytes of an NVIDIA GPU's memory; of others the driver does not tell.
+pub fn free_memory(device: &Device) -> Option<u64> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            let (free, _) = device.cuda_stream().context().mem_get_info().ok()?;
+            Some(free as u64)
+        }
+        _ => None,
+    }
+}
+
 impl Precision {
+    /// Bytes of a value of frozen weights, on an accelerator or the CPU.
+    pub fn frozen_bytes(self, on_accelerator: bool) -> usize {
+        self.frozen_type(on_accelerator).size_in_bytes()
+    }
+
+    fn frozen_type(self, on_accelerator: bool) -> DType {
+        match self {
+            Self::Auto if !on_accelerator => DType::F32,
+            Self::F32 => DType::F32,
+            Self::Auto | Self::Bf16 => DType::BF16,
+        }
+    }
+
     /// The type of frozen weights on `device`; from here on the process multiplies accordingly.
     pub fn apply(self, device: &Device) -> DType {
-        let on_cpu = matches!(device, Device::Cpu);
-        let half = match self {
-            Self::Auto => !on_cpu,
-            Self::F32 => false,
-            Self::Bf16 => true,
-        };
-        set_products(if half { Products::Half } else { Products::Single });
-        if half { DType::BF16 } else { DType::F32 }
+        let dtype = self.frozen_type(!device.is_cpu());
+        set_products(if dtype == DType::BF16 { Products::Half } else { Products::Single });
+        dtype
     }
 }
 

@@ -11,19 +11,19 @@ pub(crate) struct PlanArguments {
     /// Ranks to plan for (default: those that were started).
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: Option<u32>,
-    /// Memory of a rank in GiB (default: what is free on this machine).
+    /// Memory of a rank in GiB, on a GPU its own (default: what is free on this machine).
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,
-    /// 10⁹ operations a second of a rank (default: measured here).
+    /// 10⁹ operations a second of a rank (default: measured here, if it is a CPU).
     #[arg(long, requires = "plan", value_parser = positive)]
     pub(crate) gflops: Option<f64>,
     /// 10⁹ bytes a second that a rank sends (default: 1.25, a 10 Gbit/s network).
     #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
     pub(crate) bandwidth: Option<f64>,
-    /// Bytes of a value of the target's matrices: 4 as `train` holds them, 2 for 16 bits.
-    #[arg(long, requires = "plan", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
-    pub(crate) target_bytes: u8,
-    /// A Markdown table over ZeRO 1 and 3, 1, 4 and 8 ranks a row, online and offline.
+    /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).
+    #[arg(long, requires = "plan", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) target_bytes: Option<u8>,
+    /// A Markdown table of GPUs over ZeRO 1 and 3, 1, 4 and 8 ranks a row or a layer, online and offline.
     #[arg(long, requires = "plan")]
     pub(crate) table: bool,
 }

@@ -117,6 +117,7 @@ pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> Tra
     let remedies = Verdict::of(&estimate, None, || workload.remedies(estimate.bytes())).remedies;
     let peak = estimate.peak();
     let mut items = peak.items.clone();
+    items.retain(|item| item.place == estimate.place);
     items.sort_by_key(|item| std::cmp::Reverse(item.bytes));
     let most: Vec<String> =
         items.iter().take(3).map(|item| format!("{} {}", item.name, size(item.bytes))).collect();
@@ -125,7 +126,7 @@ pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> Tra
         cause,
         needed: format!(
             "{}{free}, most of it in the {} phase: {}",
-            size(peak.bytes()),
+            size(estimate.bytes()),
             peak.name,
             most.join(", ")
         ),

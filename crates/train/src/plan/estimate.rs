@@ -7,6 +7,7 @@ use super::communication::{self, RowTraffic, Sent};
 use super::graph::F32;
 use super::operations::{self, Speed};
 use super::optimizer::Parameters;
+use super::place::{COPIES, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
 use super::row::RowMemory;
 use super::target::{self, ForwardPass};
 use super::workload::Workload;
@@ -28,6 +29,8 @@ pub struct Item {
     pub name: &'static str,
     /// How much.
     pub bytes: u64,
+    /// Of which memory.
+    pub place: Place,
 }
 
 /// A part of a step and what is alive in it.
@@ -40,15 +43,17 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Sum of the terms.
-    pub fn bytes(&self) -> u64 {
-        self.items.iter().map(|item| item.bytes).sum()
+    /// Sum of the terms of one memory.
+    pub fn bytes(&self, place: Place) -> u64 {
+        self.items.iter().filter(|item| item.place == place).map(|item| item.bytes).sum()
     }
 }
 
 /// What a rank needs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Estimate {
+    /// The memory that models and activations lie in.
+    pub place: Place,
     /// Parts of a step, in their order.
     pub phases: Vec<Phase>,
     /// What the rank sends in a step.
@@ -64,18 +69,23 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// The part that needs most.
+    /// The part that needs most of the memory that models lie in.
     ///
     /// # Panics
     /// - there are no parts, which no estimate of a [`Workload`] lacks
     pub fn peak(&self) -> &Phase {
-        let largest = self.phases.iter().max_by_key(|phase| phase.bytes());
+        let largest = self.phases.iter().max_by_key(|phase| phase.bytes(self.place));
         largest.expect("a step has parts")
     }
 
-    /// Bytes of the part that needs most.
+    /// Bytes of the part that needs most of the memory that models lie in.
     pub fn bytes(&self) -> u64 {
-        self.peak().bytes()
+        self.bytes_in(self.place)
+    }
+
+    /// Bytes of one memory, at most.
+    pub fn bytes_in(&self, place: Place) -> u64 {
+        self.phases.iter().map(|phase| phase.bytes(place)).max().unwrap_or(0)
     }
 
     /// Bytes that the rank sends in a step.
@@ -97,6 +107,7 @@ impl Workload {
         let operations_per_token = self.operations_per_token();
         let tokens = self.rows_per_step * self.row_tokens;
         Estimate {
+            place: self.places().main(),
             phases: self.phases(&row, &parameters),
             sent: self.sent(&parameters),
             operations: operations_per_token * tokens as f64 / self.layout.ranks as f64,
@@ -107,7 +118,7 @@ impl Workload {
     }
 
     fn phases(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Phase> {
-        let resident = self.resident(row, parameters);
+        let (resident, places) = (self.resident(row, parameters), self.places());
         let held = if self.holds_step { self.own_rows() } else { 1 } * self.feature_bytes();
         let (held, kept) = match self.features {
             FeatureMode::Memory => (0, self.rows_in_memory() * self.feature_bytes()),
@@ -118,11 +129,8 @@ impl Workload {
         let summed = if self.own_rows() > 1 { parameters.gradient_bytes() } else { 0 };
         let whole = parameters.gathered_weight_bytes();
         let phase = |name, parts: Vec<(&'static str, u64)>| {
-            let mut items = resident.clone();
-            items.push(Item { name: "features kept in memory", bytes: kept });
-            items.extend(parts.into_iter().map(|(name, bytes)| Item { name, bytes }));
-            items.retain(|item| item.bytes > 0);
-            Phase { name, items }
+            let all = resident.into_iter().chain([("features kept in memory", kept)]).chain(parts);
+            Phase { name, items: places.items(all) }
         };
         let before = if self.holds_step { held - self.feature_bytes().min(held) } else { 0 };
         let accumulated = ("gradients of rows before", if self.holds_step { 0 } else { summed });
@@ -165,27 +173,28 @@ impl Workload {
             if matches!(self.features, FeatureMode::Stored(_)) { self.record_bytes() } else { 0 };
         if parameters.ranks > 1 {
             let gradients = ("gradients", parameters.gradient_bytes());
-            let reduction = ("buckets and sums", parameters.reduction_bytes());
+            let reduction = (SUMS, parameters.reduction_bytes());
             phases.push(phase("reduction", vec![("features", waiting), gradients, reduction]));
         }
-        let update = ("gradients and new weights", parameters.update_bytes());
+        let update = (UPDATE, parameters.update_bytes());
         phases.push(phase("update", vec![("features", waiting), update]));
-        let copies = ("copies of tensors", parameters.checkpoint_bytes());
+        let copies = (COPIES, parameters.checkpoint_bytes());
         phases.push(phase("checkpoint", vec![("features", waiting), copies]));
         phases
     }
 
     /// What is there all the time.
-    fn resident(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Item> {
-        let items = [
-            ("program", PROCESS + if parameters.ranks > 1 { MESSAGES } else { 0 }),
+    fn resident(&self, row: &RowMemory, parameters: &Parameters) -> [(&'static str, u64); 7] {
+        let accelerated = self.layout.is_accelerator() && self.features.store().is_some();
+        [
+            (PROGRAM, PROCESS + if parameters.ranks > 1 { MESSAGES } else { 0 }),
+            (ON_THEIR_WAY, if accelerated { self.record_bytes() + PAGE_LOCKED } else { 0 }),
             ("target weights", self.target_bytes()),
             ("rows of the target's head", self.kept_head_bytes()),
             ("draft weights", parameters.weight_bytes()),
-            ("optimizer state", parameters.state_bytes()),
+            (STATE, parameters.state_bytes()),
             ("packed operands", row.packed.max(self.target_packed_bytes())),
-        ];
-        items.map(|(name, bytes)| Item { name, bytes }).into()
+        ]
     }
 
     /// Bytes of some of the target's layers with embedding and head.

@@ -4,11 +4,13 @@ use longdraft_kernels::linear::Pass;
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
 
 use super::communication;
-use super::estimate::{Estimate, Item, PROCESS, Phase};
+use super::estimate::{Estimate, PROCESS, Phase};
 use super::graph::{Angles, Graph, Matrix};
 use super::loss::{chunk_bytes, row_bytes};
 use super::optimizer::Parameters;
+use super::place::{AVERAGES, COPIES, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
 use super::row::{Row, RowMemory};
+use super::workload::Layout;
 use crate::pretrain::PretrainConfig;
 
 /// What a rank of a pretraining run needs.
@@ -25,21 +27,22 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
     let parameters = parameters(config, &memory, ranks);
     let averages = if config.train.ema_share.is_some() { parameters.weight_bytes() } else { 0 };
     let resident = [
-        ("program", PROCESS),
+        (PROGRAM, PROCESS),
         ("weights", parameters.weight_bytes()),
-        ("averaged weights", averages),
-        ("optimizer state", parameters.state_bytes()),
+        (AVERAGES, averages),
+        (STATE, parameters.state_bytes()),
         ("packed operands", memory.packed),
     ];
-    let phase = |name, parts: &[(&'static str, u64)]| {
-        let items = resident.iter().chain(parts).filter(|(_, bytes)| *bytes > 0);
-        Phase { name, items: items.map(|&(name, bytes)| Item { name, bytes }).collect() }
+    let places = places(config, ranks, threads);
+    let phase = |name, parts: &[(&'static str, u64)]| Phase {
+        name,
+        items: places.items(resident.iter().chain(parts).copied()),
     };
     let before = ("gradients of batches before", parameters.gradient_bytes());
     let kept = [("activations", memory.activations), ("results of rows", memory.results), before];
     let of_row = |more: &[(&'static str, u64)]| [&kept[..], more].concat();
     // Matrices are orthogonalised side by side: direction, two iterates and new values of each.
-    let side_by_side = parameters.sizes.len().min(threads) as u64;
+    let side_by_side = parameters.sizes.len().min(threads.max(1)) as u64;
     let updates = 4 * side_by_side * parameters.largest_tensor_bytes();
     let mut phases = vec![
         phase("forward", &of_row(&[("chunks of the loss", memory.chunks)])),
@@ -47,14 +50,15 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         phase("gradients", &of_row(&[("gradients under way", memory.left)])),
     ];
     if ranks > 1 {
-        let reduction = ("buckets and sums", parameters.reduction_bytes());
+        let reduction = (SUMS, parameters.reduction_bytes());
         phases.push(phase("reduction", &[("gradients", parameters.gradient_bytes()), reduction]));
     }
-    let update = ("gradients and new weights", parameters.update_bytes());
+    let update = (UPDATE, parameters.update_bytes());
     phases.push(phase("update", &[update, ("updates of matrices", updates)]));
-    phases.push(phase("checkpoint", &[("copies of tensors", parameters.checkpoint_bytes())]));
+    phases.push(phase("checkpoint", &[(COPIES, parameters.checkpoint_bytes())]));
     let per_token = config.model.training_operations_per_token(sequence);
     Estimate {
+        place: places.main(),
         phases,
         sent: communication::of_gradients(&parameters, config.parallel.reduction),
         operations: per_token * config.train.batch_tokens as f64 / ranks as f64,
@@ -62,6 +66,12 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         tokens: config.train.batch_tokens as u64,
         features_of_row: 0,
     }
+}
+
+fn places(config: &PretrainConfig, ranks: usize, threads: usize) -> Places {
+    let (zero, reduction) = (config.parallel.zero_stage(), config.parallel.reduction);
+    let updates = Updates { zero, reduction, by_muon: true, state_in_file: false };
+    Places::of(&Layout::of(ranks, threads), updates)
 }
 
 /// What to lower, the most effective first, each with what the estimate would be.

@@ -2,7 +2,8 @@
 //!
 //! Everything follows from the configuration and the target's sizes. Each term is a function whose
 //! docstring holds its formula; [`Workload::estimate`] says which of them are alive together. Memory is that of
-//! this crate's CPU path in f32, the resident set of a rank; tests hold it against measured runs.
+//! this crate's CPU path in f32, the resident set of a rank; tests hold it against measured runs. On an
+//! accelerator the same terms lie in its own memory but for those of [`Place::Host`].
 //!
 //! ```text
 //! TrainConfig, TargetConfig, Layout -> Workload -> Estimate { phases of terms, bytes sent, operations }
@@ -10,7 +11,7 @@
 //!
 //! Not counted: the text's tokens (some 10 bytes each), the tokenizer, and what the system's
 //! allocator keeps of tensors below its limit for mapping (32 MiB): up to a sixth more where all
-//! tensors are smaller.
+//! tensors are smaller; and what an accelerator's driver and libraries take of its memory.
 
 mod advice;
 mod communication;
@@ -23,6 +24,7 @@ mod language_model;
 mod loss;
 mod operations;
 mod optimizer;
+mod place;
 mod row;
 mod tape;
 mod target;
@@ -33,4 +35,5 @@ pub use communication::Sent;
 pub use estimate::{Estimate, Item, Phase};
 pub use language_model::{of_pretraining, pretraining_remedies};
 pub use operations::Speed;
+pub use place::Place;
 pub use workload::{Layout, Workload};

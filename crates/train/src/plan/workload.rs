@@ -6,6 +6,7 @@ use longdraft_models::target::Layers;
 use longdraft_models::weights::TensorSpec;
 
 use super::optimizer::Parameters;
+use super::place::{Places, Updates};
 use super::row::{Row, RowMemory};
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
@@ -34,6 +35,11 @@ impl Layout {
     /// Processes of some threads that share rows of a step only, with the target in f32.
     pub fn of(ranks: usize, threads: usize) -> Self {
         Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes: 4 }
+    }
+
+    /// Whether models and activations lie in an accelerator's memory.
+    pub(super) fn is_accelerator(&self) -> bool {
+        self.threads == 0
     }
 }
 
@@ -183,6 +189,16 @@ impl Workload {
             whole_tensors: self.whole_tensors,
             state_in_file: self.state_in_file,
         }
+    }
+
+    pub(super) fn places(&self) -> Places {
+        let updates = Updates {
+            zero: self.zero,
+            reduction: self.reduction,
+            by_muon: self.whole_tensors,
+            state_in_file: self.state_in_file,
+        };
+        Places::of(&self.layout, updates)
     }
 
     /// Values that the optimizer keeps for an element: two moments, or Muon's sum.

@@ -5,14 +5,15 @@ mod table;
 
 use std::path::Path;
 
-use longdraft_models::TargetConfig;
+use longdraft_models::device::free_memory;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::Target;
+use longdraft_models::{DeviceChoice, Precision, TargetConfig};
 use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
 use longdraft_train::plan::{
-    Estimate, Layout, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+    Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
 };
 use longdraft_train::pretrain::PretrainConfig;
 use longdraft_train::stage::Stage;
@@ -30,13 +31,15 @@ const BANDWIDTH: f64 = 1.25;
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let stages = stages(arguments)?;
+    let device = arguments.device;
     let arguments = &arguments.planning;
     if !world.is_first() {
         return Ok(());
     }
-    let machine = Machine::of(arguments, world.size());
     let mut all = Vec::new();
     for (name, config) in stages {
+        let chosen = (device.unwrap_or(config.device), config.precision);
+        let machine = Machine::of(arguments, world.size(), chosen);
         let target = target_config(&config.target)?;
         if arguments.table {
             print!("{}", sizing::markdown(&config, &target, &machine)?);
@@ -80,7 +83,7 @@ pub(crate) fn pretraining(
     if arguments.table {
         return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
     }
-    let machine = Machine::of(arguments, world.size());
+    let machine = Machine::of(arguments, world.size(), (config.device, config.precision));
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);
@@ -112,31 +115,42 @@ pub(super) struct Machine {
     pub(super) layout: Layout,
     /// Free bytes of a rank.
     pub(super) free: Option<u64>,
-    pub(super) speed: Speed,
+    /// Unknown of a GPU unless it is given.
+    pub(super) speed: Option<Speed>,
     /// Whether the operations a second were measured here.
     measured: bool,
 }
 
 impl Machine {
-    fn of(arguments: &PlanArguments, started: usize) -> Self {
+    fn of(
+        arguments: &PlanArguments,
+        started: usize,
+        (device, precision): (DeviceChoice, Precision),
+    ) -> Self {
         let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
-        // The table is of accelerators.
-        let threads = if arguments.table { 0 } else { rayon::current_num_threads() };
-        let free = match arguments.memory {
-            Some(gib) => Some((gib * (1_u64 << 30) as f64) as u64),
+        // A GPU that is not here can be planned for.
+        let opened = device.open(0).ok();
+        let named = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Metal(_));
+        let found = opened.as_ref().is_some_and(|device| !device.is_cpu());
+        let on_gpu = arguments.table || named || found;
+        let threads = if on_gpu { 0 } else { rayon::current_num_threads() };
+        let given = arguments.memory.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
+        let free = given.or_else(|| match opened {
+            Some(device) if on_gpu => free_memory(&device),
+            _ if on_gpu => None,
             // Ranks that were started here share this machine.
-            None => available_memory().map(|free| free / started.max(1) as u64),
-        };
+            _ => available_memory().map(|free| free / started.max(1) as u64),
+        });
         let gigabytes_per_second = arguments.bandwidth.unwrap_or(BANDWIDTH);
-        let gflops = arguments.gflops.unwrap_or_else(Speed::measured_gflops);
+        let measured = arguments.gflops.is_none() && !on_gpu;
+        let gflops = if measured { Some(Speed::measured_gflops()) } else { arguments.gflops };
+        let target_value_bytes =
+            arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
         Self {
-            layout: Layout {
-                target_value_bytes: usize::from(arguments.target_bytes),
-                ..Layout::of(ranks, threads)
-            },
+            layout: Layout { target_value_bytes, ..Layout::of(ranks, threads) },
             free,
-            speed: Speed { gflops, gigabytes_per_second },
-            measured: arguments.gflops.is_none(),
+            speed: gflops.map(|gflops| Speed { gflops, gigabytes_per_second }),
+            measured,
         }
     }
 }
@@ -176,10 +190,12 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
     json!({
         "stage": name,
         "ranks": machine.layout.ranks,
+        "place": estimate.place,
         "bytes": estimate.bytes(),
+        "host_bytes": estimate.bytes_in(Place::Host),
         "peak": estimate.peak().name,
         "phases": estimate.phases.iter().map(|phase| json!({
-            "name": phase.name, "bytes": phase.bytes(), "items": phase.items,
+            "name": phase.name, "bytes": phase.bytes(estimate.place), "items": phase.items,
         })).collect::<Vec<_>>(),
         "free_bytes": machine.free,
         "fits": verdict.fits,
@@ -188,9 +204,9 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
         "sent": estimate.sent,
         "tokens_per_step": estimate.tokens,
         "operations_per_token": estimate.operations_per_token,
-        "gflops": machine.speed.gflops,
-        "gigabytes_per_second": machine.speed.gigabytes_per_second,
-        "seconds_per_step": estimate.seconds(&machine.speed),
+        "gflops": machine.speed.map(|speed| speed.gflops),
+        "gigabytes_per_second": machine.speed.map(|speed| speed.gigabytes_per_second),
+        "seconds_per_step": machine.speed.map(|speed| estimate.seconds(&speed)),
         "bytes_of_a_row_of_features": estimate.features_of_row,
     })
 }
@@ -203,7 +219,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
         sequence: config.parallel.sequence,
         tensor: config.parallel.tensor,
         threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
-        target_value_bytes: config.precision.apply(target.device()).size_in_bytes(),
+        target_value_bytes: config.precision.frozen_bytes(!target.device().is_cpu()),
     };
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(config, target.config().clone(), layout).ok()?;
@@ -218,21 +234,27 @@ pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> TrainE
     }
 }
 
-/// Says in one line what a run that is about to start needs, and warns if that is not free. What is free
-/// on a device other than the CPU is not known.
+/// Says in one line what a run that is about to start needs, and warns if that is not free.
 pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
     let Some(workload) = workload_of(stage, world) else { return };
     let estimate = workload.estimate();
     let needed = readable_bytes(estimate.bytes());
+    let device = stage.target().device();
     // What is loaded already is not taken again.
-    let loaded = longdraft_train::resident_bytes().unwrap_or(0);
-    let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
-    let free = available_memory().map(|free| loaded + free / neighbours as u64);
-    let free = free.filter(|_| stage.target().device().is_cpu());
+    let (whose, free) = if device.is_cpu() {
+        let loaded = longdraft_train::resident_bytes().unwrap_or(0);
+        let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
+        ("memory", available_memory().map(|free| loaded + free / neighbours as u64))
+    } else {
+        let is_loaded = |name| matches!(name, "target weights" | "draft weights");
+        let loaded = estimate.peak().items.iter().filter(|item| is_loaded(item.name));
+        let loaded: u64 = loaded.map(|item| item.bytes).sum();
+        ("the GPU's memory", free_memory(device).map(|free| loaded + free))
+    };
     let of_free =
         free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
     voice.say(&format!(
-        "about {needed} of memory at most{of_free}, in the {} phase",
+        "about {needed} of {whose} at most{of_free}, in the {} phase",
         estimate.peak().name
     ));
     let verdict = workload.verdict(&estimate, free);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use longdraft_train::plan::{Estimate, Verdict};
+use longdraft_train::plan::{Estimate, Phase, Place, Verdict};
 
 use super::Machine;
 use crate::doctor::readable_bytes;
@@ -24,32 +24,35 @@ fn write(
     let peak = estimate.peak();
     let ranks = machine.layout.ranks;
     let each = if ranks == 1 { String::new() } else { format!(", each of {ranks} ranks") };
-    writeln!(out, "memory at most, in the {} phase{each}:", peak.name)?;
-    for item in &peak.items {
+    let place = estimate.place;
+    let whose = if place == Place::Accelerator { "the GPU's memory" } else { "memory" };
+    writeln!(out, "{whose} at most, in the {} phase{each}:", peak.name)?;
+    for item in peak.items.iter().filter(|item| item.place == place) {
         writeln!(out, "  {:<28}{:>12}", item.name, readable_bytes(item.bytes))?;
     }
-    writeln!(out, "  {:<28}{:>12}", "total", readable_bytes(peak.bytes()))?;
+    writeln!(out, "  {:<28}{:>12}", "total", readable_bytes(peak.bytes(place)))?;
     let others = estimate.phases.iter().filter(|phase| phase.name != peak.name);
-    let others: Vec<String> =
-        others.map(|phase| format!("{} {}", phase.name, readable_bytes(phase.bytes()))).collect();
-    writeln!(out, "other phases: {}", others.join(", "))?;
+    let sum = |phase: &Phase| format!("{} {}", phase.name, readable_bytes(phase.bytes(place)));
+    writeln!(out, "other phases: {}", others.map(sum).collect::<Vec<_>>().join(", "))?;
+    if place == Place::Accelerator {
+        let beside = readable_bytes(estimate.bytes_in(Place::Host));
+        writeln!(out, "beside it, of main memory at most: {beside}")?;
+    }
     for sent in &estimate.sent {
         writeln!(out, "  sends {:<22}{:>12} a step", sent.name, readable_bytes(sent.bytes))?;
     }
-    let (speed, measured) = (&machine.speed, if machine.measured { ", measured" } else { "" });
-    writeln!(
-        out,
-        "a step of {} tokens: {:.1} TFLOP a rank, about {} at {:.0} GFLOP/s{measured}{}",
-        estimate.tokens,
-        estimate.operations / 1e12,
-        seconds(estimate.seconds(speed)),
-        speed.gflops,
-        if estimate.sent.is_empty() {
-            String::new()
-        } else {
-            format!(" and {} GB/s", speed.gigabytes_per_second)
-        }
-    )?;
+    let measured = if machine.measured { ", measured" } else { "" };
+    let time = machine.speed.map_or_else(
+        || "--gflops tells its time".to_owned(),
+        |speed| {
+            let took = seconds(estimate.seconds(&speed));
+            let link = format!(" and {} GB/s", speed.gigabytes_per_second);
+            let link = if estimate.sent.is_empty() { "" } else { &link };
+            format!("about {took} at {:.0} GFLOP/s{measured}{link}", speed.gflops)
+        },
+    );
+    let operations = estimate.operations / 1e12;
+    writeln!(out, "a step of {} tokens: {operations:.1} TFLOP a rank, {time}", estimate.tokens)?;
     match (verdict.fits, machine.free) {
         (Some(true), Some(free)) => writeln!(out, "fits: {} free", readable_bytes(free)),
         (Some(false), Some(free)) => {
