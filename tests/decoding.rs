@@ -86,6 +86,42 @@ fn every_way_to_draft_writes_the_same_text() {
     }
 }
 
+/// What the target wrote once is proposed where it writes it again.
+#[test]
+fn a_datastore_proposes_what_other_texts_say() {
+    let shelf = Shelf::new();
+    let (store, target) = (shelf.path("store.jsonl"), shelf.path("target"));
+    let prompt = ["--prompt", "the cat", "--pace", "fixed", "--draft-len", "6"];
+    let plain = shelf.generate(&[&prompt[..], &["--no-draft"]].concat());
+    let rows = format!(
+        "{}\n{}\n",
+        json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a dog"}]}),
+        json!({"input_ids": plain["tokens"]})
+    );
+    std::fs::write(&store, rows).expect("file");
+    let lookup = shelf.generate(&[&prompt[..], &["--lookup"]].concat());
+    let with_store = shelf.generate(&[&prompt[..], &["--lookup", "--datastore", &store]].concat());
+    assert_eq!(with_store["tokens"], plain["tokens"]);
+    assert_eq!(with_store["lookup_share"], 1.0);
+    let rounds = |value: &Value| value["rounds"].as_u64().expect("rounds");
+    // 40 tokens, seven a round but for the first ones, that have nothing to look for.
+    assert!(rounds(&with_store) <= 9, "{with_store}");
+    assert!(rounds(&with_store) < rounds(&lookup), "{lookup}");
+
+    let common = ["generate", "--target", &target, "--prompt", "the cat"];
+    let refused = |more: &[&str], status| fail(&[&common[..], more].concat(), status);
+    assert!(refused(&["--datastore", &store], 2).contains("--lookup"));
+    let missing = shelf.path("missing.jsonl");
+    assert!(refused(&["--lookup", "--datastore", &missing], 1).contains("missing.jsonl"));
+    std::fs::write(&store, "{\"text\": \"a\"}\n{\"text\": }\n").expect("file");
+    let error = refused(&["--lookup", "--datastore", &store], 1);
+    assert!(error.contains("store.jsonl:2"), "{error}");
+    std::fs::write(&store, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n")
+        .expect("file");
+    let error = refused(&["--lookup", "--datastore", &store], 2);
+    assert!(error.contains("no row has an answer"), "{error}");
+}
+
 #[test]
 fn answers_end_where_they_are_told() {
     let shelf = Shelf::new();

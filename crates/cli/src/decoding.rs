@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Drafter, LookupDrafter, ReducedHead, drafter_of,
+    Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ReducedHead, drafter_of,
 };
 use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
 use longdraft_models::draft::glide::trained_for;
@@ -15,6 +15,7 @@ use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 
 use crate::cli::WeightDtype;
+use crate::datastore;
 use crate::failure::{Failure, Result};
 
 /// Arguments about drafting and verification.
@@ -29,6 +30,10 @@ pub(crate) struct DecodingArguments {
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "merge")]
     pub(crate) lookup: Option<LookupChoice>,
+    /// Lookup also looks in the answers of these rows, best the target's own to other prompts, as `data
+    /// regenerate` writes them. May be given several times.
+    #[arg(long, value_name = "FILE", requires = "lookup")]
+    pub(crate) datastore: Vec<PathBuf>,
     /// Tokens proposed per round.
     #[arg(long, default_value_t = 4)]
     pub(crate) draft_len: usize,
@@ -131,6 +136,7 @@ pub(crate) struct Models {
     pub(crate) tokenizer: TextTokenizer,
     pub(crate) draft: Option<AnyDraft>,
     head: Option<Arc<ReducedHead>>,
+    datastore: Option<Arc<Datastore>>,
 }
 
 impl DecodingArguments {
@@ -139,6 +145,7 @@ impl DecodingArguments {
         Self {
             draft: Some(draft.to_path_buf()),
             lookup: None,
+            datastore: Vec::new(),
             draft_len,
             tree: None,
             top_k: None,
@@ -182,7 +189,11 @@ impl DecodingArguments {
             Ok(Arc::new(ReducedHead::open(&target, &path, self.draft_vocab_size)?))
         });
         let head = head.transpose()?;
-        Ok(Models { target, tokenizer, draft, head })
+        let datastore = match &self.datastore[..] {
+            [] => None,
+            paths => Some(Arc::new(datastore::open(paths, &tokenizer)?)),
+        };
+        Ok(Models { target, tokenizer, draft, head, datastore })
     }
 
     /// The file that lists what a draft proposes, if that is not everything.
@@ -234,15 +245,16 @@ impl DecodingArguments {
             Some(draft) => Some(drafter_of(draft, &models.target, models.head.clone())?),
             None => None,
         };
+        let lookup = || LookupDrafter::new().with_datastore(models.datastore.clone());
         Ok(match (model, self.lookup) {
             (Some(model), Some(how)) => {
                 let combination = match how {
                     LookupChoice::Merge => Combination::Merge,
                     LookupChoice::Switch => Combination::Switch,
                 };
-                Some(Box::new(CombinedDrafter::new(model, combination)))
+                Some(Box::new(CombinedDrafter::new(model, lookup(), combination)))
             }
-            (None, Some(_)) => Some(Box::new(LookupDrafter::new())),
+            (None, Some(_)) => Some(Box::new(lookup())),
             (model, None) => model,
         })
     }
@@ -254,16 +266,19 @@ impl DecodingArguments {
             Some(LookupChoice::Switch) => "lookup (switched)",
             None => "",
         };
+        let store = models.datastore.as_ref().map(|store| datastore::describe(store));
+        let store = store.map_or_else(String::new, |store| format!(" in {store}"));
         let method = match (&models.draft, &models.head) {
             (Some(draft), Some(head)) => {
                 format!("{} with {} tokens", draft.method(), head.vocabulary().draft_size())
             }
             (Some(draft), None) => draft.method().to_owned(),
             (None, _) => {
-                return if self.lookup.is_some() { "lookup".into() } else { "none".into() };
+                let alone = if self.lookup.is_some() { "lookup" } else { "none" };
+                return format!("{alone}{store}");
             }
         };
-        if lookup.is_empty() { method } else { format!("{method} + {lookup}") }
+        if lookup.is_empty() { method } else { format!("{method} + {lookup}{store}") }
     }
 }
 

@@ -7,6 +7,7 @@
 mod cli;
 mod commands;
 mod configuration;
+mod datastore;
 mod decode_record;
 mod decoding;
 mod doctor;

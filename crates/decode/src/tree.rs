@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 
+use crate::drafter::MatchClass;
+
 /// Who proposed a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -38,9 +40,9 @@ pub struct TreeNode {
 /// What lookup proposed, and how far it held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookedUp {
-    /// Tokens that agreed.
-    pub matched: usize,
-    /// Tokens proposed behind them.
+    /// What was found.
+    pub class: MatchClass,
+    /// Tokens proposed.
     pub proposed: usize,
     /// Accepted ones among them.
     pub accepted: usize,
@@ -56,7 +58,7 @@ pub struct Tree {
     /// Whether siblings were drawn with replacement.
     replacement: bool,
     /// What lookup found, and the rows of it.
-    lookup: Option<(usize, Vec<usize>)>,
+    lookup: Option<(MatchClass, Vec<usize>)>,
 }
 
 impl Tree {
@@ -85,17 +87,17 @@ impl Tree {
         rows
     }
 
-    /// Adds what lookup found behind `matched` tokens that agree, as [`Self::insert_chain`].
-    pub fn insert_lookup(&mut self, matched: usize, tokens: &[TargetTokenId]) {
+    /// Adds what lookup found, as [`Self::insert_chain`].
+    pub fn insert_lookup(&mut self, class: MatchClass, tokens: &[TargetTokenId]) {
         let rows = self.insert_chain(tokens, Origin::Lookup);
-        self.lookup = Some((matched, rows)).filter(|(_, rows)| !rows.is_empty());
+        self.lookup = Some((class, rows)).filter(|(_, rows)| !rows.is_empty());
     }
 
     /// How far what lookup found holds along an accepted path.
     pub fn looked_up(&self, path: &[usize]) -> Option<LookedUp> {
-        let (matched, rows) = self.lookup.as_ref()?;
+        let (class, rows) = self.lookup.as_ref()?;
         let accepted = rows.iter().zip(path).take_while(|(row, accepted)| row == accepted).count();
-        Some(LookedUp { matched: *matched, proposed: rows.len(), accepted })
+        Some(LookedUp { class: *class, proposed: rows.len(), accepted })
     }
 
     /// Adds a certain child and returns its row; an equal certain sibling is that row.

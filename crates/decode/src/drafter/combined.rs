@@ -3,7 +3,7 @@
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Features, Tap};
 
-use super::lookup::Match;
+use super::lookup::{Match, MatchClass};
 use super::{DraftContext, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::Tree;
@@ -27,12 +27,16 @@ pub struct CombinedDrafter<'a> {
 }
 
 impl<'a> CombinedDrafter<'a> {
-    /// Match of lookup from which it replaces the model.
+    /// Match of lookup in the text from which it replaces the model.
     pub const LONG_MATCH: usize = 3;
 
     /// Adds lookup to a drafter.
-    pub fn new(model: Box<dyn Drafter + 'a>, combination: Combination) -> Self {
-        Self { model, lookup: LookupDrafter::new(), combination }
+    pub fn new(
+        model: Box<dyn Drafter + 'a>,
+        lookup: LookupDrafter,
+        combination: Combination,
+    ) -> Self {
+        Self { model, lookup, combination }
     }
 }
 
@@ -51,12 +55,13 @@ impl Drafter for CombinedDrafter<'_> {
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
-        let found = self.lookup.find(context.tokens, plan.shape.depth());
-        let found = found.map(|found| found.worthy(plan.worth.as_ref()));
+        let worth = plan.worth.as_ref();
+        let found = self.lookup.find(context.tokens, plan.shape.depth(), worth);
+        let found = found.map(|found| found.worthy(worth));
         let found = found.filter(|found| !found.continuation.is_empty());
-        let alone = found.as_ref().is_some_and(|found| {
-            self.combination == Combination::Switch && replaces(found, plan.worth.as_ref())
-        });
+        let alone = found
+            .as_ref()
+            .is_some_and(|found| self.combination == Combination::Switch && replaces(found, worth));
         let mut tree = if plan.paid && !alone {
             self.model.propose(context, plan)?
         } else {
@@ -64,7 +69,7 @@ impl Drafter for CombinedDrafter<'_> {
         };
         let merged = self.combination == Combination::Merge;
         if let Some(found) = found.filter(|_| merged || alone || !plan.paid) {
-            tree.insert_lookup(found.length, &found.continuation);
+            tree.insert_lookup(found.class, &found.continuation);
         }
         Ok(tree)
     }
@@ -74,7 +79,8 @@ impl Drafter for CombinedDrafter<'_> {
 /// measured, else it is long.
 fn replaces(found: &Match, worth: Option<&Worth>) -> bool {
     match worth {
-        None => found.length >= CombinedDrafter::LONG_MATCH,
-        Some(worth) => worth.lookup.along(found.length).next() >= Some(worth.first),
+        None => (CombinedDrafter::LONG_MATCH..=MatchClass::LONGEST_IN_TEXT)
+            .any(|length| found.class == MatchClass::of_text(length)),
+        Some(worth) => worth.lookup.first(found.class) >= worth.first,
     }
 }

@@ -127,7 +127,7 @@ fn certain(
             .iter()
             .map(|c| tree.push(nodes[c.of].row, c.token, c.log_prob, Origin::Draft))
             .collect();
-        if chosen.is_empty() || level + 1 == depth || !another_level(plan.worth, &chosen) {
+        if chosen.is_empty() || level + 1 == depth || !another_level(plan.worth.as_ref(), &chosen) {
             break;
         }
         nodes = read_level(model, context, &nodes, &chosen, &rows, &mut read)?;
@@ -154,12 +154,15 @@ fn dynamic(
             .map(|c| tree.push(nodes[c.of].row, c.token, c.log_prob, Origin::Draft))
             .collect();
         let frontier = &all[..width.min(all.len())];
-        if frontier.is_empty() || level + 1 == depth || !another_level(plan.worth, frontier) {
+        if frontier.is_empty()
+            || level + 1 == depth
+            || !another_level(plan.worth.as_ref(), frontier)
+        {
             break;
         }
         nodes = read_level(model, context, &nodes, frontier, &rows, &mut read)?;
     }
-    let worthy = plan.worth.map_or(budget, |worth| {
+    let worthy = plan.worth.as_ref().map_or(budget, |worth| {
         let worthy = |node: &&crate::tree::TreeNode| worth.chance(node.log_prob) >= worth.node;
         budget.min(tree.nodes().iter().filter(worthy).count())
     });
@@ -233,7 +236,7 @@ impl Worth {
 }
 
 /// Whether reading `frontier` promises enough.
-fn another_level(worth: Option<Worth>, frontier: &[Candidate]) -> bool {
+fn another_level(worth: Option<&Worth>, frontier: &[Candidate]) -> bool {
     worth.is_none_or(|worth| {
         let reached: f64 = frontier.iter().map(|c| worth.chance(c.log_prob)).sum();
         reached.min(1.0) >= worth.level

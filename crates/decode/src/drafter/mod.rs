@@ -24,7 +24,7 @@ use crate::tree::Tree;
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
-pub use lookup::{LookupChances, LookupDrafter, Match};
+pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
 pub use model::{DraftModel, ModelDrafter, Reading};
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;

@@ -3,7 +3,7 @@
 //! `plain`, a plain step; `row` and the base of a pass, a line fitted through passes of different
 //! sizes; `level`, one level of drafting.
 
-use crate::drafter::{LookupChances, Worth};
+use crate::drafter::{LookupChances, MatchClass, Worth};
 use crate::metrics::RoundRecord;
 use crate::tree::LookedUp;
 
@@ -18,7 +18,7 @@ const PRIOR_ROUNDS: f64 = 20.0;
 const PRIOR_ACCEPTANCE: f64 = 0.6;
 /// The same for what lookup finds.
 const PRIOR_LOOKUPS: f64 = 4.0;
-const PRIOR_OF_LOOKUPS: f64 = 0.5;
+const PRIOR_OF_DEEPER: f64 = 0.5;
 
 /// Who proposed what in a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -65,8 +65,8 @@ pub struct Costs {
     calibration: [Fading; 2],
     /// Accepted by tested at each depth.
     acceptance: Vec<Fading>,
-    /// Accepted by tested at each depth of lookups, by tokens that agreed.
-    lookups: [[Fading; LookupChances::DEPTHS]; LookupChances::LENGTHS],
+    /// Accepted by tested at each depth of lookups, by class.
+    lookups: [[Fading; LookupChances::DEPTHS]; MatchClass::COUNT],
     /// Seconds a committed token of drafted rounds.
     token: Fading,
 }
@@ -118,11 +118,18 @@ impl Costs {
             level: tokens_per_second * (level + row) / deeper,
             calibration: calibration.clamp(0.2, 3.0),
             first: accepted.unwrap_or(PRIOR_ACCEPTANCE),
-            lookup: LookupChances::new(
-                self.lookups
-                    .map(|depths| depths.map(|d| d.mean_with(PRIOR_LOOKUPS, PRIOR_OF_LOOKUPS))),
-            ),
+            lookup: self.of_lookups(),
         })
+    }
+
+    fn of_lookups(&self) -> LookupChances {
+        let chance = |class: MatchClass, depth: usize| {
+            // Behind a first token that held the next ones are as good as those of any class.
+            let prior = if depth == 0 { class.prior() } else { PRIOR_OF_DEEPER };
+            self.lookups[class.index()][depth].mean_with(PRIOR_LOOKUPS, prior)
+        };
+        let of_class = |class| std::array::from_fn(|depth| chance(class, depth));
+        LookupChances::new(MatchClass::ALL.map(of_class))
     }
 
     /// Depth of drawn chains with the best expected speed, `argmax E(k) / cost(k)`, at least 1.
@@ -177,7 +184,7 @@ impl Costs {
     }
 
     fn add_lookup(&mut self, lookup: Option<LookedUp>) {
-        let Some(LookedUp { matched, proposed, accepted }) = lookup else {
+        let Some(LookedUp { class, proposed, accepted }) = lookup else {
             // What failed for long gets another chance.
             for mean in self.lookups.as_flattened_mut() {
                 mean.sum *= MEMORY_OF_LOOKUPS;
@@ -185,7 +192,7 @@ impl Costs {
             }
             return;
         };
-        let depths = &mut self.lookups[LookupChances::row_of(matched)];
+        let depths = &mut self.lookups[class.index()];
         for (depth, mean) in
             depths[..(accepted + 1).min(proposed).min(LookupChances::DEPTHS)].iter_mut().enumerate()
         {

@@ -130,6 +130,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drafter::MatchClass;
     use crate::metrics::RoundSeconds;
     use crate::tree::LookedUp;
 
@@ -216,6 +217,7 @@ mod tests {
     fn lookup_goes_on_while_a_useless_draft_rests_and_is_cut_to_what_holds() {
         let mut pace = Pace::default();
         pace.begin();
+        let class = MatchClass::of_text(3);
         let (mut looked_up, mut drafted) = (0, 0);
         for _ in 0..200 {
             let mode = pace.mode();
@@ -225,10 +227,15 @@ mod tests {
             if mode != Mode::Plain {
                 // The first two tokens of what is found always hold, later ones never.
                 let kept = pace.costs().worth().map_or(6, |worth| {
-                    worth.lookup.along(3).take(6).take_while(|chance| *chance >= worth.node).count()
+                    worth
+                        .lookup
+                        .along(class)
+                        .take(6)
+                        .take_while(|chance| *chance >= worth.node)
+                        .count()
                 });
                 let accepted = kept.min(2);
-                let looked = LookedUp { matched: 3, proposed: kept, accepted };
+                let looked = LookedUp { class, proposed: kept, accepted };
                 (record.nodes, record.depth, record.accepted) = (kept, kept, accepted);
                 record.committed = accepted + 1;
                 record.seconds.verify += 0.1 * kept as f64;
@@ -242,7 +249,7 @@ mod tests {
             pace.add(mode, &record, &proposals);
         }
         let worth = pace.costs().worth().expect("measured");
-        let chances: Vec<f64> = worth.lookup.along(3).take(3).collect();
+        let chances: Vec<f64> = worth.lookup.along(class).take(3).collect();
         assert!(chances[1] > 0.7 && chances[2] < 0.3 * chances[1], "{chances:?}");
         assert!(looked_up > 250 && drafted < 40, "{looked_up} {drafted}");
     }

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Drafter, Eagle3Model, GlideModel, LookupDrafter, ModelDrafter,
-    ReducedHead,
+    Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model, GlideModel, LookupDrafter,
+    ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
@@ -87,16 +87,18 @@ pub(crate) enum Kind {
     GlideReduced,
     Eagle3,
     Lookup,
+    Datastore,
     Merged,
     MergedEagle3,
     Switched,
 }
 
-pub(crate) const KINDS: [Kind; 7] = [
+pub(crate) const KINDS: [Kind; 8] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
     Kind::Lookup,
+    Kind::Datastore,
     Kind::Merged,
     Kind::MergedEagle3,
     Kind::Switched,
@@ -109,7 +111,13 @@ pub(crate) fn drafter<'a>(
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
-    let combined = |model, combination| Box::new(CombinedDrafter::new(model, combination));
+    // Other texts in which tokens follow one another at random.
+    let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
+    let texts: Vec<Vec<u32>> = (0..60).map(text).collect();
+    let store = || Some(Arc::new(Datastore::new(texts.iter().map(Vec::as_slice))));
+    let lookup = || LookupDrafter::new().with_datastore(store());
+    let combined =
+        |model, combination| Box::new(CombinedDrafter::new(model, lookup(), combination));
     match kind {
         Kind::Glide => Box::new(ModelDrafter::new(glide())),
         Kind::GlideReduced => {
@@ -117,6 +125,7 @@ pub(crate) fn drafter<'a>(
         }
         Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
         Kind::Lookup => Box::new(LookupDrafter::new()),
+        Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
         Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, ModelDrafter, Plan, Reading,
+    Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, LookupDrafter, ModelDrafter,
+    Plan, Reading,
 };
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
@@ -159,7 +160,8 @@ fn compare(target: &Target, prompt: &[TargetTokenId]) {
     let plain = sample(target, None, &chain, prompt, 1);
     let again = smallest_p(&plain, &sample(target, None, &chain, prompt, 2));
     assert!(again > FLAG, "two plain samples are told apart: {again:e}");
-    let merged = || Box::new(CombinedDrafter::new(model(), Combination::Merge));
+    let merged =
+        || Box::new(CombinedDrafter::new(model(), LookupDrafter::new(), Combination::Merge));
     let tree = DraftShape::Sampled { children: vec![3, 2, 1] };
     let drafters: [(Box<dyn Drafter>, &DraftShape); 3] =
         [(model(), &chain), (model(), &tree), (merged(), &tree)];

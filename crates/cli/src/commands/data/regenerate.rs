@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let limit = arguments.limit.unwrap_or(usize::MAX);
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
-    // As stored or in f32: the answers are the same.
+    // As the file stores them: several times as fast as in f32.
     let options = TargetOptions { quantised: true, ..TargetOptions::default() };
     let target = Target::open(&arguments.target, &options)?;
     let draft = arguments.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;

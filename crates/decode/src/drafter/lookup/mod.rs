@@ -1,7 +1,12 @@
-//! Prompt lookup: what followed the last few tokens when they stood there before (Saxena 2023).
-//! Free, deterministic given the text, good where answers repeat it.
+//! Prompt lookup: what followed the last few tokens when they stood there before (Saxena 2023), in the
+//! text itself or in a [`Datastore`]. Free, deterministic given the text, good where answers repeat it
+//! or one another.
+
+mod chances;
+mod datastore;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 
@@ -9,9 +14,12 @@ use super::{DraftContext, Drafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::Tree;
 
-/// Longest and shortest run of tokens that is looked for.
-const LONGEST: usize = 4;
-const SHORTEST: usize = 2;
+pub use chances::{LookupChances, MatchClass};
+pub use datastore::Datastore;
+
+/// Shortest and longest run of tokens that is looked for in the text.
+const SHORTEST: usize = MatchClass::SHORTEST;
+const LONGEST: usize = MatchClass::LONGEST_IN_TEXT;
 
 /// An index of the text's short runs, one update a token.
 #[derive(Debug, Default)]
@@ -22,46 +30,16 @@ pub struct LookupDrafter {
     ends: HashMap<Vec<TargetTokenId>, usize>,
     /// Runs that end before this index are in `ends`.
     indexed: usize,
+    datastore: Option<Arc<Datastore>>,
 }
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    /// Tokens that agree.
-    pub length: usize,
+    /// Where, and behind how many tokens that agree.
+    pub class: MatchClass,
     /// What followed them.
     pub continuation: Vec<TargetTokenId>,
-}
-
-/// How often a token that lookup found holds where all before it did, by tokens that agreed and
-/// depth.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LookupChances([[f64; Self::DEPTHS]; Self::LENGTHS]);
-
-impl LookupChances {
-    /// Depths that are told apart; deeper ones count as the last.
-    pub const DEPTHS: usize = 6;
-    /// Lengths of matches.
-    pub const LENGTHS: usize = LONGEST - SHORTEST + 1;
-
-    /// From rows by [`Self::row_of`] a match's length.
-    pub fn new(chances: [[f64; Self::DEPTHS]; Self::LENGTHS]) -> Self {
-        Self(chances)
-    }
-
-    /// Where a match of this length is counted.
-    pub fn row_of(matched: usize) -> usize {
-        matched.clamp(SHORTEST, LONGEST) - SHORTEST
-    }
-
-    /// Chances that the first, the first two, ... tokens behind a match hold.
-    pub fn along(&self, matched: usize) -> impl Iterator<Item = f64> {
-        let chances = self.0[Self::row_of(matched)];
-        (0..).scan(1.0, move |path, depth: usize| {
-            *path *= chances[depth.min(Self::DEPTHS - 1)];
-            Some(*path)
-        })
-    }
 }
 
 impl Match {
@@ -69,10 +47,15 @@ impl Match {
     #[must_use]
     pub fn worthy(mut self, worth: Option<&Worth>) -> Self {
         if let Some(worth) = worth {
-            let chances = worth.lookup.along(self.length).take(self.continuation.len());
+            let chances = worth.lookup.along(self.class).take(self.continuation.len());
             self.continuation.truncate(chances.take_while(|chance| *chance >= worth.node).count());
         }
         self
+    }
+
+    /// The chance of its first token, as measured or as assumed.
+    fn chance(&self, worth: Option<&Worth>) -> f64 {
+        worth.map_or(self.class.prior(), |worth| worth.lookup.first(self.class))
     }
 }
 
@@ -82,14 +65,36 @@ impl LookupDrafter {
         Self::default()
     }
 
-    /// What followed the newest earlier place of the longest run that ends the text, at most
-    /// `count` tokens.
-    pub fn find(&mut self, tokens: &[TargetTokenId], count: usize) -> Option<Match> {
+    /// Looks in other texts, too.
+    #[must_use]
+    pub fn with_datastore(self, datastore: Option<Arc<Datastore>>) -> Self {
+        Self { datastore, ..self }
+    }
+
+    /// The match in the text or in the datastore whose first token holds more often, at most `count`
+    /// tokens; where it is the same, that in the text.
+    pub fn find(
+        &mut self,
+        tokens: &[TargetTokenId],
+        count: usize,
+        worth: Option<&Worth>,
+    ) -> Option<Match> {
+        let in_text = self.find_in_text(tokens, count);
+        let in_store = self.datastore.as_ref().and_then(|store| store.find(tokens, count));
+        match (in_text, in_store) {
+            (Some(text), Some(store)) if store.chance(worth) > text.chance(worth) => Some(store),
+            (text, store) => text.or(store),
+        }
+    }
+
+    /// What followed the newest earlier place of the longest run that ends the text.
+    fn find_in_text(&mut self, tokens: &[TargetTokenId], count: usize) -> Option<Match> {
         self.update(tokens);
         (SHORTEST..=LONGEST.min(tokens.len())).rev().find_map(|length| {
             let end = *self.ends.get(&tokens[tokens.len() - length..])?;
             let continuation = tokens[end..].iter().copied().take(count).collect::<Vec<_>>();
-            (!continuation.is_empty()).then_some(Match { length, continuation })
+            let class = MatchClass::of_text(length);
+            (!continuation.is_empty()).then_some(Match { class, continuation })
         })
     }
 
@@ -113,15 +118,16 @@ impl LookupDrafter {
 
 impl Drafter for LookupDrafter {
     fn begin(&mut self, _kept: usize) -> Result<()> {
-        *self = Self::default();
+        *self = Self::default().with_datastore(self.datastore.take());
         Ok(())
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
-        if let Some(found) = self.find(context.tokens, plan.shape.depth()) {
-            let found = found.worthy(plan.worth.as_ref());
-            tree.insert_lookup(found.length, &found.continuation);
+        let worth = plan.worth.as_ref();
+        if let Some(found) = self.find(context.tokens, plan.shape.depth(), worth) {
+            let found = found.worthy(worth);
+            tree.insert_lookup(found.class, &found.continuation);
         }
         Ok(tree)
     }
@@ -135,9 +141,12 @@ mod tests {
         ids.iter().map(|id| TargetTokenId(*id)).collect()
     }
 
+    /// Tokens that agree and what followed.
     fn find(ids: &[u32], count: usize) -> Option<(usize, Vec<u32>)> {
-        let found = LookupDrafter::new().find(&tokens(ids), count)?;
-        Some((found.length, found.continuation.iter().map(|token| token.0).collect()))
+        let found = LookupDrafter::new().find(&tokens(ids), count, None)?;
+        let of_length = |length: &usize| MatchClass::of_text(*length) == found.class;
+        let length = (SHORTEST..=LONGEST).find(of_length).expect("in the text");
+        Some((length, found.continuation.iter().map(|token| token.0).collect()))
     }
 
     #[test]
@@ -156,11 +165,12 @@ mod tests {
 
     #[test]
     fn what_rarely_holds_is_cut() {
-        let mut chances = [[0.5; LookupChances::DEPTHS]; LookupChances::LENGTHS];
-        chances[LookupChances::row_of(4)] = [0.9; LookupChances::DEPTHS];
+        let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
+        chances[MatchClass::of_text(4).index()] = [0.9; LookupChances::DEPTHS];
         let lookup = LookupChances::new(chances);
         let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, first: 0.5, lookup };
-        let found = |length| Match { length, continuation: tokens(&[7; 30]) };
+        let found =
+            |length| Match { class: MatchClass::of_text(length), continuation: tokens(&[7; 30]) };
         let kept = |length| found(length).worthy(Some(&worth)).continuation.len();
         // 0.5 ^ 2 and 0.9 ^ 15 are above 0.2, the next powers below.
         assert_eq!([2, 3, 4, 9].map(kept), [2, 2, 15, 15]);
@@ -172,10 +182,30 @@ mod tests {
         let text = tokens(&[1, 2, 3, 1, 2, 4, 1, 2]);
         let mut lookup = LookupDrafter::new();
         for end in 1..=text.len() {
-            let fresh = LookupDrafter::new().find(&text[..end], 3);
-            assert_eq!(lookup.find(&text[..end], 3), fresh, "{end} tokens");
+            let fresh = LookupDrafter::new().find(&text[..end], 3, None);
+            assert_eq!(lookup.find(&text[..end], 3, None), fresh, "{end} tokens");
         }
         let other = tokens(&[4, 1, 2, 9, 4, 1]);
-        assert_eq!(lookup.find(&other, 3), LookupDrafter::new().find(&other, 3));
+        assert_eq!(lookup.find(&other, 3, None), LookupDrafter::new().find(&other, 3, None));
+    }
+
+    #[test]
+    fn the_datastore_is_asked_too_and_stays_for_the_next_request() {
+        let store = Arc::new(Datastore::new([&[1, 2, 3, 7, 8][..], &[1, 2, 3, 7, 9], &[4, 5, 6]]));
+        let mut lookup = LookupDrafter::new().with_datastore(Some(store));
+        let mut next = |ids: &[u32], worth: Option<&Worth>| {
+            lookup.begin(0).expect("begun");
+            let found = lookup.find(&tokens(ids), 2, worth)?;
+            Some(found.continuation.iter().map(|token| token.0).collect::<Vec<_>>())
+        };
+        assert_eq!(next(&[0, 4, 5], None), Some(vec![6]));
+        // The same is assumed of both: the text's own comes first, until the other is better.
+        let text = [1, 2, 3, 9, 9, 1, 2, 3];
+        assert_eq!(next(&text, None), Some(vec![9, 9]));
+        let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
+        chances[MatchClass::of_datastore(3, 2, 1.0).index()][0] = 0.6;
+        let lookup = LookupChances::new(chances);
+        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, first: 0.5, lookup };
+        assert_eq!(next(&text, Some(&worth)), Some(vec![7, 8]));
     }
 }

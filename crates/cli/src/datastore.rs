@@ -1,0 +1,63 @@
+//! Texts that lookup looks in, from files of rows.
+
+use std::path::PathBuf;
+
+use longdraft_data::source::{Row, read_rows};
+use longdraft_data::template::conversation::Conversation;
+use longdraft_data::template::{Example, Template};
+use longdraft_decode::drafter::Datastore;
+use longdraft_models::tokenizer::TextTokenizer;
+use rayon::prelude::*;
+use serde_json::Value;
+
+use crate::failure::{Failure, Result};
+
+/// Orders the answers of all rows: the assistant's turns of conversations, texts as they are.
+pub(crate) fn open(paths: &[PathBuf], tokenizer: &TextTokenizer) -> Result<Datastore> {
+    let mut texts = Vec::new();
+    for path in paths {
+        let before = texts.len();
+        for row in read_rows(path)? {
+            texts.extend(answers(row?.parse()?)?);
+        }
+        if texts.len() == before {
+            return Err(Failure::usage(format!("{}: no row has an answer", path.display()))
+                .hint("`longdraft data regenerate` has the target write some"));
+        }
+    }
+    let encode = |text: Text| match text {
+        Text::Words(text) => Ok(tokenizer.encode(&text)?.ids),
+        Text::Tokens(ids) => Ok(ids),
+    };
+    let texts = texts.into_par_iter().map(encode).collect::<Result<Vec<_>>>()?;
+    Ok(Datastore::new(texts.iter().map(Vec::as_slice)))
+}
+
+enum Text {
+    Words(String),
+    Tokens(Vec<u32>),
+}
+
+fn answers(mut row: Row) -> Result<Vec<Text>> {
+    let template = Template::detect(&row.fields).map_err(|problem| row.problem(problem))?;
+    Ok(match template.example(&mut row)? {
+        Example::Plain { mut text, answer } => vec![Text::Words(text.split_off(answer))],
+        Example::Tokens { ids, .. } => vec![Text::Tokens(ids)],
+        Example::Chat(conversation) => turns(&conversation),
+    })
+}
+
+fn turns(conversation: &Conversation) -> Vec<Text> {
+    let of_assistant = |message: &usize| conversation.role(*message) == "assistant";
+    let turns = (0..conversation.messages.len()).filter(of_assistant);
+    let text = |message: usize| match conversation.messages[message].get("content") {
+        Some(Value::String(text)) if !text.is_empty() => Some(Text::Words(text.clone())),
+        _ => None,
+    };
+    turns.filter_map(text).collect()
+}
+
+/// How a report names it.
+pub(crate) fn describe(datastore: &Datastore) -> String {
+    format!("{} tokens of other texts", datastore.len())
+}
