@@ -120,6 +120,9 @@ fn a_datastore_proposes_what_other_texts_say() {
         .expect("file");
     let error = refused(&["--lookup", "--datastore", &store], 2);
     assert!(error.contains("no row has an answer"), "{error}");
+    std::fs::write(&store, "{\"input_ids\": [1, 2, 99999999]}\n").expect("file");
+    let error = refused(&["--lookup", "--datastore", &store], 1);
+    assert!(error.contains("store.jsonl:1") && error.contains("token 99999999"), "{error}");
 }
 
 #[test]

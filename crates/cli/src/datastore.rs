@@ -12,13 +12,18 @@ use serde_json::Value;
 
 use crate::failure::{Failure, Result};
 
-/// Orders the answers of all rows: the assistant's turns of conversations, texts as they are.
-pub(crate) fn open(paths: &[PathBuf], tokenizer: &TextTokenizer) -> Result<Datastore> {
+/// Orders the answers of all rows: the assistant's turns of conversations, texts as they are. Tokens are
+/// below `vocabulary`.
+pub(crate) fn open(
+    paths: &[PathBuf],
+    tokenizer: &TextTokenizer,
+    vocabulary: usize,
+) -> Result<Datastore> {
     let mut texts = Vec::new();
     for path in paths {
         let before = texts.len();
         for row in read_rows(path)? {
-            texts.extend(answers(row?.parse()?)?);
+            texts.extend(answers(row?.parse()?, vocabulary)?);
         }
         if texts.len() == before {
             return Err(Failure::usage(format!("{}: no row has an answer", path.display()))
@@ -30,6 +35,12 @@ pub(crate) fn open(paths: &[PathBuf], tokenizer: &TextTokenizer) -> Result<Datas
         Text::Tokens(ids) => Ok(ids),
     };
     let texts = texts.into_par_iter().map(encode).collect::<Result<Vec<_>>>()?;
+    // Every text takes a place more, for its end.
+    let tokens: usize = texts.iter().map(|text| text.len() + 1).sum();
+    if u32::try_from(tokens).is_err() {
+        return Err(Failure::usage(format!("--datastore: {tokens} tokens"))
+            .hint("give fewer rows: at most 4.2 billion tokens"));
+    }
     Ok(Datastore::new(texts.iter().map(Vec::as_slice)))
 }
 
@@ -38,11 +49,17 @@ enum Text {
     Tokens(Vec<u32>),
 }
 
-fn answers(mut row: Row) -> Result<Vec<Text>> {
+fn answers(mut row: Row, vocabulary: usize) -> Result<Vec<Text>> {
     let template = Template::detect(&row.fields).map_err(|problem| row.problem(problem))?;
     Ok(match template.example(&mut row)? {
         Example::Plain { mut text, answer } => vec![Text::Words(text.split_off(answer))],
-        Example::Tokens { ids, .. } => vec![Text::Tokens(ids)],
+        Example::Tokens { ids, .. } => match ids.iter().find(|id| **id as usize >= vocabulary) {
+            None => vec![Text::Tokens(ids)],
+            Some(id) => {
+                let problem = format!("token {id} is none of the target's {vocabulary}");
+                return Err(row.problem(problem).into());
+            }
+        },
         Example::Chat(conversation) => turns(&conversation),
     })
 }

@@ -191,7 +191,10 @@ impl DecodingArguments {
         let head = head.transpose()?;
         let datastore = match &self.datastore[..] {
             [] => None,
-            paths => Some(Arc::new(datastore::open(paths, &tokenizer)?)),
+            paths => {
+                let vocabulary = target.config().vocab_size;
+                Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
+            }
         };
         Ok(Models { target, tokenizer, draft, head, datastore })
     }

@@ -46,10 +46,7 @@ impl Match {
     /// The tokens that are worth their rows of the target's pass.
     #[must_use]
     pub fn worthy(mut self, worth: Option<&Worth>) -> Self {
-        if let Some(worth) = worth {
-            let chances = worth.lookup.along(self.class).take(self.continuation.len());
-            self.continuation.truncate(chances.take_while(|chance| *chance >= worth.node).count());
-        }
+        self.continuation.truncate(worthy(self.class, self.continuation.len(), worth));
         self
     }
 
@@ -57,6 +54,13 @@ impl Match {
     fn chance(&self, worth: Option<&Worth>) -> f64 {
         worth.map_or(self.class.prior(), |worth| worth.lookup.first(self.class))
     }
+}
+
+/// Of so many tokens that were found those that are worth their rows.
+fn worthy(class: MatchClass, count: usize, worth: Option<&Worth>) -> usize {
+    worth.map_or(count, |worth| {
+        worth.lookup.along(class).take(count).take_while(|chance| *chance >= worth.node).count()
+    })
 }
 
 impl LookupDrafter {
@@ -72,7 +76,8 @@ impl LookupDrafter {
     }
 
     /// The match in the text or in the datastore whose first token holds more often, at most `count`
-    /// tokens; where it is the same, that in the text.
+    /// tokens; where it is the same, that in the text. Of the datastore's, those that are worth their
+    /// rows.
     pub fn find(
         &mut self,
         tokens: &[TargetTokenId],
@@ -80,7 +85,9 @@ impl LookupDrafter {
         worth: Option<&Worth>,
     ) -> Option<Match> {
         let in_text = self.find_in_text(tokens, count);
-        let in_store = self.datastore.as_ref().and_then(|store| store.find(tokens, count));
+        let store = self.datastore.as_ref();
+        let in_store = store.and_then(|s| s.find(tokens, |class| worthy(class, count, worth)));
+        let in_store = in_store.filter(|found| !found.continuation.is_empty());
         match (in_text, in_store) {
             (Some(text), Some(store)) if store.chance(worth) > text.chance(worth) => Some(store),
             (text, store) => text.or(store),
