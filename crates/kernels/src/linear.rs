@@ -9,6 +9,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::composed::{FULL_ROWS, differentiable};
+use crate::cuda::exactly;
+use crate::cuda::linear::{Addend as OnGpu, few_rows};
 use crate::dispatch::{Products, fused, products_of};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
 use crate::storage::{f32_slice, with_f32};
@@ -53,10 +55,17 @@ pub fn linear_onto(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
+    let (rows, inputs) = x.dims2()?;
+    if bias.is_none()
+        && residual.dims() == [rows, weight.dim(0)?]
+        && weight.dim(1)? == inputs
+        && let Some([out]) = on_gpu(x, [(weight, OnGpu::Residual(residual))])?
+    {
+        return Ok(out);
+    }
     if bias.is_some() || !fused(&[x]) {
         return residual + linear(x, weight, bias)?;
     }
-    let (rows, inputs) = x.dims2()?;
     if weight.dims2()?.1 != inputs || residual.dims() != [rows, weight.dim(0)?] {
         bail!(
             "linear: input {:?} and residual {:?} do not fit weight {:?}",
@@ -136,10 +145,10 @@ fn product_in(
     let (rows, _) = x.dims2()?;
     let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
     let (want_x, want_weight) = (x.track_op(), weight.track_op());
-    let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
-    if short && let Some(out) = crate::cuda::linear::few_rows(x, weight)? {
-        return with_bias(out, bias);
+    if let Some([out]) = on_gpu(x, [(weight, OnGpu::bias(bias))])? {
+        return Ok(out);
     }
+    let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
     let factor = as_factor(x)?;
     let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
     let out = factor.matmul(&as_factor(weight)?.t()?)?;
@@ -161,6 +170,14 @@ fn product_in(
         Ok([dx, dw, None])
     })?;
     with_bias(out, bias)
+}
+
+/// Products of few rows by our own kernel, where it takes them; sizes fit.
+pub(crate) fn on_gpu<const N: usize>(
+    x: &Tensor,
+    maps: [(&Tensor, OnGpu<'_>); N],
+) -> Result<Option<[Tensor; N]>> {
+    few_rows(x, &maps)?.map(exactly).transpose()
 }
 
 fn with_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

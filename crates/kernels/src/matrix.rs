@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 
+use crate::cuda::exactly;
+use crate::cuda::linear::{Addend, few_rows};
 use crate::dispatch::fused;
 use crate::gemm::{BLOCK, Blocks, GROUP, Mat, Product, Right, matmul_each, side_by_side};
 use crate::linear::{Weight, linear, linear_onto};
@@ -255,6 +257,9 @@ pub fn linear_each<const N: usize>(
         bias.is_none_or(|b| b.dtype() == DType::F32)
             && matrix.dense().is_none_or(|w| !w.track_op() && w.is_contiguous())
     };
+    if let Some(outputs) = each_on_gpu(x, &maps)? {
+        return Ok(outputs);
+    }
     let together = fused(&[x]) && !x.track_op() && maps.iter().all(|(w, bias)| simple(w, *bias));
     let outputs = if together {
         frozen_each(x, &maps)?
@@ -271,6 +276,24 @@ pub fn linear_each<const N: usize>(
         maps.iter().map(alone).collect::<Result<Vec<_>>>()?
     };
     outputs.try_into().map_err(|_| candle_core::Error::Msg("linear: an output a map".into()))
+}
+
+/// One start for all maps, where our kernel for GPUs takes them.
+fn each_on_gpu<const N: usize>(
+    x: &Tensor,
+    maps: &[(&Matrix, Option<&Tensor>); N],
+) -> Result<Option<[Tensor; N]>> {
+    let (_, inputs) = x.dims2()?;
+    let dense = maps.iter().filter_map(|(matrix, bias)| {
+        let weight = matrix.dense()?;
+        let fits = weight.dims().get(1) == Some(&inputs)
+            && bias.is_none_or(|bias| bias.dims() == &weight.dims()[..1]);
+        fits.then(|| (weight, Addend::bias(*bias)))
+    });
+    match <[_; N]>::try_from(dense.collect::<Vec<_>>()) {
+        Ok(maps) => few_rows(x, &maps)?.map(exactly).transpose(),
+        Err(_) => Ok(None),
+    }
 }
 
 fn widens(x: &Tensor) -> bool {

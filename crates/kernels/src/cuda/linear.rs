@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{Launch, Program, exactly, takes};
+use super::{Argument, Launch, Program, takes};
+use crate::composed::FULL_ROWS;
 
 static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("linear", include_str!("linear.cu"), &[]));
@@ -15,33 +16,94 @@ const THREADS: usize = 128;
 const ROWS: usize = 8;
 const OUTPUTS: usize = 4;
 
-/// `x Wᵀ` of `[R, I]` and `[O, I]` in f32; `None` where the library has to do it. A row's bits do not
-/// depend on the rows beside it.
+/// What is added to a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Addend<'a> {
+    None,
+    /// `[O]`, to every row.
+    Bias(&'a Tensor),
+    /// `[R, O]`
+    Residual(&'a Tensor),
+}
+
+impl<'a> Addend<'a> {
+    pub(crate) fn bias(bias: Option<&'a Tensor>) -> Self {
+        bias.map_or(Self::None, Self::Bias)
+    }
+
+    /// The kernel's number for it.
+    fn kind(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Bias(_) => 1,
+            Self::Residual(_) => 2,
+        }
+    }
+
+    fn tensor(self) -> Option<&'a Tensor> {
+        match self {
+            Self::None => None,
+            Self::Bias(tensor) | Self::Residual(tensor) => Some(tensor),
+        }
+    }
+}
+
+/// Most products of one start.
+const MOST: usize = 3;
+
+/// `x Wᵀ + addend` of `[R, I]` and every `[O, I]` in f32, in one start; `None` where the library has to do
+/// it: nothing may train, rows be [`FULL_ROWS`] or more, matrices be more than three or of another type. A
+/// row's bits do not depend on the rows beside it.
 ///
 /// # Errors
 /// - the kernel cannot be compiled or started
-pub(crate) fn few_rows(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
-    let ((rows, inputs), outputs) = (x.dims2()?, weight.dim(0)?);
-    let kernel = match weight.dtype() {
-        DType::F32 => "few_rows_f32",
-        DType::BF16 => "few_rows_bf16",
+pub(crate) fn few_rows(x: &Tensor, maps: &[(&Tensor, Addend<'_>)]) -> Result<Option<Vec<Tensor>>> {
+    let (rows, inputs) = x.dims2()?;
+    let addends = maps.iter().filter_map(|(_, addend)| addend.tensor());
+    let mut all = maps.iter().map(|(weight, _)| *weight).chain(addends).chain([x]);
+    let dtype = maps.first().map(|(weight, _)| weight.dtype());
+    let kernel = match dtype {
+        Some(DType::F32) => "few_rows_f32",
+        Some(DType::BF16) => "few_rows_bf16",
         _ => return Ok(None),
     };
-    if !takes(&[x]) || inputs == 0 || !inputs.is_multiple_of(2) || !weight.is_contiguous() {
+    let fits = |(weight, addend): &(&Tensor, Addend<'_>)| {
+        weight.is_contiguous()
+            && Some(weight.dtype()) == dtype
+            && addend.tensor().is_none_or(|t| t.is_contiguous() && t.dtype() == DType::F32)
+    };
+    if !(1..FULL_ROWS).contains(&rows)
+        || maps.len() > MOST
+        || all.any(Tensor::track_op)
+        || !takes(&[x])
+        || inputs == 0
+        || !inputs.is_multiple_of(2)
+        || !maps.iter().all(fits)
+    {
         return Ok(None);
     }
-    let (x, weight) = (x.detach().contiguous()?, weight.detach());
+    let x = x.contiguous()?;
+    let mut arguments: Vec<Argument<'_>> = vec![(&x).into(), rows.into(), inputs.into()];
+    let (mut results, mut groups) = (Vec::new(), 0);
+    for (weight, addend) in maps {
+        let outputs = weight.dim(0)?;
+        let added = addend.tensor().unwrap_or(&x);
+        let own: [Argument<'_>; 4] =
+            [(*weight).into(), added.into(), addend.kind().into(), outputs.into()];
+        arguments.extend(own);
+        results.push(Shape::from((rows, outputs)));
+        groups += outputs.div_ceil(OUTPUTS);
+    }
     let launch = Launch {
         program: &PROGRAM,
-        kernel,
-        grid: [outputs.div_ceil(THREADS / 32 * OUTPUTS), rows.div_ceil(ROWS), 1],
+        kernel: &format!("{kernel}_{}", maps.len()),
+        grid: [groups.div_ceil(THREADS / 32), rows.div_ceil(ROWS), 1],
         threads: THREADS,
         memory: 0,
-        arguments: &[(&x).into(), (&weight).into(), rows.into(), inputs.into(), outputs.into()],
-        results: &[Shape::from((rows, outputs))],
+        arguments: &arguments,
+        results: &results,
     };
-    let [out] = exactly(launch.run(x.device())?)?;
-    Ok(Some(out))
+    launch.run(x.device()).map(Some)
 }
 
 #[cfg(test)]
@@ -49,7 +111,8 @@ mod tests {
     use candle_core::{DType, Result, Tensor};
 
     use super::super::emulator::emulated;
-    use crate::linear::linear;
+    use crate::linear::{linear, linear_onto};
+    use crate::matrix::{Matrix, linear_each};
     use crate::test_support::{Noise, assert_close};
 
     #[test]
@@ -71,6 +134,37 @@ mod tests {
                     let alone = emulated(|| linear(&one, &weight, Some(&bias)))?;
                     assert_eq!(bits(&alone)?, bits(&own.narrow(0, row, 1)?)?, "row {row}");
                 }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn several_products_and_additions_of_one_start_have_the_bits_of_single_ones() -> Result<()> {
+        let mut noise = Noise::new(9);
+        for (rows, sizes) in [(1, [8, 3, 5]), (5, [33, 4, 7]), (9, [4, 16, 1])] {
+            let x = noise.tensor(&[rows, 64]);
+            for dtype in [DType::F32, DType::BF16] {
+                let weights = sizes.map(|size| noise.tensor(&[size, 64]).to_dtype(dtype));
+                let weights = weights.into_iter().collect::<Result<Vec<_>>>()?;
+                let matrices: Vec<Matrix> = weights.iter().cloned().map(Matrix::Dense).collect();
+                let bias = noise.tensor(&[sizes[1]]);
+                let maps =
+                    [(&matrices[0], None), (&matrices[1], Some(&bias)), (&matrices[2], None)];
+                let together = emulated(|| linear_each(&x, maps))?;
+                for (i, own) in together.iter().enumerate() {
+                    let plain = emulated(|| linear(&x, &weights[i], None))?;
+                    let plain = if i == 1 { plain.broadcast_add(&bias)? } else { plain };
+                    assert_eq!(
+                        own.to_vec2::<f32>()?,
+                        plain.to_vec2::<f32>()?,
+                        "{i} of {rows} rows"
+                    );
+                }
+                let residual = noise.tensor(&[rows, sizes[0]]);
+                let onto = emulated(|| linear_onto(&residual, &x, &weights[0], None))?;
+                let plain = (&residual + emulated(|| linear(&x, &weights[0], None))?)?;
+                assert_eq!(onto.to_vec2::<f32>()?, plain.to_vec2::<f32>()?);
             }
         }
         Ok(())
