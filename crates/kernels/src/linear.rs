@@ -9,7 +9,6 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::composed::{FULL_ROWS, differentiable};
-use crate::cuda::exactly;
 use crate::cuda::linear::{Addend as OnGpu, few_rows};
 use crate::dispatch::{Products, fused, products_of};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
@@ -59,7 +58,7 @@ pub fn linear_onto(
     if bias.is_none()
         && residual.dims() == [rows, weight.dim(0)?]
         && weight.dim(1)? == inputs
-        && let Some([out]) = on_gpu(x, [(weight, OnGpu::Residual(residual))])?
+        && let Some([out]) = few_rows(x, &[(weight, OnGpu::Residual(residual))])?
     {
         return Ok(out);
     }
@@ -145,7 +144,7 @@ fn product_in(
     let (rows, _) = x.dims2()?;
     let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
     let (want_x, want_weight) = (x.track_op(), weight.track_op());
-    if let Some([out]) = on_gpu(x, [(weight, OnGpu::bias(bias))])? {
+    if let Some([out]) = few_rows(x, &[(weight, OnGpu::bias(bias))])? {
         return Ok(out);
     }
     let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
@@ -170,14 +169,6 @@ fn product_in(
         Ok([dx, dw, None])
     })?;
     with_bias(out, bias)
-}
-
-/// Products of few rows by our own kernel, where it takes them; sizes fit.
-pub(crate) fn on_gpu<const N: usize>(
-    x: &Tensor,
-    maps: [(&Tensor, OnGpu<'_>); N],
-) -> Result<Option<[Tensor; N]>> {
-    few_rows(x, &maps)?.map(exactly).transpose()
 }
 
 fn with_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

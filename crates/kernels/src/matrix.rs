@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 
-use crate::cuda::exactly;
 use crate::cuda::linear::{Addend, few_rows};
 use crate::dispatch::fused;
 use crate::gemm::{BLOCK, Blocks, GROUP, Mat, Product, Right, matmul_each, side_by_side};
@@ -291,7 +290,7 @@ fn each_on_gpu<const N: usize>(
         fits.then(|| (weight, Addend::bias(*bias)))
     });
     match <[_; N]>::try_from(dense.collect::<Vec<_>>()) {
-        Ok(maps) => few_rows(x, &maps)?.map(exactly).transpose(),
+        Ok(maps) => few_rows(x, &maps),
         Err(_) => Ok(None),
     }
 }

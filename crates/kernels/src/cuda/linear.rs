@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, takes};
+use super::{Argument, Launch, Program, exactly, takes};
 use crate::composed::FULL_ROWS;
 
 static PROGRAM: LazyLock<Program> =
@@ -57,7 +57,10 @@ const MOST: usize = 3;
 ///
 /// # Errors
 /// - the kernel cannot be compiled or started
-pub(crate) fn few_rows(x: &Tensor, maps: &[(&Tensor, Addend<'_>)]) -> Result<Option<Vec<Tensor>>> {
+pub(crate) fn few_rows<const N: usize>(
+    x: &Tensor,
+    maps: &[(&Tensor, Addend<'_>); N],
+) -> Result<Option<[Tensor; N]>> {
     let (rows, inputs) = x.dims2()?;
     let addends = maps.iter().filter_map(|(_, addend)| addend.tensor());
     let mut all = maps.iter().map(|(weight, _)| *weight).chain(addends).chain([x]);
@@ -73,7 +76,7 @@ pub(crate) fn few_rows(x: &Tensor, maps: &[(&Tensor, Addend<'_>)]) -> Result<Opt
             && addend.tensor().is_none_or(|t| t.is_contiguous() && t.dtype() == DType::F32)
     };
     if !(1..FULL_ROWS).contains(&rows)
-        || maps.len() > MOST
+        || N > MOST
         || all.any(Tensor::track_op)
         || !takes(&[x])
         || inputs == 0
@@ -96,14 +99,14 @@ pub(crate) fn few_rows(x: &Tensor, maps: &[(&Tensor, Addend<'_>)]) -> Result<Opt
     }
     let launch = Launch {
         program: &PROGRAM,
-        kernel: &format!("{kernel}_{}", maps.len()),
+        kernel: &format!("{kernel}_{N}"),
         grid: [groups.div_ceil(THREADS / 32), rows.div_ceil(ROWS), 1],
         threads: THREADS,
         memory: 0,
         arguments: &arguments,
         results: &results,
     };
-    launch.run(x.device()).map(Some)
+    exactly(launch.run(x.device())?).map(Some)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ const SAMPLE: usize = 32;
 const END: u32 = u32::MAX;
 
 /// Texts with all their places in the order of what follows (a suffix array), and where in it every pair
-/// of tokens begins and ends: 8 bytes a token and some 30 a pair. A search takes some microseconds.
+/// of tokens begins and ends: 8 bytes a token and some 30 a pair.
 #[derive(Debug)]
 pub struct Datastore {
     tokens: Vec<u32>,
