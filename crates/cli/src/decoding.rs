@@ -306,7 +306,7 @@ pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<AnyDraft> {
     if let Some(fingerprint) = trained_for(path)
         && fingerprint != target.fingerprint()
     {
-        eprintln!(
+        errln!(
             "warning: {} was trained for another target (or another file of this one): output stays \
              exact, acceptance may be low",
             path.display()
@@ -325,7 +325,7 @@ fn note_convention(path: &Path) {
         && eagle3::is_at(path)
         && let Ok(source) = eagle3::layer_id_source(&value)
     {
-        eprintln!("note: {}: {}", path.display(), source.describe());
+        errln!("note: {}: {}", path.display(), source.describe());
     }
 }
 

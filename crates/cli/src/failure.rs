@@ -43,9 +43,9 @@ impl Failure {
     }
 
     pub(crate) fn print(&self) {
-        eprintln!("error: {}", self.message);
+        errln!("error: {}", self.message);
         if let Some(hint) = &self.hint {
-            eprintln!("hint: {hint}");
+            errln!("hint: {hint}");
         }
     }
 }

@@ -2,8 +2,10 @@
 //! lossless.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, reason = "commands print their results")]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[macro_use]
+mod terminal;
 mod cli;
 mod commands;
 mod configuration;
@@ -24,7 +26,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let arguments = cli::Cli::parse();
-    match commands::run(arguments) {
+    match commands::run(arguments).and_then(|()| terminal::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print();

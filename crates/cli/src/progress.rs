@@ -188,10 +188,10 @@ pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("finishing this step, then saving (Ctrl-C again quits at once)");
+        errln!("finishing this step, then saving (Ctrl-C again quits at once)");
     });
     if let Err(error) = installed {
-        eprintln!("warning: Ctrl-C will not save: {error}");
+        errln!("warning: Ctrl-C will not save: {error}");
     }
     on_termination(&stop);
     stop
@@ -206,7 +206,7 @@ fn on_termination(stop: &Arc<AtomicBool>) {
     let installed = register_conditional_shutdown(SIGTERM, 143, Arc::clone(stop))
         .and_then(|_| register(SIGTERM, Arc::clone(stop)));
     if let Err(error) = installed {
-        eprintln!("warning: SIGTERM will not save: {error}");
+        errln!("warning: SIGTERM will not save: {error}");
     }
 }
 

@@ -39,10 +39,10 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
         return command(&world);
     }
     if world.is_first() {
-        eprintln!("{}", describe(world.hosts()));
+        errln!("{}", describe(world.hosts()));
         let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count();
         if let Some(warning) = crowded(neighbours, rayon::current_num_threads(), processors()) {
-            eprintln!("warning: {warning}");
+            errln!("warning: {warning}");
         }
     }
     // A rank that unwinds would wait in MPI's end for others, which wait for it.
@@ -60,7 +60,7 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
             if !world.is_first() {
                 std::thread::sleep(FIRST_SPEAKS);
             }
-            eprintln!("rank {} of {} on {}:", world.rank(), world.size(), world.host());
+            errln!("rank {} of {} on {}:", world.rank(), world.size(), world.host());
             failure.print();
             world.abort(failure.code())
         }
@@ -161,7 +161,7 @@ impl Voice {
     /// A line for user and log.
     pub(crate) fn say(&self, line: &str) {
         if self.is_shown {
-            eprintln!("{line}");
+            errln!("{line}");
         }
         self.log(line);
     }

@@ -8,6 +8,7 @@
 //! This crate knows tokens, never a model: the tokenizer comes in through [`TextEncoder`].
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod batch;
 pub mod document;

@@ -5,6 +5,7 @@
 //! whatever stands beside it.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod decoder;
 pub mod drafter;

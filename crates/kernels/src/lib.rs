@@ -12,6 +12,8 @@
 //! and a row's bits do not depend on the rows computed beside it. Exact resume rests on the first,
 //! lossless greedy decoding on the second.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod adamw;
 pub mod attention;
 pub mod channel_scale;

@@ -3,6 +3,8 @@
 //! Shapes, everywhere the same: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value
 //! heads, `D` head dim, `I` MLP width, `V` target vocabulary, `G` draft length.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod bits_per_byte;
 pub mod config;
 pub mod device;

@@ -4,6 +4,7 @@
 //! rules of every engine's loader ([`engine`]) and lists all problems at once.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod engine;
 mod error;

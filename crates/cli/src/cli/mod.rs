@@ -145,6 +145,25 @@ pub(crate) enum Command {
     Doctor,
 }
 
+impl Command {
+    /// Whether the command leaves nothing but its output, so that it may end where nobody reads on.
+    pub(crate) fn only_prints(&self) -> bool {
+        match self {
+            Self::Config(_)
+            | Self::Generate(_)
+            | Self::Verify(_)
+            | Self::Parity(_)
+            | Self::Doctor => true,
+            Self::Data(data) => {
+                matches!(data, DataCommand::Inspect(_) | DataCommand::Stats(_))
+            }
+            Self::Train(train) | Self::Pretrain(train) => train.planning.plan,
+            Self::Capture(capture) => capture.dry_run,
+            _ => false,
+        }
+    }
+}
+
 /// Arguments of `parity`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ParityArguments {

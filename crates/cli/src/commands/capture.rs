@@ -57,7 +57,7 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     let ending = if stopped { Ending::Stopped } else { ending };
     let seconds = started.elapsed().as_secs_f64();
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "output": place, "finished": ending == Ending::Finished,
@@ -66,15 +66,15 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
             })
         );
     } else if arguments.dry_run {
-        println!("no features were written");
+        outln!("no features were written");
     } else if ending == Ending::Finished {
-        println!(
+        outln!(
             "done in {}: {place}; train from it with `longdraft train {}` and the same arguments",
             clock(seconds),
             arguments.config.display()
         );
     } else {
-        println!("stopped: the same command goes on from there");
+        outln!("stopped: the same command goes on from there");
     }
     Ok(())
 }

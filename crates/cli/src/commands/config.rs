@@ -24,7 +24,7 @@ fn check(path: &Path) -> Result<()> {
 pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
     match command {
         ConfigCommand::Show(arguments) => {
-            print!("{}", show(&read(&arguments.config, &arguments.overrides)?));
+            out!("{}", show(&read(&arguments.config, &arguments.overrides)?));
             Ok(())
         }
         ConfigCommand::Check { configs } => {
@@ -35,9 +35,9 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
                 }
             }
             if json {
-                println!("{}", json!({ "files": configs.len(), "problems": problems }));
+                outln!("{}", json!({ "files": configs.len(), "problems": problems }));
             } else if problems.is_empty() {
-                println!("{} configurations are fine", configs.len());
+                outln!("{} configurations are fine", configs.len());
             }
             if problems.is_empty() {
                 return Ok(());
@@ -47,18 +47,18 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
         ConfigCommand::Schema { markdown, pretrain: true } => {
             let schema = schema_of::<PretrainConfig>();
             if *markdown {
-                print!("{}", markdown_of(&schema));
+                out!("{}", markdown_of(&schema));
             } else {
-                println!("{schema:#}");
+                outln!("{schema:#}");
             }
             Ok(())
         }
         ConfigCommand::Schema { markdown: true, .. } => {
-            print!("{}", markdown());
+            out!("{}", markdown());
             Ok(())
         }
         ConfigCommand::Schema { markdown: false, .. } => {
-            println!("{:#}", json_schema());
+            outln!("{:#}", json_schema());
             Ok(())
         }
     }

@@ -42,7 +42,7 @@ pub(crate) fn run(
     let finished = match train_all(output, stages, policy, world, &mut |_| {})? {
         End::Stopped(stage) => {
             if world.is_first() {
-                println!("stopped in stage {stage}: the same command goes on from there");
+                outln!("stopped in stage {stage}: the same command goes on from there");
             }
             return Ok(());
         }
@@ -52,12 +52,12 @@ pub(crate) fn run(
     let page = report::write_page(output)?;
     if json {
         let held_out = &finished.held_out;
-        println!(
+        outln!(
             "{}",
             json!({ "output": output, "finished": true, "report": page, "held_out": held_out })
         );
     } else {
-        println!(
+        outln!(
             "done, plots: {}; write the draft with `longdraft extract {}`",
             page.display(),
             finished.last_run.display()
@@ -196,22 +196,22 @@ impl HeldOutTable {
     }
 
     fn print(&self) {
-        println!("simulated acceptance length (greedy, 95 % interval) of each stage's draft on");
-        println!("each stage's held-out rows:");
-        print!("{:>16}", "draft \\ text");
-        self.stages.iter().for_each(|name| print!("  {name:>22}"));
-        println!();
+        outln!("simulated acceptance length (greedy, 95 % interval) of each stage's draft on");
+        outln!("each stage's held-out rows:");
+        out!("{:>16}", "draft \\ text");
+        self.stages.iter().for_each(|name| out!("  {name:>22}"));
+        outln!();
         for (draft, name) in self.stages.iter().enumerate() {
-            print!("{name:>16}");
+            out!("{name:>16}");
             for text in &self.by_text {
                 let (low, high) = text[draft].interval();
                 let cell = format!("{:.3} [{low:.3}, {high:.3}]", text[draft].simulated_length());
-                print!("  {cell:>22}");
+                out!("  {cell:>22}");
             }
-            println!();
+            outln!();
         }
         for (name, (gain, (low, high))) in self.gains() {
-            println!(
+            outln!(
                 "{name} on its own text: {gain:+.3} [{low:+.3}, {high:+.3}] over the draft before"
             );
         }

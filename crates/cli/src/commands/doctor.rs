@@ -12,7 +12,7 @@ pub(crate) fn run(json: bool) -> Result<()> {
     let (ok, notes, problems) = (count(Status::Ok), count(Status::Note), count(Status::Problem));
     let blocking: Vec<&Finding> = findings.iter().filter(|finding| finding.blocking).collect();
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "version": env!("CARGO_PKG_VERSION"), "findings": findings, "ok": ok,
@@ -21,7 +21,7 @@ pub(crate) fn run(json: bool) -> Result<()> {
         );
     } else {
         findings.iter().for_each(print);
-        println!("{ok} ok, {notes} notes, {problems} problems");
+        outln!("{ok} ok, {notes} notes, {problems} problems");
     }
     if blocking.is_empty() {
         return Ok(());
@@ -33,8 +33,8 @@ pub(crate) fn run(json: bool) -> Result<()> {
 }
 
 fn print(finding: &Finding) {
-    println!("{:<8} {}: {}", finding.status.name(), finding.check, finding.fact);
+    outln!("{:<8} {}: {}", finding.status.name(), finding.check, finding.fact);
     if let Some(remedy) = &finding.remedy {
-        println!("         -> {remedy}");
+        outln!("         -> {remedy}");
     }
 }

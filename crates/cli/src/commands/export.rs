@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
         written.push(write(&draft, &target, &options, &folder, arguments.strict, json)?);
     }
     if json {
-        println!("{}", json!({ "exports": written }));
+        outln!("{}", json!({ "exports": written }));
     }
     Ok(())
 }
@@ -95,17 +95,12 @@ fn write(
     }
     let exported = export(draft, target, options, folder)?;
     for warning in &exported.warnings {
-        eprintln!("warning: {}: {warning}", profile.name());
+        errln!("warning: {}: {warning}", profile.name());
     }
     if !json {
-        println!(
-            "wrote {} tensors for {} to {}",
-            exported.tensors,
-            profile.name(),
-            folder.display()
-        );
+        outln!("wrote {} tensors for {} to {}", exported.tensors, profile.name(), folder.display());
         for (engine, command) in &exported.manifest.serve {
-            println!("  {engine}: {}", command.replace("DIR", &folder.display().to_string()));
+            outln!("  {engine}: {}", command.replace("DIR", &folder.display().to_string()));
         }
     }
     Ok(json!({
@@ -152,7 +147,7 @@ impl Source {
         };
         let state = read_state(checkpoint)?;
         if state.target_fingerprint != target.fingerprint() {
-            eprintln!(
+            errln!(
                 "warning: {} was trained for another target (or another file of this one)",
                 checkpoint.display()
             );

@@ -17,9 +17,9 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
     let output = arguments.output.clone().unwrap_or_else(|| run.join("draft"));
     let tensors = extract(&checkpoint, &output)?;
     if json {
-        println!("{}", json!({"output": output, "tensors": tensors}));
+        outln!("{}", json!({"output": output, "tensors": tensors}));
     } else {
-        println!("wrote {tensors} tensors to {}", output.join(DRAFT_FILE).display());
+        outln!("wrote {tensors} tensors to {}", output.join(DRAFT_FILE).display());
     }
     Ok(())
 }

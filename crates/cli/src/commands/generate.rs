@@ -2,7 +2,7 @@
 
 mod speaker;
 
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         None => writer.conversation(&mut messages)?,
     };
     if let (true, Some(generation)) = (json, last) {
-        println!("{}", to_json(&generation));
+        outln!("{}", to_json(&generation));
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ impl Interrupt {
             }
         });
         if let Err(error) = installed {
-            eprintln!("warning: Ctrl-C will quit at once: {error}");
+            errln!("warning: Ctrl-C will quit at once: {error}");
         }
         interrupt
     }
@@ -128,9 +128,7 @@ impl Writer<'_> {
         let mut last = None;
         loop {
             if asks {
-                eprint!("> ");
-                // Nothing depends on the mark being seen.
-                let _ = std::io::stderr().flush();
+                err!("> ");
             }
             let mut line = String::new();
             let read = std::io::stdin().lock().read_line(&mut line);
@@ -174,7 +172,7 @@ impl Writer<'_> {
         self.interrupt.writing.store(false, Ordering::Relaxed);
         let text = speaker.finish()?;
         let generation = generation?;
-        eprintln!("{}", summary(&generation, prompt.len()));
+        errln!("{}", summary(&generation, prompt.len()));
         Ok((generation, text))
     }
 }

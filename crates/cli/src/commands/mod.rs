@@ -29,6 +29,9 @@ pub(crate) use train::median;
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
+    if !arguments.command.only_prints() {
+        crate::terminal::outlive_readers();
+    }
     let threads = arguments.threads.unwrap_or(0);
     set_ops(match arguments.ops {
         OpsChoice::Fused => Ops::Fused,

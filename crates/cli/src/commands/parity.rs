@@ -24,9 +24,9 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     let passed = reports.iter().filter(|report| report.pass()).count();
     let all = passed == reports.len();
     if json {
-        println!("{}", json!({"cases": reports.len(), "passed": passed, "pass": all}));
+        outln!("{}", json!({"cases": reports.len(), "passed": passed, "pass": all}));
     } else {
-        println!("{passed} of {} cases passed", reports.len());
+        outln!("{passed} of {} cases passed", reports.len());
     }
     if all {
         Ok(())
@@ -63,16 +63,18 @@ fn collect_cases(path: &Path, cases: &mut Vec<PathBuf>) -> Result<()> {
 
 fn print_report(report: &CaseReport, json: bool) {
     if json {
-        println!("{}", report.to_json());
+        outln!("{}", report.to_json());
         return;
     }
     let verdict = if report.pass() { "pass" } else { "FAIL" };
-    println!("{verdict} {} ({})", report.case, report.kind);
+    outln!("{verdict} {} ({})", report.case, report.kind);
     for check in &report.checks {
         let mark = if check.pass() { " " } else { "x" };
-        println!(
+        outln!(
             "  {mark} {:<44} error {:.2e}  tolerance {:.0e}",
-            check.name, check.error, check.tolerance
+            check.name,
+            check.error,
+            check.tolerance
         );
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
     let manifest = manifest(arguments)?;
     let report = verify(&arguments.folder, &VerifyOptions::default())?;
     if !report.is_clean(false) {
-        eprint!("{report}");
+        err!("{report}");
         return Err(Failure::work("the export has errors: nothing was sent")
             .hint("export again; `longdraft verify` lists every problem"));
     }
@@ -33,22 +33,22 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
         if json {
             let list: Vec<_> =
                 files.iter().map(|file| json!({"name": file.name, "size": file.size})).collect();
-            println!(
+            outln!(
                 "{}",
                 json!({"repo": arguments.repo, "files": list, "card": text, "sent": false})
             );
             return Ok(());
         }
-        println!("{} files, {bytes} bytes would go to {}:", files.len(), arguments.repo);
+        outln!("{} files, {bytes} bytes would go to {}:", files.len(), arguments.repo);
         for file in &files {
             let made = if matches!(file.content, Content::Bytes(_)) {
                 " (made from the manifest)"
             } else {
                 ""
             };
-            println!("  {:>12}  {}{made}", file.size, file.name);
+            outln!("  {:>12}  {}{made}", file.size, file.name);
         }
-        println!("\n{CARD}:\n{text}");
+        outln!("\n{CARD}:\n{text}");
         return Ok(());
     }
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.into());
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
     );
     let sent = client.send(&files, &summary, arguments.private)?;
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "repo": arguments.repo, "sent": true, "uploaded": sent.uploaded, "known": sent.known,
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
             })
         );
     } else {
-        println!(
+        outln!(
             "sent {} files, {bytes} bytes to {endpoint}/{} ({} large ones were there already)",
             files.len(),
             arguments.repo,

@@ -24,9 +24,9 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
     if json {
         let rows: Vec<StageSummary> = runs.iter().flat_map(StageSummary::of_run).collect();
         let problems: usize = runs.iter().map(|run| run.problems.len()).sum();
-        println!("{}", json!({"output": output, "stages": rows, "skipped": problems}));
+        outln!("{}", json!({"output": output, "stages": rows, "skipped": problems}));
     } else {
-        println!("wrote {}", output.display());
+        outln!("wrote {}", output.display());
     }
     Ok(())
 }
@@ -42,10 +42,10 @@ pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
 fn tell_problems(runs: &[Run]) {
     let problems: Vec<&String> = runs.iter().flat_map(|run| &run.problems).collect();
     for problem in problems.iter().take(TOLD_PROBLEMS) {
-        eprintln!("warning: skipped {problem}");
+        errln!("warning: skipped {problem}");
     }
     if problems.len() > TOLD_PROBLEMS {
-        eprintln!("warning: skipped {} more", problems.len() - TOLD_PROBLEMS);
+        errln!("warning: skipped {} more", problems.len() - TOLD_PROBLEMS);
     }
 }
 

@@ -45,7 +45,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let steps = stage.steps().0;
     let output = config.output.display();
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "output": config.output, "steps": steps, "finished": ending == Ending::Finished,
@@ -55,9 +55,9 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
             })
         );
     } else if ending == Ending::Finished {
-        println!("done: {output}; write the draft with `longdraft extract {output}`");
+        outln!("done: {output}; write the draft with `longdraft extract {output}`");
     } else {
-        println!("stopped after step {steps}: the same command goes on from there");
+        outln!("stopped after step {steps}: the same command goes on from there");
     }
     Ok(())
 }

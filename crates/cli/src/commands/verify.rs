@@ -76,13 +76,13 @@ fn finish(
         let mut value = serde_json::to_value(report).unwrap_or_default();
         value["clean"] = report.is_clean(arguments.strict).into();
         value["tau"] = decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
-        println!("{value}");
+        outln!("{value}");
     } else {
-        print!("{report}");
+        out!("{report}");
         if let Some((own, export)) = decoded {
-            println!("decoding: tau {export:.3} with the export, {own:.3} with the checkpoint");
+            outln!("decoding: tau {export:.3} with the export, {own:.3} with the checkpoint");
         }
-        println!(
+        outln!(
             "{} as {}: {errors} errors, {warnings} warnings",
             arguments.folder.display(),
             report.profile.name()

@@ -4,6 +4,7 @@
 //! that hears nothing of the others for too long ends itself, and the launcher then ends the rest:
 //! a cut link may not close its connections for a quarter of an hour.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -89,7 +90,9 @@ impl Watch {
             let (since, limit) =
                 (self.since.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
             if since != IDLE && self.now().saturating_sub(since) > limit {
-                eprintln!(
+                // Nothing can be told where stderr is gone.
+                let _ = writeln!(
+                    std::io::stderr(),
                     "error: rank {rank}: no answer of the other ranks for {:.0} s: a process or a \
                      link is gone\nhint: the same command goes on from the last checkpoint; \
                      parallel.timeout_seconds sets the wait",

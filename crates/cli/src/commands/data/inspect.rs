@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
         }
     }
     if json {
-        println!("{}", json!({ "rows": figures }));
+        outln!("{}", json!({ "rows": figures }));
     }
     Ok(())
 }
@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
 fn first_rows(source: &SourceConfig, inputs: &Inputs, rows: usize) -> Result<Vec<Outcome>> {
     let encoder = Encoder::new(&inputs.tokenizer, &inputs.target);
     let paths = source_paths(source)?;
-    println!("== {}", source.path.display());
+    outln!("== {}", source.path.display());
     if let [folder] = paths.as_slice()
         && shards::is_shards(folder)
     {
@@ -47,7 +47,7 @@ fn first_rows(source: &SourceConfig, inputs: &Inputs, rows: usize) -> Result<Vec
     }
     let reader = SourceReader::open(source, paths, &encoder)?;
     if let Some(kind) = reader.report().detected {
-        println!("read as `{kind}`");
+        outln!("read as `{kind}`");
     }
     let mut outcomes = Vec::new();
     for row in reader.rows()?.take(rows) {
@@ -67,27 +67,27 @@ impl Show<'_> {
         let (tokens, learned) = match outcome {
             Outcome::Document(document) => (document.ids.len(), document.learned()),
             Outcome::Bad(row) => {
-                println!("-- {}: malformed: {}", row.origin, row.problem);
+                outln!("-- {}: malformed: {}", row.origin, row.problem);
                 return Ok(json!({ "origin": row.origin, "problem": row.problem }));
             }
             Outcome::TooShort => {
-                println!("-- left out: fewer than two tokens");
+                outln!("-- left out: fewer than two tokens");
                 return Ok(json!({ "problem": "fewer than two tokens" }));
             }
             Outcome::PromptTooLong => {
-                println!("-- left out: the prompt is longer than max_prompt_tokens");
+                outln!("-- left out: the prompt is longer than max_prompt_tokens");
                 return Ok(json!({ "problem": "prompt too long" }));
             }
         };
         let Outcome::Document(document) = outcome else { return Ok(Value::Null) };
         let flag = flag(document);
-        println!(
+        outln!(
             "-- {}: {tokens} tokens, {learned} learned ({:.0} %){}",
             document.origin,
             100.0 * learned as f64 / (tokens - 1).max(1) as f64,
             flag.map(|flag| format!("  ! {flag}")).unwrap_or_default()
         );
-        println!("{}", self.text(document)?);
+        outln!("{}", self.text(document)?);
         Ok(json!({
             "origin": document.origin, "tokens": tokens, "learned": learned, "flag": flag,
         }))

@@ -60,12 +60,9 @@ pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Resul
     let output = arguments.output.display();
     if json {
         let vocabulary = tokenizer.vocabulary();
-        println!(
-            "{}",
-            json!({"output": arguments.output, "vocabulary": vocabulary, "bytes": bytes})
-        );
+        outln!("{}", json!({"output": arguments.output, "vocabulary": vocabulary, "bytes": bytes}));
     } else {
-        println!("{} tokens from {bytes} bytes of text in {output}", tokenizer.vocabulary());
+        outln!("{} tokens from {bytes} bytes of text in {output}", tokenizer.vocabulary());
     }
     Ok(())
 }
@@ -177,13 +174,13 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     let ratio = (tokens + held_out) as f64 / (train.bytes + validation.bytes).max(1) as f64;
     if json {
         let files = train.count + validation.count;
-        println!(
+        outln!(
             "{}",
             json!({"output": output, "documents": documents, "shards": files, "train_tokens": tokens,
                    "validation_tokens": held_out, "tokens_per_byte": ratio})
         );
     } else {
-        println!(
+        outln!(
             "{documents} documents: {tokens} tokens to train on, {held_out} to score, {ratio:.4} \
              tokens per byte, in {}",
             output.display()

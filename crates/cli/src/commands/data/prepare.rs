@@ -45,29 +45,32 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         reused = progress.reused;
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
-            eprintln!(
+            errln!(
                 "{} shards ({} from before), {} rows, {} tokens",
-                progress.shards, progress.reused, progress.rows, progress.tokens
+                progress.shards,
+                progress.reused,
+                progress.rows,
+                progress.tokens
             );
         }
     })?;
     for report in &index.sources {
         if let Some(kind) = &report.detected {
-            eprintln!("{}: read as `{kind}`", report.source);
+            errln!("{}: read as `{kind}`", report.source);
         }
-        report.remarks().iter().for_each(|remark| eprintln!("warning: {remark}"));
+        report.remarks().iter().for_each(|remark| errln!("warning: {remark}"));
     }
     let output = arguments.output.display();
-    println!(
+    outln!(
         "{} tokens ({} learned) of {} documents in {} shards ({reused} from before): {output}",
         index.tokens,
         index.learned,
         index.documents,
         index.shards.len()
     );
-    println!("train from them with `data.train: [{{path: {output}}}]`");
+    outln!("train from them with `data.train: [{{path: {output}}}]`");
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "output": arguments.output, "shards": index.shards.len(), "reused": reused,

@@ -32,17 +32,17 @@ pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
     let records = files.len();
     let output = output.display().to_string();
     if json {
-        println!(
+        outln!(
             "{}",
             json!({"output": output, "records": records, "tokens": tokens, "learned": learned,
                    "longest": longest})
         );
     } else {
         let share = 100.0 * learned as f64 / tokens.max(1) as f64;
-        println!(
+        outln!(
             "{records} records, {tokens} tokens, {share:.1} % of them learned, {longest} in the longest: {output}"
         );
-        println!(
+        outln!(
             "next: longdraft capture CONFIG 'data.train=[{{path: {output}, template: {{kind: tokens}}}}]' \
              data.anchor.enabled=false train.features=STORE --records {}",
             arguments.folder.display()

@@ -52,20 +52,20 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let mut ledger = Ledger::open(&arguments.output, &writer.recipe())?;
     let before = ledger.len();
     if before > 0 {
-        eprintln!("going on behind {before} rows that are done");
+        errln!("going on behind {before} rows that are done");
     }
     let (mut count, mut last_line, mut open) = (0, Instant::now(), Vec::new());
     let mut finish = |open: &mut Vec<(usize, RawRow)>, ledger: &mut Ledger| -> Result<()> {
         for entry in writer.entries(&std::mem::take(open))? {
             if let Outcome::Error | Outcome::Skipped = entry.outcome {
                 let problem = entry.body["problem"].as_str().unwrap_or_default();
-                eprintln!("row {}: {problem}", entry.id);
+                errln!("row {}: {problem}", entry.id);
             }
             ledger.write(&entry)?;
         }
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
-            eprintln!("{}", ledger.summary());
+            errln!("{}", ledger.summary());
         }
         Ok(())
     };
@@ -81,10 +81,10 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     }
     finish(&mut open, &mut ledger)?;
     ledger.check(count)?;
-    println!("{} = {count} rows: {}", ledger.summary(), arguments.output.display());
+    outln!("{} = {count} rows: {}", ledger.summary(), arguments.output.display());
     if json {
         let (success, error, skipped) = ledger.counts();
-        println!(
+        outln!(
             "{}",
             json!({
                 "rows": count, "success": success, "error": error, "skipped": skipped,

@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
     let rows = arrange(&documents, row_tokens, packing, overlong);
     let fill = fill(&rows, row_tokens);
     print_lengths(&lengths);
-    println!(
+    outln!(
         "packed into {} rows of {row_tokens} tokens: {:.1} % of them filled",
         rows.len(),
         100.0 * fill
@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
             .iter()
             .map(|share| (format!("p{share}"), json!(percentile(&lengths, *share))))
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({
                 "sources": reports, "held_out": held_out, "lengths": percentiles,
@@ -74,12 +74,16 @@ fn read(inputs: &Inputs, sources: &[SourceConfig]) -> Result<(Vec<Document>, Vec
 
 fn print_source(report: &SourceReport, note: &str) {
     let kind = report.detected.as_ref().map(|kind| format!(", read as `{kind}`"));
-    println!("{}{note}{}", report.source, kind.unwrap_or_default());
-    println!(
+    outln!("{}{note}{}", report.source, kind.unwrap_or_default());
+    outln!(
         "  {} rows: {} documents, {} malformed, {} with too long a prompt, {} too short",
-        report.rows, report.documents, report.bad, report.prompt_too_long, report.too_short
+        report.rows,
+        report.documents,
+        report.bad,
+        report.prompt_too_long,
+        report.too_short
     );
-    println!(
+    outln!(
         "  {} tokens, {} learned ({:.1} %); {} documents without a learned token",
         report.tokens,
         report.learned,
@@ -100,12 +104,12 @@ fn print_lengths(sorted: &[usize]) {
         .iter()
         .map(|share| format!("{share} %: {}", percentile(sorted, *share)))
         .collect();
-    println!("tokens of a document, {}", shown.join("  "));
+    outln!("tokens of a document, {}", shown.join("  "));
     let bins = histogram(sorted);
     let most = bins.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
     for (from, count) in bins {
         let bar = "#".repeat((count * BAR).div_ceil(most));
-        println!("  {from:>8} .. {:<8} {count:>8} {bar}", 2 * from - 1);
+        outln!("  {from:>8} .. {:<8} {count:>8} {bar}", 2 * from - 1);
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
             .zip(&measured)
             .map(|(name, rows)| record(name, rows, &measured[0]))
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({ "rows": rows, "row_tokens": config.data.row_tokens, "drafts": drafts })
         );
@@ -50,19 +50,19 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
 
 fn print(names: &[String], measured: &[RowMetrics], row_tokens: usize) {
     let first = &measured[0];
-    println!(
+    outln!(
         "simulated acceptance length (greedy) over {} rows of up to {row_tokens} tokens, with 95 % \
          intervals (bootstrap over rows; differences row by row):",
         first.rows()
     );
     for (index, (name, rows)) in names.iter().zip(measured).enumerate() {
         let (low, high) = rows.interval();
-        println!("  {name}: {:.3} [{low:.3}, {high:.3}]", rows.simulated_length());
+        outln!("  {name}: {:.3} [{low:.3}, {high:.3}]", rows.simulated_length());
         let rates = agreement(rows).map(|rate| format!("{:.1}", 100.0 * rate));
-        println!("    agreement at position 1, 2, ...: {} %", rates.collect::<Vec<_>>().join(" "));
+        outln!("    agreement at position 1, 2, ...: {} %", rates.collect::<Vec<_>>().join(" "));
         if index > 0 {
             let (gain, (low, high)) = rows.gain_over(first);
-            println!("    against the first: {gain:+.3} [{low:+.3}, {high:+.3}]");
+            outln!("    against the first: {gain:+.3} [{low:+.3}, {high:+.3}]");
         }
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         max_tokens: arguments.max_tokens,
     };
     let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
-    eprintln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
+    errln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
     let mut record = DecodeRecord {
         version: DecodeRecord::VERSION,
         binary_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     }
     unfinished.remove();
     if json {
-        println!("{}", to_json(&record));
+        outln!("{}", to_json(&record));
     }
     record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
 }
@@ -142,7 +142,7 @@ pub(crate) fn measure(
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
             let totals = &progress.comparison;
-            eprintln!(
+            errln!(
                 "    {:>3} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
                 totals.drafted().requests,
                 totals.acceptance().acceptance_length(),
@@ -218,7 +218,7 @@ pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| fail(&error))?;
     let text = serde_json::to_string_pretty(record).map_err(|error| fail(&error))?;
     std::fs::write(&path, format!("{text}\n")).map_err(|error| fail(&error))?;
-    println!("wrote {}", path.display());
+    outln!("wrote {}", path.display());
     Ok(())
 }
 

@@ -172,7 +172,7 @@ impl Encoder<'_> {
             messages.push(Message::new("user", turn));
             let tokens = self.encode_messages(&messages)?;
             if tokens.len() + self.set.max_tokens > self.context() {
-                eprintln!("{name}: {} left out, it does not fit the context", row.origin());
+                errln!("{name}: {} left out, it does not fit the context", row.origin());
                 break;
             }
             if index + 1 < turns.len() {
@@ -202,7 +202,7 @@ impl Encoder<'_> {
         let (answered, mut told) = self.answered.get();
         if told.elapsed() >= LINE_EVERY {
             told = Instant::now();
-            eprintln!("    {:>3} first turns answered, for the second ones", answered + 1);
+            errln!("    {:>3} first turns answered, for the second ones", answered + 1);
         }
         self.answered.set((answered + 1, told));
     }
@@ -225,7 +225,7 @@ impl Encoder<'_> {
             let room = length.min(most).saturating_sub(around + 4);
             let asked = !self.set.contexts.is_empty();
             if room == 0 || (asked && (encoded.ids.len() < room || length > most)) {
-                eprintln!("{} left out at {length} tokens", row.origin());
+                errln!("{} left out at {length} tokens", row.origin());
                 continue;
             }
             let end = encoded.offsets.get(room).map_or(document.len(), |range| range.start);

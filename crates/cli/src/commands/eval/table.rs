@@ -5,11 +5,15 @@ use crate::decode_record::{Cell, Figures};
 /// The figures with their conventions.
 pub(crate) fn print(cell: &Cell) {
     let Cell { figures, milliseconds: ms, .. } = cell;
-    println!(
+    outln!(
         "{}, {}, temperature {}, verified by {}, pace {}",
-        cell.drafter, cell.rule, cell.temperature, cell.verifier, cell.pace
+        cell.drafter,
+        cell.rule,
+        cell.temperature,
+        cell.verifier,
+        cell.pace
     );
-    println!(
+    outln!(
         "tau {:.3} [{:.3}, {:.3}] tokens per target pass (the target's own token included; {:.3} \
          without it, {:.3} as mean over prompts)",
         figures.tau_incl_bonus,
@@ -21,12 +25,12 @@ pub(crate) fn print(cell: &Cell) {
     let percent = |rates: &[f64]| {
         rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
     };
-    println!("accepted by position, where tested: {}", percent(&cell.conditional_acceptance));
-    println!("accepted by position, where drafted: {}", percent(&cell.survival));
+    outln!("accepted by position, where tested: {}", percent(&cell.conditional_acceptance));
+    outln!("accepted by position, where drafted: {}", percent(&cell.survival));
     if cell.lookup_share > 0.0 {
-        println!("of accepted tokens, from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
+        outln!("of accepted tokens, from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
     }
-    println!(
+    outln!(
         "decoding: {:.1} tok/s plain, {:.1} drafted; with prefill {:.1} and {:.1}",
         figures.plain_decode_tok_s,
         figures.decode_tok_s,
@@ -34,7 +38,7 @@ pub(crate) fn print(cell: &Cell) {
         figures.e2e_tok_s
     );
     let runs: Vec<String> = cell.speed_up_of_runs.iter().map(|s| format!("{s:.2}")).collect();
-    println!(
+    outln!(
         "speed-up x {:.2} [{:.2}, {:.2}] over prompts, runs {}{}",
         figures.speed_up,
         figures.speed_up_interval.0,
@@ -42,7 +46,7 @@ pub(crate) fn print(cell: &Cell) {
         runs.join(" "),
         if figures.small_sample { " (small sample)" } else { "" }
     );
-    println!(
+    outln!(
         "a round: draft {:.1} ms, target pass {:.1} ms, rest {:.1} ms; a plain step {:.1} ms; {:.0} % \
          of rounds plain",
         ms.draft,
@@ -52,12 +56,12 @@ pub(crate) fn print(cell: &Cell) {
         100.0 * ms.plain_share
     );
     if cell.checked > 0 {
-        println!("outputs equal: {} of {}", cell.equal, cell.checked);
+        outln!("outputs equal: {} of {}", cell.equal, cell.checked);
     } else {
-        println!("outputs follow the same law and need not be equal (--verify match makes them)");
+        outln!("outputs follow the same law and need not be equal (--verify match makes them)");
     }
     if let Some(regret) = cell.largest_regret {
-        println!("largest regret where outputs part: {regret:.4} nats");
+        outln!("largest regret where outputs part: {regret:.4} nats");
     }
     for (title, rows) in [("category", &cell.categories), ("prompt tokens ≤", &cell.contexts)] {
         if rows.len() > 1 {
@@ -67,11 +71,11 @@ pub(crate) fn print(cell: &Cell) {
 }
 
 fn print_rows(title: &str, rows: &[Figures]) {
-    println!("{title:>18} {:>7} {:>7} {:>8} {:>9} {:>7}", "prompts", "tau", "first", "tok/s", "x");
+    outln!("{title:>18} {:>7} {:>7} {:>8} {:>9} {:>7}", "prompts", "tau", "first", "tok/s", "x");
     for row in rows {
         let first =
             row.first_acceptance.map_or("–".into(), |rate| format!("{:.0} %", 100.0 * rate));
-        println!(
+        outln!(
             "{:>18} {:>7} {:>7.3} {first:>8} {:>9.1} {:>7.2}{}",
             row.name,
             row.prompts,

@@ -43,17 +43,17 @@ impl Unfinished {
                     Some(state)
                 }
                 Ok(_) => {
-                    eprintln!("{}: of another evaluation; this one begins anew", path.display());
+                    errln!("{}: of another evaluation; this one begins anew", path.display());
                     None
                 }
                 Err(error) => {
-                    eprintln!("{}: {error}; the evaluation begins anew", path.display());
+                    errln!("{}: {error}; the evaluation begins anew", path.display());
                     None
                 }
             }
         });
         if let Some(State { cells, progress, .. }) = &left {
-            eprintln!(
+            errln!(
                 "going on behind {} temperatures, {} runs and {} prompts",
                 cells.len(),
                 progress.runs,
@@ -107,7 +107,7 @@ impl Unfinished {
         let written = written
             .and_then(|bytes| write_atomically(path, &bytes).map_err(|error| error.to_string()));
         if let Err(problem) = written {
-            eprintln!("{}: {problem}; what is measured is not kept", path.display());
+            errln!("{}: {problem}; what is measured is not kept", path.display());
             self.path = None;
         }
         self.saved = (Instant::now(), started.elapsed());

@@ -1,6 +1,5 @@
 //! Tokens as text on stdout: whole characters, stop strings left out, accepted proposals in colour.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 
 use longdraft_decode::stop::StopStrings;
@@ -78,11 +77,8 @@ impl<'a> Speaker<'a> {
             None => "",
         };
         let end = if colour.is_empty() { "" } else { PLAIN };
-        let mut stdout = std::io::stdout();
-        let written = write!(stdout, "{colour}{text}{end}").and_then(|()| stdout.flush());
-        if let Err(error) = written {
-            self.problem = Some(format!("stdout: {error}"));
-        }
+        out!("{colour}{text}{end}");
+        crate::terminal::flush();
     }
 
     /// Prints the rest; returns the whole text.
@@ -97,7 +93,7 @@ impl<'a> Speaker<'a> {
             self.print(&format!("{}{held}", streamed.text), None);
         }
         if self.problem.is_none() {
-            println!();
+            outln!();
         }
         match self.problem {
             Some(problem) => Err(Failure::work(problem)),

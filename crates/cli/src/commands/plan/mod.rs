@@ -42,7 +42,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let machine = Machine::of(arguments, world.size(), chosen);
         let target = target_config(&config.target)?;
         if arguments.table {
-            print!("{}", sizing::markdown(&config, &target, &machine)?);
+            out!("{}", sizing::markdown(&config, &target, &machine)?);
             continue;
         }
         let layout = machine.layout_of(&config, &target)?;
@@ -54,18 +54,16 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             continue;
         }
         if let Some(name) = name {
-            println!("stage {name}");
+            outln!("stage {name}");
         }
-        print!("{}", table::text(&estimate, &verdict, &machine));
+        out!("{}", table::text(&estimate, &verdict, &machine));
         if workload.lacks_rows() {
             let row = readable_bytes(estimate.features_of_row);
-            println!(
-                "and {row} for every further training row: `train.features: memory` keeps all"
-            );
+            outln!("and {row} for every further training row: `train.features: memory` keeps all");
         }
     }
     if json {
-        println!("{}", json!({ "stages": all }));
+        outln!("{}", json!({ "stages": all }));
     }
     Ok(())
 }
@@ -89,9 +87,9 @@ pub(crate) fn pretraining(
     let remedies = || pretraining_remedies(config, ranks, threads);
     let verdict = Verdict::of(&estimate, machine.free, remedies);
     if json {
-        println!("{}", json!({ "stages": [to_json(None, &estimate, &verdict, &machine)] }));
+        outln!("{}", json!({ "stages": [to_json(None, &estimate, &verdict, &machine)] }));
     } else {
-        print!("{}", table::text(&estimate, &verdict, &machine));
+        out!("{}", table::text(&estimate, &verdict, &machine));
     }
     Ok(())
 }

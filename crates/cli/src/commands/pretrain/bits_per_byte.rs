@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     let (window, stride) = windows(scoring)?;
     let (model, base, rule) = open(arguments, window)?;
     let (stream, start) = stream(arguments, &model)?;
-    stream.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    stream.warnings().iter().for_each(|warning| errln!("warning: {warning}"));
     if stream.targets() == 0 {
         return Err(Failure::usage("there is nothing to score"));
     }
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     let kind = if arguments.plain { "plain" } else { "sliding" };
     let starts = stream.document_starts();
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "bits_per_byte": score.bits_per_byte(), "loss": score.loss(),
@@ -75,8 +75,8 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
         );
         return Ok(());
     }
-    println!("{:.6} bits per byte, {:.6} nats a token", score.bits_per_byte(), score.loss());
-    println!(
+    outln!("{:.6} bits per byte, {:.6} nats a token", score.bits_per_byte(), score.loss());
+    outln!(
         "{} of {} targets scored, {} bytes, {} windows of {window} ({kind}{}), {seconds:.1} s",
         score.tokens,
         score.total_tokens,
@@ -86,9 +86,9 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     );
     let trained = scoring.training_length;
     let trained = trained.map_or_else(|| "unknown".to_owned(), |length| length.to_string());
-    println!("training length {trained}; RoPE {rule}, base {base:.1}");
+    outln!("training length {trained}; RoPE {rule}, base {base:.1}");
     if starts > 0 {
-        println!(
+        outln!(
             "{starts} document starts count with 0 bytes; tools that leave them out report less"
         );
     }

@@ -153,7 +153,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             set.push(format!("train.seed={seed}"));
             let mut progress = Progress::new(std::sync::Arc::clone(&stop), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
-                println!("stopped: the same command goes on from there");
+                outln!("stopped: the same command goes on from there");
                 return Ok(());
             };
             for (name, value) in scores {
@@ -165,7 +165,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     let table = to_json(&grid, &lines);
     write_json(&grid.output.join("table.json"), &table)?;
     if json {
-        println!("{table}");
+        outln!("{table}");
     } else {
         print(&grid, &lines);
     }
@@ -201,7 +201,7 @@ fn scores(
     {
         return Ok(Some(scores));
     }
-    eprintln!("== {}", output.display());
+    errln!("== {}", output.display());
     let config = read_pretrain(base, set)?;
     let trained = train(config, ResumePolicy::Strict, &World::single(), progress)?;
     if trained.ending != Ending::Finished {
@@ -314,10 +314,10 @@ fn to_json(grid: &Grid, lines: &[Line]) -> Value {
 }
 
 fn print(grid: &Grid, lines: &[Line]) {
-    println!("bits per byte, mean of {} seeds ± 95 % interval", grid.seeds.len());
+    outln!("bits per byte, mean of {} seeds ± 95 % interval", grid.seeds.len());
     print_lines(&[scores_of(grid), COSTS.to_vec()].concat(), lines);
     if let (Some((first, _)), true) = (lines.first(), lines.len() > 1) {
-        println!("\ndifference to {first} of the same seed");
+        outln!("\ndifference to {first} of the same seed");
         print_lines(&scores_of(grid), &differences(grid, lines));
     }
 }
@@ -325,13 +325,13 @@ fn print(grid: &Grid, lines: &[Line]) {
 fn print_lines(columns: &[&str], lines: &[Line]) {
     let width = lines.iter().map(|line| line.0.len()).max().unwrap_or(0).max(3);
     let head: Vec<String> = columns.iter().map(|name| format!("{name:>20}")).collect();
-    println!("{:width$} {}", "run", head.join(" "));
+    outln!("{:width$} {}", "run", head.join(" "));
     for (name, values) in lines {
         let cells = columns.iter().map(|column| {
             let mean = summary(values.get(*column).map_or(&[], Vec::as_slice));
             let text = mean.map_or_else(|| "-".to_owned(), |mean| mean.to_string());
             format!("{text:>20}")
         });
-        println!("{name:width$} {}", cells.collect::<Vec<_>>().join(" "));
+        outln!("{name:width$} {}", cells.collect::<Vec<_>>().join(" "));
     }
 }

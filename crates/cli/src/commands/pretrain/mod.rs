@@ -54,13 +54,13 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     }
     let output = trained.run.config().output.display();
     if json {
-        println!("{}", trained.to_json());
+        outln!("{}", trained.to_json());
     } else if trained.ending == Ending::Finished {
         trained.print();
-        println!("done: {output}");
+        outln!("done: {output}");
     } else {
         let steps = trained.run.totals().0;
-        println!("stopped after step {steps}: the same command goes on from there");
+        outln!("stopped after step {steps}: the same command goes on from there");
     }
     Ok(())
 }
@@ -149,7 +149,7 @@ impl Trained {
         let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
         let config = self.run.config();
         let operations = config.model.training_operations_per_token(config.train.sequence_length);
-        println!(
+        outln!(
             "{steps} steps, {tokens} tokens in {}; {:.0} tokens/s, {:.1} GFLOP/s of the model; \
              {:.0} % of steps clipped; {:.0} MiB at most",
             clock(elapsed_ms / 1000.0),
@@ -180,16 +180,16 @@ pub(super) fn print_artifact(
         )
     };
     let (window, stride) = report.windows;
-    println!("live weights, plain {length}:      {}", of(&report.live));
-    println!("artifact, plain {length}:          {}", of(&report.plain));
-    println!("artifact, sliding {window}/{stride}: {}", of(&report.sliding));
-    println!(
+    outln!("live weights, plain {length}:      {}", of(&report.live));
+    outln!("artifact, plain {length}:          {}", of(&report.plain));
+    outln!("artifact, sliding {window}/{stride}: {}", of(&report.sliding));
+    outln!(
         "penalty of quantisation {:.6}; trained at {length}, windows of {window}, RoPE base {:.1}",
         report.penalty(),
         report.rope_base
     );
     let sizes = report.sizes;
-    println!(
+    outln!(
         "artifact of {} bytes ({} before {}), {} of code, {} in all: {} the limit of 16000000",
         sizes.artifact_bytes,
         sizes.payload_bytes,

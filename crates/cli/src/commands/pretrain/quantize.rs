@@ -38,20 +38,20 @@ pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     })?;
     let tokenizer = Tokenizer::open(tokenizer)?;
     if !hash.is_empty() && hash != tokenizer.hash() {
-        eprintln!("warning: the model was trained with another tokenizer");
+        errln!("warning: the model was trained with another tokenizer");
     }
     let stream = TokenStream::open(&arguments.data)?;
     let vocabulary = model.config().vocab_size;
     stream.check(vocabulary)?;
     let stream = ScoredStream::new(&stream, &tokenizer, vocabulary, scoring.max_tokens)?;
-    stream.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    stream.warnings().iter().for_each(|warning| errln!("warning: {warning}"));
     let (window, stride) = super::bits_per_byte::windows(scoring)?;
     let length = scoring.training_length.unwrap_or(window);
     let lengths = (length, window, stride, scoring.batch_tokens);
     let report =
         ArtifactReport::measure(&model, &hash, &config, &arguments.output, &stream, lengths)?;
     if json {
-        println!("{}", report.to_json());
+        outln!("{}", report.to_json());
     } else {
         print_artifact(&report, length, config.compression);
     }
@@ -73,9 +73,9 @@ fn gguf(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     save_gguf(&model, &name, folder, output)?;
     let bytes = std::fs::metadata(output).map_or(0, |file| file.len());
     if json {
-        println!("{}", json!({"output": output, "bytes": bytes}));
+        outln!("{}", json!({"output": output, "bytes": bytes}));
     } else {
-        println!("{}: {bytes} bytes", output.display());
+        outln!("{}: {bytes} bytes", output.display());
     }
     Ok(())
 }
@@ -111,7 +111,7 @@ fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
 
 fn print_sizes(arguments: &QuantizeArguments, sizes: Sizes, json: bool) {
     if json {
-        println!(
+        outln!(
             "{}",
             json!({
                 "output": arguments.output, "artifact_bytes": sizes.artifact_bytes,
@@ -120,7 +120,7 @@ fn print_sizes(arguments: &QuantizeArguments, sizes: Sizes, json: bool) {
             })
         );
     } else {
-        println!(
+        outln!(
             "{}: {} bytes ({} before compression), {} with code",
             arguments.output.display(),
             sizes.artifact_bytes,

@@ -66,7 +66,7 @@ pub(super) fn run(
         let (schedule, from) = ((&options, RUNS), Progress::default());
         let cell = eval::measure(decoding, &models, &prompts, schedule, from, &mut |_| {})?;
         eval::print(&cell);
-        println!();
+        outln!();
         record.cells.push(cell);
         Ok(())
     };
@@ -80,7 +80,7 @@ pub(super) fn run(
 pub(super) fn tell(record: &DecodeRecord) {
     for cell in &record.cells {
         let figures = &cell.figures;
-        println!(
+        outln!(
             "{}: {:.2} tokens a pass of the target (1 without), {:.0} tok/s against {:.0}: {:.2} \
              times as fast; {} of {} outputs equal",
             cell.drafter,

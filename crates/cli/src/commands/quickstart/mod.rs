@@ -50,13 +50,13 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let mut number = 0;
     let mut tell = |name: &str| {
         number += 1;
-        eprintln!("\n[train {number}/{count}] {}", about_stage(name));
+        errln!("\n[train {number}/{count}] {}", about_stage(name));
     };
-    eprintln!("Ctrl-C at any time: the same command goes on from there.");
+    errln!("Ctrl-C at any time: the same command goes on from there.");
     let (policy, world) = (ResumePolicy::Strict, World::single());
     let finished = match curriculum::train_all(output, stages, policy, &world, &mut tell)? {
         End::Stopped(stage) => {
-            println!("stopped in stage {stage}: the same command goes on from there");
+            outln!("stopped in stage {stage}: the same command goes on from there");
             return Ok(());
         }
         End::OnFirstRank => return Ok(()),
@@ -65,8 +65,8 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let draft = output.join("draft");
     let (checkpoint, _) = extract::find(&finished.last_run)?;
     let tensors = extract::extract(&checkpoint, &draft)?;
-    eprintln!("\n[extract] {tensors} tensors of the draft go to {}", draft.display());
-    eprintln!(
+    errln!("\n[extract] {tensors} tensors of the draft go to {}", draft.display());
+    errln!(
         "\n[measure] test questions are answered without the draft, with it, and with it and prompt \
          lookup"
     );
@@ -75,20 +75,20 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let page = report::write_page(output)?;
     let seconds = started.elapsed().as_secs_f64();
     measure::tell(&record);
-    println!("took {}; plots: {}", clock(seconds), page.display());
+    outln!("took {}; plots: {}", clock(seconds), page.display());
     tell_next(&target, &draft, &arguments.target);
     if json {
         let mut value = eval::to_json(&record);
         value["seconds"] = json!(seconds);
         value["report"] = json!(page);
-        println!("{value}");
+        outln!("{value}");
     }
     record.cells.iter().try_for_each(|cell| eval::require_lossless(cell, measure::DTYPE))
 }
 
 fn tell_target(target: &str) -> Result<()> {
     let config = Target::open_config(target)?;
-    eprintln!(
+    errln!(
         "A small draft model learns to guess what a target model will say next; the target then \
          checks several guesses in one pass, and its output stays the same.\n\n[target] {target}: \
          {} layers, width {}, {} tokens, context {}",
@@ -112,17 +112,17 @@ fn about_stage(name: &str) -> &'static str {
 
 fn tell_next(target: &str, draft: &Path, chosen: &str) {
     let draft = draft.display();
-    println!("next, see it write:");
-    println!(
+    outln!("next, see it write:");
+    outln!(
         "  longdraft generate --target {target} --draft {draft} --show-acceptance --prompt \"Tom \
          has 3 boxes with 12 pens each. He gives away 9 pens. How many pens are left?\""
     );
     if chosen == DEMONSTRATION {
-        println!("then the same with a real model (SmolLM2-135M, 98 MB are fetched):");
-        println!("  longdraft quickstart --target smollm2 --output runs/quickstart-smollm2");
+        outln!("then the same with a real model (SmolLM2-135M, 98 MB are fetched):");
+        outln!("  longdraft quickstart --target smollm2 --output runs/quickstart-smollm2");
     } else {
-        println!("then a draft of your own:");
-        println!("  longdraft train conf/glide/smollm2.yaml target={target} output=runs/mine");
+        outln!("then a draft of your own:");
+        outln!("  longdraft train conf/glide/smollm2.yaml target={target} output=runs/mine");
     }
 }
 
