@@ -25,8 +25,10 @@ enum Behaviour {
     Parts,
     /// The large file is there already, and so is the repository.
     Known,
-    /// The token may not write.
+    /// The token may not write; the answer tells it, and moves the cursor.
     Forbidden,
+    /// Everything is elsewhere.
+    Moved,
 }
 
 fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::io::Result<()> {
@@ -48,8 +50,11 @@ fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::
     let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
     let (status, out) = match path.as_str() {
         _ if how == Behaviour::Forbidden => {
-            ("403 Forbidden", json!({"error": "you may not write here"}))
+            let token = headers.get("authorization").cloned().unwrap_or_default();
+            let said = format!("you may not write here\u{1b}[2J\r\n{token}");
+            ("403 Forbidden", json!({ "error": said }))
         }
+        _ if how == Behaviour::Moved => ("307 Temporary Redirect", json!({})),
         "/api/repos/create" if how == Behaviour::Known => {
             ("409 Conflict", json!({"error": "there"}))
         }
@@ -91,7 +96,8 @@ fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::
     let out = out.to_string();
     write!(
         stream,
-        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: tag{path}\r\nConnection: close\r\n\r\n{out}",
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: tag{path}\r\nLocation: {base}/other\r\n\
+         Connection: close\r\n\r\n{out}",
         out.len()
     )
 }
@@ -237,9 +243,22 @@ fn refusals_say_why_and_broken_exports_stay() {
         text.contains("403: you may not write here") && text.contains("write access"),
         "{text}"
     );
-    assert!(!text.contains("hf_secret"), "{text}");
+    assert!(!text.contains("hf_secret") && !text.contains('\u{1b}'), "{text:?}");
+    let (endpoint, log) = serve(Behaviour::Moved);
+    let output = push(&shop, &endpoint, &[]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("307") && text.contains("renamed"), "{text}");
+    assert_eq!(log.lock().expect("log").len(), 1, "redirects are not followed");
     let text = stderr(&push(&shop, "http://hub.example", &[]));
     assert!(text.contains("a token is sent over https only"), "{text}");
+    let (endpoint, log) = serve(Behaviour::Whole);
+    let login = endpoint.replace("http://", "http://localhost:s3cret@");
+    let output = push(&shop, &login, &[]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("user or password is refused") && !text.contains("s3cret"), "{text}");
+    assert!(log.lock().expect("log").is_empty());
     let (endpoint, log) = serve(Behaviour::Whole);
     let weights = folder.join("model.safetensors");
     let bytes = std::fs::read(&weights).expect("weights");
@@ -251,4 +270,76 @@ fn refusals_say_why_and_broken_exports_stay() {
     let text = support::fail(&["push", &shop.target(), "org/draft"], 2);
     assert!(text.contains("only folders written by `longdraft export`"), "{text}");
     support::fail(&["push", &shop.path("export"), "not a repository"], 2);
+}
+
+#[test]
+fn stray_files_stay_here_and_the_dry_run_names_them() {
+    let shop = Workshop::new();
+    let folder = exported(&shop);
+    for name in [".env", "config.json.99.tmp", ".export.99.writing", "notes.txt"] {
+        std::fs::write(folder.join(name), "PASSWORD=s3cret").expect("write");
+    }
+    std::fs::create_dir(folder.join("more")).expect("folder");
+    std::fs::write(folder.join("more/secret.txt"), "s3cret").expect("write");
+    let stray = [
+        (".env", "is hidden"),
+        (".export.99.writing", "is hidden"),
+        ("config.json.99.tmp", "is unfinished"),
+        ("more", "is a folder"),
+        ("notes.txt", "is no part of the export"),
+    ];
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(shop.path("train.yaml"), folder.join("link.json")).expect("link");
+    let (endpoint, log) = serve(Behaviour::Whole);
+    let out = stdout(&push(&shop, &endpoint, &["--dry-run"]));
+    let (sent, left) = out.split_once("left out:").expect("two lists");
+    for (name, reason) in stray {
+        assert!(left.contains(&format!("{name}: {reason}")), "{name} not in {left}");
+        assert!(!sent.contains(&format!("{name}\n")), "{sent}");
+    }
+    let record = last_json(&stdout(&push(&shop, &endpoint, &["--dry-run", "--json"])));
+    let listed = record["left_out"].as_array().expect("a list");
+    #[cfg(unix)]
+    assert!(listed.contains(&json!({"name": "link.json", "reason": "is a link"})), "{listed:?}");
+    assert!(listed.len() >= stray.len() && log.lock().expect("log").is_empty());
+
+    let output = push(&shop, &endpoint, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("in the folder stayed here"), "{}", stderr(&output));
+    for (line, _, body) in &*log.lock().expect("log") {
+        let body = String::from_utf8_lossy(body);
+        // What goes into the commit is base64.
+        for secret in ["s3cret", "czNjcmV0", ".env", "notes.txt", "link.json"] {
+            assert!(!body.contains(secret), "{secret} in {line}");
+        }
+    }
+}
+
+#[test]
+fn a_manifest_cannot_send_what_no_export_wrote() {
+    let shop = Workshop::new();
+    let folder = exported(&shop);
+    let path = folder.join("longdraft-manifest.json");
+    let text = std::fs::read_to_string(&path).expect("manifest");
+    std::fs::write(folder.join(".env"), "s3cret").expect("write");
+    let outside = shop.path("train.yaml");
+    let mut cases = vec![("../train.yaml", "outside"), (".env", "hidden"), (&outside, "outside")];
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&outside, folder.join("link.json")).expect("link");
+        cases.push(("link.json", "is a link"));
+    }
+    for (name, problem) in cases {
+        let mut manifest: Value = serde_json::from_str(&text).expect("JSON");
+        manifest["files"][name] = "0".repeat(64).into();
+        std::fs::write(&path, manifest.to_string()).expect("write");
+        let (endpoint, log) = serve(Behaviour::Whole);
+        for more in [&["--dry-run"][..], &[]] {
+            let output = push(&shop, &endpoint, more);
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            assert!(text.contains(name) && text.contains(problem), "{text}");
+        }
+        assert!(log.lock().expect("log").is_empty());
+    }
 }

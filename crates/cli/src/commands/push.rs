@@ -1,8 +1,7 @@
 //! `longdraft push`: an export to the Hugging Face hub.
 
-use std::path::PathBuf;
-
-use longdraft_serving::hub::{CARD, Client, Content, HubError, card, uploads};
+use longdraft_models::hub::{Endpoint, Login, Token, environment, is_repository};
+use longdraft_serving::hub::{CARD, Client, Content, HubError, Package, card};
 use longdraft_serving::verify::{VerifyOptions, verify};
 use longdraft_serving::{MANIFEST_FILE, Manifest, Profile};
 use serde_json::json;
@@ -10,12 +9,9 @@ use serde_json::json;
 use crate::cli::PushArguments;
 use crate::failure::{Failure, Result};
 
-/// Where models go by default.
-const ENDPOINT: &str = "https://huggingface.co";
-
 /// Checks the folder, then sends it in one commit.
 pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
-    if !card::is_hub_name(&arguments.repo) {
+    if !is_repository(&arguments.repo) {
         return Err(Failure::usage(format!("`{}` is no repository", arguments.repo))
             .hint("repositories are written ORG/REPO"));
     }
@@ -27,38 +23,20 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
             .hint("export again; `longdraft verify` lists every problem"));
     }
     let text = card::render(&manifest, &arguments.repo, arguments.license.as_deref());
-    let files = uploads(&arguments.folder, &manifest, &text)?;
-    let bytes: u64 = files.iter().map(|file| file.size).sum();
+    let package = Package::of(&arguments.folder, &manifest, &text)?;
     if arguments.dry_run {
-        if json {
-            let list: Vec<_> =
-                files.iter().map(|file| json!({"name": file.name, "size": file.size})).collect();
-            outln!(
-                "{}",
-                json!({"repo": arguments.repo, "files": list, "card": text, "sent": false})
-            );
-            return Ok(());
-        }
-        outln!("{} files, {bytes} bytes would go to {}:", files.len(), arguments.repo);
-        for file in &files {
-            let made = if matches!(file.content, Content::Bytes(_)) {
-                " (made from the manifest)"
-            } else {
-                ""
-            };
-            outln!("  {:>12}  {}{made}", file.size, file.name);
-        }
-        outln!("\n{CARD}:\n{text}");
+        show(arguments, &package, &text, json);
         return Ok(());
     }
-    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.into());
-    let client = Client::new(&endpoint, &token()?, &arguments.repo)?;
+    let endpoint = Endpoint::find(&environment).map_err(Failure::usage)?;
+    let address = endpoint.to_string();
+    let client = Client::new(endpoint, token()?, &arguments.repo)?;
     let summary = format!(
         "Upload a draft for {} ({})",
         manifest.target.name.rsplit('/').next().unwrap_or_default(),
         manifest.profile.name()
     );
-    let sent = client.send(&files, &summary, arguments.private)?;
+    let sent = client.send(&package.files, &summary, arguments.private)?;
     if json {
         outln!(
             "{}",
@@ -69,13 +47,58 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
         );
     } else {
         outln!(
-            "sent {} files, {bytes} bytes to {endpoint}/{} ({} large ones were there already)",
-            files.len(),
+            "sent {} files, {} bytes to {address}/{} ({} large ones were there already)",
+            package.files.len(),
+            package.bytes(),
             arguments.repo,
             sent.known
         );
     }
+    if !package.left_out.is_empty() {
+        errln!(
+            "{} others in the folder stayed here (--dry-run lists them)",
+            package.left_out.len()
+        );
+    }
     Ok(())
+}
+
+/// What would be sent, and what would stay.
+fn show(arguments: &PushArguments, package: &Package, card: &str, json: bool) {
+    if json {
+        let files: Vec<_> = package
+            .files
+            .iter()
+            .map(|file| json!({"name": file.name, "size": file.size}))
+            .collect();
+        let left_out: Vec<_> = package
+            .left_out
+            .iter()
+            .map(|file| json!({"name": file.name, "reason": file.reason}))
+            .collect();
+        outln!(
+            "{}",
+            json!({
+                "repo": arguments.repo, "files": files, "left_out": left_out, "card": card,
+                "sent": false
+            })
+        );
+        return;
+    }
+    let (count, bytes) = (package.files.len(), package.bytes());
+    outln!("{count} files, {bytes} bytes would go to {}:", arguments.repo);
+    for file in &package.files {
+        let is_made = matches!(file.content, Content::Bytes(_));
+        let made = if is_made { " (made from the manifest)" } else { "" };
+        outln!("  {:>12}  {}{made}", file.size, file.name);
+    }
+    if !package.left_out.is_empty() {
+        outln!("\nleft out:");
+    }
+    for file in &package.left_out {
+        outln!("  {:>12}  {}: {}", "", file.name, file.reason);
+    }
+    outln!("\n{CARD}:\n{card}");
 }
 
 fn manifest(arguments: &PushArguments) -> Result<Manifest> {
@@ -96,16 +119,9 @@ fn manifest(arguments: &PushArguments) -> Result<Manifest> {
 }
 
 /// The user's token, from where the hub's own client has it.
-fn token() -> Result<String> {
-    let from = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-    let file = || {
-        let home = from("HF_HOME").map(PathBuf::from);
-        let cache = || Some(PathBuf::from(from("HOME")?).join(".cache/huggingface"));
-        let text = std::fs::read_to_string(home.or_else(cache)?.join("token")).ok()?;
-        Some(text).filter(|text| !text.trim().is_empty())
-    };
-    let found = from("HF_TOKEN").or_else(|| from("HUGGING_FACE_HUB_TOKEN")).or_else(file);
-    found.map(|token| token.trim().to_owned()).ok_or_else(|| {
+fn token() -> Result<Token> {
+    let login = Login::find(&environment).map_err(Failure::usage)?;
+    login.map(|login| login.token).ok_or_else(|| {
         Failure::usage("no token for the hub")
             .hint("set HF_TOKEN to a token that may write, or log in with the hub's own client")
     })
@@ -117,6 +133,7 @@ impl From<HubError> for Failure {
             HubError::Refused { status: 401 | 403, .. } => {
                 "the token may not write there: make one with write access for this organisation"
             }
+            HubError::Insecure(_) => "set HF_ENDPOINT to an https:// address",
             HubError::Transport { .. } => "check the network; the same command goes on from there",
             _ => "nothing was committed; run the same command again",
         };

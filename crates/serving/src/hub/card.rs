@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use longdraft_models::hub::is_repository;
 use serde_json::Value;
 
 use crate::Manifest;
@@ -115,14 +116,9 @@ fn acceptance(out: &mut String, evaluation: Option<&Value>) {
 
 /// `org/name`, not a path on this machine.
 pub fn is_hub_name(name: &str) -> bool {
-    let plain = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
     let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending);
     let is_file = ends(".gguf") || ends(".safetensors");
-    name.split_once('/').is_some_and(|(org, model)| plain(org) && plain(model)) && !is_file
+    is_repository(name) && !is_file
 }
 
 /// A name that tells nothing about the machine that it was made on.

@@ -7,15 +7,19 @@
 //! PUT  each of them, whole or in parts         to addresses of another host: without the token
 //! POST /api/models/REPO/commit/REVISION        one line a file
 //! ```
+//!
+//! Redirects are not followed: what is written has one place.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use longdraft_models::hub::{Endpoint, Token, is_confidential, printable};
 use serde_json::{Value, json};
 use ureq::http::Response;
 use ureq::{Agent, Body};
+use url::Url;
 
 use super::{Content, Upload};
 
@@ -23,6 +27,8 @@ use super::{Content, Upload};
 const CONNECT: Duration = Duration::from_secs(20);
 /// Bytes that the hub looks at to tell text from binary.
 const SAMPLE: usize = 512;
+/// Bytes that are read of an answer.
+const LONGEST: u64 = 64 << 20;
 /// Branch that is written.
 const REVISION: &str = "main";
 
@@ -88,8 +94,8 @@ pub struct Sent {
 /// A repository of models on a hub.
 pub struct Client {
     agent: Agent,
-    endpoint: String,
-    token: String,
+    endpoint: Endpoint,
+    token: Token,
     repo: String,
 }
 
@@ -98,24 +104,19 @@ impl Client {
     ///
     /// # Errors
     /// - the endpoint is not https and not this machine
-    pub fn new(endpoint: &str, token: &str, repo: &str) -> Result<Self> {
-        let endpoint = endpoint.trim_end_matches('/');
-        let local = ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| {
-            endpoint.strip_prefix(host).is_some_and(|r| r.is_empty() || r.starts_with(':'))
-        });
-        if !endpoint.starts_with("https://") && !local {
-            return Err(HubError::Insecure(endpoint.to_owned()));
+    pub fn new(endpoint: Endpoint, token: Token, repo: &str) -> Result<Self> {
+        if !endpoint.may_see_token() {
+            return Err(HubError::Insecure(endpoint.to_string()));
         }
-        let config = Agent::config_builder()
+        let mut config = Agent::config_builder()
             .timeout_connect(Some(CONNECT))
             .http_status_as_error(false)
-            .build();
-        Ok(Self {
-            agent: config.new_agent(),
-            endpoint: endpoint.to_owned(),
-            token: token.to_owned(),
-            repo: repo.to_owned(),
-        })
+            .max_redirects(0)
+            .max_redirects_will_error(false);
+        if endpoint.is_local() {
+            config = config.proxy(None);
+        }
+        Ok(Self { agent: config.build().new_agent(), endpoint, token, repo: repo.to_owned() })
     }
 
     /// Makes the repository if it is not there, uploads what is new and commits everything at once.
@@ -178,7 +179,7 @@ impl Client {
             let object = objects.iter().find(|object| object["oid"] == file.sha256.as_str());
             let object = object.ok_or_else(|| unexpected(step, "a file is not answered"))?;
             if let Some(message) = object["error"]["message"].as_str() {
-                return Err(unexpected(step, message));
+                return Err(unexpected(step, &self.printable(message)));
             }
             let upload = &object["actions"]["upload"];
             let Some(address) = upload["href"].as_str() else {
@@ -194,7 +195,7 @@ impl Client {
             if let Some(verify) = object["actions"]["verify"]["href"].as_str() {
                 let body = json!({"oid": file.sha256, "size": file.size});
                 let step = format!("confirming {}", file.name);
-                read(&step, self.request(verify).send_json(&body))?;
+                self.read(&step, self.request(&step, verify)?.send_json(&body))?;
             }
             sent.uploaded += 1;
         }
@@ -213,12 +214,13 @@ impl Client {
                 Box::new(file.take(length))
             }
         };
+        let is_own = self.is_own(&step, address)?;
         let mut request = self.agent.put(address).header("Content-Length", length.to_string());
-        if self.is_own(address) {
-            request = request.header("Authorization", self.authorization());
+        if is_own {
+            request = request.header("Authorization", self.token.authorization());
         }
         let response = request.send(ureq::SendBody::from_reader(&mut bytes));
-        let response = accepted(&step, response)?;
+        let response = self.accepted(&step, response)?;
         let tag = response.headers().get("etag").and_then(|tag| tag.to_str().ok());
         Ok(tag.unwrap_or_default().to_owned())
     }
@@ -243,7 +245,7 @@ impl Client {
             parts.push(json!({"partNumber": number, "etag": tag}));
         }
         let body = json!({"oid": file.sha256, "parts": parts});
-        read(&step, self.request(done).send_json(&body)).map(|_| ())
+        self.read(&step, self.request(&step, done)?.send_json(&body)).map(|_| ())
     }
 
     fn commit(&self, lfs: &[&Upload], small: &[&Upload], summary: &str) -> Result<Option<String>> {
@@ -264,37 +266,74 @@ impl Client {
         }
         let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
         let address = format!("{}/api/models/{}/commit/{REVISION}", self.endpoint, self.repo);
-        let request = self.request(&address).content_type("application/x-ndjson");
-        let answer = read("committing", request.send(body.as_bytes()))?;
-        Ok(answer["commitUrl"].as_str().map(str::to_owned))
+        let step = "committing";
+        let request = self.request(step, &address)?.content_type("application/x-ndjson");
+        let answer = self.read(step, request.send(body.as_bytes()))?;
+        Ok(answer["commitUrl"].as_str().map(|address| self.printable(address)))
     }
 
     fn post(&self, step: &str, path: &str, body: &Value) -> Result<Value> {
         let address = format!("{}{path}", self.endpoint);
-        let mut request = self.request(&address);
+        let mut request = self.request(step, &address)?;
         if path.contains("/info/lfs/") {
             let kind = "application/vnd.git-lfs+json";
             request = request.header("Accept", kind).content_type(kind);
         }
-        read(step, request.send_json(body))
+        self.read(step, request.send_json(body))
     }
 
     /// A request that carries the token only to the hub itself.
-    fn request(&self, address: &str) -> ureq::RequestBuilder<ureq::typestate::WithBody> {
+    fn request(
+        &self,
+        step: &str,
+        address: &str,
+    ) -> Result<ureq::RequestBuilder<ureq::typestate::WithBody>> {
+        let is_own = self.is_own(step, address)?;
         let request = self.agent.post(address);
-        if self.is_own(address) {
-            request.header("Authorization", self.authorization())
+        Ok(if is_own {
+            request.header("Authorization", self.token.authorization())
         } else {
             request
+        })
+    }
+
+    /// Whether an address that the hub gave is the hub's own; one in the clear is refused.
+    fn is_own(&self, step: &str, address: &str) -> Result<bool> {
+        let url = Url::parse(address).ok().filter(is_confidential);
+        let url = url.ok_or_else(|| unexpected(step, "the hub gives an address without https"))?;
+        Ok(self.endpoint.is_own(&url))
+    }
+
+    fn printable(&self, text: &str) -> String {
+        printable(text, &[self.token.secret()])
+    }
+
+    fn accepted(&self, step: &str, response: Answer) -> Result<Response<Body>> {
+        let mut response = response.map_err(|error| HubError::Transport {
+            step: step.to_owned(),
+            reason: self.printable(&error.to_string()),
+        })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
         }
+        let refused = |reason| HubError::Refused {
+            step: step.to_owned(),
+            status: status.as_u16(),
+            reason: self.printable(reason),
+        };
+        if status.is_redirection() {
+            return Err(refused("it points to another address: was the repository renamed?"));
+        }
+        let text = text_of(&mut response);
+        let value: Value = serde_json::from_str(&text).unwrap_or_default();
+        Err(refused(value["error"].as_str().unwrap_or(&text)))
     }
 
-    fn is_own(&self, address: &str) -> bool {
-        address.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'))
-    }
-
-    fn authorization(&self) -> String {
-        format!("Bearer {}", self.token)
+    /// The JSON of an accepted answer; null if it has none.
+    fn read(&self, step: &str, response: Answer) -> Result<Value> {
+        let text = text_of(&mut self.accepted(step, response)?);
+        Ok(serde_json::from_str(&text).unwrap_or_default())
     }
 }
 
@@ -315,24 +354,7 @@ fn unexpected(step: &str, reason: &str) -> HubError {
 
 type Answer = std::result::Result<Response<Body>, ureq::Error>;
 
-fn accepted(step: &str, response: Answer) -> Result<Response<Body>> {
-    let mut response = response.map_err(|error| HubError::Transport {
-        step: step.to_owned(),
-        reason: error.to_string(),
-    })?;
-    let status = response.status().as_u16();
-    if status < 400 {
-        return Ok(response);
-    }
-    let text = response.body_mut().read_to_string().unwrap_or_default();
-    let value: Value = serde_json::from_str(&text).unwrap_or_default();
-    let reason = value["error"].as_str().unwrap_or(&text).chars().take(300).collect();
-    Err(HubError::Refused { step: step.to_owned(), status, reason })
-}
-
-/// The JSON of an accepted answer; null if it has none.
-fn read(step: &str, response: Answer) -> Result<Value> {
-    let mut response = accepted(step, response)?;
-    let text = response.body_mut().read_to_string().unwrap_or_default();
-    Ok(serde_json::from_str(&text).unwrap_or_default())
+fn text_of(response: &mut Response<Body>) -> String {
+    let body = response.body_mut().with_config().limit(LONGEST).lossy_utf8(true);
+    body.read_to_string().unwrap_or_default()
 }

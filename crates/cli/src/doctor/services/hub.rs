@@ -1,53 +1,59 @@
 //! The Hugging Face hub, which targets written `org/name` are fetched from.
 
-use std::path::PathBuf;
+use longdraft_models::hub::{Endpoint, Login, LoginError};
 
+use super::Variables;
 use super::credentials::redacted;
 use super::reach::reach;
-use super::{Variables, home};
 use crate::doctor::finding::Finding;
 
 const LOGIN: &str = "hub login";
 const HUB: &str = "hub";
-const ADDRESS: &str = "https://huggingface.co";
 
 pub(super) fn examine(variables: Variables<'_>) -> Vec<Finding> {
-    let file = token_file(variables);
-    let token = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
-    let has_token = token.is_some_and(|token| !token.trim().is_empty());
-    let address = variables("HF_ENDPOINT").unwrap_or_else(|| ADDRESS.into());
-    let answer = reach(&address);
-    vec![judge_login(variables, file, has_token), judge_hub(&address, &answer)]
+    let endpoint = match Endpoint::find(variables) {
+        Ok(endpoint) => endpoint,
+        Err(error) => {
+            let remedy = "set HF_ENDPOINT to an address like https://HOST, or unset it";
+            return vec![Finding::problem(HUB, error.to_string(), remedy)];
+        }
+    };
+    let login = Login::find(variables);
+    let answer = reach(&endpoint.to_string());
+    let file = Login::file(variables).map(|file| file.display().to_string());
+    vec![judge_login(login, file, &endpoint), judge_hub(&endpoint.to_string(), &answer)]
 }
 
-/// The file that downloads read the token from.
-fn token_file(variables: Variables<'_>) -> Option<PathBuf> {
-    let folder = match variables("HF_HOME") {
-        Some(folder) => PathBuf::from(folder),
-        None => home(variables)?.join(".cache").join("huggingface"),
-    };
-    Some(folder.join("token"))
-}
-
-fn judge_login(variables: Variables<'_>, file: Option<PathBuf>, has_token: bool) -> Finding {
-    let Some(file) = file.map(|file| file.display().to_string()) else {
-        return Finding::note(LOGIN, "neither HF_HOME nor HOME is set", "set one of them");
-    };
-    if has_token {
-        return Finding::ok(LOGIN, format!("a token is in {file}"));
-    }
-    let variable =
-        ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find(|name| variables(name).is_some());
-    match variable {
-        Some(name) => Finding::note(
+fn judge_login(
+    login: Result<Option<Login>, LoginError>,
+    file: Option<String>,
+    endpoint: &Endpoint,
+) -> Finding {
+    match (login, file) {
+        (Err(error), _) => {
+            Finding::problem(LOGIN, error.to_string(), "set the token anew, or take it away")
+        }
+        (Ok(Some(login)), _) if !endpoint.may_see_token() => Finding::note(
             LOGIN,
-            format!("{name} is set, but downloads read the token from {file}, which is not there"),
-            format!("write it there: printenv {name} > {file}"),
+            format!(
+                "the token of {} does not go to {endpoint}: it goes over https only",
+                login.source
+            ),
+            "set HF_ENDPOINT to an https:// address if models there are gated or private",
         ),
-        None => Finding::note(
+        (Ok(Some(login)), _) => Finding::ok(LOGIN, format!("a token is in {}", login.source)),
+        (Ok(None), Some(file)) => Finding::note(
             LOGIN,
             "no token",
-            format!("only needed for gated and private models: `hf auth login` writes {file}"),
+            format!(
+                "only needed for gated and private models: set HF_TOKEN, or `hf auth login` \
+                 writes {file}"
+            ),
+        ),
+        (Ok(None), None) => Finding::note(
+            LOGIN,
+            "no token, and neither HF_HOME nor HOME is set",
+            "set one of them: models of the hub are kept there",
         ),
     }
 }
@@ -75,26 +81,32 @@ mod tests {
     use super::*;
     use crate::doctor::Status;
 
+    const ADDRESS: &str = "https://huggingface.co";
+
     #[test]
-    fn a_token_that_downloads_do_not_read_is_noted_and_not_shown() {
-        let variables = |name: &str| (name == "HF_TOKEN").then(|| "hf_s3cret".to_owned());
-        let finding = judge_login(&variables, Some("token".into()), false);
-        assert_eq!(finding.status, Status::Note);
-        assert!(
-            finding.fact.contains("HF_TOKEN is set") && !format!("{finding:?}").contains("s3cret")
-        );
-        assert_eq!(judge_login(&variables, Some("token".into()), true).status, Status::Ok);
-        assert!(judge_login(&|_| None, Some("token".into()), false).fact.contains("no token"));
+    fn a_token_is_told_by_its_place_and_never_shown() {
+        let judge = |value: Option<&str>, address: &str| {
+            let variables = |name: &str| value.filter(|_| name == "HF_TOKEN").map(str::to_owned);
+            let endpoint = Endpoint::parse(address).expect("an address");
+            let finding = judge_login(Login::find(&variables), Some("file".into()), &endpoint);
+            assert!(!format!("{finding:?}").contains("s3cret"));
+            finding
+        };
+        let found = judge(Some("hf_s3cret"), ADDRESS);
+        assert_eq!((found.status, found.fact.as_str()), (Status::Ok, "a token is in HF_TOKEN"));
+        assert!(judge(Some("hf_s3cret"), "http://mirror").fact.contains("over https only"));
+        assert_eq!(judge(Some("hf_s3cret\nb"), ADDRESS).status, Status::Problem);
+        assert_eq!(judge(None, ADDRESS).fact, "no token");
     }
 
     #[test]
-    fn the_token_lies_where_the_hub_library_looks() {
-        let with_home = |name: &str| (name == "HOME").then(|| "h".to_owned());
-        let path = token_file(&with_home).expect("HOME is set");
-        assert_eq!(path, ["h", ".cache", "huggingface", "token"].iter().collect::<PathBuf>());
-        let own = |name: &str| (name == "HF_HOME").then(|| "own".to_owned());
-        assert_eq!(token_file(&own), Some(["own", "token"].iter().collect()));
-        assert_eq!(token_file(&|_| None), None);
+    fn a_login_in_the_address_is_a_problem() {
+        let variables = |name: &str| {
+            (name == "HF_ENDPOINT").then(|| "http://localhost:s3cret@mirror.example".to_owned())
+        };
+        let findings = examine(&variables);
+        assert_eq!((findings.len(), findings[0].status), (1, Status::Problem));
+        assert!(!format!("{findings:?}").contains("s3cret"));
     }
 
     #[test]

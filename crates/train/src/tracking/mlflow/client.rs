@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use longdraft_models::hub::printable;
 use serde_json::Value;
 
 use crate::tracking::error::{Result, TrackerError};
@@ -133,9 +134,11 @@ impl Client {
         format!("{}/api/2.0/mlflow/{path}", self.base)
     }
 
-    /// A problem of this server.
+    /// A problem of this server, in words fit for a terminal.
     pub(super) fn error(&self, problem: &dyn std::fmt::Display) -> TrackerError {
-        TrackerError::Server { url: self.base.clone(), problem: problem.to_string() }
+        let login = self.authorization.as_deref().and_then(|text| text.split(' ').next_back());
+        let problem = printable(&problem.to_string(), &[login.unwrap_or_default()]);
+        TrackerError::Server { url: self.base.clone(), problem }
     }
 }
 

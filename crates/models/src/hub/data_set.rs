@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use hf_hub::api::sync::ApiBuilder;
-use hf_hub::{Repo, RepoType};
-
+use super::names::{is_file_name, is_repository, is_revision};
+use super::{Kind, Repository, printable};
 use crate::error::{ModelError, Result};
 
 const SCHEME: &str = "hf://";
@@ -29,18 +28,14 @@ impl DataSetId {
         let rest = text.strip_prefix(SCHEME)?;
         let (rest, revision) = rest.split_once('@').unwrap_or((rest, "main"));
         let parts: Vec<&str> = rest.split('/').collect();
-        let named = |part: &&str| !part.is_empty() && !part.starts_with('.');
-        let (Some([org, name]), true, false) =
-            (parts.get(..2), parts.iter().all(named), revision.is_empty())
-        else {
+        let repo = parts.iter().take(2).copied().collect::<Vec<_>>().join("/");
+        let path = (parts.len() > 2).then(|| parts[2..].join("/"));
+        let is_path = path.as_deref().is_none_or(is_file_name);
+        if !is_repository(&repo) || !is_path || !is_revision(revision) {
             let problem = "a hub data set is written hf://org/name[/path][@revision]";
-            return Some(Err(ModelError::invalid(text, problem)));
-        };
-        Some(Ok(Self {
-            repo: format!("{org}/{name}"),
-            path: (parts.len() > 2).then(|| parts[2..].join("/")),
-            revision: revision.to_owned(),
-        }))
+            return Some(Err(ModelError::invalid(printable(text, &[]), problem)));
+        }
+        Some(Ok(Self { repo, path, revision: revision.to_owned() }))
     }
 
     /// Files of `names` that the id stands for: its path, or what lies below it; without a path
@@ -66,23 +61,15 @@ impl DataSetId {
     /// # Errors
     /// - the hub cannot deliver, or holds no such data file
     pub fn fetch(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
-        let fail = |error: &dyn std::fmt::Display| ModelError::Hub {
-            repo: self.repo.clone(),
-            reason: error.to_string(),
-        };
-        let api = ApiBuilder::from_env().with_progress(false).build().map_err(|e| fail(&e))?;
-        let repo = Repo::with_revision(self.repo.clone(), RepoType::Dataset, self.revision.clone());
-        let repo = api.repo(repo);
-        let info = repo.info().map_err(|error| fail(&error))?;
-        let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-        let chosen = self.choose(&names, is_data);
+        let repo = Repository::open(Kind::DataSet, &self.repo, &self.revision)?;
+        let listing = repo.listing()?;
+        let chosen = self.choose(&listing.names, is_data);
         if chosen.is_empty() {
             let wanted = self.path.as_deref().unwrap_or("any data file");
-            let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
-            return Err(fail(&format!("no data file at {wanted} (it holds {shown})")));
+            let shown = listing.names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+            return Err(repo.error(format!("no data file at {wanted} (it holds {shown})")));
         }
-        let get = |name: &String| repo.get(name).map_err(|error| fail(&format!("{name}: {error}")));
-        chosen.iter().map(get).collect()
+        repo.files(&listing, &chosen)
     }
 }
 
@@ -105,7 +92,17 @@ mod tests {
         let part = id("hf://org/name/main/train.parquet@v1.0");
         assert_eq!(part.path.as_deref(), Some("main/train.parquet"));
         assert_eq!(part.revision, "v1.0");
-        for wrong in ["hf://org", "hf://", "hf://org/name/../x", "hf://a//b", "hf://a/b@"] {
+        for wrong in [
+            "hf://org",
+            "hf://",
+            "hf://org/name/../x",
+            "hf://a//b",
+            "hf://a/b@",
+            "hf://a/b@../../x",
+            "hf://a/b@/x",
+            "hf://a/b?c",
+            "hf://a/b/c\\d",
+        ] {
             assert!(DataSetId::parse(wrong).expect("an address").is_err(), "{wrong}");
         }
     }

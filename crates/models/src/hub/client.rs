@@ -1,0 +1,316 @@
+//! Requests to a hub: the list of files, what is known of one, its bytes.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use ureq::http::{Method, Request, Response, header};
+use ureq::{Agent, Body};
+use url::Url;
+
+use super::cache::Cache;
+use super::endpoint::{Endpoint, has_login, is_confidential};
+use super::login::Login;
+use super::names::{is_key, is_repository, is_revision};
+use super::words::printable;
+use super::{Variables, environment};
+use crate::error::{ModelError, Result};
+
+/// To reach a server.
+const CONNECT: Duration = Duration::from_secs(20);
+/// For the next bytes of an answer.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Servers that one request is sent on to.
+const REDIRECTS: usize = 10;
+/// Bytes of a list of files.
+const LONGEST_LIST: u64 = 256 << 20;
+/// Bytes that are read of an error's text.
+const LONGEST_ERROR: u64 = 64 << 10;
+
+/// What a repository holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Weights, a tokenizer, a configuration.
+    Model,
+    /// Text.
+    DataSet,
+}
+
+impl Kind {
+    /// As paths of the API and folders of the cache begin.
+    pub(super) fn plural(self) -> &'static str {
+        match self {
+            Self::Model => "models",
+            Self::DataSet => "datasets",
+        }
+    }
+}
+
+/// Files of a repository at one commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listing {
+    /// The commit; may be part of a path.
+    pub(crate) commit: String,
+    /// Names as the hub gives them: not to be trusted.
+    pub(crate) names: Vec<String>,
+}
+
+/// What the hub tells of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Metadata {
+    /// Entity tag of the content; may be part of a path.
+    pub(super) tag: String,
+    /// Whether the tag is the SHA-256 sum of a large file.
+    pub(super) is_sum: bool,
+    /// Bytes, if they were told.
+    pub(super) size: Option<u64>,
+}
+
+/// A repository on the hub, at a branch, tag or commit.
+pub(crate) struct Repository {
+    agent: Agent,
+    endpoint: Endpoint,
+    login: Option<Login>,
+    kind: Kind,
+    id: String,
+    revision: String,
+    pub(super) cache: Cache,
+}
+
+#[derive(Deserialize)]
+struct Info {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl Repository {
+    /// As the environment says: `HF_ENDPOINT`, `HF_HOME` and the user's token. Nothing is sent.
+    ///
+    /// # Errors
+    /// - `id` is no `org/name`, `revision` would leave its folder
+    /// - the endpoint or the token is unusable, or no home folder is known
+    pub(crate) fn open(kind: Kind, id: &str, revision: &str) -> Result<Self> {
+        Self::with(&environment, kind, id, revision)
+    }
+
+    pub(super) fn with(
+        variables: Variables<'_>,
+        kind: Kind,
+        id: &str,
+        revision: &str,
+    ) -> Result<Self> {
+        let fail = |reason: String| ModelError::Hub { repo: printable(id, &[]), reason };
+        if !is_repository(id) || !is_revision(revision) {
+            let revision = printable(revision, &[]);
+            return Err(fail(format!("no repository and revision: `{revision}`")));
+        }
+        let endpoint = Endpoint::find(variables).map_err(|error| fail(error.to_string()))?;
+        let login = Login::find(variables).map_err(|error| fail(error.to_string()))?;
+        let cache = Cache::find(variables, kind, id)
+            .ok_or_else(|| fail("no cache folder: neither HF_HOME nor HOME is set".into()))?;
+        let mut config = Agent::config_builder()
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_read(Some(SILENCE))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false);
+        if endpoint.is_local() {
+            config = config.proxy(None);
+        }
+        Ok(Self {
+            agent: config.build().new_agent(),
+            login: login.filter(|_| endpoint.may_see_token()),
+            endpoint,
+            kind,
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+            cache,
+        })
+    }
+
+    /// The branch, tag or commit that was asked for.
+    pub(super) fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// An error of this repository, its text made fit for a terminal.
+    pub(crate) fn error(&self, reason: impl std::fmt::Display) -> ModelError {
+        let secret = self.login.as_ref().map_or("", |login| login.token.secret());
+        let reason = printable(&reason.to_string(), &[secret]);
+        ModelError::Hub { repo: self.id.clone(), reason }
+    }
+
+    /// The commit that the revision stands at, and its files.
+    ///
+    /// # Errors
+    /// - the hub cannot be reached, refuses, or answers something else
+    pub(crate) fn listing(&self) -> Result<Listing> {
+        let (org, name) = self.id.split_once('/').unwrap_or_default();
+        let path = ["api", self.kind.plural(), org, name, "revision", &self.revision];
+        let address = self.endpoint.address(path);
+        let mut response = self.request(&Method::GET, address, None)?.0;
+        let info: Info = response
+            .body_mut()
+            .with_config()
+            .limit(LONGEST_LIST)
+            .read_json()
+            .map_err(|error| self.error(format!("the list of files: {error}")))?;
+        if !is_key(&info.sha) {
+            return Err(self.error(format!("the hub names an impossible commit `{}`", info.sha)));
+        }
+        let names = info.siblings.into_iter().map(|file| file.rfilename).collect();
+        Ok(Listing { commit: info.sha, names })
+    }
+
+    /// What the hub tells of a file at a commit.
+    pub(super) fn metadata(&self, commit: &str, name: &str) -> Result<Metadata> {
+        let (_, told) = self.request(&Method::HEAD, self.file(commit, name), None)?;
+        let Some(tag) = told.linked_tag.as_ref().or(told.tag.as_ref()) else {
+            return Err(self.error(format!("{name}: the hub tells no entity tag")));
+        };
+        if !is_key(tag) {
+            return Err(self.error(format!("{name}: impossible entity tag `{tag}`")));
+        }
+        let is_sum = tag.len() == 64 && told.linked_tag.is_some();
+        Ok(Metadata { tag: tag.clone(), is_sum, size: told.size })
+    }
+
+    /// The bytes of a file from `start`: status 206 if the server left out those before.
+    pub(super) fn bytes(&self, commit: &str, name: &str, start: u64) -> Result<Response<Body>> {
+        let range = (start > 0).then_some(start);
+        Ok(self.request(&Method::GET, self.file(commit, name), range)?.0)
+    }
+
+    fn file(&self, commit: &str, name: &str) -> Url {
+        let above = (self.kind == Kind::DataSet).then_some("datasets");
+        let parts = self.id.split('/').chain(["resolve", commit]).chain(name.split('/'));
+        self.endpoint.address(above.into_iter().chain(parts))
+    }
+
+    /// Sends a request and follows it to other servers, which do not see the token. A `HEAD` stays
+    /// with the endpoint: what it tells of a file counts, not what its store says.
+    fn request(
+        &self,
+        method: &Method,
+        mut address: Url,
+        range: Option<u64>,
+    ) -> Result<(Response<Body>, Told)> {
+        let mut told = Told::default();
+        for _ in 0..=REDIRECTS {
+            let is_own = self.endpoint.is_own(&address);
+            let response = self.send(method, &address, range, is_own)?;
+            if is_own {
+                told.read(&response);
+            }
+            if !response.status().is_redirection() {
+                return Ok((self.accepted(response, is_own)?, told));
+            }
+            let next = self.next(&address, &response)?;
+            if method == Method::HEAD && !self.endpoint.is_own(&next) {
+                return Ok((response, told));
+            }
+            address = next;
+        }
+        Err(self.error(format!("more than {REDIRECTS} redirects")))
+    }
+
+    fn send(
+        &self,
+        method: &Method,
+        address: &Url,
+        range: Option<u64>,
+        is_own: bool,
+    ) -> Result<Response<Body>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(address.as_str())
+            // Sizes and ranges are those of the file itself.
+            .header(header::ACCEPT_ENCODING, "identity");
+        if let (Some(login), true) = (&self.login, is_own) {
+            request = request.header(header::AUTHORIZATION, login.token.authorization());
+        }
+        if let Some(start) = range {
+            request = request.header(header::RANGE, format!("bytes={start}-"));
+        }
+        let request = request.body(()).map_err(|error| self.error(error))?;
+        let host = address.host_str().unwrap_or_default();
+        self.agent.run(request).map_err(|error| self.error(format!("{host}: {error}")))
+    }
+
+    /// Where an answer points to.
+    fn next(&self, from: &Url, response: &Response<Body>) -> Result<Url> {
+        let location = response.headers().get(header::LOCATION).map(header_text);
+        let next = location.as_deref().and_then(|location| from.join(location).ok());
+        let Some(next) = next else {
+            return Err(self.error(format!("status {} without an address", response.status())));
+        };
+        let weaker = is_confidential(from) && !is_confidential(&next);
+        if !matches!(next.scheme(), "http" | "https") || weaker || has_login(&next) {
+            let host = next.host_str().unwrap_or_default();
+            return Err(self.error(format!("refused a redirect to {}://{host}", next.scheme())));
+        }
+        Ok(next)
+    }
+
+    /// An answer that is no refusal.
+    fn accepted(&self, mut response: Response<Body>, is_own: bool) -> Result<Response<Body>> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        // A HEAD has no body: the reason stands in a header.
+        let told = response.headers().get("x-error-message").map(header_text);
+        let body = response.body_mut().with_config().limit(LONGEST_ERROR).lossy_utf8(true);
+        let text = told.or_else(|| body.read_to_string().ok()).unwrap_or_default();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let reason = value["error"].as_str().unwrap_or(&text);
+        let advice = match (status.as_u16(), &self.login) {
+            (401 | 403, None) if !self.endpoint.may_see_token() => {
+                " (no token was sent: it goes over https only)"
+            }
+            (401 | 403, None) => " (no token was sent: gated and private ones need HF_TOKEN)",
+            (401 | 403, Some(_)) => " (the token may not read it)",
+            _ => "",
+        };
+        let who = if is_own { "the hub" } else { "its store" };
+        let reason = printable(reason, &[]);
+        Err(self.error(format!("{who} answered {}{advice}: {reason}", status.as_u16())))
+    }
+}
+
+/// What the endpoint's own answers tell of a file.
+#[derive(Debug, Default)]
+struct Told {
+    linked_tag: Option<String>,
+    tag: Option<String>,
+    size: Option<u64>,
+}
+
+impl Told {
+    fn read(&mut self, response: &Response<Body>) {
+        let header = |name: &str| response.headers().get(name).map(header_text);
+        if self.linked_tag.is_none() {
+            self.linked_tag = header("x-linked-etag").map(|tag| strip(&tag));
+            let size = header("x-linked-size").and_then(|size| size.parse().ok());
+            self.size = self.size.or(size);
+        }
+        self.tag = header("etag").map(|tag| strip(&tag)).or(self.tag.take());
+        if response.status().is_success() {
+            let size = || header("content-length")?.parse().ok();
+            self.size = self.size.or_else(size);
+        }
+    }
+}
+
+/// An entity tag without its marks.
+fn strip(tag: &str) -> String {
+    tag.trim_start_matches("W/").trim_matches('"').to_owned()
+}
+
+fn header_text(value: &header::HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
+}

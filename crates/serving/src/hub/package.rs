@@ -1,0 +1,183 @@
+//! What of an export folder goes to the hub, and what stays.
+
+use std::path::{Path, PathBuf};
+
+use longdraft_models::error::Problems;
+use longdraft_models::hub::{is_file_name, printable};
+use sha2::{Digest, Sha256};
+
+use super::CARD;
+use crate::error::{Result, ServingError};
+use crate::{MANIFEST_FILE, Manifest};
+
+/// Endings of files that a killed command leaves.
+const UNFINISHED: [&str; 4] = [".tmp", ".writing", ".part", ".old"];
+
+/// A file to send.
+#[derive(Debug, Clone)]
+pub struct Upload {
+    /// Name in the repository.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// SHA-256 in hexadecimal.
+    pub sha256: String,
+    /// Where the bytes are.
+    pub content: Content,
+}
+
+/// Bytes in a file, or in memory.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// On disk.
+    File(PathBuf),
+    /// Made here.
+    Bytes(Vec<u8>),
+}
+
+impl Content {
+    /// All of them.
+    pub(crate) fn read(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::File(path) => std::fs::read(path),
+            Self::Bytes(bytes) => Ok(bytes.clone()),
+        }
+    }
+}
+
+/// Something in the folder that is not sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name, fit for a terminal.
+    pub name: String,
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// An export, taken apart for the hub.
+#[derive(Debug, Clone)]
+pub struct Package {
+    /// Everything that is sent: what the manifest lists, the manifest, the card.
+    pub files: Vec<Upload>,
+    /// Everything else in the folder.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl Package {
+    /// Reads the folder of an export.
+    ///
+    /// # Errors
+    /// - the manifest lists hidden or unfinished files, links, or files outside the folder: all of
+    ///   them are named
+    /// - a file cannot be read
+    pub fn of(folder: &Path, manifest: &Manifest, card: &str) -> Result<Self> {
+        let listed = manifest.files.keys().map(String::as_str);
+        let names: Vec<&str> = listed.chain([MANIFEST_FILE]).filter(|name| *name != CARD).collect();
+        let mut problems = Problems::default();
+        for name in &names {
+            if let Some(problem) = unfit(folder, name) {
+                problems.push(format!("`{}` {problem}", printable(name, &[])));
+            }
+        }
+        problems.into_result(&folder.join(MANIFEST_FILE))?;
+        let mut left_out = Vec::new();
+        rest(folder, "", &names, &mut left_out)?;
+        left_out.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut files = Vec::new();
+        for name in names {
+            let path = folder.join(name);
+            let (size, sha256) = hash_file(&path).map_err(ServingError::io(&path))?;
+            files.push(Upload {
+                name: name.to_owned(),
+                size,
+                sha256,
+                content: Content::File(path),
+            });
+        }
+        let bytes = card.as_bytes().to_vec();
+        let sha256 = crate::export::hash(&bytes);
+        let size = bytes.len() as u64;
+        files.push(Upload { name: CARD.into(), size, sha256, content: Content::Bytes(bytes) });
+        Ok(Self { files, left_out })
+    }
+
+    /// Bytes of everything that is sent.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+/// Why a listed file is not sent, if so.
+fn unfit(folder: &Path, name: &str) -> Option<&'static str> {
+    if !is_file_name(name) {
+        return Some("lies outside the folder");
+    }
+    let mut path = folder.to_path_buf();
+    for part in name.split('/') {
+        path.push(part);
+        if path.is_symlink() {
+            return Some("is a link");
+        }
+        if let Some(reason) = never_sent(part) {
+            return Some(reason);
+        }
+    }
+    (!path.is_file()).then_some("is not there")
+}
+
+/// Why a file of this name is never sent, if so.
+fn never_sent(name: &str) -> Option<&'static str> {
+    if name.starts_with('.') {
+        Some("is hidden")
+    } else if UNFINISHED.iter().any(|ending| name.ends_with(ending)) {
+        Some("is unfinished")
+    } else {
+        None
+    }
+}
+
+/// What lies in a folder beside `names`; `above` is its own name with a slash.
+fn rest(folder: &Path, above: &str, names: &[&str], out: &mut Vec<LeftOut>) -> Result<()> {
+    let place = folder.join(above);
+    let fail = || ServingError::io(place.clone());
+    for entry in std::fs::read_dir(&place).map_err(fail())? {
+        let entry = entry.map_err(fail())?;
+        let kind = entry.file_type().map_err(fail())?;
+        let own = entry.file_name().to_string_lossy().into_owned();
+        let name = format!("{above}{own}");
+        let within = format!("{name}/");
+        if kind.is_dir() && names.iter().any(|listed| listed.starts_with(&within)) {
+            rest(folder, &within, names, out)?;
+        } else if !names.contains(&name.as_str()) {
+            let reason = if kind.is_symlink() {
+                "is a link"
+            } else if let Some(reason) = never_sent(&own) {
+                reason
+            } else if kind.is_dir() {
+                "is a folder"
+            } else if name == CARD {
+                "the card is made from the manifest instead"
+            } else {
+                "is no part of the export"
+            };
+            out.push(LeftOut { name: printable(&name, &[]), reason });
+        }
+    }
+    Ok(())
+}
+
+fn hash_file(path: &Path) -> std::io::Result<(u64, String)> {
+    use std::io::Read;
+    let mut file = std::fs::File::open(path)?;
+    let mut hasher = Sha256::new();
+    let (mut block, mut size) = (vec![0; 1 << 20], 0);
+    loop {
+        let count = file.read(&mut block)?;
+        if count == 0 {
+            let hex = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            return Ok((size, hex));
+        }
+        size += count as u64;
+        hasher.update(&block[..count]);
+    }
+}
