@@ -132,3 +132,81 @@ fn a_password_in_the_configuration_is_refused() {
     );
     assert!(!said.contains("secret"), "{said}");
 }
+
+#[test]
+fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
+    let shop = Workshop::new();
+    // A target and rows in a place that nobody shall know.
+    let secret = "s3cret-place";
+    let hidden = shop.folder.path().join(secret);
+    std::fs::create_dir(&hidden).expect("folder");
+    std::fs::rename(&shop.target, hidden.join("target")).expect("target");
+    std::fs::rename(shop.path("rows.jsonl"), hidden.join("rows.jsonl")).expect("rows");
+    let config = shop.path("secret.yaml");
+    let text = format!(
+        "target: '${{oc.env:MY_SECRET}}/target'\noutput: {}\ndata:\n  train:\n    \
+         - path: '${{oc.env:MY_SECRET}}/rows.jsonl'\n  held_out_rows: 2\n  row_tokens: 128\n\
+         train: {{rows_per_step: 2, steps: '${{oc.env:STEPS,4}}', save_every: 2}}\n\
+         tracking:\n  report_to: [tensorboard, wandb, swanlab]\n  name: 'job-${{oc.env:JOB}}'\n",
+        shop.path("run")
+    );
+    std::fs::write(&config, text).expect("config");
+    let run_with = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = longdraft(arguments);
+        command.env_remove("MY_SECRET").env_remove("STEPS").env("JOB", "7");
+        command.envs(variables.iter().copied()).output().expect("the binary starts")
+    };
+    let place = hidden.display().to_string();
+    let known = [("MY_SECRET", place.as_str())];
+    let succeed = |arguments: &[&str]| {
+        let output = run_with(arguments, &known);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        support::stdout(&output)
+    };
+    succeed(&["train", &config]);
+    let recorded = std::fs::read_to_string(shop.path("run/config.yaml")).expect("record");
+    for part in ["${oc.env:MY_SECRET}/target", "${oc.env:STEPS,4}", "job-${oc.env:JOB}"] {
+        assert!(recorded.contains(part), "{part} not in {recorded}");
+    }
+    // The record composes to the run again, which is finished.
+    let again = succeed(&["train", &shop.path("run/config.yaml")]);
+    assert!(again.contains("done"), "{again}");
+    assert_eq!(std::fs::read_to_string(shop.path("run/config.yaml")).expect("record"), recorded);
+    let shown = succeed(&["config", "show", &config]);
+    assert!(shown.contains("${oc.env:MY_SECRET}/rows.jsonl") && !shown.contains(secret), "{shown}");
+
+    let store = format!("train.features={}", shop.path("features"));
+    succeed(&["capture", &config, &store]);
+    succeed(&["extract", &shop.path("run")]);
+    succeed(&["report", &shop.path("run"), "--output", &shop.path("report.html")]);
+    let export =
+        ["export", &shop.path("run"), "--to", "longspec", "--output", &shop.path("export")];
+    let export = [&export[..], &["--target-name", "some-org/tiny"]].concat();
+    succeed(&export);
+    // The page of a tracker bears the name that was asked for.
+    let written: Vec<_> =
+        files(shop.folder.path()).into_iter().filter(|path| !path.starts_with(&hidden)).collect();
+    let named = |file: &&std::path::PathBuf| {
+        contains(&std::fs::read(file).expect("file"), b"job-7")
+            && file.extension().is_some_and(|ending| ending == "wandb")
+    };
+    assert_eq!(written.iter().filter(named).count(), 1);
+    for file in &written {
+        let bytes = std::fs::read(file).expect("file");
+        assert!(!contains(&bytes, secret.as_bytes()), "the value is in {}", file.display());
+        assert!(!file.display().to_string().contains(secret), "{}", file.display());
+    }
+
+    let output = run_with(&export, &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`MY_SECRET` is not set"), "{}", stderr(&output));
+    for key in ["tracking.notes=${oc.env:MY_SECRET}", "output=runs/${oc.env:MY_SECRET}"] {
+        let output = run_with(&["train", &config, key], &known);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("`MY_SECRET` looks like a secret") && !said.contains(secret),
+            "{said}"
+        );
+    }
+}

@@ -16,24 +16,26 @@ use serde_json::{Value, json};
 
 use super::extract;
 use crate::cli::{ExportArguments, ExportDtype};
+use crate::configuration::recorded_text;
 use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
+/// The composed configuration of a run.
+const CONFIG_FILE: &str = "config.yaml";
 
 /// Writes a folder for every profile asked for.
 pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
     let profiles = profiles(&arguments.to)?;
     let source = Source::find(&arguments.draft);
-    let name = match (&arguments.target, source.target()) {
-        (Some(name), _) => name.clone(),
-        (None, Some(name)) => name,
-        (None, None) => {
-            return Err(Failure::usage("the target is not known").hint(
-                "give --target: a Hugging Face folder, a GGUF file or a hub model `org/name`",
-            ));
-        }
+    let name = match &arguments.target {
+        Some(name) => Some(name.clone()),
+        None => source.target()?,
+    };
+    let Some(name) = name else {
+        return Err(Failure::usage("the target is not known")
+            .hint("give --target: a Hugging Face folder, a GGUF file or a hub model `org/name`"));
     };
     let mut target = TargetFacts::open(&name)?;
     if let Some(name) = &arguments.target_name {
@@ -156,10 +158,10 @@ impl Source {
     }
 
     /// The target that the run's configuration names.
-    fn target(&self) -> Option<String> {
+    fn target(&self) -> Result<Option<String>> {
         match self {
-            Self::Checkpoint { run, .. } => Some(configuration(run)["target"].as_str()?.to_owned()),
-            Self::Files(_) => None,
+            Self::Checkpoint { run, .. } => recorded_text(&run.join(CONFIG_FILE), "target"),
+            Self::Files(_) => Ok(None),
         }
     }
 
@@ -217,7 +219,7 @@ fn from_checkpoint(
 
 /// The composed configuration of a run; nothing if it is not there.
 fn configuration(run: &Path) -> Value {
-    let text = std::fs::read_to_string(run.join("config.yaml")).unwrap_or_default();
+    let text = std::fs::read_to_string(run.join(CONFIG_FILE)).unwrap_or_default();
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cli::TrainArguments;
 use crate::commands::{curriculum, plan};
-use crate::configuration::{Composed, read};
+use crate::configuration::{Composed, file_text, read};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 use crate::ranks::{Voice, over_ranks};
@@ -146,7 +146,7 @@ fn save_config(config: &TrainConfig) -> Result<()> {
         Failure::work(format!("{}: {error}", config.output.display()))
     };
     std::fs::create_dir_all(&config.output).map_err(|error| fail(&error))?;
-    let text = serde_saphyr::to_string(config).map_err(|error| fail(&error))?;
+    let text = file_text(config, &config.references).map_err(|error| fail(&error))?;
     let text = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
     std::fs::write(config.output.join("config.yaml"), text).map_err(|error| fail(&error))
 }

@@ -127,7 +127,7 @@ fn closing(text: &str) -> Option<usize> {
 }
 
 /// Leading dots climb from the key that holds the reference: one is its own map.
-fn absolute(reference: &str, key: &str) -> Result<String, String> {
+pub(super) fn absolute(reference: &str, key: &str) -> Result<String, String> {
     let dots = reference.len() - reference.trim_start_matches('.').len();
     if dots == 0 {
         return Ok(reference.to_owned());

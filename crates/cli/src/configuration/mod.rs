@@ -7,6 +7,7 @@
 mod check;
 mod compose;
 mod interpolate;
+mod origins;
 mod overrides;
 mod schema;
 mod show;
@@ -15,7 +16,7 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use longdraft_train::config::TrainConfig;
+use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::curriculum::StartFrom;
 use longdraft_train::pretrain::PretrainConfig;
 use schemars::JsonSchema;
@@ -144,7 +145,10 @@ pub(crate) fn kind_of(path: &Path) -> Result<Kind> {
 
 /// Composes the configuration of a pretraining run; every problem is an exit 2.
 pub(crate) fn read_pretrain(path: &Path, arguments: &[String]) -> Result<PretrainConfig> {
-    read_as(path, arguments, PretrainConfig::problems)
+    let (root, mut config, resolved) = read_tree(path, arguments, PretrainConfig::problems)?;
+    config.references =
+        origins::references(&root, &resolved).map_err(|problems| failure(&problems))?;
+    Ok(config)
 }
 
 /// Composes a configuration of any type.
@@ -153,14 +157,60 @@ pub(crate) fn read_as<T: JsonSchema + DeserializeOwned>(
     arguments: &[String],
     problems: fn(&T) -> Vec<String>,
 ) -> Result<T> {
+    Ok(read_tree(path, arguments, problems)?.1)
+}
+
+/// The composed tree, what it configures, and the tree without references.
+fn read_tree<T: JsonSchema + DeserializeOwned>(
+    path: &Path,
+    arguments: &[String],
+    problems: fn(&T) -> Vec<String>,
+) -> Result<(Node, T, Node)> {
     let mut root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
     let changes = arguments.iter().map(|argument| Override::parse(argument)?.apply(&mut root));
     let wrong: Vec<Problem> = changes.filter_map(std::result::Result::err).collect();
     if !wrong.is_empty() {
         return Err(failure(&wrong));
     }
-    let (config, _) = checked(&root, problems).map_err(|problems| failure(&problems))?;
-    Ok(config)
+    let (config, tree) = checked(&root, problems).map_err(|problems| failure(&problems))?;
+    Ok((root, config, tree))
+}
+
+/// One text of a run's own configuration file, its references replaced again; none if the file or
+/// the key is not there.
+///
+/// # Errors
+/// - the file is no configuration, or a variable that it refers to is not set
+pub(crate) fn recorded_text(path: &Path, key: &str) -> Result<Option<String>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+    let has_reference = |node: &Node| node.to_json().as_str().is_some_and(|t| t.contains("${"));
+    let node = match root.at(key) {
+        Some(node) if has_reference(node) => {
+            let resolved = interpolate::resolve(&root).map_err(|problems| failure(&problems))?;
+            resolved.at(key).cloned()
+        }
+        other => other.cloned(),
+    };
+    Ok(node.and_then(|node| node.to_json().as_str().map(str::to_owned)))
+}
+
+/// A configuration as a file that composes to it again: values of the environment are written as
+/// their references.
+///
+/// # Errors
+/// - it cannot be written as YAML
+pub(crate) fn file_text<T: serde::Serialize>(
+    config: &T,
+    references: &References,
+) -> std::result::Result<String, String> {
+    let plain = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
+    if references.is_empty() && !plain.contains("${") {
+        return Ok(plain);
+    }
+    serde_saphyr::to_string(&references.file_record(config)).map_err(|error| error.to_string())
 }
 
 /// The stages of a text that goes by `name` and needs no other file; without `stages` it is one.
@@ -212,8 +262,9 @@ fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Compose
 
 /// Resolves references and checks one stage's tree.
 fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
-    let (config, tree) = checked(tree, TrainConfig::problems)?;
-    Ok(Located { config, tree })
+    let (mut config, resolved) = checked(tree, TrainConfig::problems)?;
+    config.references = origins::references(tree, &resolved)?;
+    Ok(Located { config, tree: resolved })
 }
 
 /// Resolves references and checks a tree against a type and its own rules.

@@ -1,4 +1,5 @@
-//! A composed configuration as YAML, every value with where it came from.
+//! A composed configuration as YAML, every value with where it came from. What came from the
+//! environment is shown as its reference.
 
 use std::fmt::Write;
 
@@ -22,7 +23,7 @@ pub(crate) fn show(composed: &Composed) -> String {
 }
 
 fn one(located: &Located) -> String {
-    let value = serde_json::to_value(&located.config).unwrap_or(Value::Null);
+    let value = located.config.record();
     let mut lines = Vec::new();
     if let Value::Object(map) = &value {
         for (key, value) in map {

@@ -2,6 +2,7 @@
 
 mod check;
 mod draft;
+mod references;
 
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ use crate::schedule;
 use crate::tracking::TrackingConfig;
 
 pub use draft::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig};
+pub use references::References;
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,9 +66,17 @@ pub struct TrainConfig {
     /// Where metrics go.
     #[serde(default)]
     pub tracking: TrackingConfig,
+    /// What came from the environment.
+    #[serde(skip)]
+    pub references: References,
 }
 
 impl TrainConfig {
+    /// The configuration as records show it: without the environment's values.
+    pub fn record(&self) -> serde_json::Value {
+        self.references.record(self)
+    }
+
     /// Which of the target's layers a stage needs: with stored features none, but for the last one where
     /// the draft starts from it.
     pub fn needed_layers(&self) -> Layers {

@@ -9,6 +9,7 @@ use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::References;
 use crate::optim::MuonConfig;
 use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};
@@ -53,6 +54,9 @@ pub struct PretrainConfig {
     /// Where metrics go.
     #[serde(default)]
     pub tracking: TrackingConfig,
+    /// What came from the environment.
+    #[serde(skip)]
+    pub references: References,
 }
 
 /// Token shards.

@@ -114,7 +114,7 @@ impl Pretraining {
     /// # Errors
     /// - a loss that is not finite, unreadable shards, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
-        let value = serde_json::to_value(&self.config).unwrap_or_default();
+        let value = self.config.references.record(&self.config);
         let (output, tracking) = (&self.config.output, &self.config.tracking);
         let run = Run::of(output, tracking, value, self.progress.step);
         self.trackers = Some(Trackers::open(&run));

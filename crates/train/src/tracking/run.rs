@@ -43,7 +43,7 @@ pub struct Run {
     pub name: String,
     /// The `tracking:` section.
     pub tracking: TrackingConfig,
-    /// The whole configuration, an object.
+    /// The whole configuration as records show it, an object.
     pub config: Value,
     /// Steps that a checkpoint holds; 0 starts a new run.
     pub resumed_step: u64,
@@ -62,8 +62,7 @@ pub struct Run {
 impl Run {
     /// The run of a configuration in this process, resumed after `resumed_step` steps.
     pub fn new(config: &TrainConfig, resumed_step: u64) -> Self {
-        let value = serde_json::to_value(config).unwrap_or_default();
-        Self::of(&config.output, &config.tracking, value, resumed_step)
+        Self::of(&config.output, &config.tracking, config.record(), resumed_step)
     }
 
     /// The run of any configuration, given as an object.

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::{median, plan};
 use crate::cli::TrainArguments;
-use crate::configuration::read_pretrain;
+use crate::configuration::{file_text, read_pretrain};
 use crate::failure::{Failure, Result};
 use crate::progress::{clock, stop_on_interrupt};
 use crate::ranks::{Voice, over_ranks};
@@ -202,7 +202,7 @@ pub(super) fn print_artifact(
 
 /// The composed configuration as text.
 fn config_text(config: &PretrainConfig) -> Result<String> {
-    serde_saphyr::to_string(config)
+    file_text(config, &config.references)
         .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
 }
 

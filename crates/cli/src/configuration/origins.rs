@@ -1,0 +1,168 @@
+//! Which values of a composed configuration came from environment variables.
+
+use std::collections::HashSet;
+
+use longdraft_train::config::References;
+use serde_json::Value;
+
+use super::Problem;
+use super::interpolate::absolute;
+use super::tree::{Node, Tree};
+
+const VARIABLE: &str = "oc.env:";
+/// Keys whose values go out by their nature: as folder names, and onto trackers' pages.
+const SHOWN: [&str; 2] = ["output", "tracking"];
+/// Words in the names of variables that hold secrets.
+const SECRET: [&str; 6] = ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "API_KEY", "ACCESS_KEY"];
+
+/// The references of `root` that lead to the environment; `resolved` is what it came to.
+///
+/// # Errors
+/// - a variable that looks like a secret stands where it would be shown: all of them
+pub(super) fn references(root: &Node, resolved: &Node) -> Result<References, Vec<Problem>> {
+    let mut found = Found { root, references: References::default(), problems: Vec::new() };
+    found.walk(root, resolved, &mut Vec::new());
+    if found.problems.is_empty() { Ok(found.references) } else { Err(found.problems) }
+}
+
+struct Found<'a> {
+    root: &'a Node,
+    references: References,
+    problems: Vec<Problem>,
+}
+
+impl Found<'_> {
+    fn walk(&mut self, node: &Node, resolved: &Node, path: &mut Vec<String>) {
+        let inner: Vec<(String, &Node)> = match &node.value {
+            Tree::Scalar(Value::String(text)) => {
+                self.text(text, node, resolved, path);
+                return;
+            }
+            Tree::Scalar(_) => return,
+            Tree::List(items) => (0..).map(|i: usize| i.to_string()).zip(items).collect(),
+            Tree::Map(entries) => entries.iter().map(|(key, node)| (key.clone(), node)).collect(),
+        };
+        for (key, node) in inner {
+            let Some(resolved) = same_child(resolved, &key) else { continue };
+            path.push(key);
+            self.walk(node, resolved, path);
+            path.pop();
+        }
+    }
+
+    fn text(&mut self, text: &str, node: &Node, resolved: &Node, path: &[String]) {
+        let key = path.join(".");
+        let mut variables = Vec::new();
+        variables_of(self.root, text, &key, &mut HashSet::new(), &mut variables);
+        if variables.is_empty() {
+            return;
+        }
+        let is_shown = path.first().is_some_and(|first| SHOWN.contains(&first.as_str()));
+        let secret = variables.iter().find(|name| looks_secret(name));
+        if let Some(name) = secret.filter(|_| is_shown) {
+            let problem = format!("`{key}` is shown to others, and `{name}` looks like a secret");
+            self.problems.push(Problem::at(&node.origin, problem));
+        }
+        self.references.push(path.to_vec(), text.to_owned(), resolved.to_json());
+    }
+}
+
+/// By its very key or place: names of items do not count here.
+fn same_child<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
+    match &node.value {
+        Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, node)| node),
+        Tree::List(items) => items.get(key.parse::<usize>().ok()?),
+        Tree::Scalar(_) => None,
+    }
+}
+
+fn looks_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    SECRET.iter().any(|word| name.contains(word))
+}
+
+/// Names of the variables that a text's references lead to. Every key is followed once.
+fn variables_of(
+    root: &Node,
+    text: &str,
+    key: &str,
+    seen: &mut HashSet<String>,
+    out: &mut Vec<String>,
+) {
+    for reference in text.split("${").skip(1) {
+        let reference = reference.split('}').next().unwrap_or_default().trim();
+        if let Some(name) = reference.strip_prefix(VARIABLE) {
+            out.push(name.split(',').next().unwrap_or_default().trim().to_owned());
+        } else if let Ok(wanted) = absolute(reference, key)
+            && seen.insert(wanted.clone())
+            && let Some(node) = root.at(&wanted)
+        {
+            variables_below(root, node, &wanted, seen, out);
+        }
+    }
+}
+
+fn variables_below(
+    root: &Node,
+    node: &Node,
+    key: &str,
+    seen: &mut HashSet<String>,
+    out: &mut Vec<String>,
+) {
+    match &node.value {
+        Tree::Scalar(Value::String(text)) => variables_of(root, text, key, seen, out),
+        Tree::Scalar(_) => {}
+        Tree::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                variables_below(root, item, &format!("{key}.{index}"), seen, out);
+            }
+        }
+        Tree::Map(entries) => {
+            for (name, item) in entries {
+                variables_below(root, item, &format!("{key}.{name}"), seen, out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::super::interpolate::resolve;
+    use super::*;
+
+    fn record(text: &str) -> Result<Value, String> {
+        let root = Node::parse(text, Path::new("a.yaml")).expect("YAML");
+        let resolved = resolve(&root).expect("resolved");
+        let references = references(&root, &resolved);
+        let references = references.map_err(|problems| problems[0].to_string())?;
+        Ok(references.record(&resolved.to_json()))
+    }
+
+    #[test]
+    fn what_the_environment_gave_is_recorded_as_its_reference() {
+        let text = "a: ${oc.env:PATH}\nb: x-${.a}\nc: {d: '${a}', n: 4}\ne: ${c}\nf: ${c.n}\n\
+                    g: [1, '${oc.env:LONGDRAFT_SURELY_UNSET,7}']\nstages: [{name: base, x: '${e}'}]\n";
+        let record = record(text).expect("no secret");
+        let want = json!({
+            "a": "${oc.env:PATH}", "b": "x-${.a}", "c": {"d": "${a}", "n": 4}, "e": "${c}", "f": 4,
+            "g": [1, "${oc.env:LONGDRAFT_SURELY_UNSET,7}"],
+            "stages": [{"name": "base", "x": "${e}"}],
+        });
+        assert_eq!(record, want);
+    }
+
+    #[test]
+    fn secrets_do_not_go_where_everybody_looks() {
+        let secret = "${oc.env:MY_TOKEN,x}";
+        for key in ["output", "tracking"] {
+            let problem = record(&format!("a: {secret}\n{key}: ['${{a}}']\n")).expect_err(key);
+            assert!(problem.starts_with("a.yaml:2: ") && problem.contains("MY_TOKEN"), "{problem}");
+        }
+        assert!(record(&format!("target: {secret}\n")).is_ok());
+        assert!(record("tracking: {name: 'job-${oc.env:JOB_ID,1}'}\n").is_ok());
+    }
+}
