@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
+pub(crate) mod hub;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
