@@ -18,7 +18,7 @@ use crate::error::{ModelError, Result};
 /// To reach a server.
 const CONNECT: Duration = Duration::from_secs(20);
 /// For the next bytes of an answer.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_mins(1);
 /// Servers that one request is sent on to.
 const REDIRECTS: usize = 10;
 /// Bytes of a list of files.

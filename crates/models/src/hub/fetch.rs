@@ -16,7 +16,7 @@ use crate::error::{ModelError, Result};
 /// Between two looks at another process's download.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long another process's download may stand still.
-const STANDSTILL: Duration = Duration::from_secs(120);
+const STANDSTILL: Duration = Duration::from_mins(2);
 
 impl Repository {
     /// Where the named files of a listing lie, after fetching those that are not there. All are
