@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use super::published::flattened;
 use crate::config::RopeParameters;
-use crate::error::Problems;
+use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 
 const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
@@ -116,7 +116,7 @@ impl Eagle3Config {
         if let Err(error) = self.rope.build(self.head_dim)
             && self.head_dim.is_multiple_of(2)
         {
-            problems.push(error);
+            problems.push(without_backtrace(error));
         }
     }
 
@@ -376,4 +376,5 @@ mod tests {
         let text = Eagle3Config::from_json(&value, Some(8)).expect_err("refused").to_string();
         assert!(text.contains("exceeds") && text.contains("does not divide"), "{text}");
     }
+
 }
