@@ -135,14 +135,14 @@ impl TargetConfig {
         hugging_face::read(value)
     }
 
-    /// Reads a GGUF header; `has_tensor` says which optional tensors the file holds.
+    /// Reads a GGUF header.
     ///
     /// # Errors
     /// - a list of every missing or unusable key
     pub fn from_gguf(
-        content: &candle_core::quantized::gguf_file::Content,
+        header: &crate::weights::gguf::header::Header,
     ) -> std::result::Result<Self, Problems> {
-        gguf::read(content)
+        gguf::read(header)
     }
 
     /// Whether queries and keys are normalised per head.

@@ -73,7 +73,7 @@ impl TextTokenizer {
     /// # Errors
     /// - the header holds none, or one of an unknown kind
     pub fn from_gguf(source: &GgufSource) -> Result<Self> {
-        gguf::read(source.content())
+        gguf::read(source.header())
             .map_err(|problem| ModelError::Tokenizer(format!("GGUF header: {problem}")))
     }
 
