@@ -377,4 +377,15 @@ mod tests {
         assert!(text.contains("exceeds") && text.contains("does not divide"), "{text}");
     }
 
+    #[test]
+    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+        for key in ["hidden_size", "head_dim", "num_attention_heads", "vocab_size"] {
+            for size in [1_u64 << 23, 1 << 32, u64::MAX - 1] {
+                let mut value = minimal();
+                value[key] = json!(size);
+                let text = Eagle3Config::from_json(&value, Some(32)).expect_err("refused");
+                assert!(text.to_string().contains(&size.to_string()), "{text}");
+            }
+        }
+    }
 }
