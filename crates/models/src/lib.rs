@@ -6,6 +6,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bits_per_byte;
+mod bounded;
 pub mod config;
 pub mod device;
 pub mod draft;
@@ -22,3 +23,7 @@ pub use config::TargetConfig;
 pub use device::{DeviceChoice, Precision};
 pub use error::{ModelError, Result};
 pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};
+
+#[cfg(test)]
+#[global_allocator]
+static MEMORY: longdraft_kernels::memory::Allocator = longdraft_kernels::memory::Allocator;

@@ -1,8 +1,11 @@
 //! Jinja chat templates as models ship them.
+//!
+//! They are programs of others: each rendering runs within [`LIMITS`], and within a number of
+//! instructions (fuel) and bytes of text.
 
 use std::io::Write;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, State, context};
@@ -10,7 +13,28 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::bounded::{self, Limits, Stopped};
 use crate::error::{ModelError, Result};
+
+/// Memory and time of a rendering. Templates take milliseconds and some copies of the conversation.
+const LIMITS: Limits = Limits { bytes: 512 << 20, seconds: if cfg!(test) { 20 } else { 60 } };
+
+/// Instructions of a rendering: published templates take some hundred a message, those that look at
+/// all messages for each one some ten a pair.
+const FUEL: u64 = 1_000_000;
+const FUEL_PER_MESSAGE: u64 = 20_000;
+
+/// Longest text of a conversation.
+const LONGEST_TEXT: usize = 64 << 20;
+
+/// Longest template; published ones have up to 30 KB.
+const LONGEST_TEMPLATE: usize = 1 << 20;
+
+/// Widest indent of JSON.
+const WIDEST_INDENT: usize = 100;
+
+/// Characters of a template's error that are shown.
+const SHOWN: usize = 1000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,33 +60,27 @@ pub struct ChatTemplate {
     /// The same as the template reads them.
     token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
+    /// Why a rendering was given up: no other one is begun.
+    given_up: Arc<OnceLock<String>>,
 }
 
 impl ChatTemplate {
     /// Compiles a template.
     ///
     /// # Errors
-    /// - it does not parse
+    /// - it does not parse, or is longer than a mebibyte
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> std::result::Result<(), Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment.add_filter("generation", generation);
-        environment
-            .add_template_owned("chat".to_owned(), with_generation_filters(source))
-            .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
+        if source.len() > LONGEST_TEMPLATE {
+            let length = source.len();
+            return Err(failed(&format!("{length} bytes, at most {LONGEST_TEMPLATE} are read")));
+        }
+        let owned = source.to_owned();
+        let environment = bounded::run(LIMITS, move || compiled(&owned))
+            .map_err(|stopped| failed(&stopped.to_string()))?
+            .map_err(|problem| failed(&problem))?;
         let token_values = minijinja::Value::from_serialize(&special_tokens);
         let (source, environment) = (source.to_owned(), Arc::new(environment));
-        Ok(Self { source, special_tokens, token_values, environment })
+        Ok(Self { source, special_tokens, token_values, environment, given_up: Arc::default() })
     }
 
     /// From `tokenizer_config.json` and, before it, a file of its own.
@@ -142,12 +160,24 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         mark_generation: bool,
     ) -> Result<String> {
-        let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
-        let template = self.environment.get_template("chat").map_err(fail)?;
+        if let Some(problem) = self.given_up.get() {
+            return Err(failed(problem));
+        }
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
+        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len().unwrap_or(0) as u64;
         let own = context! { messages, tools, add_generation_prompt, mark_generation };
-        template.render(context! { ..own, ..self.token_values.clone() }).map_err(fail)
+        let context = context! { ..own, ..self.token_values.clone() };
+        let environment = Arc::clone(&self.environment);
+        let rendered = bounded::run(LIMITS, move || rendered(&environment, fuel, context));
+        rendered
+            .map_err(|stopped| {
+                if let Stopped::Limit(problem) = &stopped {
+                    self.given_up.get_or_init(|| problem.clone());
+                }
+                failed(&stopped.to_string())
+            })?
+            .map_err(|problem| failed(&problem))
     }
 
     /// The keys of `tokenizer_config.json` that make this template.
@@ -158,6 +188,86 @@ impl ChatTemplate {
         }
         config
     }
+}
+
+fn failed(problem: &str) -> ModelError {
+    ModelError::Tokenizer(format!("chat template: {problem}"))
+}
+
+/// A template's error in a line or some, without what steers terminals: it may quote anything.
+fn described(error: &Error) -> String {
+    let text = format!("{error:#}");
+    let plain = text.chars().filter(|c| !c.is_control() || *c == '\n');
+    plain.take(SHOWN).collect()
+}
+
+fn compiled(source: &str) -> std::result::Result<Environment<'static>, String> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_unknown_method_callback(python_method);
+    environment.add_filter("tojson", to_json);
+    environment.add_function(
+        "raise_exception",
+        |message: String| -> std::result::Result<(), Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        },
+    );
+    environment.add_filter("generation", generation);
+    environment
+        .add_template_owned("chat".to_owned(), with_generation_filters(source))
+        .map_err(|error| described(&error))?;
+    Ok(environment)
+}
+
+fn rendered(
+    environment: &Environment<'static>,
+    fuel: u64,
+    context: minijinja::Value,
+) -> std::result::Result<String, String> {
+    let mut environment = environment.clone();
+    environment.set_fuel(Some(fuel));
+    let template = environment.get_template("chat").map_err(|error| described(&error))?;
+    let mut text = BoundedText(Vec::new());
+    template.render_captured_to(context, &mut text).map_err(|error| match error.kind() {
+        ErrorKind::OutOfFuel => format!("it has not ended after {fuel} instructions"),
+        ErrorKind::WriteFailure => format!("its text is longer than {LONGEST_TEXT} bytes"),
+        _ => described(&error),
+    })?;
+    String::from_utf8(text.0).map_err(|error| error.to_string())
+}
+
+/// Text up to [`LONGEST_TEXT`].
+struct BoundedText(Vec<u8>);
+
+impl Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > LONGEST_TEXT {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Python's methods, which templates call.
+fn python_method(
+    state: &State<'_, '_>,
+    value: &minijinja::Value,
+    method: &str,
+    arguments: &[minijinja::Value],
+) -> std::result::Result<minijinja::Value, Error> {
+    // The library never ends where what is counted is empty.
+    if let ("count", Some(text), Some("")) =
+        (method, value.as_str(), arguments.first().and_then(minijinja::Value::as_str))
+    {
+        return Ok((text.chars().count() + 1).into());
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
 }
 
 /// Around what a template generates while it is asked for.
@@ -220,6 +330,10 @@ fn to_json(value: &minijinja::Value, options: Kwargs) -> std::result::Result<Str
     };
     let mut bytes = Vec::new();
     match indent {
+        Some(width) if width > WIDEST_INDENT => {
+            let problem = format!("tojson: an indent of {width}, at most {WIDEST_INDENT}");
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
         Some(width) => {
             let spaces = vec![b' '; width];
             let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
@@ -316,6 +430,86 @@ mod tests {
             ChatTemplate::new(CHATML, Map::new())?.render_generated(&messages, None)?.is_none()
         );
         assert!(ChatTemplate::new("{% generation %}{% endfor %}", Map::new()).is_err());
+        Ok(())
+    }
+
+    /// What a template without an end is told.
+    fn refused(source: &str) -> String {
+        let text = ChatTemplate::new(source, Map::new())
+            .and_then(|template| template.render(&[Message::new("user", "hi")], false));
+        text.map(|text| text.len()).expect_err(source).to_string()
+    }
+
+    #[test]
+    fn templates_without_an_end_are_stopped() {
+        let doubled = "{% set s = namespace(x='xxxxxxxx') %}{% for i in range(60) %}\
+                       {% set s.x = s.x ~ s.x %}{% endfor %}";
+        let long = "{% set s = namespace(x='xxxxxxxx') %}{% for i in range(22) %}\
+                    {% set s.x = s.x + s.x %}{% endfor %}";
+        for (source, problem) in [
+            (
+                "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+                "instructions",
+            ),
+            ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+            (doubled, "more than 512 MiB"),
+            ("{{ messages | tojson(indent=10000000000) }}", "an indent of 10000000000"),
+            ("{{ 'a' | indent(100000000000) }}", "more than 512 MiB"),
+            ("{{ [1] | batch(100000000000, 0) | list }}", "more than 512 MiB"),
+            ("{{ [1] | slice(100000000000) | list }}", ""),
+            ("{{ '%100000000000d' | format(1) }}", ""),
+            ("{{ '{:100000000000}'.format(1) }}", ""),
+            ("{{ ([1] * 100000000000) | list }}", "more than 512 MiB"),
+            ("{{ ([1] * 100000000000) | join('x') }}", "more than 512 MiB"),
+            ("{{ 3 in [1] * 10000000000000 }}", "seconds"),
+            ("{{ 'x' * 90000000 }}", "longer than"),
+            (&format!("{long}{{{{ s.x | replace('x', s.x) | length }}}}"), "more than 512 MiB"),
+            (&format!("{long}{{{{ s.x.replace('x', s.x) | length }}}}"), "more than 512 MiB"),
+            (&format!("{long}{{{{ s.x | list | length }}}}"), "more than 512 MiB"),
+            (&format!("{{# {} #}}", "x".repeat(LONGEST_TEMPLATE)), "bytes, at most"),
+        ] {
+            let message = refused(source);
+            assert!(message.contains("chat template: ") && message.contains(problem), "{message}");
+            assert!(message.len() < 2 * SHOWN);
+        }
+    }
+
+    #[test]
+    fn lists_that_nest_deeply_are_dropped_and_written() {
+        let nested = "{% set s = namespace(x=[]) %}{% for i in range(300) %}{% for j in range(300) %}\
+                      {% set s.x = [s.x] %}{% endfor %}{% endfor %}";
+        for end in ["", "{{ s.x | tojson }}", "{{ s.x }}", "{{ s.x == [s.x] }}"] {
+            let template =
+                ChatTemplate::new(&format!("{nested}{end}"), Map::new()).expect("template");
+            // Refused or written, but never the end of the process.
+            let _ = template.render(&[], false);
+        }
+    }
+
+    #[test]
+    fn a_template_that_was_given_up_is_not_rendered_again() -> Result<()> {
+        let template = ChatTemplate::new(
+            "{% if messages %}{{ ([1] * 100000000000) | list }}{% endif %}",
+            Map::new(),
+        )?;
+        assert_eq!(template.render(&[], false)?, "");
+        assert!(template.render(&[Message::new("user", "")], false).is_err());
+        assert!(template.render(&[], false).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn errors_of_templates_are_short_and_steer_no_terminal() {
+        let message = refused("{{ raise_exception('\u{1b}[31m' ~ 'red' * 90000) }}");
+        assert!(message.contains("[31mred") && !message.contains('\u{1b}'), "{message}");
+        assert!(message.len() < 2 * SHOWN, "{}", message.len());
+    }
+
+    #[test]
+    fn empty_strings_are_counted_as_in_python() -> Result<()> {
+        let template =
+            ChatTemplate::new("{{ 'aé'.count('') }} {{ 'aba'.count('a') }}", Map::new())?;
+        assert_eq!(template.render(&[], false)?, "3 2");
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value, json};
-use tokenizers::Tokenizer;
 
+use super::checked::{self, LONGEST_PIECE};
 use super::{ChatTemplate, TextTokenizer};
 use crate::weights::gguf::header::Header;
 
@@ -39,7 +39,7 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
     document["version"] = json!("1.0");
     document["added_tokens"] = added_tokens(&vocabulary);
     let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
-    let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+    let tokenizer = checked::from_json(bytes)?;
     let template = match header.metadata.get("tokenizer.chat_template") {
         Some(GgufValue::String(source)) => {
             let template = ChatTemplate::new(source, special_tokens(header, &vocabulary));
@@ -179,6 +179,9 @@ fn sentence_piece(header: &Header, vocabulary: &Vocabulary) -> Result<Value, Str
     let scores = numbers(header, "scores").ok_or("`tokenizer.ggml.scores` is missing")?;
     if scores.len() != vocabulary.tokens.len() {
         return Err("`tokenizer.ggml.scores` and `tokens` differ in length".into());
+    }
+    if let Some(token) = vocabulary.tokens.iter().find(|token| token.len() > LONGEST_PIECE) {
+        return Err(format!("a token of {} bytes, at most {LONGEST_PIECE} are read", token.len()));
     }
     let unknown = value(header, "unknown_token_id").and_then(crate::config::gguf_number);
     let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);

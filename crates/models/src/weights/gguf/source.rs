@@ -220,6 +220,9 @@ impl WeightSource for GgufSource {
         };
         let &[outputs, inputs] = dims.as_slice() else { return Ok(None) };
         let stored = self.file.read(bytes)?;
+        if !self.is_interleaved(name) {
+            return Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &stored)?));
+        }
         let row_bytes = stored.len() / outputs.max(1);
         let mut placed = vec![0; stored.len()];
         for (row, stored) in stored.chunks_exact(row_bytes.max(1)).enumerate() {
