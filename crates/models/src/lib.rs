@@ -3,6 +3,7 @@
 //! Shapes, everywhere the same: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value
 //! heads, `D` head dim, `I` MLP width, `V` target vocabulary, `G` draft length.
 
+#![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bits_per_byte;
