@@ -37,7 +37,7 @@ pub(super) fn from_json(bytes: Vec<u8>) -> Result<Tokenizer, String> {
 
 /// Refuses what makes texts without measure of short ones.
 fn check(tokenizer: &Tokenizer) -> Result<(), String> {
-    let longest = tokenizer.get_vocab(true).into_iter().map(|(token, _)| token.len()).max();
+    let longest = tokenizer.get_vocab(true).keys().map(String::len).max();
     if let Some(length) = longest.filter(|length| *length > LONGEST_TOKEN) {
         return Err(format!("a token of {length} bytes, at most {LONGEST_TOKEN} are read"));
     }
