@@ -169,7 +169,7 @@ impl Header {
         if let Some(name) = outside.first() {
             let count = outside.len();
             problems.push(format!(
-                "{count} of {all} tensors lie outside the file of {file_bytes} bytes, `{name}` first: \
+                "{count} of {all} tensors lie outside this GGUF file of {file_bytes} bytes, `{name}` first: \
                  {CUT_OFF}"
             ));
         }
