@@ -373,8 +373,11 @@ fn chat_templates_without_an_end_are_errors() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn a_process_without_memory_says_so() {
+    if !cfg!(target_os = "linux") {
+        // Other systems limit no address space.
+        return;
+    }
     let dir = tempfile::tempdir().expect("tempdir");
     let mut config = tiny_config("llama");
     config["vocab_size"] = json!(1 << 20);

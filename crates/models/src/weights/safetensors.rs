@@ -1,6 +1,7 @@
 //! Safetensors files, single or sharded by `model.safetensors.index.json`.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::ops::Range;
@@ -274,12 +275,12 @@ fn read_header(file: &WeightFile) -> std::result::Result<(usize, Metadata), Stri
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
     let (held, told) = (left - length, header.data_len());
-    if held == told {
-        Ok((PROLOGUE + length, header))
-    } else if held < told {
-        Err(format!("{held} of {told} bytes of tensors are there (is the download complete?)"))
-    } else {
-        Err(format!("{} bytes follow the tensors", held - told))
+    match held.cmp(&told) {
+        Ordering::Equal => Ok((PROLOGUE + length, header)),
+        Ordering::Less => {
+            Err(format!("{held} of {told} bytes of tensors are there (is the download complete?)"))
+        }
+        Ordering::Greater => Err(format!("{} bytes follow the tensors", held - told)),
     }
 }
 
