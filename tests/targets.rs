@@ -8,8 +8,9 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
+use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
 use support::{fail, random_tensors, relative_error, succeed, tiny_config, write_target};
@@ -69,6 +70,11 @@ fn gguf_bytes() -> Vec<u8> {
 
 /// The same with matrices quantised where their rows consist of whole blocks.
 fn gguf_bytes_of(dtype: GgmlDType) -> Vec<u8> {
+    gguf_bytes_with(dtype, &[])
+}
+
+/// The same with other values of some keys, or more keys.
+fn gguf_bytes_with(dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
     let source = random_tensors(&tiny_config("llama"));
     let tensors: Vec<(String, QTensor)> = source
         .names()
@@ -122,7 +128,8 @@ fn gguf_bytes_of(dtype: GgmlDType) -> Vec<u8> {
             ),
         ),
     ];
-    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(k, v)| (*k, v)).collect();
+    let kept = metadata.iter().filter(|(key, _)| changed.iter().all(|(other, _)| other != key));
+    let metadata: Vec<(&str, &Gguf)> = kept.chain(changed).map(|(k, v)| (*k, v)).collect();
     let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
     let mut file = Cursor::new(Vec::new());
     write(&mut file, &metadata, &tensors).expect("GGUF");
@@ -268,6 +275,146 @@ fn unusable_configurations_name_every_problem() {
     complaint(dir.path());
     std::fs::write(dir.path().join("config.json"), b"\xff\xfe").expect("config");
     complaint(dir.path());
+}
+
+#[test]
+fn sizes_that_no_file_holds_are_refused_before_anything_is_made_of_them() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let folder = dir.path().join("folder");
+    write_target(&folder, &tiny_config("llama"));
+    for (key, size, part) in [
+        ("num_hidden_layers", 1 << 24, "is not between 1 and 4096"),
+        ("num_hidden_layers", 4000, "= 4000, but only 20 tensors are there"),
+        ("head_dim", 1 << 22, "is not between 1 and 8192"),
+        ("max_position_embeddings", 1_u64 << 40, "is not between 1 and 16777216"),
+    ] {
+        let mut config = tiny_config("llama");
+        config[key] = json!(size);
+        std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
+        let text = complaint(&folder);
+        assert!(text.contains(part) && text.contains(key), "{text}");
+    }
+    let mut config = support::tiny_mixture("qwen3_moe");
+    config["num_experts"] = json!(5000);
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
+    let text = complaint(&folder);
+    assert!(text.contains("20000 experts in 4 layers, but only 20 tensors"), "{text}");
+    let file = dir.path().join("model.gguf");
+    for (key, value, part) in [
+        ("llama.block_count", Gguf::U32(1 << 24), "is not between 1 and 4096"),
+        ("llama.block_count", Gguf::U32(4000), "= 4000, but only 20 tensors are there"),
+        ("general.alignment", Gguf::U32(0), "`general.alignment` = U32(0) is no alignment"),
+        ("general.alignment", Gguf::U32(33), "`general.alignment` = U32(33) is no alignment"),
+    ] {
+        let bytes = gguf_bytes_with(GgmlDType::F32, &[(key, value)]);
+        std::fs::write(&file, bytes).expect("write");
+        let text = complaint(&file);
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_gguf_file_that_is_cut_off_is_told_so_without_frames() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf");
+    let whole = gguf_bytes();
+    for length in [20, 3000, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).expect("write");
+        let target = path.display().to_string();
+        let fixed = ["generate", "--target", &target, "--no-draft", "--prompt", "a"];
+        let output = support::longdraft(&fixed)
+            .env("RUST_BACKTRACE", "1")
+            .output()
+            .expect("the binary starts");
+        let text = support::stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("is the download complete?") && text.contains("GGUF"), "{text}");
+        assert!(!text.contains("not GGUF") && text.lines().count() < 4, "{text}");
+    }
+}
+
+#[test]
+fn tokenizers_that_break_their_reader_are_errors_that_name_the_file() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    write_target(dir.path(), &tiny_config("llama"));
+    let mut tokenizer = support::byte_tokenizer();
+    // Strips a character off texts that have none.
+    tokenizer["decoder"] = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"Regex": "(?s)."}, "content": ""},
+        {"type": "Strip", "content": " ", "start": 0, "stop": 1},
+    ]});
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).expect("tokenizer");
+    let text = complaint(dir.path());
+    assert!(text.contains("tokenizer.json") && text.contains("its reader failed"), "{text}");
+}
+
+#[test]
+fn chat_templates_without_an_end_are_errors() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    write_target(dir.path(), &tiny_config("llama"));
+    for (template, part) in [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "instructions",
+        ),
+        (
+            "{% set s = namespace(x='xxxxxxxx') %}{% for i in range(60) %}\
+             {% set s.x = s.x ~ s.x %}{% endfor %}",
+            "it asks for more than 512 MiB",
+        ),
+    ] {
+        let config = json!({ "chat_template": template }).to_string();
+        std::fs::write(dir.path().join("tokenizer_config.json"), config).expect("configuration");
+        let target = dir.path().display().to_string();
+        let fixed = ["generate", "--target", &target, "--no-draft", "--chat", "--prompt", "a"];
+        let text = fail(&fixed, 1);
+        assert!(text.contains("chat template: ") && text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_process_without_memory_says_so() {
+    if !cfg!(target_os = "linux") {
+        // Other systems limit no address space.
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut config = tiny_config("llama");
+    config["vocab_size"] = json!(1 << 20);
+    config["hidden_size"] = json!(1 << 10);
+    write_empty_target(dir.path(), &config);
+    // Embeddings of 4 GiB for a process of 2.
+    let script = "ulimit -v 2097152 && exec \"$@\"";
+    let output = std::process::Command::new("sh")
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_longdraft"), "generate", "--no-draft"])
+        .args(["--dtype", "f32", "--threads", "1", "--prompt", "a", "--target"])
+        .arg(dir.path())
+        .output()
+        .expect("the binary starts");
+    let text = support::stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: no memory left: 4294967296 bytes"), "{text}");
+    assert!(text.contains("\nhint: "), "{text}");
+}
+
+/// A folder whose weights are a hole in a file: all zeros, and no room taken.
+fn write_empty_target(folder: &Path, config: &Value) {
+    let sizes = TargetConfig::from_json(config).expect("configuration");
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for spec in tensor_specs(&sizes) {
+        let start = end;
+        end += 4 * spec.shape.iter().product::<usize>();
+        let entry = json!({"dtype": "F32", "shape": spec.shape, "data_offsets": [start, end]});
+        header.insert(spec.name, entry);
+    }
+    let header = Value::from(header).to_string().into_bytes();
+    let path = folder.join("model.safetensors");
+    std::fs::write(&path, [&header.len().to_le_bytes()[..], &header].concat()).expect("header");
+    let file = std::fs::File::options().write(true).open(&path).expect("file");
+    file.set_len((8 + header.len() + end) as u64).expect("a file with a hole");
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
+    std::fs::write(folder.join("tokenizer.json"), support::byte_tokenizer().to_string())
+        .expect("tokenizer");
 }
 
 #[test]

@@ -23,6 +23,11 @@ mod sha256;
 use std::process::ExitCode;
 
 use clap::Parser;
+use longdraft_kernels::memory::Allocator;
+
+/// A process without memory says so.
+#[global_allocator]
+static MEMORY: Allocator = Allocator;
 
 fn main() -> ExitCode {
     let arguments = cli::Cli::parse();

@@ -1,6 +1,7 @@
 //! What can go wrong while decoding.
 
 use longdraft_models::ModelError;
+use longdraft_models::error::without_backtrace;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, DecodeError>;
@@ -14,7 +15,7 @@ pub enum DecodeError {
     Model(#[from] ModelError),
     /// A tensor operation failed.
     #[error(transparent)]
-    Tensor(#[from] candle_core::Error),
+    Tensor(candle_core::Error),
     /// The prompt is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
@@ -49,6 +50,12 @@ pub enum DecodeError {
         /// Index of the root.
         root: usize,
     },
+}
+
+impl From<candle_core::Error> for DecodeError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Tensor(without_backtrace(error))
+    }
 }
 
 impl DecodeError {

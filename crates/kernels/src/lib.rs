@@ -24,6 +24,7 @@ pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;
 pub mod matrix;
+pub mod memory;
 pub mod orthogonalise;
 pub mod random;
 pub mod relu_squared;

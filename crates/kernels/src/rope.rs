@@ -61,13 +61,19 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// The widest head that frequencies are made for: a limit on what a wrong file can ask for.
+    const WIDEST: usize = 1 << 16;
+
     /// Frequencies for `head_dim` (even) with base `theta`.
     ///
     /// # Errors
-    /// - `head_dim` is odd or 0, `theta` not positive and finite
+    /// - `head_dim` is odd, 0 or above 65 536, `theta` not positive and finite
     pub fn new(head_dim: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             bail!("rope: even head_dim expected, found {head_dim}");
+        }
+        if head_dim > Self::WIDEST {
+            bail!("rope: head_dim up to {} expected, found {head_dim}", Self::WIDEST);
         }
         if !theta.is_finite() || theta <= 0.0 {
             bail!("rope: positive theta expected, found {theta}");

@@ -64,11 +64,24 @@ pub enum ModelError {
 
 impl From<candle_core::Error> for ModelError {
     fn from(error: candle_core::Error) -> Self {
+        let error = without_backtrace(error);
         if is_out_of_memory(&error) {
             Self::DeviceMemory { source: error }
         } else {
             Self::Tensor(error)
         }
+    }
+}
+
+/// The error without the frames that candle puts into its text where `RUST_BACKTRACE` is set.
+pub fn without_backtrace(error: candle_core::Error) -> candle_core::Error {
+    use candle_core::Error;
+    let plain = |inner: Box<Error>| Box::new(without_backtrace(*inner));
+    match error {
+        Error::WithBacktrace { inner, .. } => without_backtrace(*inner),
+        Error::Context { inner, context } => Error::Context { inner: plain(inner), context },
+        Error::WithPath { inner, path } => Error::WithPath { inner: plain(inner), path },
+        other => other,
     }
 }
 
@@ -112,15 +125,57 @@ impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 40;
         if let [only] = self.0.as_slice() {
-            return f.write_str(only);
+            return f.write_str(&shown(only));
         }
         write!(f, "{} problems", self.0.len())?;
         for problem in self.0.iter().take(SHOWN) {
-            write!(f, "\n  - {problem}")?;
+            write!(f, "\n  - {}", shown(problem))?;
         }
         if self.0.len() > SHOWN {
             write!(f, "\n  - and {} more", self.0.len() - SHOWN)?;
         }
         Ok(())
+    }
+}
+
+/// A problem without what steers terminals, cut short: it may quote names and values of any file.
+fn shown(problem: &str) -> String {
+    const LONGEST: usize = 4000;
+    let plain = problem.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t'));
+    let mut text: String = plain.take(LONGEST).collect();
+    if problem.len() > LONGEST && text.chars().count() == LONGEST {
+        text.push_str(" ...");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_files_are_quoted_with_steers_no_terminal_and_is_cut_short() {
+        let mut problems = Problems(vec![format!("no tensor `\u{1b}[31m{}`", "x".repeat(9000))]);
+        for _ in 0..2 {
+            let text = problems.to_string();
+            assert!(text.contains("no tensor `[31mxxx") && text.ends_with(" ..."), "{text}");
+            assert!(text.len() < 5000, "{}", text.len());
+            problems.0.insert(0, "another".into());
+        }
+    }
+
+    #[test]
+    fn tensor_errors_are_told_without_frames() {
+        let framed = || candle_core::Error::WithBacktrace {
+            inner: Box::new(candle_core::Error::Msg("no such shape".into())),
+            backtrace: Box::new(std::backtrace::Backtrace::force_capture()),
+        };
+        for error in [framed(), framed().context("matmul"), framed().with_path("file").context("x")]
+        {
+            assert!(error.to_string().lines().count() > 4, "{error}");
+            let message = ModelError::from(error).to_string();
+            assert!(message.contains("no such shape"), "{message}");
+            assert!(message.lines().count() < 4, "{message}");
+        }
     }
 }

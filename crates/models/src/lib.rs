@@ -3,9 +3,11 @@
 //! Shapes, everywhere the same: `T` packed tokens, `H` hidden, `N` query heads, `K` key-value
 //! heads, `D` head dim, `I` MLP width, `V` target vocabulary, `G` draft length.
 
+#![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bits_per_byte;
+mod bounded;
 pub mod config;
 pub mod device;
 pub mod draft;
@@ -22,3 +24,7 @@ pub use config::TargetConfig;
 pub use device::{DeviceChoice, Precision};
 pub use error::{ModelError, Result};
 pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};
+
+#[cfg(test)]
+#[global_allocator]
+static MEMORY: longdraft_kernels::memory::Allocator = longdraft_kernels::memory::Allocator;

@@ -46,6 +46,6 @@ impl ServingError {
 
 impl From<candle_core::Error> for ServingError {
     fn from(error: candle_core::Error) -> Self {
-        Self::Model(ModelError::Tensor(error))
+        Self::Model(error.into())
     }
 }

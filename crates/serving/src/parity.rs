@@ -86,6 +86,9 @@ impl ParityVector {
     }
 }
 
+/// Most values of embeddings; the largest published have half as many.
+const LARGEST_EMBEDDING: usize = 1 << 32;
+
 /// What an EAGLE-3 draft reads.
 pub struct Eagle3Input {
     /// `[T]`
@@ -117,9 +120,13 @@ pub fn fixed_input(config: &Eagle3Config) -> Result<Eagle3Input> {
 /// Embeddings `[V, Ht]` in the place of the target's, so that the check needs none: one byte each.
 ///
 /// # Errors
-/// - there is no memory
+/// - they are larger than those of any published target, by files that are wrong
 pub fn stand_in_embedding(config: &Eagle3Config) -> Result<Tensor> {
     let (rows, width) = (config.vocab_size, config.target_hidden_size);
+    if rows.saturating_mul(width) > LARGEST_EMBEDDING {
+        let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");
+        return Err(candle_core::Error::Msg(problem).into());
+    }
     let values: Vec<u8> = (0..rows)
         .flat_map(|row| (0..width).map(move |i| ((row * 31 + i * 17 + row * i) % 251) as u8))
         .collect();

@@ -49,7 +49,7 @@ impl TargetFacts {
         );
         let gguf = gguf_file(&path);
         let gguf_tokenizer = match &gguf {
-            Some(file) => GgufSource::open(file).map(|source| tokenizer::copied(source.content())),
+            Some(file) => GgufSource::open(file).map(|source| tokenizer::copied(source.header())),
             None => Ok(tokenizer::from_folder(&path, target.config())),
         }?;
         let stored_embedding = stored_embedding(&path, gguf.is_some(), &target)?;

@@ -1,5 +1,6 @@
 //! Sizes and routing of a mixture of experts.
 
+use super::limits;
 use crate::error::Problems;
 
 /// How the sparse layers of a target are built; keys are the published ones.
@@ -22,28 +23,27 @@ pub struct ExpertsConfig {
 }
 
 impl ExpertsConfig {
-    /// Most experts of a target in all: a limit on what a wrong file can ask for.
-    const LARGEST: usize = 1 << 20;
-
     /// Whether layer `index` holds experts.
     pub fn in_layer(&self, index: usize) -> bool {
         (index + 1).is_multiple_of(self.decoder_sparse_step.max(1))
             && !self.mlp_only_layers.contains(&index)
     }
 
-    pub(super) fn validate(&self, layers: usize, largest: usize, problems: &mut Problems) {
-        let sizes = [
-            ("num_experts", Some(self.num_experts)),
-            ("num_experts_per_tok", Some(self.num_experts_per_tok)),
-            ("moe_intermediate_size", Some(self.moe_intermediate_size)),
-            ("shared_expert_intermediate_size", self.shared_expert_intermediate_size),
-            ("decoder_sparse_step", Some(self.decoder_sparse_step)),
-        ];
-        for (name, size) in sizes {
-            if size.is_some_and(|size| size == 0 || size > largest) {
-                let size = size.unwrap_or_default();
-                problems.push(format!("`{name}` = {size} is not between 1 and {largest}"));
-            }
+    pub(super) fn validate(&self, layers: usize, problems: &mut Problems) {
+        let shared = self.shared_expert_intermediate_size;
+        limits::check(
+            problems,
+            &[
+                ("num_experts", self.num_experts, limits::EXPERTS),
+                ("num_experts_per_tok", self.num_experts_per_tok, limits::EXPERTS),
+                ("moe_intermediate_size", self.moe_intermediate_size, limits::INNER),
+                ("shared_expert_intermediate_size", shared.unwrap_or(1), limits::INNER),
+                ("decoder_sparse_step", self.decoder_sparse_step, limits::LAYERS),
+            ],
+        );
+        if self.mlp_only_layers.len() > layers {
+            let listed = self.mlp_only_layers.len();
+            problems.push(format!("`mlp_only_layers` lists {listed} of {layers} layers"));
         }
         if self.num_experts_per_tok > self.num_experts {
             problems.push(format!(
@@ -51,11 +51,11 @@ impl ExpertsConfig {
                 self.num_experts_per_tok, self.num_experts
             ));
         }
-        if self.num_experts.saturating_mul(layers) > Self::LARGEST {
+        if self.num_experts.saturating_mul(layers) > limits::ALL_EXPERTS {
             problems.push(format!(
                 "`num_experts` = {} in each of {layers} layers: more than {} in all",
                 self.num_experts,
-                Self::LARGEST
+                limits::ALL_EXPERTS
             ));
         }
     }

@@ -1,11 +1,12 @@
 //! The header of a GGUF file.
 
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::Value;
 use longdraft_kernels::rope::RopeScaling;
 
 use super::rope::yarn_attention_factor;
 use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
 use crate::error::Problems;
+use crate::weights::gguf::header::Header;
 
 /// A GGUF number of any width as f64.
 pub(crate) fn number(value: &Value) -> Option<f64> {
@@ -24,15 +25,16 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
     })
 }
 
-struct Header<'a> {
-    content: &'a Content,
+/// Keys of an architecture, collecting what is wrong.
+struct Keys<'a> {
+    header: &'a Header,
     prefix: &'a str,
     problems: Problems,
 }
 
-impl Header<'_> {
+impl Keys<'_> {
     fn number(&self, key: &str) -> Option<f64> {
-        self.content.metadata.get(&format!("{}.{key}", self.prefix)).and_then(number)
+        self.header.number(&format!("{}.{key}", self.prefix))
     }
 
     fn size(&mut self, key: &str) -> usize {
@@ -54,12 +56,12 @@ impl Header<'_> {
         let layers = self.number("block_count").unwrap_or(0.0) as usize;
         let routed = |layer: &usize| self.has(&format!("blk.{layer}.ffn_gate_inp.weight"));
         // Bounded by what the file holds, whatever the header says.
-        let listed = layers.min(self.content.tensor_infos.len());
+        let listed = layers.min(self.header.tensors.len());
         let mlp_only_layers = (0..listed).filter(|layer| !routed(layer)).collect();
         let width = self.number("expert_feed_forward_length");
         let width = width.or_else(|| self.number("feed_forward_length"));
-        let shared = self.content.tensor_infos.iter().find_map(|(name, info)| {
-            name.ends_with(".ffn_up_shexp.weight").then(|| info.shape.dims()[0])
+        let shared = self.header.tensors.iter().find_map(|(name, tensor)| {
+            name.ends_with(".ffn_up_shexp.weight").then(|| tensor.shape[0])
         });
         Some(ExpertsConfig {
             num_experts: self.size("expert_count"),
@@ -73,20 +75,18 @@ impl Header<'_> {
     }
 
     fn token(&self, key: &str) -> Option<u32> {
-        let value = self.content.metadata.get(&format!("tokenizer.ggml.{key}"))?;
-        number(value).map(|x| x as u32)
+        self.header.number(&format!("tokenizer.ggml.{key}")).map(|x| x as u32)
     }
 
     fn has(&self, tensor: &str) -> bool {
-        self.content.tensor_infos.contains_key(tensor)
+        self.header.tensors.contains_key(tensor)
     }
 
     fn rope(&mut self, context: usize) -> RopeParameters {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
         let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
         let key = format!("{}.rope.scaling.type", self.prefix);
-        let kind = self.content.metadata.get(&key).and_then(|v| v.to_string().ok());
-        let scaling = match kind.map(String::as_str) {
+        let scaling = match self.header.text(&key) {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
             Some("yarn") => RopeScaling::Yarn {
@@ -114,60 +114,59 @@ impl Header<'_> {
     }
 }
 
-pub(super) fn read(content: &Content) -> Result<TargetConfig, Problems> {
+pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     let mut problems = Problems::default();
-    let name = content.metadata.get("general.architecture").and_then(|v| v.to_string().ok());
-    let Some(name) = name else {
+    let Some(name) = header.text("general.architecture") else {
         problems.push("`general.architecture` is missing");
         return Err(problems);
     };
     let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut problems);
-    let mut header = Header { content, prefix: name, problems };
-    let counted = header.number("expert_count").is_some_and(|count| count > 0.0);
+    let mut keys = Keys { header, prefix: name, problems };
+    let counted = keys.number("expert_count").is_some_and(|count| count > 0.0);
     let architecture =
         if named == Architecture::Llama && counted { Architecture::Mixtral } else { named };
-    let hidden_size = header.size("embedding_length");
-    let num_attention_heads = header.size("attention.head_count");
-    let context = header.size("context_length");
-    let head_dim = header
+    let hidden_size = keys.size("embedding_length");
+    let num_attention_heads = keys.size("attention.head_count");
+    let context = keys.size("context_length");
+    let head_dim = keys
         .number("attention.key_length")
         .map_or(hidden_size / num_attention_heads.max(1), |x| x as usize);
-    let vocab_size = match content.tensor_infos.get("token_embd.weight") {
-        Some(info) if info.shape.rank() == 2 => info.shape.dims()[0],
+    let vocab_size = match header.tensors.get("token_embd.weight") {
+        Some(tensor) if tensor.shape.len() == 2 => tensor.shape[0],
         _ => {
-            header.problems.push("tensor `token_embd.weight` [V, H] is missing");
+            keys.problems.push("tensor `token_embd.weight` [V, H] is missing");
             1
         }
     };
     let config = TargetConfig {
         architecture,
         hidden_size,
-        intermediate_size: header.size("feed_forward_length"),
-        num_hidden_layers: header.size("block_count"),
+        intermediate_size: keys.size("feed_forward_length"),
+        num_hidden_layers: keys.size("block_count"),
         num_attention_heads,
-        num_key_value_heads: header
+        num_key_value_heads: keys
             .number("attention.head_count_kv")
             .map_or(num_attention_heads, |x| x as usize),
         head_dim,
         vocab_size,
         max_position_embeddings: context,
-        rms_norm_eps: header.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
-        rope: header.rope(context),
-        tie_word_embeddings: !header.has("output.weight"),
-        qkv_bias: header.has("blk.0.attn_q.bias"),
-        attention_output_bias: header.has("blk.0.attn_output.bias"),
-        mlp_bias: header.has("blk.0.ffn_gate.bias"),
-        experts: header.experts(architecture),
+        rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
+        rope: keys.rope(context),
+        tie_word_embeddings: !keys.has("output.weight"),
+        qkv_bias: keys.has("blk.0.attn_q.bias"),
+        attention_output_bias: keys.has("blk.0.attn_output.bias"),
+        mlp_bias: keys.has("blk.0.ffn_gate.bias"),
+        experts: keys.experts(architecture),
         initializer_range: 0.02,
-        bos_token_id: header.token("bos_token_id"),
-        eos_token_ids: header
+        bos_token_id: keys.token("bos_token_id"),
+        eos_token_ids: keys
             .token("eos_token_id")
             .into_iter()
-            .chain(header.token("eot_token_id"))
+            .chain(keys.token("eot_token_id"))
             .collect(),
-        pad_token_id: header.token("padding_token_id"),
+        pad_token_id: keys.token("padding_token_id"),
     };
-    let mut problems = header.problems;
+    let mut problems = keys.problems;
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }

@@ -3,6 +3,7 @@
 mod experts;
 mod gguf;
 mod hugging_face;
+pub(crate) mod limits;
 pub(crate) mod rope;
 mod sharing;
 
@@ -135,14 +136,14 @@ impl TargetConfig {
         hugging_face::read(value)
     }
 
-    /// Reads a GGUF header; `has_tensor` says which optional tensors the file holds.
+    /// Reads a GGUF header.
     ///
     /// # Errors
     /// - a list of every missing or unusable key
     pub fn from_gguf(
-        content: &candle_core::quantized::gguf_file::Content,
+        header: &crate::weights::gguf::header::Header,
     ) -> std::result::Result<Self, Problems> {
-        gguf::read(content)
+        gguf::read(header)
     }
 
     /// Whether queries and keys are normalised per head.
@@ -166,21 +167,19 @@ impl TargetConfig {
     }
 
     fn validate(&self, problems: &mut Problems) {
-        const LARGEST: usize = 1 << 24;
-        let sizes = [
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("num_key_value_heads", self.num_key_value_heads),
-            ("head_dim", self.head_dim),
-            ("vocab_size", self.vocab_size),
-        ];
-        for (name, size) in sizes {
-            if size == 0 || size > LARGEST {
-                problems.push(format!("`{name}` = {size} is not between 1 and {LARGEST}"));
-            }
-        }
+        limits::check(
+            problems,
+            &[
+                ("hidden_size", self.hidden_size, limits::HIDDEN),
+                ("intermediate_size", self.intermediate_size, limits::INNER),
+                ("num_hidden_layers", self.num_hidden_layers, limits::LAYERS),
+                ("num_attention_heads", self.num_attention_heads, limits::HEADS),
+                ("num_key_value_heads", self.num_key_value_heads, limits::HEADS),
+                ("head_dim", self.head_dim, limits::HEAD_DIM),
+                ("vocab_size", self.vocab_size, limits::VOCABULARY),
+                ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
+            ],
+        );
         if self.num_key_value_heads > 0
             && !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
         {
@@ -193,7 +192,7 @@ impl TargetConfig {
             problems.push(format!("`head_dim` = {} is odd", self.head_dim));
         }
         if let Some(experts) = &self.experts {
-            experts.validate(self.num_hidden_layers, LARGEST, problems);
+            experts.validate(self.num_hidden_layers, problems);
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));

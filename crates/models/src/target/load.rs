@@ -1,5 +1,6 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +54,7 @@ pub enum Layers {
 }
 
 impl Layers {
-    fn of(self, layers: usize) -> std::ops::Range<usize> {
+    fn of(self, layers: usize) -> Range<usize> {
         match self {
             Self::All => 0..layers,
             Self::Last => layers.saturating_sub(1)..layers,
@@ -165,8 +166,9 @@ pub(crate) fn from_source(
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let specs = names::specs_of(&config, options.layers.of(config.num_hidden_layers));
-    check_specs(source, &specs).into_result(source.path())?;
+    let loaded = options.layers.of(config.num_hidden_layers);
+    check_tensor_count(source, &config, loaded.clone())?;
+    check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
     let weights = FileWeights { source, options, has_blocks: AtomicBool::new(false) };
     let table = |matrix: Matrix| match &options.spread {
@@ -210,6 +212,31 @@ pub(crate) fn from_source(
         share,
         config,
     })
+}
+
+/// Refuses layers and experts that the files cannot hold, before their tensors are listed.
+fn check_tensor_count(
+    source: &dyn WeightSource,
+    config: &TargetConfig,
+    loaded: Range<usize>,
+) -> Result<()> {
+    let held = source.names().len();
+    let layers = loaded.len();
+    let refuse = |problem: String| Err(ModelError::invalid(source.path(), problem));
+    if layers > held {
+        return refuse(format!(
+            "`num_hidden_layers` = {}, but only {held} tensors are there",
+            config.num_hidden_layers
+        ));
+    }
+    let experts = |layer| config.experts_in(layer).map_or(0, |experts| experts.num_experts);
+    let experts: usize = loaded.map(experts).sum();
+    if experts > held {
+        return refuse(format!(
+            "{experts} experts in {layers} layers, but only {held} tensors are there"
+        ));
+    }
+    Ok(())
 }
 
 /// Hash of the configuration, the final norm and a sample of embedding rows, all rounded to

@@ -1,8 +1,11 @@
 //! Jinja chat templates as models ship them.
+//!
+//! They are programs of others: each rendering runs within [`LIMITS`], and within a number of
+//! instructions (fuel) and bytes of text.
 
 use std::io::Write;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, State, context};
@@ -10,7 +13,28 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::bounded::{self, Limits, Stopped};
 use crate::error::{ModelError, Result};
+
+/// Memory and time of a rendering. Templates take milliseconds and some copies of the conversation.
+const LIMITS: Limits = Limits { bytes: 512 << 20, seconds: if cfg!(test) { 20 } else { 60 } };
+
+/// Instructions of a rendering: published templates take some hundred a message, those that look at
+/// all messages for each one some ten a pair.
+const FUEL: u64 = 1_000_000;
+const FUEL_PER_MESSAGE: u64 = 20_000;
+
+/// Longest text of a conversation.
+const LONGEST_TEXT: usize = 64 << 20;
+
+/// Longest template; published ones have up to 30 KB.
+const LONGEST_TEMPLATE: usize = 1 << 20;
+
+/// Widest indent of JSON.
+const WIDEST_INDENT: usize = 100;
+
+/// Characters of a template's error that are shown.
+const SHOWN: usize = 1000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,33 +60,27 @@ pub struct ChatTemplate {
     /// The same as the template reads them.
     token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
+    /// Why a rendering was given up: no other one is begun.
+    given_up: Arc<OnceLock<String>>,
 }
 
 impl ChatTemplate {
     /// Compiles a template.
     ///
     /// # Errors
-    /// - it does not parse
+    /// - it does not parse, or is longer than a mebibyte
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> std::result::Result<(), Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment.add_filter("generation", generation);
-        environment
-            .add_template_owned("chat".to_owned(), with_generation_filters(source))
-            .map_err(|error| ModelError::Tokenizer(format!("chat template: {error:#}")))?;
+        if source.len() > LONGEST_TEMPLATE {
+            let length = source.len();
+            return Err(failed(&format!("{length} bytes, at most {LONGEST_TEMPLATE} are read")));
+        }
+        let owned = source.to_owned();
+        let environment = bounded::run(LIMITS, move || compiled(&owned))
+            .map_err(|stopped| failed(&stopped.to_string()))?
+            .map_err(|problem| failed(&problem))?;
         let token_values = minijinja::Value::from_serialize(&special_tokens);
         let (source, environment) = (source.to_owned(), Arc::new(environment));
-        Ok(Self { source, special_tokens, token_values, environment })
+        Ok(Self { source, special_tokens, token_values, environment, given_up: Arc::default() })
     }
 
     /// From `tokenizer_config.json` and, before it, a file of its own.
@@ -142,12 +160,24 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         mark_generation: bool,
     ) -> Result<String> {
-        let fail = |error: Error| ModelError::Tokenizer(format!("chat template: {error:#}"));
-        let template = self.environment.get_template("chat").map_err(fail)?;
+        if let Some(problem) = self.given_up.get() {
+            return Err(failed(problem));
+        }
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
+        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len().unwrap_or(0) as u64;
         let own = context! { messages, tools, add_generation_prompt, mark_generation };
-        template.render(context! { ..own, ..self.token_values.clone() }).map_err(fail)
+        let context = context! { ..own, ..self.token_values.clone() };
+        let environment = Arc::clone(&self.environment);
+        let rendered = bounded::run(LIMITS, move || rendered(&environment, fuel, context));
+        rendered
+            .map_err(|stopped| {
+                if let Stopped::Limit(problem) = &stopped {
+                    self.given_up.get_or_init(|| problem.clone());
+                }
+                failed(&stopped.to_string())
+            })?
+            .map_err(|problem| failed(&problem))
     }
 
     /// The keys of `tokenizer_config.json` that make this template.
@@ -158,6 +188,86 @@ impl ChatTemplate {
         }
         config
     }
+}
+
+fn failed(problem: &str) -> ModelError {
+    ModelError::Tokenizer(format!("chat template: {problem}"))
+}
+
+/// A template's error in a line or some, without what steers terminals: it may quote anything.
+fn described(error: &Error) -> String {
+    let text = format!("{error:#}");
+    let plain = text.chars().filter(|c| !c.is_control() || *c == '\n');
+    plain.take(SHOWN).collect()
+}
+
+fn compiled(source: &str) -> std::result::Result<Environment<'static>, String> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_unknown_method_callback(python_method);
+    environment.add_filter("tojson", to_json);
+    environment.add_function(
+        "raise_exception",
+        |message: String| -> std::result::Result<(), Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        },
+    );
+    environment.add_filter("generation", generation);
+    environment
+        .add_template_owned("chat".to_owned(), with_generation_filters(source))
+        .map_err(|error| described(&error))?;
+    Ok(environment)
+}
+
+fn rendered(
+    environment: &Environment<'static>,
+    fuel: u64,
+    context: minijinja::Value,
+) -> std::result::Result<String, String> {
+    let mut environment = environment.clone();
+    environment.set_fuel(Some(fuel));
+    let template = environment.get_template("chat").map_err(|error| described(&error))?;
+    let mut text = BoundedText(Vec::new());
+    template.render_captured_to(context, &mut text).map_err(|error| match error.kind() {
+        ErrorKind::OutOfFuel => format!("it has not ended after {fuel} instructions"),
+        ErrorKind::WriteFailure => format!("its text is longer than {LONGEST_TEXT} bytes"),
+        _ => described(&error),
+    })?;
+    String::from_utf8(text.0).map_err(|error| error.to_string())
+}
+
+/// Text up to [`LONGEST_TEXT`].
+struct BoundedText(Vec<u8>);
+
+impl Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > LONGEST_TEXT {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Python's methods, which templates call.
+fn python_method(
+    state: &State<'_, '_>,
+    value: &minijinja::Value,
+    method: &str,
+    arguments: &[minijinja::Value],
+) -> std::result::Result<minijinja::Value, Error> {
+    // The library never ends where what is counted is empty.
+    if let ("count", Some(text), Some("")) =
+        (method, value.as_str(), arguments.first().and_then(minijinja::Value::as_str))
+    {
+        return Ok((text.chars().count() + 1).into());
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
 }
 
 /// Around what a template generates while it is asked for.
@@ -220,6 +330,10 @@ fn to_json(value: &minijinja::Value, options: Kwargs) -> std::result::Result<Str
     };
     let mut bytes = Vec::new();
     match indent {
+        Some(width) if width > WIDEST_INDENT => {
+            let problem = format!("tojson: an indent of {width}, at most {WIDEST_INDENT}");
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
         Some(width) => {
             let spaces = vec![b' '; width];
             let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
@@ -258,69 +372,4 @@ impl serde_json::ser::Formatter for Spaced {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CHATML: &str = "{% for message in messages %}\n    {{- '<|im_start|>' + message['role'] + '\\n' + message.content.strip() + '<|im_end|>' }}\n{% endfor %}\n{%- if add_generation_prompt %}{{ bos_token }}go{% endif %}";
-
-    #[test]
-    fn python_methods_and_special_tokens_work() -> Result<()> {
-        let mut tokens = Map::new();
-        tokens.insert("bos_token".into(), "<s>".into());
-        let template = ChatTemplate::new(CHATML, tokens)?;
-        let text = template.render(&[Message::new("user", " hi ")], true)?;
-        assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n<s>go");
-        Ok(())
-    }
-
-    #[test]
-    fn a_template_can_refuse() -> Result<()> {
-        let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
-        let error = template.render(&[], false).expect_err("refused").to_string();
-        assert!(error.contains("no tools here"), "{error}");
-        Ok(())
-    }
-
-    #[test]
-    fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
-        let source = "{% for m in messages %}{{ m.tool_calls[0].arguments | tojson }}{% endfor %}\
-                      {% if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}";
-        let template = ChatTemplate::new(source, Map::new())?;
-        let message = json!({"tool_calls": [{"arguments": {"a": "<b & c>", "d": [1, 2.0]}}]});
-        let messages = [message.as_object().expect("object").clone()];
-        let text = template.render_messages(&messages, Some(&json!([{"n": "é"}])), false)?;
-        assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}{\n  \"n\": \"é\"\n}");
-        let text = template.render_messages(&messages, None, false)?;
-        assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}");
-        Ok(())
-    }
-
-    #[test]
-    fn generation_blocks_are_plain_text_that_can_be_asked_for() -> Result<()> {
-        let source = "{% for m in messages %}\n{%- if m.role == 'assistant' %}\n<a>\n\
-                      {%- generation %}{{ m.content }}<end>{% endgeneration -%}\n\
-                      {% else %}<u>{{ m.content }}{% endif %}{% endfor %}";
-        let template = ChatTemplate::new(source, Map::new())?;
-        let turns = [("user", "é?"), ("assistant", "b"), ("user", "c"), ("assistant", "")];
-        let turns = turns.map(|(role, text)| Message::new(role, text));
-        let text = template.render(&turns, false)?;
-        assert_eq!(text, "<u>é?<a>b<end><u>c<a><end>");
-        let turn = |m: &Message| json!(m).as_object().cloned().unwrap_or_default();
-        let messages: Vec<_> = turns.iter().map(turn).collect();
-        let (same, ranges) = template.render_generated(&messages, None)?.expect("blocks");
-        let generated: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
-        assert_eq!((same.as_str(), generated), (text.as_str(), vec!["b<end>", "<end>"]));
-        let marked = [turn(&Message::new("assistant", "a\u{10FFFF}b"))];
-        assert!(template.render_generated(&marked, None).is_err());
-        assert!(
-            ChatTemplate::new(CHATML, Map::new())?.render_generated(&messages, None)?.is_none()
-        );
-        assert!(ChatTemplate::new("{% generation %}{% endfor %}", Map::new()).is_err());
-        Ok(())
-    }
-
-    #[test]
-    fn broken_templates_are_errors() {
-        assert!(ChatTemplate::new("{% for %}", Map::new()).is_err());
-    }
-}
+mod tests;

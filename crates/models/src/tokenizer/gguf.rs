@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
+use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value, json};
-use tokenizers::Tokenizer;
 
+use super::checked::{self, LONGEST_PIECE};
 use super::{ChatTemplate, TextTokenizer};
+use crate::weights::gguf::header::Header;
 
 /// Token types of the format.
 const CONTROL: u32 = 3;
@@ -17,20 +18,20 @@ struct Vocabulary {
     types: Vec<u32>,
 }
 
-pub(super) fn read(content: &Content) -> Result<TextTokenizer, String> {
+pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
     let vocabulary = Vocabulary {
-        tokens: strings(content, "tokens")?,
-        types: numbers(content, "token_type")
+        tokens: strings(header, "tokens")?,
+        types: numbers(header, "token_type")
             .map(|types| types.into_iter().map(|t| t as u32).collect())
             .unwrap_or_default(),
     };
     if vocabulary.tokens.is_empty() {
         return Err("`tokenizer.ggml.tokens` is empty".into());
     }
-    let kind = string(content, "model").ok_or("`tokenizer.ggml.model` is missing")?;
+    let kind = string(header, "model").ok_or("`tokenizer.ggml.model` is missing")?;
     let mut document = match kind {
-        "gpt2" => byte_level_bpe(content, &vocabulary)?,
-        "llama" => sentence_piece(content, &vocabulary)?,
+        "gpt2" => byte_level_bpe(header, &vocabulary)?,
+        "llama" => sentence_piece(header, &vocabulary)?,
         other => {
             return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama)"));
         }
@@ -38,38 +39,38 @@ pub(super) fn read(content: &Content) -> Result<TextTokenizer, String> {
     document["version"] = json!("1.0");
     document["added_tokens"] = added_tokens(&vocabulary);
     let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
-    let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
-    let template = match content.metadata.get("tokenizer.chat_template") {
+    let tokenizer = checked::from_json(bytes)?;
+    let template = match header.metadata.get("tokenizer.chat_template") {
         Some(GgufValue::String(source)) => {
-            let template = ChatTemplate::new(source, special_tokens(content, &vocabulary));
+            let template = ChatTemplate::new(source, special_tokens(header, &vocabulary));
             Some(template.map_err(|error| error.to_string())?)
         }
         _ => None,
     };
-    let adds_bos = flag(content, "add_bos_token", kind == "llama");
+    let adds_bos = flag(header, "add_bos_token", kind == "llama");
     Ok(TextTokenizer::new(tokenizer, template, adds_bos))
 }
 
-fn value<'a>(content: &'a Content, key: &str) -> Option<&'a GgufValue> {
-    content.metadata.get(&format!("tokenizer.ggml.{key}"))
+fn value<'a>(header: &'a Header, key: &str) -> Option<&'a GgufValue> {
+    header.metadata.get(&format!("tokenizer.ggml.{key}"))
 }
 
-fn string<'a>(content: &'a Content, key: &str) -> Option<&'a str> {
-    match value(content, key) {
+fn string<'a>(header: &'a Header, key: &str) -> Option<&'a str> {
+    match value(header, key) {
         Some(GgufValue::String(text)) => Some(text),
         _ => None,
     }
 }
 
-fn flag(content: &Content, key: &str, default: bool) -> bool {
-    match value(content, key) {
+fn flag(header: &Header, key: &str, default: bool) -> bool {
+    match value(header, key) {
         Some(GgufValue::Bool(flag)) => *flag,
         _ => default,
     }
 }
 
-fn strings(content: &Content, key: &str) -> Result<Vec<String>, String> {
-    let Some(GgufValue::Array(items)) = value(content, key) else {
+fn strings(header: &Header, key: &str) -> Result<Vec<String>, String> {
+    let Some(GgufValue::Array(items)) = value(header, key) else {
         return Err(format!("`tokenizer.ggml.{key}` is missing"));
     };
     let text = |item: &GgufValue| match item {
@@ -79,8 +80,8 @@ fn strings(content: &Content, key: &str) -> Result<Vec<String>, String> {
     items.iter().map(text).collect()
 }
 
-fn numbers(content: &Content, key: &str) -> Option<Vec<f64>> {
-    match value(content, key) {
+fn numbers(header: &Header, key: &str) -> Option<Vec<f64>> {
+    match value(header, key) {
         Some(GgufValue::Array(items)) => items.iter().map(crate::config::gguf_number).collect(),
         _ => None,
     }
@@ -99,7 +100,7 @@ fn added_tokens(vocabulary: &Vocabulary) -> Value {
         .collect()
 }
 
-fn special_tokens(content: &Content, vocabulary: &Vocabulary) -> Map<String, Value> {
+fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value> {
     let keys = [
         ("bos_token", "bos_token_id"),
         ("eos_token", "eos_token_id"),
@@ -108,7 +109,7 @@ fn special_tokens(content: &Content, vocabulary: &Vocabulary) -> Map<String, Val
     ];
     let mut tokens = Map::new();
     for (name, key) in keys {
-        let id = value(content, key).and_then(crate::config::gguf_number);
+        let id = value(header, key).and_then(crate::config::gguf_number);
         if let Some(token) = id.and_then(|id| vocabulary.tokens.get(id as usize)) {
             tokens.insert(name.to_owned(), json!(token));
         }
@@ -122,15 +123,15 @@ fn vocab_map(vocabulary: &Vocabulary) -> Value {
 }
 
 /// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
-fn byte_level_bpe(content: &Content, vocabulary: &Vocabulary) -> Result<Value, String> {
-    let merges: Vec<Value> = strings(content, "merges")?
+fn byte_level_bpe(header: &Header, vocabulary: &Vocabulary) -> Result<Value, String> {
+    let merges: Vec<Value> = strings(header, "merges")?
         .iter()
         .map(|merge| match merge.split_once(' ') {
             Some((left, right)) => Ok(json!([left, right])),
             None => Err(format!("merge `{merge}` has no space")),
         })
         .collect::<Result<_, _>>()?;
-    let pre = string(content, "pre").unwrap_or("default");
+    let pre = string(header, "pre").unwrap_or("default");
     Ok(json!({
         "normalizer": if pre.contains("qwen") { json!({"type": "NFC"}) } else { Value::Null },
         "pre_tokenizer": pre_tokenizer(pre)?,
@@ -174,12 +175,15 @@ fn pre_tokenizer(pre: &str) -> Result<Value, String> {
 }
 
 /// SentencePiece BPE with byte fallback; merges follow from the pieces' scores.
-fn sentence_piece(content: &Content, vocabulary: &Vocabulary) -> Result<Value, String> {
-    let scores = numbers(content, "scores").ok_or("`tokenizer.ggml.scores` is missing")?;
+fn sentence_piece(header: &Header, vocabulary: &Vocabulary) -> Result<Value, String> {
+    let scores = numbers(header, "scores").ok_or("`tokenizer.ggml.scores` is missing")?;
     if scores.len() != vocabulary.tokens.len() {
         return Err("`tokenizer.ggml.scores` and `tokens` differ in length".into());
     }
-    let unknown = value(content, "unknown_token_id").and_then(crate::config::gguf_number);
+    if let Some(token) = vocabulary.tokens.iter().find(|token| token.len() > LONGEST_PIECE) {
+        return Err(format!("a token of {} bytes, at most {LONGEST_PIECE} are read", token.len()));
+    }
+    let unknown = value(header, "unknown_token_id").and_then(crate::config::gguf_number);
     let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);
     let mut normalizers =
         vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
@@ -188,7 +192,7 @@ fn sentence_piece(content: &Content, vocabulary: &Vocabulary) -> Result<Value, S
         json!({"type": "ByteFallback"}),
         json!({"type": "Fuse"}),
     ];
-    if flag(content, "add_space_prefix", true) {
+    if flag(header, "add_space_prefix", true) {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }

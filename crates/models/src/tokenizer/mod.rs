@@ -1,19 +1,22 @@
 //! Text to token ids and back, with the model's own chat template.
 
 mod chat_template;
+mod checked;
 mod gguf;
 mod sentence_piece;
 mod stream;
 mod train;
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
+use crate::bounded::caught;
 use crate::error::{ModelError, Result};
+use crate::weights::WeightSource;
 use crate::weights::gguf::GgufSource;
 
 pub use chat_template::{ChatTemplate, Message};
@@ -28,6 +31,8 @@ pub struct TextTokenizer {
     chat_template: Option<ChatTemplate>,
     adds_bos: bool,
     fingerprint: OnceLock<String>,
+    /// The file that describes it.
+    path: Option<PathBuf>,
 }
 
 /// Ids of a text and the byte range of the text that each of them covers.
@@ -40,9 +45,9 @@ pub struct Encoded {
 }
 
 /// Whether the tokenizer's own post-processing puts something before a text.
-fn starts_with_template(inner: &Tokenizer) -> bool {
+fn starts_with_template(inner: &Tokenizer) -> std::result::Result<bool, String> {
     let tokens = |special| inner.encode("a", special).map_or(0, |encoding| encoding.len());
-    tokens(true) > tokens(false)
+    caught(|| tokens(true) > tokens(false)).map_err(|stopped| stopped.to_string())
 }
 
 impl TextTokenizer {
@@ -53,8 +58,8 @@ impl TextTokenizer {
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(ModelError::io(&path))?;
-        let inner =
-            Tokenizer::from_bytes(bytes).map_err(|error| ModelError::invalid(&path, error))?;
+        let inner = checked::from_json(bytes)
+            .map_err(|problem| ModelError::invalid(&path, format!("no tokenizer: {problem}")))?;
         let config_path = folder.join("tokenizer_config.json");
         let config = match std::fs::read_to_string(&config_path) {
             Ok(text) => serde_json::from_str(&text)
@@ -64,8 +69,9 @@ impl TextTokenizer {
         let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
         let chat_template = ChatTemplate::from_config(&config, file)?;
         let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
-            || starts_with_template(&inner);
-        Ok(Self::new(inner, chat_template, adds_bos))
+            || starts_with_template(&inner)
+                .map_err(|problem| ModelError::invalid(&path, problem))?;
+        Ok(Self::new(inner, chat_template, adds_bos).of_file(&path))
     }
 
     /// Builds the tokenizer that a GGUF header describes.
@@ -73,12 +79,32 @@ impl TextTokenizer {
     /// # Errors
     /// - the header holds none, or one of an unknown kind
     pub fn from_gguf(source: &GgufSource) -> Result<Self> {
-        gguf::read(source.content())
-            .map_err(|problem| ModelError::Tokenizer(format!("GGUF header: {problem}")))
+        let path = source.path();
+        gguf::read(source.header())
+            .map(|tokenizer| tokenizer.of_file(path))
+            .map_err(|problem| ModelError::invalid(path, format!("no tokenizer: {problem}")))
     }
 
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
-        Self { inner, chat_template, adds_bos, fingerprint: OnceLock::new() }
+        Self { inner, chat_template, adds_bos, fingerprint: OnceLock::new(), path: None }
+    }
+
+    /// The same, named by its file in errors.
+    fn of_file(self, path: &Path) -> Self {
+        Self { path: Some(path.to_path_buf()), ..self }
+    }
+
+    /// What the library makes of a text, without its panics.
+    fn attempt<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+        let problem = match caught(work) {
+            Ok(Ok(made)) => return Ok(made),
+            Ok(Err(error)) => error.to_string(),
+            Err(stopped) => stopped.to_string(),
+        };
+        Err(match &self.path {
+            Some(path) => ModelError::invalid(path, format!("tokenizer: {problem}")),
+            None => ModelError::Tokenizer(problem),
+        })
     }
 
     /// Whether the model wants its start token before a raw text.
@@ -92,10 +118,7 @@ impl TextTokenizer {
     /// # Errors
     /// - the tokenizer cannot encode the text
     pub fn encode(&self, text: &str) -> Result<Encoded> {
-        let encoding = self
-            .inner
-            .encode(text, false)
-            .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+        let encoding = self.attempt(|| self.inner.encode(text, false))?;
         Ok(Encoded {
             ids: encoding.get_ids().to_vec(),
             offsets: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
@@ -107,9 +130,7 @@ impl TextTokenizer {
     /// # Errors
     /// - the tokenizer's decoder fails
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.inner
-            .decode(ids, skip_special_tokens)
-            .map_err(|error| ModelError::Tokenizer(error.to_string()))
+        self.attempt(|| self.inner.decode(ids, skip_special_tokens))
     }
 
     /// The written form of a token, special ones included.
@@ -156,10 +177,7 @@ impl TextTokenizer {
         if let Some(known) = self.fingerprint.get() {
             return Ok(known.clone());
         }
-        let text = self
-            .inner
-            .to_string(false)
-            .map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+        let text = self.attempt(|| self.inner.to_string(false))?;
         let fingerprint = blake3::hash(text.as_bytes()).to_hex()[..16].to_owned();
         Ok(self.fingerprint.get_or_init(|| fingerprint).clone())
     }

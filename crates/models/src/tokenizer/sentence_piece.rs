@@ -3,14 +3,14 @@
 //! Read are field 1 (pieces: 1 text, 2 score, 3 type), of field 2 the model type and byte
 //! fallback, and field 3, the normaliser.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use prost::Message;
 use serde_json::{Value, json};
-use tokenizers::Tokenizer;
 
 use super::TextTokenizer;
+use super::checked::{self, LONGEST_PIECE};
 use crate::error::{ModelError, Result};
 
 /// What a piece is.
@@ -49,6 +49,8 @@ pub struct SentencePieces {
     bpe: bool,
     normalizer: NormalizerSpec,
     hash: String,
+    /// The file, if it is one.
+    path: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -96,7 +98,8 @@ impl SentencePieces {
     /// - unreadable, no such protobuf, no pieces, or a type that does not exist
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(ModelError::io(path))?;
-        Self::parse(&bytes).map_err(|problem| ModelError::invalid(path, problem))
+        let pieces = Self::parse(&bytes).map_err(|problem| ModelError::invalid(path, problem))?;
+        Ok(Self { path: Some(path.to_path_buf()), ..pieces })
     }
 
     fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
@@ -116,6 +119,12 @@ impl SentencePieces {
                 other => return Err(format!("piece {id} has the unknown type {other}")),
             };
             let text = piece.text.unwrap_or_default();
+            if text.len() > LONGEST_PIECE {
+                let length = text.len();
+                return Err(format!(
+                    "piece {id} has {length} bytes, at most {LONGEST_PIECE} are read"
+                ));
+            }
             Ok(Piece { text, score: piece.score.unwrap_or(0.0), kind })
         };
         let pieces = proto.pieces.into_iter().enumerate().map(piece);
@@ -124,13 +133,14 @@ impl SentencePieces {
             bpe: proto.trainer.and_then(|spec| spec.model_type).unwrap_or(1) == BPE,
             normalizer: proto.normalizer.unwrap_or_default(),
             hash: blake3::hash(bytes).to_hex().to_string(),
+            path: None,
         })
     }
 
     /// A BPE model of these pieces, without a normaliser.
     pub fn of(pieces: Vec<Piece>) -> Self {
         let normalizer = NormalizerSpec::default();
-        Self { pieces, bpe: true, normalizer, hash: String::new() }
+        Self { pieces, bpe: true, normalizer, hash: String::new(), path: None }
     }
 
     /// Number of ids.
@@ -162,10 +172,16 @@ impl SentencePieces {
                 {"type": "ByteFallback"}, {"type": "Fuse"},
             ]},
         });
-        let fail = |error: &dyn std::fmt::Display| ModelError::Tokenizer(error.to_string());
-        let bytes = serde_json::to_vec(&document).map_err(|error| fail(&error))?;
-        let inner = Tokenizer::from_bytes(bytes).map_err(|error| fail(&error))?;
-        Ok(TextTokenizer::new(inner, None, true))
+        let tokenizer = serde_json::to_vec(&document)
+            .map_err(|error| error.to_string())
+            .and_then(checked::from_json)
+            .map(|inner| TextTokenizer::new(inner, None, true));
+        match (tokenizer, &self.path) {
+            (Ok(tokenizer), Some(path)) => Ok(tokenizer.of_file(path)),
+            (Ok(tokenizer), None) => Ok(tokenizer),
+            (Err(problem), Some(path)) => Err(ModelError::invalid(path, problem)),
+            (Err(problem), None) => Err(ModelError::Tokenizer(problem)),
+        }
     }
 
     fn added_tokens(&self) -> Value {
@@ -295,5 +311,32 @@ mod tests {
         let odd = ModelProto { pieces: vec![piece("x", 0.0, 9)], trainer: None, normalizer: None };
         let message = SentencePieces::parse(&odd.encode_to_vec()).expect_err("type");
         assert!(message.contains("unknown type 9"), "{message}");
+        let pieces = vec![piece(&"x".repeat(5000), 0.0, 1)];
+        let long = ModelProto { pieces, trainer: None, normalizer: None };
+        let message = SentencePieces::parse(&long.encode_to_vec()).expect_err("long");
+        assert!(message.contains("piece 0 has 5000 bytes"), "{message}");
+    }
+
+    #[test]
+    fn a_damaged_map_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("t.model");
+        // The size of a table, less than that, a table whose places lie outside of it, a text cut off.
+        let outside = [&4_u32.to_le_bytes()[..], &[0xff; 4], b"a\0"].concat();
+        for map in [b"\xff\xff\xff\x7f".to_vec(), b"\x04".to_vec(), outside, vec![0; 4]] {
+            let normalizer = NormalizerSpec {
+                precompiled_charsmap: Some(map),
+                add_dummy_prefix: Some(true),
+                remove_extra_whitespaces: Some(true),
+            };
+            let pieces = vec![piece("<unk>", 0.0, 2), piece("a", 0.0, 1)];
+            let proto = ModelProto { pieces, trainer: None, normalizer: Some(normalizer) };
+            std::fs::write(&path, proto.encode_to_vec()).expect("written");
+            let used = SentencePieces::open(&path)
+                .and_then(|pieces| pieces.tokenizer())
+                .and_then(|tokenizer| tokenizer.encode("a b"));
+            let message = used.expect_err("damaged").to_string();
+            assert!(message.contains("t.model: "), "{message}");
+        }
     }
 }

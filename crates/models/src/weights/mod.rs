@@ -6,9 +6,9 @@
 
 pub mod artifact;
 pub mod atomic;
+pub(crate) mod file;
 pub mod gguf;
 pub mod memory;
-pub(crate) mod mmap;
 pub mod pth;
 pub mod safetensors;
 pub mod streamed;

@@ -1,17 +1,19 @@
 //! Safetensors files, single or sharded by `model.safetensors.index.json`.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, View};
 use serde::Deserialize;
 
 use super::atomic::write_atomically;
-use super::mmap::MappedFile;
+use super::file::WeightFile;
 use super::{Collector, WeightSource};
 use crate::error::{ModelError, Problems, Result};
 
@@ -22,10 +24,10 @@ struct Entry {
     bytes: Range<usize>,
 }
 
-/// Tensors of one or more mapped safetensors files.
+/// Tensors of one or more safetensors files.
 pub struct SafetensorsSource {
     path: PathBuf,
-    files: Vec<MappedFile>,
+    files: Vec<WeightFile>,
     entries: BTreeMap<String, Entry>,
     metadata: HashMap<String, String>,
 }
@@ -112,30 +114,24 @@ impl SafetensorsSource {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let file = MappedFile::open(path)?;
-        let bytes = file.bytes();
-        let parsed = SafeTensors::deserialize(bytes)
-            .map_err(|error| ModelError::invalid(path, format!("not safetensors: {error}")))?;
-        let base = bytes.as_ptr() as usize;
+        let file = WeightFile::open(path)?;
+        let (start, header) = read_header(&file)
+            .map_err(|problem| ModelError::invalid(path, format!("not safetensors: {problem}")))?;
         let mut problems = Problems::default();
-        for (name, view) in parsed.tensors() {
-            let start = view.data().as_ptr() as usize - base;
+        for (name, info) in header.tensors() {
+            let (first, end) = info.data_offsets;
             let entry = Entry {
                 file: self.files.len(),
-                dtype: view.dtype(),
-                shape: view.shape().to_vec(),
-                bytes: start..start + view.data().len(),
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                bytes: start + first..start + end,
             };
             if self.entries.insert(name.clone(), entry).is_some() {
                 problems.push(format!("tensor `{name}` is in more than one shard"));
             }
         }
         problems.into_result(path)?;
-        if let Ok((_, header)) = SafeTensors::read_metadata(bytes)
-            && let Some(metadata) = header.metadata()
-        {
-            self.metadata.extend(metadata.clone());
-        }
+        self.metadata.extend(header.metadata().clone().unwrap_or_default());
         self.files.push(file);
         Ok(())
     }
@@ -150,12 +146,12 @@ impl SafetensorsSource {
     /// # Errors
     /// - it does not exist or is of another type
     pub fn load_i8(&self, name: &str) -> Result<Vec<i8>> {
-        let (entry, data) = self.find(name)?;
+        let entry = self.find(name)?;
         if entry.dtype != Dtype::I8 {
             let problem = format!("tensor `{name}` is {:?}, I8 expected", entry.dtype);
             return Err(ModelError::invalid(&self.path, problem));
         }
-        Ok(data.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
+        Ok(self.bytes(entry)?.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
     }
 
     /// The format's name of a tensor's type (`F32`, `BF16`, ...), if it is there.
@@ -176,7 +172,8 @@ impl SafetensorsSource {
     /// # Errors
     /// - it does not exist or holds no integers
     pub fn load_i64(&self, name: &str) -> Result<Vec<i64>> {
-        let (entry, data) = self.find(name)?;
+        let entry = self.find(name)?;
+        let data = self.bytes(entry)?;
         match entry.dtype {
             Dtype::I64 => Ok(data
                 .chunks_exact(8)
@@ -210,7 +207,7 @@ impl SafetensorsSource {
     /// # Errors
     /// - it does not exist or is of another type
     pub fn load_as_stored(&self, name: &str) -> Result<Tensor> {
-        let (entry, _) = self.find(name)?;
+        let entry = self.find(name)?;
         let shape = entry.shape.as_slice();
         let device = candle_core::Device::Cpu;
         match entry.dtype {
@@ -230,21 +227,60 @@ impl SafetensorsSource {
     /// # Errors
     /// - it does not exist or is of another type
     pub fn load_f64(&self, name: &str) -> Result<Vec<f64>> {
-        let (entry, data) = self.find(name)?;
+        let entry = self.find(name)?;
         if entry.dtype != Dtype::F64 {
             let problem = format!("tensor `{name}` is {:?}, f64 expected", entry.dtype);
             return Err(ModelError::invalid(&self.path, problem));
         }
+        let data = self.bytes(entry)?;
         let values = data.chunks_exact(8).filter_map(|b| b.try_into().ok());
         Ok(values.map(f64::from_le_bytes).collect())
     }
 
-    fn find(&self, name: &str) -> Result<(&Entry, &[u8])> {
-        let entry = self
-            .entries
+    fn find(&self, name: &str) -> Result<&Entry> {
+        self.entries
             .get(name)
-            .ok_or_else(|| ModelError::invalid(&self.path, format!("no tensor `{name}`")))?;
-        Ok((entry, &self.files[entry.file].bytes()[entry.bytes.clone()]))
+            .ok_or_else(|| ModelError::invalid(&self.path, format!("no tensor `{name}`")))
+    }
+
+    fn bytes(&self, entry: &Entry) -> Result<Vec<u8>> {
+        self.files[entry.file].read(entry.bytes.clone())
+    }
+}
+
+/// Bytes of the number that tells the header's length.
+const PROLOGUE: usize = 8;
+
+/// The longest header that is read, as everywhere: a tensor takes some hundred bytes.
+const LONGEST_HEADER: usize = 100_000_000;
+
+/// Where the tensors begin, and the header, whose tensors lie in the file and fill it.
+fn read_header(file: &WeightFile) -> std::result::Result<(usize, Metadata), String> {
+    let mut reader = file.reader();
+    let mut length = [0; PROLOGUE];
+    reader.read_exact(&mut length).map_err(|error| error.to_string())?;
+    let length = u64::from_le_bytes(length);
+    let left = file.length().saturating_sub(PROLOGUE);
+    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= left) else {
+        return Err(format!(
+            "a header of {length} bytes in a file of {} (cut off?)",
+            file.length()
+        ));
+    };
+    if length > LONGEST_HEADER {
+        return Err(format!("a header of {length} bytes, at most {LONGEST_HEADER} are read"));
+    }
+    let mut header = vec![0; length];
+    reader.read_exact(&mut header).map_err(|error| error.to_string())?;
+    let header: Metadata =
+        serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
+    let (held, told) = (left - length, header.data_len());
+    match held.cmp(&told) {
+        Ordering::Equal => Ok((PROLOGUE + length, header)),
+        Ordering::Less => {
+            Err(format!("{held} of {told} bytes of tensors are there (is the download complete?)"))
+        }
+        Ordering::Greater => Err(format!("{} bytes follow the tensors", held - told)),
     }
 }
 
@@ -268,17 +304,18 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let (entry, data) = self.find(name)?;
-        let values = f32_values(entry.dtype, data).ok_or_else(|| {
+        let entry = self.find(name)?;
+        let Some(size) = float_bytes(entry.dtype) else {
             let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
-            ModelError::invalid(&self.path, problem)
-        })?;
+            return Err(ModelError::invalid(&self.path, problem));
+        };
         let count = entry.shape.iter().product();
         let mut collector = Collector::zeros(dtype, count).ok_or_else(|| {
             ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
         })?;
-        collector.set(0, values);
-        self.files[entry.file].release(entry.bytes.clone());
+        self.files[entry.file].read_pieces(entry.bytes.clone(), |start, piece| {
+            collector.set(start / size, f32_values(entry.dtype, piece));
+        })?;
         collector.into_tensor(&entry.shape)
     }
 
@@ -287,24 +324,31 @@ impl WeightSource for SafetensorsSource {
     }
 }
 
-/// Values of a float type as f32; bf16 and f16 widen exactly, f64 rounds.
-fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Option<Box<dyn Iterator<Item = f32> + 'a>> {
+/// Bytes of a value of a float type.
+fn float_bytes(dtype: Dtype) -> Option<usize> {
+    match dtype {
+        Dtype::BF16 | Dtype::F16 => Some(2),
+        Dtype::F32 => Some(4),
+        Dtype::F64 => Some(8),
+        _ => None,
+    }
+}
+
+/// Values of a type of [`float_bytes`] as f32; bf16 and f16 widen exactly, f64 rounds.
+fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Box<dyn Iterator<Item = f32> + 'a> {
     let pair = |b: &[u8]| [b[0], b[1]];
     match dtype {
-        Dtype::F32 => Some(Box::new(
-            data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-        )),
         Dtype::BF16 => {
-            Some(Box::new(data.chunks_exact(2).map(move |b| bf16::from_le_bytes(pair(b)).to_f32())))
+            Box::new(data.chunks_exact(2).map(move |b| bf16::from_le_bytes(pair(b)).to_f32()))
         }
         Dtype::F16 => {
-            Some(Box::new(data.chunks_exact(2).map(move |b| f16::from_le_bytes(pair(b)).to_f32())))
+            Box::new(data.chunks_exact(2).map(move |b| f16::from_le_bytes(pair(b)).to_f32()))
         }
-        Dtype::F64 => Some(Box::new(
+        Dtype::F64 => Box::new(
             data.chunks_exact(8)
                 .map(|b| f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32),
-        )),
-        _ => None,
+        ),
+        _ => Box::new(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
     }
 }
 
@@ -475,6 +519,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_shrinks_after_it_was_opened_is_an_error() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("model.safetensors");
+        save(&path, &tensors(), HashMap::new())?;
+        let source = SafetensorsSource::open_file(&path)?;
+        let length = std::fs::metadata(&path).expect("file").len();
+        let file = std::fs::File::options().write(true).open(&path).expect("file");
+        file.set_len(length - 4).expect("cut");
+        let message = source.load("b", DType::F32).expect_err("cut off").to_string();
+        assert!(message.contains("model.safetensors: ") && message.contains("was cut off"));
+        assert!(source.load_as_stored("b").is_err());
+        assert_eq!(source.load("a", DType::F32)?.dims(), [2, 3]);
+        Ok(())
+    }
+
+    #[test]
     fn truncated_and_absurd_headers_are_errors() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("model.safetensors");
@@ -488,6 +548,10 @@ mod tests {
         absurd[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         std::fs::write(&path, &absurd).expect("write");
         assert!(fails(dir.path()).contains("not safetensors"));
+        std::fs::write(&path, &whole[..whole.len() - 1]).expect("write");
+        assert!(fails(dir.path()).contains("31 of 32 bytes of tensors are there"));
+        std::fs::write(&path, [&whole[..], b"x"].concat()).expect("write");
+        assert!(fails(dir.path()).contains("1 bytes follow the tensors"));
         Ok(())
     }
 }

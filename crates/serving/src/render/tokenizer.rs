@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::Value;
 use longdraft_models::config::TargetConfig;
+use longdraft_models::weights::gguf::header::Header;
 use serde_json::Value as Json;
 
 /// Token types of the format.
@@ -15,14 +16,13 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 /// The keys of the target's own GGUF file, as they stand there.
-pub fn copied(content: &Content) -> Result<Vec<(String, Value)>, String> {
-    let mut keys: Vec<(String, Value)> = content
+pub fn copied(header: &Header) -> Result<Vec<(String, Value)>, String> {
+    let keys: Vec<(String, Value)> = header
         .metadata
         .iter()
         .filter(|(key, _)| key.starts_with("tokenizer."))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    keys.sort_by(|a, b| a.0.cmp(&b.0));
     if keys.is_empty() { Err("the target's GGUF file holds no tokenizer".into()) } else { Ok(keys) }
 }
 

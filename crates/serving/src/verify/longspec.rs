@@ -76,7 +76,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
 
 fn tensors(checks: &mut Checks<'_>, hidden: usize, inner: usize, heads: usize, kv_heads: usize) {
     let head_dim = hidden / heads;
-    let (query, kv) = (heads * head_dim, kv_heads * head_dim);
+    let (query, kv) = (heads * head_dim, kv_heads.saturating_mul(head_dim));
     let mut wanted: Vec<(String, Vec<usize>)> = Vec::new();
     for norm in
         ["input_layernorm", "post_self_attention_layernorm", "post_cross_attention_layernorm"]

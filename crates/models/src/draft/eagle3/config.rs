@@ -1,6 +1,6 @@
 //! Sizes and switches of an EAGLE-3 draft.
 
-use crate::config::{RopeParameters, TargetConfig};
+use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 use crate::ids::LayerId;
 
@@ -133,23 +133,21 @@ impl Eagle3Config {
 
     /// What does not fit together.
     pub fn problems(&self) -> Problems {
-        const LARGEST: usize = 1 << 24;
         let mut problems = Problems::default();
-        for (name, size) in [
-            ("hidden_size", self.hidden_size),
-            ("target_hidden_size", self.target_hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_attention_heads", self.num_attention_heads),
-            ("num_key_value_heads", self.num_key_value_heads),
-            ("head_dim", self.head_dim),
-            ("vocab_size", self.vocab_size),
-            ("draft_vocab_size", self.draft_vocab_size),
-            ("max_position_embeddings", self.max_position_embeddings),
-        ] {
-            if size == 0 || size > LARGEST {
-                problems.push(format!("`{name}` = {size} is not between 1 and {LARGEST}"));
-            }
-        }
+        limits::check(
+            &mut problems,
+            &[
+                ("hidden_size", self.hidden_size, limits::HIDDEN),
+                ("target_hidden_size", self.target_hidden_size, limits::HIDDEN),
+                ("intermediate_size", self.intermediate_size, limits::INNER),
+                ("num_attention_heads", self.num_attention_heads, limits::HEADS),
+                ("num_key_value_heads", self.num_key_value_heads, limits::HEADS),
+                ("head_dim", self.head_dim, limits::HEAD_DIM),
+                ("vocab_size", self.vocab_size, limits::VOCABULARY),
+                ("draft_vocab_size", self.draft_vocab_size, limits::VOCABULARY),
+                ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
+            ],
+        );
         if self.num_key_value_heads > 0
             && !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
         {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use super::published::flattened;
 use crate::config::RopeParameters;
-use crate::error::Problems;
+use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 
 const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
@@ -116,7 +116,7 @@ impl Eagle3Config {
         if let Err(error) = self.rope.build(self.head_dim)
             && self.head_dim.is_multiple_of(2)
         {
-            problems.push(error);
+            problems.push(without_backtrace(error));
         }
     }
 
@@ -375,5 +375,17 @@ mod tests {
         value["num_key_value_heads"] = json!(2);
         let text = Eagle3Config::from_json(&value, Some(8)).expect_err("refused").to_string();
         assert!(text.contains("exceeds") && text.contains("does not divide"), "{text}");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+        for key in ["hidden_size", "head_dim", "num_attention_heads", "vocab_size"] {
+            for size in [1_u64 << 23, 1 << 32, u64::MAX - 1] {
+                let mut value = minimal();
+                value[key] = json!(size);
+                let text = Eagle3Config::from_json(&value, Some(32)).expect_err("refused");
+                assert!(text.to_string().contains(&size.to_string()), "{text}");
+            }
+        }
     }
 }

@@ -15,8 +15,8 @@ use crate::config::{RopeParameters, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
 use crate::ids::{EnteredLayerId, LayerId};
 use crate::weights::WeightSource;
+use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
-use crate::weights::mmap::MappedFile;
 
 /// `general.architecture` of such files.
 pub const ARCHITECTURE: &str = "eagle3";
@@ -58,7 +58,7 @@ pub fn is_at(file: &Path) -> bool {
 
 /// Tensors of a draft's GGUF file under their published names.
 pub struct GgufDraftSource {
-    file: MappedFile,
+    file: WeightFile,
     header: Header,
 }
 
@@ -68,8 +68,8 @@ impl GgufDraftSource {
     /// # Errors
     /// - unreadable, not GGUF, or of another architecture
     pub fn open(path: &Path) -> Result<Self> {
-        let file = MappedFile::open(path)?;
-        let header = Header::read(file.bytes())
+        let file = WeightFile::open(path)?;
+        let header = Header::read_from(file.reader(), file.length())
             .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
         match header.text("general.architecture") {
             Some(ARCHITECTURE) => Ok(Self { file, header }),
@@ -200,9 +200,14 @@ impl GgufDraftSource {
         let divisors = match self.header.tensors.get("rope_freqs.weight") {
             None => None,
             Some(tensor) if tensor.element == ElementType::Weight(GgmlDType::F32) => {
-                let bytes = &self.file.bytes()[tensor.bytes.clone()];
                 let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                Some(bytes.chunks_exact(4).map(value).collect())
+                match self.file.read(tensor.bytes.clone()) {
+                    Ok(bytes) => Some(bytes.chunks_exact(4).map(value).collect()),
+                    Err(error) => {
+                        problems.push(error);
+                        None
+                    }
+                }
             }
             Some(_) => {
                 problems.push("tensor `rope_freqs.weight` is not f32");
@@ -227,7 +232,7 @@ impl GgufDraftSource {
     fn values(&self, published: &str, tensor: &StoredTensor, dtype: GgmlDType) -> Result<Tensor> {
         let width = tensor.shape.last().copied().unwrap_or(1);
         let rows = tensor.shape.iter().product::<usize>() / width.max(1);
-        let raw = self.file.bytes()[tensor.bytes.clone()].to_vec();
+        let raw = self.file.read(tensor.bytes.clone())?;
         let tensor_of = ggml_file::qtensor_from_ggml(dtype, &raw, vec![rows, width], &Device::Cpu)?;
         let values = tensor_of.dequantize(&Device::Cpu)?;
         let interleaved =
@@ -289,7 +294,7 @@ impl WeightSource for GgufDraftSource {
     /// `d2t` as the offsets that other formats hold.
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
         let tensor = self.find(name)?;
-        let bytes = &self.file.bytes()[tensor.bytes.clone()];
+        let bytes = self.file.read(tensor.bytes.clone())?;
         let ids: Vec<i64> = match tensor.element {
             ElementType::I64 => bytes
                 .chunks_exact(8)

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::TargetConfig;
+use crate::config::{TargetConfig, limits};
 use crate::error::Problems;
 
 /// Which published behaviour to reproduce number for number.
@@ -129,12 +129,52 @@ impl GlideConfig {
                 self.num_key_value_heads, self.num_attention_heads
             ));
         }
-        if self.gamma == 0 || self.self_window == 0 {
-            problems.push("`gamma` and `self_window` must be at least 1");
-        }
+        limits::check(
+            &mut problems,
+            &[
+                ("intermediate_size", self.intermediate_size, limits::INNER),
+                ("num_attention_heads", self.num_attention_heads, limits::HEADS),
+                ("self_window", self.self_window, limits::WINDOW),
+                ("gamma", self.gamma, limits::DRAFT_LENGTH),
+            ],
+        );
         if self.compat.is_some() && self.final_norm != FinalNorm::None {
             problems.push("`compat: longspec` has no final norm: set `final_norm: none`");
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+        let target = TargetConfig::from_json(&json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+        }))
+        .expect("configuration");
+        let fitting = GlideConfig::for_target(&target, None);
+        assert_eq!(fitting.problems_with(&target), Problems::default());
+        for (name, config) in [
+            ("self_window", GlideConfig { self_window: 1 << 24, ..fitting.clone() }),
+            ("self_window", GlideConfig { self_window: 0, ..fitting.clone() }),
+            ("gamma", GlideConfig { gamma: 1 << 40, ..fitting.clone() }),
+            ("intermediate_size", GlideConfig { intermediate_size: 1 << 60, ..fitting.clone() }),
+            (
+                "num_attention_heads",
+                GlideConfig { num_attention_heads: 1 << 60, ..fitting.clone() },
+            ),
+        ] {
+            let text = config.problems_with(&target).to_string();
+            assert!(
+                text.contains(&format!("`{name}` = ")) && text.contains("between 1 and"),
+                "{text}"
+            );
+        }
     }
 }

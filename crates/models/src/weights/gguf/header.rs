@@ -8,9 +8,10 @@
 //! ```
 //!
 //! Nothing is allocated before the bytes that fill it were seen, so that a wrong length is an error
-//! and no more. Unlike [`super::GgufSource`] it knows integer tensors and no particular model.
+//! and no more. It knows no particular model.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
@@ -26,6 +27,15 @@ const LONGEST_ARRAY: u64 = 1 << 24;
 const LARGEST_RANK: u32 = 4;
 /// Where tensors start and end by default.
 pub(super) const ALIGNMENT: usize = 32;
+/// Bytes of a string that are made room for at a time.
+const STRING_PIECE: usize = 1 << 20;
+
+/// The fewest bytes of a tensor's entry and of a key.
+const TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
+const KEY: u64 = 8 + 4 + 1;
+
+/// Said where bytes are missing.
+const CUT_OFF: &str = "the file is cut off (is the download complete?)";
 
 /// Element types that drafts are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +61,13 @@ impl ElementType {
             6 => D::Q5_0,
             7 => D::Q5_1,
             8 => D::Q8_0,
+            9 => D::Q8_1,
             10 => D::Q2K,
             11 => D::Q3K,
             12 => D::Q4K,
             13 => D::Q5K,
             14 => D::Q6K,
+            15 => D::Q8K,
             30 => D::BF16,
             26 => return Self::I32,
             27 => return Self::I64,
@@ -104,12 +116,24 @@ impl Header {
     /// - it is none, ends early, repeats a key or tensor, or every tensor that does not lie in the
     ///   file, overlaps another one or is of an unknown element type
     pub fn read(bytes: &[u8]) -> Result<Self, Problems> {
-        let mut cursor = Cursor { bytes, at: 0 };
+        Self::read_from(bytes, bytes.len())
+    }
+
+    /// Reads the header of a file of `length` bytes from its start on.
+    ///
+    /// # Errors
+    /// - as [`Self::read`]
+    pub fn read_from(reader: impl Read, length: usize) -> Result<Self, Problems> {
+        let mut cursor = Cursor { reader, at: 0, length };
+        let one = |problem: String| Problems(vec![problem]);
+        let magic = cursor.array::<4>();
+        if magic.as_ref() != Ok(b"GGUF") {
+            return Err(one("not GGUF: it does not begin with these four letters".to_owned()));
+        }
         let read = cursor.header();
-        read.map_err(|problem| {
-            Problems(vec![format!("not a usable GGUF header: {problem} (byte {})", cursor.at)])
-        })
-        .and_then(|(header, entries)| header.with_tensors(entries, cursor.at, bytes.len()))
+        let (header, entries) =
+            read.map_err(|problem| one(format!("GGUF header: {problem} (byte {})", cursor.at)))?;
+        header.with_tensors(entries, cursor.at, length)
     }
 
     fn with_tensors(
@@ -130,8 +154,10 @@ impl Header {
             },
         };
         let data = header_end.next_multiple_of(alignment);
+        let (all, mut outside) = (entries.len(), Vec::new());
         for (name, entry) in entries {
-            match entry.place(data, alignment, file_bytes) {
+            match entry.place(data, alignment) {
+                Ok(tensor) if tensor.bytes.end > file_bytes => outside.push(name),
                 Ok(tensor) => {
                     if self.tensors.insert(name.clone(), tensor).is_some() {
                         problems.push(format!("tensor `{name}` is there twice"));
@@ -139,6 +165,13 @@ impl Header {
                 }
                 Err(problem) => problems.push(format!("tensor `{name}` {problem}")),
             }
+        }
+        if let Some(name) = outside.first() {
+            let count = outside.len();
+            problems.push(format!(
+                "{count} of {all} tensors lie outside this GGUF file of {file_bytes} bytes, `{name}` first: \
+                 {CUT_OFF}"
+            ));
         }
         let mut placed: Vec<(&String, &Range<usize>)> =
             self.tensors.iter().map(|(name, tensor)| (name, &tensor.bytes)).collect();
@@ -182,12 +215,8 @@ struct Entry {
 }
 
 impl Entry {
-    fn place(
-        self,
-        data: usize,
-        alignment: usize,
-        file_bytes: usize,
-    ) -> Result<StoredTensor, String> {
+    /// Its place, which may lie outside the file.
+    fn place(self, data: usize, alignment: usize) -> Result<StoredTensor, String> {
         let Self { element, shape, offset } = self;
         let (block, block_bytes) = match (element, element.block()) {
             (ElementType::Unknown(number), _) => {
@@ -214,29 +243,31 @@ impl Entry {
         let range = usize::try_from(offset).ok().and_then(|offset| {
             let start = data.checked_add(offset)?;
             let end = start.checked_add((elements / block).checked_mul(block_bytes)?)?;
-            (end <= file_bytes).then_some(start..end)
+            Some(start..end)
         });
-        let bytes = range
-            .ok_or_else(|| format!("lies outside the file of {file_bytes} bytes (cut off?)"))?;
+        let bytes = range.ok_or_else(|| format!("lies at an absurd place, {offset}"))?;
         Ok(StoredTensor { element, shape: shape_of, bytes })
     }
 }
 
-struct Cursor<'a> {
-    bytes: &'a [u8],
+/// Reads values; never beyond `length`, which the file has.
+struct Cursor<R> {
+    reader: R,
     at: usize,
+    length: usize,
 }
 
-impl Cursor<'_> {
+impl<R: Read> Cursor<R> {
     fn header(&mut self) -> Result<(Header, Vec<(String, Entry)>), String> {
-        if self.take(4)? != b"GGUF" {
-            return Err("it does not begin with `GGUF`".into());
-        }
         let version = self.u32()?;
         if !(2..=3).contains(&version) {
             return Err(format!("version {version} (2 and 3 are read)"));
         }
         let (tensors, keys) = (self.u64()?, self.u64()?);
+        let least = tensors.saturating_mul(TENSOR).saturating_add(keys.saturating_mul(KEY));
+        if least > self.left() as u64 {
+            return Err(format!("{tensors} tensors and {keys} keys: {CUT_OFF}"));
+        }
         let mut metadata = BTreeMap::new();
         for _ in 0..keys {
             let key = self.string()?;
@@ -261,17 +292,25 @@ impl Cursor<'_> {
         Ok((Header { version, metadata, tensors: BTreeMap::new() }, entries))
     }
 
-    fn take(&mut self, count: usize) -> Result<&[u8], String> {
-        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
-        let end = end.ok_or("it ends early")?;
-        let taken = &self.bytes[self.at..end];
-        self.at = end;
-        Ok(taken)
+    fn left(&self) -> usize {
+        self.length - self.at
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), String> {
+        if bytes.len() > self.left() {
+            return Err(CUT_OFF.to_owned());
+        }
+        self.reader.read_exact(bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => CUT_OFF.to_owned(),
+            _ => error.to_string(),
+        })?;
+        self.at += bytes.len();
+        Ok(())
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
         let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
+        self.fill(&mut out)?;
         Ok(out)
     }
 
@@ -283,11 +322,22 @@ impl Cursor<'_> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    fn string(&mut self) -> Result<String, String> {
+    fn text(&mut self) -> Result<Vec<u8>, String> {
         let length = self.u64()?;
-        let length = usize::try_from(length).map_err(|_| "it ends early")?;
-        let bytes = self.take(length)?;
-        String::from_utf8(bytes.to_vec()).map_err(|_| "a string is no UTF-8".into())
+        let length = usize::try_from(length).ok().filter(|length| *length <= self.left());
+        let length = length.ok_or(CUT_OFF)?;
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let start = bytes.len();
+            bytes.resize(length.min(start + STRING_PIECE), 0);
+            self.fill(&mut bytes[start..])?;
+        }
+        Ok(bytes)
+    }
+
+    /// A name.
+    fn string(&mut self) -> Result<String, String> {
+        String::from_utf8(self.text()?).map_err(|_| "a name is no UTF-8".into())
     }
 
     fn value(&mut self, kind: u32, depth: usize) -> Result<Value, String> {
@@ -304,12 +354,19 @@ impl Cursor<'_> {
                 1 => Value::Bool(true),
                 other => return Err(format!("a flag is {other}")),
             },
-            8 => Value::String(self.string()?),
+            // Some writers end strings with zeros, or cut characters.
+            8 => {
+                let bytes = self.text()?;
+                Value::String(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
+            }
             9 if depth < DEEPEST => {
                 let kind = self.u32()?;
                 let length = self.u64()?;
                 if length > LONGEST_ARRAY {
                     return Err(format!("an array of {length} entries"));
+                }
+                if length > self.left() as u64 {
+                    return Err(format!("an array of {length} entries: {CUT_OFF}"));
                 }
                 let mut items = Vec::new();
                 for _ in 0..length {

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_core::quantized::gguf_file::Content;
-
+use super::header::Header;
 use super::source::{Part, Stored};
 use crate::config::TargetConfig;
 use crate::error::Problems;
@@ -14,12 +13,12 @@ use crate::target::names::{ExpertNames, experts};
 /// # Errors
 /// - a list of every stack that holds another number of experts than the header says
 pub(super) fn published(
-    content: &Content,
+    header: &Header,
     config: &TargetConfig,
 ) -> Result<HashMap<String, Stored>, Problems> {
     let mut names = HashMap::new();
     let mut problems = Problems::default();
-    for (name, info) in &content.tensor_infos {
+    for (name, info) in &header.tensors {
         if let Some(published) = hugging_face_name(name) {
             names.insert(published, Stored { name: name.clone(), part: Part::Whole });
             continue;
@@ -41,10 +40,10 @@ pub(super) fn published(
                 );
             }
             Tensor::SharedGate => {
-                let part = if info.shape.rank() == 1 { Part::Row } else { Part::Whole };
+                let part = if info.shape.len() == 1 { Part::Row } else { Part::Whole };
                 names.insert(format!("{}_gate.weight", ours.shared()), stored(part));
             }
-            Tensor::Stack(matrix) => match info.shape.dims() {
+            Tensor::Stack(matrix) => match info.shape.as_slice() {
                 &[count, _, _] if count == sizes.num_experts => {
                     names.extend(stack(&ours, matrix, count, name));
                 }

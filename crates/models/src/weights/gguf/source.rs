@@ -5,29 +5,28 @@
 //! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
 
 use std::collections::HashMap;
-use std::io::Cursor;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::gguf_file::{Content, TensorInfo};
 use candle_core::quantized::{GgmlDType, ggml_file};
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
 use rayon::prelude::*;
 
+use super::header::{ElementType, Header};
 use super::names;
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
-use crate::weights::mmap::MappedFile;
+use crate::weights::file::WeightFile;
 use crate::weights::{Collector, WeightSource};
 
 /// Values dequantised at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
 
-/// Tensors of one mapped GGUF file.
+/// Tensors of one GGUF file.
 pub struct GgufSource {
-    file: MappedFile,
-    content: Content,
+    file: WeightFile,
+    header: Header,
     config: TargetConfig,
     /// By Hugging Face name.
     names: HashMap<String, Stored>,
@@ -75,28 +74,12 @@ impl GgufSource {
     /// # Errors
     /// - unreadable, not GGUF, or a list of every unusable key and every tensor outside the file
     pub fn open(path: &Path) -> Result<Self> {
-        let file = MappedFile::open(path)?;
-        let content = Content::read(&mut Cursor::new(file.bytes()))
-            .map_err(|error| ModelError::invalid(path, format!("not GGUF: {error}")))?;
-        let mut problems = Problems::default();
-        for (name, info) in &content.tensor_infos {
-            if let Err(problem) = tensor_range(info, &content, file.bytes().len()) {
-                problems.push(format!("tensor `{name}` {problem}"));
-            }
-        }
-        problems.0.sort();
-        let config = match TargetConfig::from_gguf(&content) {
-            Ok(config) => Some(config),
-            Err(more) => {
-                problems.0.extend(more.0);
-                None
-            }
-        };
-        problems.into_result(path)?;
-        let config = config.ok_or_else(|| ModelError::invalid(path, "no configuration"))?;
-        let names = names::published(&content, &config)
-            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
-        let mut source = Self { file, content, config, names };
+        let file = WeightFile::open(path)?;
+        let in_file = |problems: Problems| ModelError::Invalid { path: path.into(), problems };
+        let header = Header::read_from(file.reader(), file.length()).map_err(in_file)?;
+        let config = TargetConfig::from_gguf(&header).map_err(in_file)?;
+        let names = names::published(&header, &config).map_err(in_file)?;
+        let mut source = Self { file, header, config, names };
         source.read_rope_divisors()?;
         Ok(source)
     }
@@ -107,8 +90,8 @@ impl GgufSource {
     }
 
     /// The header.
-    pub fn content(&self) -> &Content {
-        &self.content
+    pub fn header(&self) -> &Header {
+        &self.header
     }
 
     /// Reads a tensor by its GGUF name, rows as stored.
@@ -121,7 +104,7 @@ impl GgufSource {
 
     /// Frequency divisors that stand in a tensor of their own.
     fn read_rope_divisors(&mut self) -> Result<()> {
-        if self.content.tensor_infos.contains_key("rope_freqs.weight") {
+        if self.header.tensors.contains_key("rope_freqs.weight") {
             let divisors = self.load_stored("rope_freqs.weight", DType::F32)?;
             self.config.rope.divisors = Some(divisors.flatten_all()?.to_vec1()?);
         }
@@ -138,20 +121,19 @@ impl GgufSource {
     fn locate(&self, stored: &Stored) -> Result<Located> {
         let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
         let Stored { name, part } = stored;
-        let info = self
-            .content
-            .tensor_infos
-            .get(name)
-            .ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
-        let mut bytes = tensor_range(info, &self.content, self.file.bytes().len())
-            .map_err(|problem| invalid(format!("tensor `{name}` {problem}")))?;
-        let dims = part.dims(info.shape.dims());
+        let tensor =
+            self.header.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        let ElementType::Weight(dtype) = tensor.element else {
+            return Err(invalid(format!("tensor `{name}` is {:?}, no weight", tensor.element)));
+        };
+        let mut bytes = tensor.bytes.clone();
+        let dims = part.dims(&tensor.shape);
         if let Part::Expert(index) = part {
-            let size = bytes.len() / info.shape.dims()[0].max(1);
+            let size = bytes.len() / tensor.shape[0].max(1);
             let start = bytes.start + index * size;
             bytes = start..start + size;
         }
-        Ok(Located { dims, dtype: info.ggml_dtype, bytes })
+        Ok(Located { dims, dtype, bytes })
     }
 
     /// Where a published tensor is stored.
@@ -185,7 +167,6 @@ impl GgufSource {
         let mut collector = Collector::zeros(dtype, rows * width)
             .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
         let row_bytes = bytes.len() / rows.max(1);
-        let data = &self.file.bytes()[bytes.clone()];
         let chunk_rows = (CHUNK_VALUES / width).max(1);
         // Some chunks in parallel, then stored in order, so that little f32 exists at a time.
         let starts: Vec<usize> = (0..rows).step_by(chunk_rows).collect();
@@ -194,17 +175,17 @@ impl GgufSource {
                 .par_iter()
                 .map(|&first| {
                     let count = chunk_rows.min(rows - first);
-                    let raw = &data[first * row_bytes..(first + count) * row_bytes];
-                    dequantise(format, raw, count, width)
+                    let start = bytes.start + first * row_bytes;
+                    let raw = self.file.read(start..start + count * row_bytes)?;
+                    Ok(dequantise(format, &raw, count, width)?)
                 })
-                .collect::<candle_core::Result<_>>()?;
+                .collect::<Result<_>>()?;
             for (&first, chunk) in starts.iter().zip(&chunks) {
                 for (i, row) in chunk.chunks_exact(width).enumerate() {
                     collector.set(place(first + i) * width, row.iter().copied());
                 }
             }
         }
-        self.file.release(bytes);
         collector.into_tensor(&dims)
     }
 }
@@ -222,7 +203,7 @@ impl WeightSource for GgufSource {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let Stored { name, part } = self.names.get(name)?;
-        Some(part.dims(self.content.tensor_infos.get(name)?.shape.dims()))
+        Some(part.dims(&self.header.tensors.get(name)?.shape))
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
@@ -238,13 +219,15 @@ impl WeightSource for GgufSource {
             _ => return Ok(None),
         };
         let &[outputs, inputs] = dims.as_slice() else { return Ok(None) };
-        let stored = &self.file.bytes()[bytes.clone()];
+        let stored = self.file.read(bytes)?;
+        if !self.is_interleaved(name) {
+            return Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &stored)?));
+        }
         let row_bytes = stored.len() / outputs.max(1);
         let mut placed = vec![0; stored.len()];
         for (row, stored) in stored.chunks_exact(row_bytes.max(1)).enumerate() {
             placed[self.place(name, row) * row_bytes..][..row_bytes].copy_from_slice(stored);
         }
-        self.file.release(bytes);
         Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &placed)?))
     }
 }
@@ -255,38 +238,8 @@ fn dequantise(
     rows: usize,
     width: usize,
 ) -> candle_core::Result<Vec<f32>> {
-    // Blocks hold 16-bit scales: copy, so that they are aligned whatever the file's offsets.
-    let aligned = raw.to_vec();
-    let tensor = ggml_file::qtensor_from_ggml(dtype, &aligned, vec![rows, width], &Device::Cpu)?;
+    let tensor = ggml_file::qtensor_from_ggml(dtype, raw, vec![rows, width], &Device::Cpu)?;
     tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()
-}
-
-/// Byte range of a tensor in the file, checked against its end.
-fn tensor_range(
-    info: &TensorInfo,
-    content: &Content,
-    file_bytes: usize,
-) -> std::result::Result<Range<usize>, String> {
-    let dims = info.shape.dims();
-    let elements = dims
-        .iter()
-        .try_fold(1_usize, |product, &dim| product.checked_mul(dim))
-        .ok_or_else(|| format!("has an absurd shape {dims:?}"))?;
-    let block = info.ggml_dtype.block_size();
-    let width = dims.last().copied().unwrap_or(1);
-    if elements == 0 || !width.is_multiple_of(block) {
-        return Err(format!("of shape {dims:?} does not consist of blocks of {block}"));
-    }
-    let start = content.tensor_data_offset.checked_add(info.offset);
-    let size = (elements / block).checked_mul(info.ggml_dtype.type_size());
-    let range = start.zip(size).and_then(|(start, size)| {
-        let start = usize::try_from(start).ok()?;
-        Some(start..start.checked_add(size)?)
-    });
-    match range {
-        Some(range) if range.end <= file_bytes => Ok(range),
-        _ => Err(format!("of shape {dims:?} lies outside the file of {file_bytes} bytes")),
-    }
 }
 
 /// Files of a folder that end in `.gguf`.

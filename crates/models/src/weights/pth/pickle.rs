@@ -7,6 +7,13 @@ use std::rc::Rc;
 /// Containers may nest this deep; state dicts need four levels.
 const MAX_DEPTH: usize = 64;
 
+/// Most values that are copied because a container grows that something else refers to as well.
+/// Writers refer to a container while it is empty.
+const MAX_COPIES: usize = 1 << 16;
+
+/// Most dimensions of a tensor, as in PyTorch.
+const MAX_RANK: usize = 64;
+
 /// What a state dict is made of.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
@@ -106,11 +113,14 @@ struct Machine<'a> {
     at: usize,
     stack: Vec<Slot>,
     memo: HashMap<usize, Value>,
+    /// Values that may still be copied.
+    copies: usize,
 }
 
 /// Runs a pickle and returns what it built.
 pub(super) fn parse(input: &[u8]) -> Result<Value, String> {
-    let mut machine = Machine { input, at: 0, stack: Vec::new(), memo: HashMap::new() };
+    let (stack, memo) = (Vec::new(), HashMap::new());
+    let mut machine = Machine { input, at: 0, stack, memo, copies: MAX_COPIES };
     loop {
         let at = machine.at;
         if let Some(value) =
@@ -298,11 +308,25 @@ impl<'a> Machine<'a> {
     }
 
     fn append(&mut self, new: Vec<Value>) -> Result<(), String> {
-        let list = self.pop()?;
-        let mut items = list.items()?.to_vec();
-        items.extend(new);
-        self.push(Value::sequence(items)?);
+        let Value::Sequence(mut items, depth) = self.pop()? else {
+            return Err("items are appended to something that is no list".into());
+        };
+        let depth = new.iter().map(|item| 1 + item.depth()).fold(depth, usize::max);
+        if depth > MAX_DEPTH {
+            return Err(format!("containers nest deeper than {MAX_DEPTH}"));
+        }
+        self.own(&mut items)?.extend(new);
+        self.push(Value::Sequence(items, depth));
         Ok(())
+    }
+
+    /// The items of a container, a copy if something else refers to them.
+    fn own<'v, T: Clone>(&mut self, items: &'v mut Rc<Vec<T>>) -> Result<&'v mut Vec<T>, String> {
+        if Rc::strong_count(items) > 1 {
+            let left = self.copies.checked_sub(items.len());
+            self.copies = left.ok_or("containers grow after they were referred to")?;
+        }
+        Ok(Rc::make_mut(items))
     }
 
     fn set_items(&mut self, flat: Vec<Value>) -> Result<(), String> {
@@ -313,7 +337,7 @@ impl<'a> Machine<'a> {
             return Err("a key has no value".into());
         }
         let mut flat = flat.into_iter();
-        let all = Rc::make_mut(&mut entries);
+        let all = self.own(&mut entries)?;
         while let (Some(key), Some(value)) = (flat.next(), flat.next()) {
             depth = depth.max(1 + value.depth());
             all.push((key, value));
@@ -350,7 +374,11 @@ fn call(function: &Value, arguments: &Value) -> Result<Value, String> {
             [Value::Storage(storage), offset, shape, stride, ..],
         ) => {
             let sizes = |v: &Value| -> Result<Vec<usize>, String> {
-                v.items()?.iter().map(Value::usize).collect()
+                let items = v.items()?;
+                if items.len() > MAX_RANK {
+                    return Err(format!("a tensor of {} dimensions", items.len()));
+                }
+                items.iter().map(Value::usize).collect()
             };
             Ok(Value::Tensor(Rc::new(TensorRef {
                 storage: storage.clone(),

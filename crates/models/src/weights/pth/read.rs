@@ -20,6 +20,9 @@ const MAX_PICKLE_BYTES: u64 = 64 << 20;
 /// Most values of nested dicts: shared ones are met again wherever they are shared.
 const MAX_VALUES: usize = 1 << 20;
 
+/// Most bytes of all names: those of nested dicts are put together from their keys.
+const MAX_NAMES: usize = 1 << 26;
+
 /// A tensor whose storage was found and is large enough.
 struct Entry {
     storage: String,
@@ -62,7 +65,7 @@ impl PthSource {
         }
         let state = parse(&pickle).map_err(invalid)?;
         let mut tensors = Vec::new();
-        let mut budget = MAX_VALUES;
+        let mut budget = Budget { values: MAX_VALUES, names: MAX_NAMES };
         flatten("", &state, &mut budget, &mut tensors).map_err(invalid)?;
         if tensors.is_empty() {
             return Err(invalid("the pickle holds no tensors".into()));
@@ -114,19 +117,27 @@ fn read_entry(
     Ok(bytes)
 }
 
+/// What may still be flattened.
+struct Budget {
+    values: usize,
+    names: usize,
+}
+
 fn flatten(
     prefix: &str,
     value: &Value,
-    budget: &mut usize,
+    budget: &mut Budget,
     out: &mut Vec<(String, TensorRef)>,
 ) -> std::result::Result<(), String> {
     let Value::Dict(entries, _) = value else {
         return Ok(());
     };
     for (key, value) in entries.iter() {
-        let left = budget.checked_sub(1);
-        *budget = left.ok_or_else(|| format!("it holds more than {MAX_VALUES} values"))?;
+        let left = budget.values.checked_sub(1);
+        budget.values = left.ok_or_else(|| format!("it holds more than {MAX_VALUES} values"))?;
         let Value::Str(key) = key else { continue };
+        let left = budget.names.checked_sub(prefix.len() + 1 + key.len());
+        budget.names = left.ok_or_else(|| format!("its names have more than {MAX_NAMES} bytes"))?;
         let name = if prefix.is_empty() { key.to_string() } else { format!("{prefix}.{key}") };
         match value {
             Value::Tensor(tensor) => out.push((name, TensorRef::clone(tensor))),

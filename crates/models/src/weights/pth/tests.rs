@@ -69,6 +69,54 @@ fn deep_nesting_and_absurd_lengths_are_errors() {
     assert!(parse(b"\x80\x02X\xff\xff\xff\xff").expect_err("refused").contains("in the middle"));
 }
 
+#[test]
+fn lists_that_grow_item_by_item_are_read_and_copied_ones_refused() {
+    let items = 600_000;
+    let appended = |item: &[u8]| {
+        let mut pickle = b"\x80\x02]q\0".to_vec();
+        for _ in 0..items {
+            pickle.extend(item);
+        }
+        pickle.push(b'.');
+        pickle
+    };
+    assert!(parse(&appended(b"Na")).is_ok());
+    assert!(parse(&appended(b"h\0a")).is_ok());
+    for copied in [&b"Naq\0"[..], b"(Neq\0"] {
+        let problem = parse(&appended(copied)).expect_err("refused");
+        assert!(problem.contains("grow after they were referred to"), "{problem}");
+    }
+    let mut dict = b"\x80\x02}q\0".to_vec();
+    for _ in 0..items {
+        dict.extend(b"NNsq\0");
+    }
+    assert!(parse(&dict).expect_err("refused").contains("referred to"));
+}
+
+#[test]
+fn names_and_shapes_without_measure_are_errors() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    // A dict of dicts, whose keys are all the same long text.
+    let mut pickle = b"\x80\x02X\0\0\x10\0".to_vec();
+    pickle.extend(vec![b'k'; 1 << 20]);
+    pickle.extend(b"q\x00N");
+    for _ in 0..60 {
+        // The value, an empty dict, its key, the value again.
+        pickle.extend(b"q\x01}h\0h\x01s");
+    }
+    pickle.push(b'.');
+    write_pickle(&path, &pickle);
+    let text = PthSource::open(&path).map(|_| ()).expect_err("refused").to_string();
+    assert!(text.contains("names have more than"), "{text}");
+    let mut pickle = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storage".to_vec();
+    pickle.extend(b"ctorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQK\0(");
+    pickle.extend([b'K', 1].repeat(100));
+    pickle.extend(b"t)tR.");
+    let problem = parse(&pickle).expect_err("refused");
+    assert!(problem.contains("a tensor of 100 dimensions"), "{problem}");
+}
+
 /// A zip with this pickle and nothing else.
 fn write_pickle(path: &std::path::Path, pickle: &[u8]) {
     use std::io::Write;

@@ -1,6 +1,6 @@
-//! Reading a store: shards are mapped into memory, and one thread reads a row ahead.
+//! Reading a store: shards stay open, and one thread reads a row ahead.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -18,7 +18,7 @@ use super::write::{INDEX, Index, Receipt, RowEntry, hash_of};
 use crate::error::{Result, TrainError};
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
 
-/// Shards that stay open: their pages belong to the system, so they cost addresses only.
+/// Shards that stay open: each costs a file handle.
 const OPEN_SHARDS: usize = 64;
 
 /// Features that were captured earlier. Of the target only embeddings, head and rotary
@@ -292,7 +292,7 @@ impl Store {
         Ok(record)
     }
 
-    /// A shard, mapped; its hash is checked when it is opened.
+    /// A shard; its hash is checked when it is opened.
     fn shard(&self, receipt: &Receipt) -> Result<Arc<SafetensorsSource>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = open.iter().position(|(object, _)| *object == receipt.object) {
@@ -304,12 +304,12 @@ impl Store {
         if open.len() >= OPEN_SHARDS {
             open.remove(0);
         }
-        let source = Arc::new(self.map(receipt)?);
+        let source = Arc::new(self.open_shard(receipt)?);
         open.push((receipt.object.clone(), Arc::clone(&source)));
         Ok(source)
     }
 
-    fn map(&self, receipt: &Receipt) -> Result<SafetensorsSource> {
+    fn open_shard(&self, receipt: &Receipt) -> Result<SafetensorsSource> {
         let object = &receipt.object;
         let remedy = "run `longdraft capture` again: it captures this shard alone";
         let damaged = || self.location.problem(object, format!("is damaged: {remedy}"));
@@ -328,8 +328,7 @@ impl Store {
             return Err(damaged());
         }
         if !plain {
-            bytes = zstd::decode_all(bytes.as_slice())
-                .map_err(|error| self.location.problem(object, error))?;
+            bytes = unpacked(&bytes).map_err(|error| self.location.problem(object, error))?;
         }
         // A file without a name, so that nothing is left behind however the process ends.
         let fail = |error: std::io::Error| self.location.problem(object, error);
@@ -339,5 +338,33 @@ impl Store {
         let source = SafetensorsSource::open_file(file.path())?;
         drop(file);
         Ok(source)
+    }
+}
+
+/// A packed shard's bytes. Features hardly shrink, token ids do.
+fn unpacked(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    /// How many times as long as its file a shard may be.
+    const MOST_GROWTH: usize = 1 << 10;
+    let most = bytes.len().saturating_mul(MOST_GROWTH);
+    let mut unpacked = Vec::new();
+    zstd::Decoder::new(bytes)?.take(most as u64 + 1).read_to_end(&mut unpacked)?;
+    if unpacked.len() > most {
+        return Err(std::io::Error::other(format!("unpacks to more than {most} bytes")));
+    }
+    Ok(unpacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_shards_are_unpacked_within_bounds() {
+        let plain: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+        let packed = zstd::encode_all(plain.as_slice(), 1).expect("packed");
+        assert_eq!(unpacked(&packed).expect("unpacked"), plain);
+        let bomb = zstd::encode_all([0_u8; 1 << 26].as_slice(), 1).expect("packed");
+        assert!(unpacked(&bomb).expect_err("refused").to_string().contains("more than"));
+        assert!(unpacked(b"no zstd").is_err());
     }
 }

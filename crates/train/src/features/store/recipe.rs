@@ -68,7 +68,7 @@ impl StoreDtype {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// None: shards are mapped into memory as they are.
+    /// None: shards are read where they lie.
     #[default]
     None,
     /// A tenth to a fifth smaller; a shard is unpacked before it is read.

@@ -1,0 +1,197 @@
+//! The memory of a process: an end in words where none is left, and budgets for work on what others
+//! wrote.
+//!
+//! A program opts in with `#[global_allocator] static MEMORY: Allocator = Allocator;`. Without it
+//! budgets hold nothing, and a process without memory is ended by `abort` as ever.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Write;
+use std::ptr::null;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::time::Duration;
+
+/// Exit code of a process that has no memory left.
+const FAILED: i32 = 1;
+
+/// The system's allocator. A process that cannot have memory says so and exits with code 1.
+#[derive(Debug)]
+pub struct Allocator;
+
+// SAFETY: every request is handed to the system's allocator as it came, and its answer is handed
+// back. What is done besides neither allocates nor unwinds: counting, sleeping, ending the process.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
+        // SAFETY: the caller's promise.
+        granted(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
+        // SAFETY: the caller's promise.
+        granted(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        charge(size.saturating_sub(layout.size()));
+        refund(layout.size().saturating_sub(size));
+        // SAFETY: the caller's promise.
+        granted(unsafe { System.realloc(block, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        refund(layout.size());
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+fn granted(block: *mut u8, size: usize) -> *mut u8 {
+    if block.is_null() {
+        out_of_memory(size)
+    }
+    block
+}
+
+/// Says what is wrong without any memory, and ends the process.
+#[cold]
+fn out_of_memory(size: usize) -> ! {
+    let mut text = [0_u8; 320];
+    let mut rest = &mut text[..];
+    // Both can only fail where nothing can be told any more.
+    let _ = write!(
+        rest,
+        "error: no memory left: {size} bytes more could not be had\n\
+         hint: hold less at a time (shorter rows, smaller batches, a smaller or quantised model), or \
+         allow the process more memory (`ulimit -v`, the container's limit)\n"
+    );
+    let left = rest.len();
+    let _ = std::io::stderr().write_all(&text[..text.len() - left]);
+    std::process::exit(FAILED)
+}
+
+thread_local! {
+    static CURRENT: Cell<*const Budget> = const { Cell::new(null()) };
+}
+
+/// How much memory a thread may hold beyond what it held before.
+#[derive(Debug)]
+pub struct Budget {
+    /// Bytes.
+    left: AtomicIsize,
+    exceeded: AtomicBool,
+}
+
+impl Budget {
+    /// So many bytes.
+    pub fn new(bytes: usize) -> Arc<Self> {
+        let left = AtomicIsize::new(isize::try_from(bytes).unwrap_or(isize::MAX));
+        Arc::new(Self { left, exceeded: AtomicBool::new(false) })
+    }
+
+    /// Works within the budget. A thread that asks for more is stopped for good, inside of the
+    /// allocator, with all that it holds: give it nothing that others wait for, and never wait for it
+    /// itself, but for its answer or [`Self::is_exceeded`].
+    pub fn within<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        struct Restore(*const Budget);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0);
+            }
+        }
+        let held = Arc::clone(self);
+        let before = Restore(CURRENT.replace(Arc::as_ptr(&held)));
+        let result = work();
+        drop(before);
+        drop(held);
+        result
+    }
+
+    /// Whether the thread was stopped.
+    pub fn is_exceeded(&self) -> bool {
+        self.exceeded.load(Ordering::Acquire)
+    }
+
+    /// Stops the thread when it asks for memory the next time.
+    pub fn withdraw(&self) {
+        self.left.store(isize::MIN / 2, Ordering::Relaxed);
+    }
+}
+
+fn charge(bytes: usize) {
+    let current = CURRENT.get();
+    if current.is_null() {
+        return;
+    }
+    // SAFETY: set by `within`, which keeps the budget until it has put the former one back.
+    let budget = unsafe { &*current };
+    let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
+    let left = budget.left.fetch_sub(bytes, Ordering::Relaxed);
+    if left < bytes {
+        budget.exceeded.store(true, Ordering::Release);
+        loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+}
+
+fn refund(bytes: usize) {
+    let current = CURRENT.get();
+    if !current.is_null() {
+        // SAFETY: as in `charge`.
+        unsafe { &*current }.left.fetch_add(bytes as isize, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[global_allocator]
+    static MEMORY: Allocator = Allocator;
+
+    #[test]
+    fn what_is_given_back_can_be_had_again_and_more_stops_the_thread() {
+        let budget = Budget::new(1 << 20);
+        let sum: usize = budget.within(|| {
+            (0..100).map(|i| vec![i as u8; 900_000].iter().filter(|byte| **byte > 0).count()).sum()
+        });
+        assert_eq!((sum, budget.is_exceeded()), (99 * 900_000, false));
+        let (sender, receiver) = mpsc::channel();
+        let held = Arc::clone(&budget);
+        std::thread::spawn(move || {
+            let grown = held.within(|| (0..2_000_000_u32).collect::<Vec<_>>().len());
+            // Nobody may hear: that is what is tested.
+            let _ = sender.send(grown);
+        });
+        while !budget.is_exceeded() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(receiver.try_recv().is_err());
+        // Outside of a budget there is none.
+        assert_eq!(vec![1_u8; 4 << 20].len(), 4 << 20);
+    }
+
+    #[test]
+    fn a_withdrawn_budget_stops_at_the_next_request() {
+        let budget = Budget::new(1 << 30);
+        let held = Arc::clone(&budget);
+        std::thread::spawn(move || {
+            held.within(|| {
+                loop {
+                    drop(Box::new([0_u8; 64]));
+                    std::thread::yield_now();
+                }
+            });
+        });
+        assert!(!budget.is_exceeded());
+        budget.withdraw();
+        while !budget.is_exceeded() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The largest sizes that are read from files, several times those of any published model. A wrong
+//! file asks for no more than these, and tensors are looked for before anything of a size is made.
+
+use crate::error::Problems;
+
+/// Decoder layers; published models have up to 126.
+pub(crate) const LAYERS: usize = 1 << 12;
+/// Hidden sizes; published up to 16 384.
+pub(crate) const HIDDEN: usize = 1 << 18;
+/// Inner widths of an MLP; published up to 53 248.
+pub(crate) const INNER: usize = 1 << 20;
+/// Heads of attention; published up to 128.
+pub(crate) const HEADS: usize = 1 << 12;
+/// Width of a head; published up to 576.
+pub(crate) const HEAD_DIM: usize = 1 << 13;
+/// Tokens of a vocabulary; published up to 262 144.
+pub(crate) const VOCABULARY: usize = 1 << 22;
+/// Experts of a layer; published up to 512.
+pub(crate) const EXPERTS: usize = 1 << 13;
+/// Experts of all layers; published up to some 25 000.
+pub(crate) const ALL_EXPERTS: usize = 1 << 17;
+/// Tokens of a context; published up to 10 million.
+pub(crate) const CONTEXT: usize = 1 << 24;
+/// Tokens that a draft's own attention reaches back; published 512. A ring of so many keys is held.
+pub(crate) const WINDOW: usize = 1 << 16;
+/// Tokens that a draft proposes in a row; published up to 15.
+pub(crate) const DRAFT_LENGTH: usize = 1 << 10;
+
+/// Names every size that is not between 1 and its limit.
+pub(crate) fn check(problems: &mut Problems, sizes: &[(&str, usize, usize)]) {
+    for (name, size, largest) in sizes {
+        if !(1..=*largest).contains(size) {
+            problems.push(format!("`{name}` = {size} is not between 1 and {largest}"));
+        }
+    }
+}

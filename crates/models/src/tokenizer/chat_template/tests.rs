@@ -1,0 +1,140 @@
+use super::*;
+
+const CHATML: &str = "{% for message in messages %}\n    {{- '<|im_start|>' + message['role'] + '\\n' + message.content.strip() + '<|im_end|>' }}\n{% endfor %}\n{%- if add_generation_prompt %}{{ bos_token }}go{% endif %}";
+
+#[test]
+fn python_methods_and_special_tokens_work() -> Result<()> {
+    let mut tokens = Map::new();
+    tokens.insert("bos_token".into(), "<s>".into());
+    let template = ChatTemplate::new(CHATML, tokens)?;
+    let text = template.render(&[Message::new("user", " hi ")], true)?;
+    assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n<s>go");
+    Ok(())
+}
+
+#[test]
+fn a_template_can_refuse() -> Result<()> {
+    let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
+    let error = template.render(&[], false).expect_err("refused").to_string();
+    assert!(error.contains("no tools here"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
+    let source = "{% for m in messages %}{{ m.tool_calls[0].arguments | tojson }}{% endfor %}\
+                  {% if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}";
+    let template = ChatTemplate::new(source, Map::new())?;
+    let message = json!({"tool_calls": [{"arguments": {"a": "<b & c>", "d": [1, 2.0]}}]});
+    let messages = [message.as_object().expect("object").clone()];
+    let text = template.render_messages(&messages, Some(&json!([{"n": "é"}])), false)?;
+    assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}{\n  \"n\": \"é\"\n}");
+    let text = template.render_messages(&messages, None, false)?;
+    assert_eq!(text, "{\"a\": \"<b & c>\", \"d\": [1, 2.0]}");
+    Ok(())
+}
+
+#[test]
+fn generation_blocks_are_plain_text_that_can_be_asked_for() -> Result<()> {
+    let source = "{% for m in messages %}\n{%- if m.role == 'assistant' %}\n<a>\n\
+                  {%- generation %}{{ m.content }}<end>{% endgeneration -%}\n\
+                  {% else %}<u>{{ m.content }}{% endif %}{% endfor %}";
+    let template = ChatTemplate::new(source, Map::new())?;
+    let turns = [("user", "é?"), ("assistant", "b"), ("user", "c"), ("assistant", "")];
+    let turns = turns.map(|(role, text)| Message::new(role, text));
+    let text = template.render(&turns, false)?;
+    assert_eq!(text, "<u>é?<a>b<end><u>c<a><end>");
+    let turn = |m: &Message| json!(m).as_object().cloned().unwrap_or_default();
+    let messages: Vec<_> = turns.iter().map(turn).collect();
+    let (same, ranges) = template.render_generated(&messages, None)?.expect("blocks");
+    let generated: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
+    assert_eq!((same.as_str(), generated), (text.as_str(), vec!["b<end>", "<end>"]));
+    let marked = [turn(&Message::new("assistant", "a\u{10FFFF}b"))];
+    assert!(template.render_generated(&marked, None).is_err());
+    assert!(ChatTemplate::new(CHATML, Map::new())?.render_generated(&messages, None)?.is_none());
+    assert!(ChatTemplate::new("{% generation %}{% endfor %}", Map::new()).is_err());
+    Ok(())
+}
+
+/// What a template without an end is told.
+fn refused(source: &str) -> String {
+    let text = ChatTemplate::new(source, Map::new())
+        .and_then(|template| template.render(&[Message::new("user", "hi")], false));
+    text.map(|text| text.len()).expect_err(source).to_string()
+}
+
+#[test]
+fn templates_without_an_end_are_stopped() {
+    let doubled = "{% set s = namespace(x='xxxxxxxx') %}{% for i in range(60) %}\
+                   {% set s.x = s.x ~ s.x %}{% endfor %}";
+    let long = "{% set s = namespace(x='xxxxxxxx') %}{% for i in range(22) %}\
+                {% set s.x = s.x + s.x %}{% endfor %}";
+    for (source, problem) in [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "instructions",
+        ),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        (doubled, "more than 512 MiB"),
+        ("{{ messages | tojson(indent=10000000000) }}", "an indent of 10000000000"),
+        ("{{ 'a' | indent(100000000000) }}", "more than 512 MiB"),
+        ("{{ [1] | batch(100000000000, 0) | list }}", "more than 512 MiB"),
+        ("{{ [1] | slice(100000000000) | list }}", ""),
+        ("{{ '%100000000000d' | format(1) }}", ""),
+        ("{{ '{:100000000000}'.format(1) }}", ""),
+        ("{{ ([1] * 100000000000) | list }}", "more than 512 MiB"),
+        ("{{ ([1] * 100000000000) | join('x') }}", ""),
+        ("{{ 3 in [1] * 10000000000000 }}", "seconds"),
+        ("{{ 'x' * 90000000 }}", "longer than"),
+        (&format!("{long}{{{{ s.x | replace('x', s.x) | length }}}}"), "more than 512 MiB"),
+        (&format!("{long}{{{{ s.x.replace('x', s.x) | length }}}}"), "more than 512 MiB"),
+        (&format!("{long}{{{{ s.x | list | length }}}}"), "more than 512 MiB"),
+        (&format!("{{# {} #}}", "x".repeat(LONGEST_TEMPLATE)), "bytes, at most"),
+    ] {
+        let message = refused(source);
+        assert!(message.contains("chat template: ") && message.contains(problem), "{message}");
+        assert!(message.len() < 2 * SHOWN);
+    }
+}
+
+#[test]
+fn lists_that_nest_deeply_are_dropped_and_written() {
+    let nested = "{% set s = namespace(x=[]) %}{% for i in range(300) %}{% for j in range(300) %}\
+                  {% set s.x = [s.x] %}{% endfor %}{% endfor %}";
+    for end in ["", "{{ s.x | tojson }}", "{{ s.x }}", "{{ s.x == [s.x] }}"] {
+        let template = ChatTemplate::new(&format!("{nested}{end}"), Map::new()).expect("template");
+        // Refused or written, but never the end of the process.
+        let _ = template.render(&[], false);
+    }
+}
+
+#[test]
+fn a_template_that_was_given_up_is_not_rendered_again() -> Result<()> {
+    let template = ChatTemplate::new(
+        "{% if messages %}{{ ([1] * 100000000000) | list }}{% endif %}",
+        Map::new(),
+    )?;
+    assert_eq!(template.render(&[], false)?, "");
+    assert!(template.render(&[Message::new("user", "")], false).is_err());
+    assert!(template.render(&[], false).is_err());
+    Ok(())
+}
+
+#[test]
+fn errors_of_templates_are_short_and_steer_no_terminal() {
+    let message = refused("{{ raise_exception('\u{1b}[31m' ~ 'red' * 90000) }}");
+    assert!(message.contains("[31mred") && !message.contains('\u{1b}'), "{message}");
+    assert!(message.len() < 2 * SHOWN, "{}", message.len());
+}
+
+#[test]
+fn empty_strings_are_counted_as_in_python() -> Result<()> {
+    let template = ChatTemplate::new("{{ 'aé'.count('') }} {{ 'aba'.count('a') }}", Map::new())?;
+    assert_eq!(template.render(&[], false)?, "3 2");
+    Ok(())
+}
+
+#[test]
+fn broken_templates_are_errors() {
+    assert!(ChatTemplate::new("{% for %}", Map::new()).is_err());
+}
