@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hf_hub::api::sync::ApiBuilder;
+use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Repo, RepoType};
 
 use crate::error::{ModelError, Result};
@@ -60,16 +60,32 @@ impl DataSetId {
         files
     }
 
+    /// Asks the hub which files these are, and fetches none.
+    ///
+    /// # Errors
+    /// - the hub cannot tell, or holds no such data file
+    pub fn list(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<String>> {
+        self.listed(is_data).map(|(_, chosen)| chosen)
+    }
+
     /// Fetches the files into the hub's own cache folder (`HF_HOME`; `HF_ENDPOINT` names a mirror)
     /// and returns where they lie. `is_data` says which names hold data.
     ///
     /// # Errors
     /// - the hub cannot deliver, or holds no such data file
     pub fn fetch(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
-        let fail = |error: &dyn std::fmt::Display| ModelError::Hub {
-            repo: self.repo.clone(),
-            reason: error.to_string(),
-        };
+        let (repo, chosen) = self.listed(is_data)?;
+        let get =
+            |name: &String| repo.get(name).map_err(|error| self.error(&format!("{name}: {error}")));
+        chosen.iter().map(get).collect()
+    }
+
+    fn error(&self, error: &dyn std::fmt::Display) -> ModelError {
+        ModelError::Hub { repo: self.repo.clone(), reason: error.to_string() }
+    }
+
+    fn listed(&self, is_data: &dyn Fn(&str) -> bool) -> Result<(ApiRepo, Vec<String>)> {
+        let fail = |error: &dyn std::fmt::Display| self.error(error);
         let api = ApiBuilder::from_env().with_progress(false).build().map_err(|e| fail(&e))?;
         let repo = Repo::with_revision(self.repo.clone(), RepoType::Dataset, self.revision.clone());
         let repo = api.repo(repo);
@@ -81,8 +97,7 @@ impl DataSetId {
             let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
             return Err(fail(&format!("no data file at {wanted} (it holds {shown})")));
         }
-        let get = |name: &String| repo.get(name).map_err(|error| fail(&format!("{name}: {error}")));
-        chosen.iter().map(get).collect()
+        Ok((repo, chosen))
     }
 }
 

@@ -143,7 +143,7 @@ impl LanguageModelConfig {
 
     /// Width of the MLP.
     pub fn mlp_width(&self) -> usize {
-        self.mlp_dim.unwrap_or(self.mlp_mult * self.model_dim)
+        self.mlp_dim.unwrap_or(self.mlp_mult.saturating_mul(self.model_dim))
     }
 
     /// Whether it is a Llama.

@@ -21,6 +21,18 @@ const SMALL_FILES: [&str; 5] = [
 /// # Errors
 /// - neither a path nor a hub id, or the hub cannot deliver
 pub fn locate(spec: &str) -> Result<PathBuf> {
+    located(spec, true)
+}
+
+/// As [`locate`], but of a hub model only configuration and tokenizer are fetched.
+///
+/// # Errors
+/// - as [`locate`]
+pub(super) fn locate_description(spec: &str) -> Result<PathBuf> {
+    located(spec, false)
+}
+
+fn located(spec: &str, with_weights: bool) -> Result<PathBuf> {
     let path = Path::new(spec);
     if path.exists() {
         return Ok(path.to_path_buf());
@@ -40,16 +52,19 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
     let repo = api.model(spec.to_owned());
     let info = repo.info().map_err(|error| fail(&error))?;
     let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-    fetch(&repo, &names).map_err(|error| fail(&error))
+    fetch(&repo, &names, with_weights).map_err(|error| fail(&error))
 }
 
-fn fetch(repo: &ApiRepo, names: &[String]) -> std::result::Result<PathBuf, String> {
+fn fetch(
+    repo: &ApiRepo,
+    names: &[String],
+    with_weights: bool,
+) -> std::result::Result<PathBuf, String> {
     let wanted = |name: &&String| {
         let is_weight =
             Path::new(name).extension().is_some_and(|e| e == "safetensors") && !name.contains('/');
         SMALL_FILES.contains(&name.as_str())
-            || is_weight
-            || name.as_str() == "model.safetensors.index.json"
+            || (with_weights && (is_weight || name.as_str() == "model.safetensors.index.json"))
     };
     let mut folder = None;
     for name in names.iter().filter(wanted) {
