@@ -64,11 +64,13 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
         "{text}"
     );
     assert_eq!(last_json(&text)["rows"][0]["learned"], 3);
-    let text = succeed(&common);
+    // What the assistant says is learned by default.
+    assert!(succeed(&common).contains("<user>hi</s><assistant>[[ho</s>]]"));
+    let text = succeed(&[&common[..], &["--learn", "all"]].concat());
     assert!(text.contains("! everything is learned"), "{text}");
     // A chat needs a chat template.
     std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("remove");
-    assert!(fail(&common, 1).contains("no chat template"));
+    assert!(fail(&common, 2).contains("no chat template"));
 }
 
 #[test]
@@ -133,7 +135,7 @@ fn training_from_shards_equals_training_from_rows() {
     let mut tokenizer = support::byte_tokenizer();
     tokenizer["normalizer"] = json!({"type": "NFC"});
     std::fs::write(shop.target.join("tokenizer.json"), tokenizer.to_string()).expect("write");
-    let text = fail(&["train", &shop.config(), &sources, &format!("output={}", shop.path("x"))], 1);
+    let text = fail(&["train", &shop.config(), &sources, &format!("output={}", shop.path("x"))], 2);
     assert!(text.contains("prepared with another tokenizer"), "{text}");
     let text =
         fail(&["data", "prepare", &shop.config(), "--output", &shards, "--shard-kib", "1"], 1);
@@ -297,12 +299,76 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     assert!(text.contains("stands alone"), "{text}");
     let text =
         fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}, learn: last}}]")], 2);
-    assert!(text.contains("`learn: last` needs a template with a prompt"), "{text}");
+    assert!(text.contains("`learn: last` needs rows of a prompt and an answer"), "{text}");
     let text = fail(
         &["train", &shop.config(), &format!("data.train=[{{path: {rows}, max_prompt_tokens: 4}}]")],
         2,
     );
     assert!(text.contains("`max_prompt_tokens` needs"), "{text}");
+    std::fs::write(shop.path("rows.xlsx"), "").expect("write");
+    let text = fail(&["data", "inspect", &shop.path("rows.xlsx"), "--target", &target], 2);
+    assert!(text.contains("unknown kind of file") && text.contains(".csv"), "{text}");
     let text = fail(&["data", "inspect", "hf://wrong", "--target", &target], 1);
     assert!(text.contains("hf://org/name"), "{text}");
+}
+
+/// Rows as people have them, without a word about their format: what answers is learned.
+#[test]
+fn formats_are_recognised_without_a_template() {
+    let shop = chat_shop();
+    let said = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let conversations =
+        |i: usize| json!({ "messages": [said("user", &format!("q{i}")), said("assistant", "a")] });
+    let preferences = |i: usize| json!({ "prompt": format!("q{i}"), "chosen": [said("assistant", "a")], "rejected": "b" });
+    let mut with_a_bad_row: Vec<Value> = (0..60).map(conversations).collect();
+    with_a_bad_row[0] = json!({ "nope": 1 });
+    let table: String = (0..60).map(|i| format!("q{i},a\n")).collect();
+    std::fs::write(shop.path("table.csv"), format!("question,answer\n{table}")).expect("write");
+    for (path, kind) in [
+        (write(&shop, "chats.jsonl", &with_a_bad_row), "messages"),
+        (
+            write(&shop, "preferences.jsonl", &(0..60).map(preferences).collect::<Vec<_>>()),
+            "prompt_completion",
+        ),
+        (shop.path("table.csv"), "gsm8k"),
+    ] {
+        let output = run(&[
+            "train",
+            &shop.config(),
+            &format!("data.train=[{{path: {path}}}]"),
+            &format!("output={}", shop.path(kind)),
+            "train.steps=2",
+        ]);
+        let text = stderr(&output);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains(&format!("read as `{kind}`")), "{text}");
+        let text = succeed(&["data", "inspect", &path, "--target", &shop.target(), "--rows", "60"]);
+        assert!(text.contains("<user>q7</s><assistant>[[a</s>]]"), "{text}");
+        if kind == "messages" {
+            assert!(
+                text.contains("chats.jsonl:1: malformed: field `messages` is missing"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn as_many_rows_are_held_out_as_the_configuration_says() {
+    let shop = Workshop::new();
+    for (row_tokens, rows) in [(64, 1), (128, 2), (256, 2), (64, 9)] {
+        let output = run(&[
+            "train",
+            &shop.config(),
+            &format!("data.row_tokens={row_tokens}"),
+            &format!("data.held_out_rows={rows}"),
+            &format!("output={}", shop.path(&format!("{row_tokens}-{rows}"))),
+            "train.steps=1",
+        ]);
+        let text = stderr(&output);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains(&format!("({rows} held out)")), "{text}");
+    }
+    let text = stderr(&run(&["train", &shop.config(), "data.held_out_rows=500", "train.steps=1"]));
+    assert!(text.contains("`data.held_out_rows` asks for 500"), "{text}");
 }

@@ -197,10 +197,10 @@ fn keys_of_another_method_and_unfit_targets_are_refused() {
     }
     let text = fail(&["train", &config, "draft.eagle3.fc_norm=true"], 2);
     assert!(text.contains("set `draft.method: eagle3`"), "{text}");
-    let text = fail(&["train", &config, "draft.method=eagle3"], 1);
+    let text = fail(&["train", &config, "draft.method=eagle3"], 2);
     assert!(text.contains("set `draft.eagle3.target_layers`"), "{text}");
     let more = ["draft.eagle3.target_layers=[0,1,9]"];
-    let text = fail(&arguments(&config, &more), 1);
+    let text = fail(&arguments(&config, &more), 2);
     assert!(text.contains("tapped layer 9 of a target with 4 layers"), "{text}");
 }
 

@@ -369,3 +369,64 @@ fn a_content_that_another_process_fetches_is_waited_for() {
     assert!(child.wait().expect("ends").success());
     assert!(lines(&log).iter().all(|line| !line.starts_with("GET /datasets")), "{:?}", lines(&log));
 }
+
+/// A check asks the hub for what is small; a run fetches the rest before its work.
+#[test]
+fn what_a_hub_does_not_have_is_told_before_any_work() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (served, home) = (dir.path().join("served"), dir.path().join("hub"));
+    support::write_target(&served, &support::tiny_config("llama"));
+    let rows: String = (0..40).map(|i| format!("{{\"text\": \"row {i} of forty\"}}\n")).collect();
+    std::fs::write(served.join("train.jsonl"), rows).expect("rows");
+    let (endpoint, _log) = Hub::of_folder(&served).serve();
+    let config = dir.path().join("train.yaml");
+    let text = format!(
+        "target: some-org/tiny\noutput: {}\ndata:\n  train: [{{path: hf://some-org/text}}]\n  row_tokens: 64\n\
+         train: {{steps: 2}}\n",
+        dir.path().join("run").display()
+    );
+    std::fs::write(&config, text).expect("config");
+    let config = config.display().to_string();
+    let command = |arguments: &[&str], endpoint: &str| {
+        longdraft(arguments)
+            .env("HF_ENDPOINT", endpoint)
+            .env("HF_HOME", &home)
+            .output()
+            .expect("the binary starts")
+    };
+    let check = ["config", "check", &config];
+    let output = command(&check, "http://127.0.0.1:1");
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    for part in [
+        "train.yaml:1: `target`: ",
+        "some-org/tiny",
+        "train.yaml:4: `data.train.0.path`: ",
+        "some-org/text",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let output = command(&check, &endpoint);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let names = |folder: &Path| -> Vec<String> {
+        let mut folders = vec![folder.to_path_buf()];
+        let mut names = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+                if entry.path().is_dir() {
+                    folders.push(entry.path());
+                }
+            }
+        }
+        names
+    };
+    let fetched = names(&home);
+    assert!(fetched.contains(&"tokenizer.json".to_owned()), "{fetched:?}");
+    assert!(!fetched.iter().any(|name| name == "model.safetensors" || name == "train.jsonl"));
+    let missing = [&check[..], &["data.train=[{path: hf://some-org/text/none.jsonl}]"]].concat();
+    let text = stderr(&command(&missing, &endpoint));
+    assert!(text.contains("no data file at none.jsonl"), "{text}");
+    let output = command(&["train", &config], &endpoint);
+    assert!(output.status.success(), "{}", stderr(&output));
+}

@@ -99,8 +99,8 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
     }
     // Without its layers the target cannot run.
     let output = format!("output={}", shop.path("more"));
-    let text = fail(&["train", &config, &output], 1);
-    assert!(text.contains("model.layers.0"), "{text}");
+    let text = fail(&["train", &config, &output], 2);
+    assert!(text.contains("`target`: ") && text.contains("model.layers.0"), "{text}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let store = shop.path("features");
     let features = format!("train.features={store}");
     let train = ["train", &config, &features, "train.steps=6", "train.rows_per_step=8"];
-    let text = fail(&train, 1);
+    let text = fail(&train, 2);
     assert!(text.contains("no such folder") && text.contains("longdraft capture"), "{text}");
     succeed(&["capture", &config, &features]);
     let before = support::files(&store);
@@ -255,7 +255,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let text = std::fs::read_to_string(&index).expect("index");
     let other = text.replace("train-00000.safetensors", "../train-00000.safetensors");
     std::fs::write(&index, other).expect("write");
-    let said = fail(&train, 1);
+    let said = fail(&train, 2);
     assert!(said.contains("is not a file of this store"), "{said}");
     std::fs::write(&index, text).expect("write");
     // Receipts and indexes that make no sense.
@@ -263,8 +263,9 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         let path = Path::new(&store).join(file);
         let bytes = std::fs::read(&path).expect("file");
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("write");
-        let command = if file == "index.json" { "train" } else { "capture" };
-        let text = fail(&[command, &config, &features], 1);
+        // What `train` opens is tried before its work.
+        let (command, code) = if file == "index.json" { ("train", 2) } else { ("capture", 1) };
+        let text = fail(&[command, &config, &features], code);
         assert!(text.contains(file), "{text}");
         std::fs::write(&path, bytes).expect("write");
     }

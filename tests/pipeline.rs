@@ -315,6 +315,6 @@ fn wrong_use_is_exit_2_with_a_remedy() {
 fn a_read_only_or_missing_output_is_an_error() {
     let shop = Workshop::new();
     std::fs::write(shop.folder.path().join("file"), "").expect("file");
-    let text = fail(&["train", &shop.config(), &format!("output={}", shop.path("file/run"))], 1);
-    assert!(text.contains("file/run"), "{text}");
+    let text = fail(&["train", &shop.config(), &format!("output={}", shop.path("file/run"))], 2);
+    assert!(text.contains("`output`: ") && text.contains("file is a file, no folder"), "{text}");
 }

@@ -236,7 +236,7 @@ fn wrong_configurations_and_data_are_named() {
     assert!(text.contains("did you mean `num_heads`"), "{text}");
     let text = fail(&["pretrain", &shop.config, "train.batch_tokens=65", "model.num_heads=3"], 2);
     assert!(text.contains("batch_tokens") && text.contains("num_heads"), "{text}");
-    let text = fail(&["pretrain", &shop.config, "model.vocab_size=40"], 1);
+    let text = fail(&["pretrain", &shop.config, "model.vocab_size=40"], 2);
     assert!(text.contains("beyond the vocabulary of 40"), "{text}");
     succeed(&["pretrain", &shop.config]);
     let text = fail(&["pretrain", &shop.config, "train.seed=5"], 1);
@@ -268,8 +268,8 @@ fn shipped_configurations_compose() {
         let folder = tempfile::tempdir().expect("tempdir");
         let output = format!("output={}", folder.path().join("run").display());
         let missing = format!("data.train=[{}]", folder.path().join("none.bin").display());
-        let text = fail(&["pretrain", &config, &output, &missing], 1);
-        assert!(text.contains("none.bin"), "{text}");
+        let text = fail(&["pretrain", &config, &output, &missing], 2);
+        assert!(text.contains("`data.train.0`: ") && text.contains("none.bin"), "{text}");
     }
 }
 

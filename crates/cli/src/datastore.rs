@@ -50,7 +50,7 @@ enum Text {
 }
 
 fn answers(mut row: Row, vocabulary: usize) -> Result<Vec<Text>> {
-    let template = Template::detect(&row.fields).map_err(|problem| row.problem(problem))?;
+    let template = Template::detect(&row.fields, None).map_err(|problem| row.problem(problem))?;
     Ok(match template.example(&mut row)? {
         Example::Plain { mut text, answer } => vec![Text::Words(text.split_off(answer))],
         Example::Tokens { ids, .. } => match ids.iter().find(|id| **id as usize >= vocabulary) {

@@ -34,10 +34,6 @@ impl Failure {
         self
     }
 
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
     pub(crate) fn code(&self) -> u8 {
         self.code
     }
@@ -78,9 +74,15 @@ impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         let hint = match &error {
             DataError::TooManyBadRows { .. } => Some(
-                "correct the rows, give the source another `template` or `aligners`, or raise \
-                 data.max_bad_rows (`longdraft data inspect` shows what a template makes of them)",
+                "correct the rows; leave the source's `template` out, so that the format is \
+                 recognised, or give another one, or `aligners`; or raise data.max_bad_rows \
+                 (`longdraft data inspect` shows what becomes of rows)",
             ),
+            // A source that is not what the configuration takes it for.
+            DataError::Source { .. } => return Self::usage(error),
+            DataError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                return Self::usage(error);
+            }
             DataError::Empty { .. } => {
                 Some("look at the rows with `longdraft data inspect`; `learn` may mask everything")
             }
@@ -109,7 +111,7 @@ impl From<TrainError> for Failure {
         };
         let hint = match &error {
             TrainError::NotFinite { .. } => Some(
-                "look at these rows for odd text, lower optimizer.learning_rate, or lengthen the \
+                "look at these rows for odd text, lower schedule.learning_rate, or lengthen the \
                  warm-up; running the same command again resumes from the last checkpoint",
             ),
             TrainError::NothingLearned { .. } => {

@@ -14,6 +14,8 @@ mod decode_record;
 mod decoding;
 mod doctor;
 mod failure;
+#[cfg(test)]
+mod hints;
 mod parity;
 mod progress;
 mod ranks;

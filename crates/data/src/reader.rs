@@ -16,8 +16,17 @@ use crate::template::{Example, Learn, Rendered, Template, render_conversation, r
 /// Text that is in work at once, in bytes. It bounds memory, and changes no result.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Rows that are looked at for a format that is recognised by itself.
-const DETECTION_ROWS: usize = 100;
+/// Rows that are looked at until some tell their format, or one can be used.
+const FIRST_ROWS: usize = 100;
+
+/// Rows that tell their format, of which the greater part decides.
+const DETECTION_ROWS: usize = 16;
+
+/// Text that is read to recognise a format once a row has told it, in bytes.
+const DETECTION_BYTES: usize = 4 << 20;
+
+/// Text of a row that is tokenised to see whether it can be, in bytes: a book takes seconds.
+const TRIED_BYTES: usize = 1 << 20;
 
 /// What a row came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +47,7 @@ pub struct SourceReader<'a> {
     paths: Vec<PathBuf>,
     template: Template,
     detected: Option<String>,
+    learn: Learn,
     layout: Option<ChatLayout>,
     encoder: &'a dyn TextEncoder,
 }
@@ -67,13 +77,72 @@ impl<'a> SourceReader<'a> {
             ));
         }
         if let Some(problem) = template.problems(config.learn).first()
-            && detected.is_some()
+            && let Some(kind) = &detected
         {
-            return Err(fail(problem.clone()));
+            return Err(fail(format!("read as `{kind}`: {problem}")));
         }
-        let needed = template.is_chat() && config.learn != Learn::All;
-        let layout = needed.then(|| ChatLayout::probe(encoder).map_err(fail)).transpose()?;
-        Ok(Self { config, paths, template, detected, layout, encoder })
+        let learn = config.learn.unwrap_or_else(|| template.usual_learn());
+        if let Some(problem) = config.prompt_problem(learn) {
+            return Err(fail(problem));
+        }
+        let needed = template.is_chat() && learn != Learn::All;
+        let unclear = |problem| {
+            fail(format!(
+                "{problem}, so what the assistant says is not known: `learn: all` needs no turns"
+            ))
+        };
+        let layout = needed.then(|| ChatLayout::probe(encoder).map_err(unclear)).transpose()?;
+        Ok(Self { config, paths, template, detected, learn, layout, encoder })
+    }
+
+    /// Reads rows until one can be trained on, so that a source that cannot be used is known before
+    /// anything is done with it. A long row is rendered, not tokenised.
+    ///
+    /// # Errors
+    /// - a file is unreadable, or none of the first rows can be used; the first one's problem is told
+    pub fn try_first_rows(&self) -> Result<()> {
+        let (mut rows, mut first_problem) = (0, None);
+        for raw in self.rows()?.take(FIRST_ROWS) {
+            let raw = raw?;
+            rows += 1;
+            let outcome = if raw.raw().len() > TRIED_BYTES {
+                self.rendered(&raw).map(|()| None)
+            } else {
+                self.document(&raw).map(Some)
+            };
+            match outcome {
+                Ok(None) => return Ok(()),
+                Ok(Some(Outcome::Document(document))) if document.learned() > 0 => return Ok(()),
+                // It may be the only one.
+                Ok(Some(_)) => {}
+                Err(error) => first_problem = first_problem.or(Some(error.to_string())),
+            }
+        }
+        // Later rows may still do where these were well-formed.
+        if rows == FIRST_ROWS && first_problem.is_none() {
+            return Ok(());
+        }
+        Err(DataError::Empty { path: self.config.path.clone(), rows, first_problem })
+    }
+
+    /// Renders a row without its tokens.
+    fn rendered(&self, raw: &RawRow) -> Result<()> {
+        let mut row = self.aligned(raw)?;
+        match self.template.example(&mut row)? {
+            Example::Tokens { ids, loss_mask } => self.checked(&row, ids, loss_mask).map(|_| ()),
+            example => self.render(&row, example).map(|_| ()),
+        }
+    }
+
+    fn aligned(&self, raw: &RawRow) -> Result<Row> {
+        let mut row = raw.parse()?;
+        self.config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
+        Ok(row)
+    }
+
+    /// What is learned: as configured, else what is usual for the template.
+    pub fn learn(&self) -> Learn {
+        self.learn
     }
 
     /// The template, recognised by itself or as configured.
@@ -117,8 +186,7 @@ impl<'a> SourceReader<'a> {
     }
 
     fn document(&self, raw: &RawRow) -> Result<Outcome> {
-        let mut row = raw.parse()?;
-        self.config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
+        let mut row = self.aligned(raw)?;
         let mut document = match self.template.example(&mut row)? {
             Example::Tokens { ids, loss_mask } => self.checked(&row, ids, loss_mask)?,
             example => {
@@ -137,7 +205,7 @@ impl<'a> SourceReader<'a> {
     }
 
     fn render(&self, row: &Row, example: Example) -> Result<Rendered> {
-        let learn = self.config.learn;
+        let learn = self.learn;
         match example {
             Example::Plain { text, answer } => Ok(render_plain(text, answer, learn)),
             Example::Chat(conversation) => {
@@ -159,32 +227,50 @@ impl<'a> SourceReader<'a> {
     }
 }
 
-/// The template of the first row that is an object, and its kind.
+/// The template that fits most of the first rows, and its kind. Rows that fit none do not count:
+/// they are malformed.
 fn detect(config: &SourceConfig, paths: &[PathBuf]) -> Result<(Template, String)> {
-    let mut first_problem = None;
+    let mut votes: Vec<(Template, usize)> = Vec::new();
+    let (mut rows, mut bytes, mut first_problem) = (0, 0, None);
+    let mut readers = Vec::new();
     for path in paths {
-        for raw in read_rows(path)?.take(DETECTION_ROWS) {
-            let row = raw?.parse().and_then(|mut row| {
-                config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
-                Ok(row)
-            });
-            match row {
-                Ok(row) => {
-                    let template =
-                        Template::detect(&row.fields).map_err(|problem| row.problem(problem))?;
-                    let kind = serde_json::to_value(&template).unwrap_or_default();
-                    let kind = kind["kind"].as_str().unwrap_or_default().to_owned();
-                    return Ok((template, kind));
-                }
-                Err(error) => first_problem = first_problem.or(Some(error.to_string())),
-            }
+        readers.push(read_rows(path)?);
+    }
+    for raw in readers.into_iter().flatten().take(FIRST_ROWS) {
+        let raw = raw?;
+        rows += 1;
+        bytes += raw.raw().len();
+        let found = raw.parse().and_then(|mut row| {
+            config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
+            Template::detect(&row.fields, config.learn).map_err(|problem| row.problem(problem))
+        });
+        match found {
+            Ok(template) => match votes.iter_mut().find(|(known, _)| *known == template) {
+                Some((_, count)) => *count += 1,
+                None => votes.push((template, 1)),
+            },
+            Err(error) => first_problem = first_problem.or(Some(error.to_string())),
+        }
+        let told: usize = votes.iter().map(|(_, count)| count).sum();
+        if told >= DETECTION_ROWS || (told > 0 && bytes >= DETECTION_BYTES) {
+            break;
         }
     }
-    let problem = first_problem.map_or_else(String::new, |problem| format!("; {problem}"));
-    Err(DataError::source(
-        &config.path,
-        format!("no row is well-formed enough to recognise its format{problem}"),
-    ))
+    // Of equals the first.
+    let most = votes.into_iter().rev().max_by_key(|(_, count)| *count);
+    let Some((template, _)) = most else {
+        let path = config.path.clone();
+        return Err(match first_problem {
+            None => DataError::Empty { path, rows, first_problem },
+            Some(problem) => {
+                let told = format!("none of its first {rows} rows tells its format: {problem}");
+                DataError::source(path, told)
+            }
+        });
+    };
+    let kind = serde_json::to_value(&template).unwrap_or_default();
+    let kind = kind["kind"].as_str().unwrap_or_default().to_owned();
+    Ok((template, kind))
 }
 
 /// Calls `each` with chunks of rows of about `bytes` bytes of text; it says whether to go on.
@@ -210,6 +296,21 @@ pub(crate) fn in_chunks(
         each(&chunk)?;
     }
     Ok(())
+}
+
+/// Opens a source whose text stands at `paths` and tries its first rows, as quickly as that goes.
+///
+/// # Errors
+/// - as [`SourceReader::open`], [`SourceReader::try_first_rows`] and [`shards::check`]
+pub fn check_source(
+    config: &SourceConfig,
+    paths: Vec<PathBuf>,
+    encoder: &dyn TextEncoder,
+) -> Result<()> {
+    match paths.as_slice() {
+        [folder] if shards::is_shards(folder) => shards::check(folder, encoder),
+        _ => SourceReader::open(config, paths, encoder)?.try_first_rows(),
+    }
 }
 
 /// Reads a source whose text stands at `paths` into memory, up to its `limit_tokens`; a folder of
@@ -390,6 +491,79 @@ mod tests {
         assert_eq!((bad[0].origin.as_str(), bad[0].raw.as_str()), ("rows.jsonl:2", "{broken"));
         assert!(bad[1].problem.contains("field `text` is no string"), "{}", bad[1].problem);
         assert_eq!(report.remarks().len(), 2);
+    }
+
+    #[test]
+    fn most_of_the_first_rows_decide_the_format_and_others_are_malformed() {
+        let chat = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+        for other in [r#"{"nope": 1}"#, r#"{"text": "x"}"#, "{broken"] {
+            let (documents, report, bad) =
+                read(json!({"path": ""}), &[other, chat, chat]).expect("a bad row is left out");
+            assert_eq!(report.detected.as_deref(), Some("messages"), "{other}");
+            assert_eq!((documents.len(), bad[0].origin.as_str()), (2, "rows.jsonl:1"));
+            assert_eq!(shown(&documents[0]), "<user>a|<assistant>[b|]");
+        }
+        let error = read(json!({"path": ""}), &[r#"{"text": 3}"#]).expect_err("no format");
+        assert!(error.to_string().contains("field `text` is no string but 3"), "{error}");
+    }
+
+    #[test]
+    fn answers_to_prompts_are_learned_however_rows_hold_them() {
+        let auto = || json!({"path": ""});
+        let turns = r#"[{"role": "user", "content": "a"}]"#;
+        let answer = r#"[{"role": "assistant", "content": "b"}]"#;
+        let expected = "<user>a|<assistant>[b|]";
+        shows(auto(), &format!(r#"{{"prompt": {turns}, "completion": {answer}}}"#), expected);
+        shows(auto(), &format!(r#"{{"prompt": {turns}, "completion": "b"}}"#), expected);
+        shows(auto(), r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#, expected);
+        shows(
+            auto(),
+            &format!(r#"{{"prompt": "a", "chosen": {answer}, "rejected": []}}"#),
+            expected,
+        );
+        let whole = turns.replace(']', ",") + &answer[1..];
+        shows(auto(), &format!(r#"{{"prompt": "a", "chosen": {whole}}}"#), expected);
+        shows(auto(), &format!(r#"{{"chosen": {whole}, "rejected": []}}"#), expected);
+        shows(auto(), r#"{"question": "a", "answer": "b"}"#, expected);
+        shows(auto(), r#"{"prefix": "a", "suffix": "b"}"#, "a[b$]");
+        shows(auto(), r#"{"source": "a", "target": "b"}"#, "[b$]");
+        shows(
+            json!({"path": "", "learn": "answer"}),
+            r#"{"source": "a", "target": "b"}"#,
+            "a\n[b$]",
+        );
+        shows(
+            json!({"path": "", "learn": "all"}),
+            r#"{"prompt": "a", "chosen": "b"}"#,
+            "[<user>a|<assistant>b|]",
+        );
+    }
+
+    #[test]
+    fn the_first_rows_tell_whether_a_source_can_be_used() {
+        let check = |config: Value, rows: &[&str]| {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let path = dir.path().join("rows.jsonl");
+            std::fs::write(&path, rows.join("\n")).expect("write");
+            let mut config: SourceConfig = serde_json::from_value(config).expect("a source");
+            config.path.clone_from(&path);
+            check_source(&config, vec![path], &Bytes).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(json!({"path": ""}), &["{broken", r#"{"text": "ab"}"#]), Ok(()));
+        let raw = json!({"path": "", "template": {"kind": "raw"}});
+        let problem = check(raw.clone(), &[r#"{"body": "ab"}"#]).expect_err("another field");
+        assert!(problem.contains("rows.jsonl:1: field `text` is missing"), "{problem}");
+        assert!(check(raw.clone(), &[]).expect_err("empty").contains("0 rows read"));
+        // A row of more than is tokenised here counts.
+        let long = format!(r#"{{"text": "{}"}}"#, "a".repeat(TRIED_BYTES));
+        assert_eq!(check(raw, &[&long]), Ok(()));
+        let text = json!({"path": "", "learn": "answer"});
+        let problem = check(text, &[r#"{"text": "ab"}"#]).expect_err("no answer");
+        assert!(problem.contains("read as `raw`: `learn: answer` needs"), "{problem}");
+        let prompt = json!({"path": "", "max_prompt_tokens": 3});
+        assert!(
+            check(prompt, &[r#"{"text": "ab"}"#]).expect_err("no prompt").contains("max_prompt")
+        );
     }
 
     #[test]

@@ -11,13 +11,17 @@ pub(crate) enum ConfigCommand {
     ///
     /// Example: longdraft config show conf/glide/smollm2.yaml train.seed=1
     Show(ConfigArguments),
-    /// Compose files and name everything that is wrong with them.
+    /// Compose files, try the targets, sources and drafts that they name, and tell everything that is
+    /// wrong.
     ///
-    /// Example: longdraft config check conf/glide/*.yaml
+    /// Example: longdraft config check conf/glide/*.yaml train.steps=100
     Check {
-        /// Configuration files.
-        #[arg(required = true, value_name = "CONFIG")]
-        configs: Vec<PathBuf>,
+        /// Configuration files, and changes of them all: dotted.key=value, +new.key=value, ~key.
+        #[arg(required = true, value_name = "CONFIG|KEY=VALUE")]
+        configs: Vec<String>,
+        /// Check keys and values alone: open no data, target or draft, and ask no hub.
+        #[arg(long)]
+        keys: bool,
     },
     /// Print the JSON Schema of configuration files, for editors.
     ///

@@ -96,7 +96,7 @@ pub(crate) struct DataPackArguments {
     pub(crate) byte_counts: bool,
 }
 
-/// Which mask a source gets that is named without a configuration.
+/// What is learned of a source that is named without a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LearnChoice {
     /// Every token.
@@ -124,9 +124,9 @@ pub(crate) struct DataInspectArguments {
     /// Rows to show of every source.
     #[arg(long, default_value_t = 5)]
     pub(crate) rows: usize,
-    /// Mask, where no configuration names one.
-    #[arg(long, default_value = "all")]
-    pub(crate) learn: LearnChoice,
+    /// What is learned, where no configuration says it (default: by the format of the rows).
+    #[arg(long)]
+    pub(crate) learn: Option<LearnChoice>,
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
@@ -141,9 +141,9 @@ pub(crate) struct DataStatsArguments {
     /// Whose tokenizer and chat template (a configuration names its own).
     #[arg(long)]
     pub(crate) target: Option<String>,
-    /// Mask, where no configuration names one.
-    #[arg(long, default_value = "all")]
-    pub(crate) learn: LearnChoice,
+    /// What is learned, where no configuration says it (default: by the format of the rows).
+    #[arg(long)]
+    pub(crate) learn: Option<LearnChoice>,
     /// Tokens of a packed row, where no configuration names them.
     #[arg(long, default_value_t = 1024)]
     pub(crate) row_tokens: usize,
@@ -165,9 +165,9 @@ pub(crate) struct DataPrepareArguments {
     /// Whose tokenizer and chat template (a configuration names its own).
     #[arg(long)]
     pub(crate) target: Option<String>,
-    /// Mask, where no configuration names one.
-    #[arg(long, default_value = "all")]
-    pub(crate) learn: LearnChoice,
+    /// What is learned, where no configuration says it (default: by the format of the rows).
+    #[arg(long)]
+    pub(crate) learn: Option<LearnChoice>,
     /// KiB of text that make a shard.
     #[arg(long, default_value_t = longdraft_data::shards::SHARD_BYTES >> 10)]
     pub(crate) shard_kib: usize,

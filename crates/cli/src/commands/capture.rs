@@ -5,13 +5,14 @@ use std::sync::Arc;
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::features::store::Estimate;
+use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;
 
 use crate::cli::CaptureArguments;
 use crate::commands::train::placed;
-use crate::configuration::read_stage;
+use crate::configuration::{failure, read_located_stage, stage_input_problems};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
@@ -22,7 +23,12 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
-    let config = read_stage(&arguments.config, &arguments.changes())?;
+    let stage = read_located_stage(&arguments.config, &arguments.changes())?;
+    let problems = stage_input_problems(&stage, Reach::All, Purpose::Capturing);
+    if !problems.is_empty() {
+        return Err(failure(&problems));
+    }
+    let config = stage.config;
     let Some(place) = config.train.features.store() else {
         return Err(Failure::usage("`train.features` names no place for the features")
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));

@@ -1,24 +1,18 @@
 //! `longdraft config`: what a configuration comes to, and what can be configured.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::pretrain::PretrainConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::ConfigCommand;
-use crate::commands::pretrain::check_grid;
+use crate::commands::pretrain::grid_problems;
 use crate::configuration::{
-    Kind, json_schema, kind_of, markdown, markdown_of, read, read_pretrain, schema_of, show,
+    Kind, Problem, compose, compose_pretrain, failure, input_problems, json_schema, kind_of,
+    markdown, markdown_of, read, schema_of, show,
 };
 use crate::failure::{Failure, Result};
-
-fn check(path: &Path) -> Result<()> {
-    match kind_of(path)? {
-        Kind::Train => read(path, &[]).map(|_| ()),
-        Kind::Pretrain => read_pretrain(path, &[]).map(|_| ()),
-        Kind::Grid => check_grid(path),
-    }
-}
 
 /// Shows, checks or describes.
 pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
@@ -27,23 +21,7 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
             out!("{}", show(&read(&arguments.config, &arguments.overrides)?));
             Ok(())
         }
-        ConfigCommand::Check { configs } => {
-            let mut problems = Vec::new();
-            for path in configs {
-                if let Err(failure) = check(path) {
-                    problems.push(failure.message().to_owned());
-                }
-            }
-            if json {
-                outln!("{}", json!({ "files": configs.len(), "problems": problems }));
-            } else if problems.is_empty() {
-                outln!("{} configurations are fine", configs.len());
-            }
-            if problems.is_empty() {
-                return Ok(());
-            }
-            Err(Failure::usage(problems.join("\n")))
-        }
+        ConfigCommand::Check { configs, keys } => check_all(configs, *keys, json),
         ConfigCommand::Schema { markdown, pretrain: true } => {
             let schema = schema_of::<PretrainConfig>();
             if *markdown {
@@ -62,4 +40,48 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Checks every file with the same overrides, and tells all problems of all of them.
+fn check_all(arguments: &[String], keys_alone: bool, json: bool) -> Result<()> {
+    let (overrides, configs): (Vec<&String>, Vec<&String>) =
+        arguments.iter().partition(|argument| is_override(argument));
+    let overrides: Vec<String> = overrides.into_iter().cloned().collect();
+    let configs: Vec<PathBuf> = configs.into_iter().map(PathBuf::from).collect();
+    if configs.is_empty() {
+        return Err(Failure::usage("no configuration file is given"));
+    }
+    let problems: Vec<Problem> =
+        configs.iter().flat_map(|path| check(path, &overrides, keys_alone)).collect();
+    if json {
+        let listed: Vec<Value> = problems.iter().map(Problem::to_json).collect();
+        outln!("{}", json!({ "files": configs.len(), "problems": listed }));
+    } else if problems.is_empty() {
+        match configs.len() {
+            1 => outln!("1 configuration is fine"),
+            count => outln!("{count} configurations are fine"),
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(failure(&problems)) }
+}
+
+/// Whether an argument changes a value, and is no file.
+fn is_override(argument: &str) -> bool {
+    (argument.starts_with('~') || argument.contains('=')) && !Path::new(argument).exists()
+}
+
+fn check(path: &Path, overrides: &[String], keys_alone: bool) -> Vec<Problem> {
+    let problems = kind_of(path).and_then(|kind| match kind {
+        Kind::Train => {
+            let composed = compose(path, overrides)?;
+            let inputs = || input_problems(&composed, Reach::Small, Purpose::Training);
+            Ok(if keys_alone { Vec::new() } else { inputs() })
+        }
+        Kind::Pretrain => {
+            let located = compose_pretrain(path, overrides)?;
+            Ok(if keys_alone { Vec::new() } else { located.input_problems() })
+        }
+        Kind::Grid => grid_problems(path, overrides, keys_alone),
+    });
+    problems.unwrap_or_else(|problems| problems)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
+use longdraft_train::inputs::Reach;
 use longdraft_train::parallel::{Traffic, World};
 use longdraft_train::pretrain::peak_memory_mib;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
@@ -13,7 +14,7 @@ use serde_json::json;
 
 use crate::cli::TrainArguments;
 use crate::commands::{curriculum, plan};
-use crate::configuration::{Composed, file_text, read};
+use crate::configuration::{Composed, file_text, read_with_inputs};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 use crate::ranks::{Voice, over_ranks};
@@ -28,7 +29,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     if arguments.planning.plan {
         return plan::run(world, arguments, json);
     }
-    let config = match read(&arguments.config, &arguments.changes())? {
+    let config = match read_with_inputs(&arguments.config, &arguments.changes(), Reach::All)? {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
             return curriculum::run(&output, stages, policy, world, json);

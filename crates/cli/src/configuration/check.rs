@@ -28,12 +28,149 @@ pub(crate) fn typed<T: JsonSchema + DeserializeOwned>(node: &Node) -> Result<T, 
     for error in validator.iter_errors(&value) {
         explain(&error, node, &schema, &mut problems);
     }
+    broken_integers(node, (&schema, &schema), (&value, ""), &mut problems);
     if !problems.is_empty() {
         problems.dedup();
         return Err(problems);
     }
     // The schema says less than the types about some values; serde has the last word.
     serde_json::from_value(value).map_err(|error| vec![Problem::at(&node.origin, error)])
+}
+
+/// Numbers with a point or an exponent where a whole number is wanted: to a schema `1e3` is whole, to
+/// the types it is not.
+fn broken_integers(
+    node: &Node,
+    (root, schema): (&Value, &Value),
+    (value, key): (&Value, &str),
+    problems: &mut Vec<Problem>,
+) {
+    let place = alternative(root, schema, value);
+    let inside = |name: &str| {
+        if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
+    };
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let schema = place.get("properties").and_then(|properties| properties.get(name));
+                if let Some(schema) = schema {
+                    broken_integers(node, (root, schema), (value, &inside(name)), problems);
+                }
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                if let Some(schema) = place.get("items") {
+                    let key = inside(&index.to_string());
+                    broken_integers(node, (root, schema), (value, &key), problems);
+                }
+            }
+        }
+        Value::Number(number) if number.is_f64() => {
+            let whole = |kind: &Value| kind == "integer";
+            let is_whole = match place.get("type") {
+                Some(Value::Array(kinds)) => kinds.iter().any(whole),
+                Some(kind) => whole(kind),
+                None => false,
+            };
+            if is_whole {
+                let text = format!("`{key}`: {number} is not written as a whole number of 64 bits");
+                problems.push(Problem::of_key(node, key, text));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Rounds of taking faults away: what is left may have others.
+const ROUNDS: usize = 8;
+
+/// A type from what is sound of a tree, and the dotted keys that were left out or made up.
+pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
+    node: &Node,
+) -> (Option<T>, Vec<String>) {
+    let schema = schema_of::<T>();
+    let mut value = node.to_json();
+    let mut changed = Vec::new();
+    let Ok(validator) = jsonschema::validator_for(&schema) else { return (None, changed) };
+    for _ in 0..ROUNDS {
+        let repairs: Vec<Repair> = validator
+            .iter_errors(&value)
+            .flat_map(|error| repairs(&error, &schema, &value))
+            .collect();
+        if repairs.is_empty() {
+            return (serde_json::from_value(value).ok(), changed);
+        }
+        for Repair { place, name, instead } in repairs {
+            let Some(map) = value.pointer_mut(&place).and_then(Value::as_object_mut) else {
+                continue;
+            };
+            match instead {
+                Some(instead) => map.insert(name.clone(), instead),
+                None => map.shift_remove(&name),
+            };
+            changed.push(dotted(&format!("{place}/{name}")));
+        }
+    }
+    (None, changed)
+}
+
+/// A key of an object to take away or to make up.
+struct Repair {
+    /// JSON pointer of the object.
+    place: String,
+    name: String,
+    instead: Option<Value>,
+}
+
+fn repairs(error: &jsonschema::ValidationError<'_>, schema: &Value, value: &Value) -> Vec<Repair> {
+    let pointer = error.instance_path().to_string();
+    match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected } => {
+            let without = |name: &String| Repair {
+                place: pointer.clone(),
+                name: name.clone(),
+                instead: None,
+            };
+            unexpected.iter().map(without).collect()
+        }
+        ValidationErrorKind::Required { property } => {
+            let name = property.as_str().unwrap_or_default().to_owned();
+            let properties = place_at(schema, &dotted(&pointer), value);
+            let property = properties.and_then(|place| place.get("properties")?.get(&name));
+            let instead = property.map(|property| placeholder(schema, property));
+            vec![Repair { place: pointer, name, instead }]
+        }
+        _ => {
+            // The nearest key of an object; an item of a list goes with its list.
+            let mut place = pointer.as_str();
+            while let Some((outer, name)) = place.rsplit_once('/') {
+                if value.pointer(outer).is_some_and(Value::is_object) {
+                    let (place, name) = (outer.to_owned(), name.to_owned());
+                    return vec![Repair { place, name, instead: None }];
+                }
+                place = outer;
+            }
+            Vec::new()
+        }
+    }
+}
+
+/// Something of the type that a schema asks for.
+fn placeholder(root: &Value, schema: &Value) -> Value {
+    let place = alternative(root, schema, &Value::Null);
+    match place.get("type").and_then(Value::as_str) {
+        Some("string") => Value::from(""),
+        Some("array") => Value::Array(Vec::new()),
+        Some("object") => Value::Object(serde_json::Map::new()),
+        Some("integer" | "number") => Value::from(1),
+        Some("boolean") => Value::from(false),
+        _ => Value::Null,
+    }
+}
+
+fn dotted(pointer: &str) -> String {
+    pointer.trim_start_matches('/').replace('/', ".")
 }
 
 fn explain(
@@ -43,10 +180,10 @@ fn explain(
     problems: &mut Vec<Problem>,
 ) {
     let pointer = error.instance_path().to_string();
-    let key = pointer.trim_start_matches('/').replace('/', ".");
+    let key = dotted(&pointer);
     let inside =
         |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
-    let at = |key: &str, text: String| Problem::at(node.origin_of(key), text);
+    let at = |key: &str, text: String| Problem::of_key(node, key, text);
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected } => {
             let known = keys_at(schema, &key, &node.to_json());
@@ -57,8 +194,8 @@ fn explain(
             }
         }
         ValidationErrorKind::Required { property } => {
-            let name = property.as_str().unwrap_or_default();
-            problems.push(at(&key, format!("`{}` is missing", inside(name))));
+            let name = inside(property.as_str().unwrap_or_default());
+            problems.push(at(&name, format!("`{name}` is missing")));
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
             // The alternative that comes closest is the one that was meant: the tag fits, and the
@@ -121,6 +258,13 @@ fn nearest(name: &str, known: &[String]) -> String {
 
 /// The keys that a schema knows at a dotted place of an instance.
 fn keys_at(schema: &Value, key: &str, instance: &Value) -> Vec<String> {
+    let place = place_at(schema, key, instance);
+    let properties = place.and_then(|place| place.get("properties")).and_then(Value::as_object);
+    properties.map(|p| p.keys().cloned().collect()).unwrap_or_default()
+}
+
+/// What a schema says of a dotted place of an instance.
+fn place_at<'a>(schema: &'a Value, key: &str, instance: &Value) -> Option<&'a Value> {
     let (mut place, mut value) = (alternative(schema, schema, instance), instance);
     for part in key.split('.').filter(|part| !part.is_empty()) {
         value = value
@@ -131,11 +275,10 @@ fn keys_at(schema: &Value, key: &str, instance: &Value) -> Vec<String> {
             place.get("properties").and_then(|p| p.get(part)).or_else(|| place.get("items"));
         match child {
             Some(child) => place = alternative(schema, child, value),
-            None => return Vec::new(),
+            None => return None,
         }
     }
-    let properties = place.get("properties").and_then(Value::as_object);
-    properties.map(|p| p.keys().cloned().collect()).unwrap_or_default()
+    Some(place)
 }
 
 /// Follows references, and of several alternatives takes the one with the instance's tag (or the

@@ -30,28 +30,38 @@ pub(crate) fn read_text(text: &str, name: &str) -> Result<Node, Problem> {
 /// Lays an item's own `defaults` (relative to the file that holds it) under its keys.
 pub(crate) fn with_defaults(node: Node) -> Result<Node, Problem> {
     let file = match &node.origin {
-        Origin::File { path, .. } => path.clone(),
+        Origin::File { path, .. } | Origin::WholeFile(path) => path.clone(),
         Origin::CommandLine(_) => PathBuf::new(),
     };
     Composer::default().composed(node, &file)
 }
 
+/// Files that one configuration may be composed of: defaults that name each other twice would double
+/// with every file, and each file inside of another takes stack.
+const MOST_FILES: usize = 256;
+
 /// Keeps the files that are being read, to find circles.
 #[derive(Default)]
 struct Composer {
     reading: Vec<PathBuf>,
+    /// Files that were read.
+    files: usize,
 }
 
 impl Composer {
     fn file(&mut self, path: &Path) -> Result<Node, Problem> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problem::new(format!("{}: {error}", path.display())))?;
+        let text = std::fs::read_to_string(path).map_err(|error| Problem::in_file(path, error))?;
         self.text(&text, path)
     }
 
     fn text(&mut self, text: &str, path: &Path) -> Result<Node, Problem> {
         if self.reading.iter().any(|known| known == path) {
-            return Err(Problem::new(format!("{}: its defaults lead back to it", path.display())));
+            return Err(Problem::in_file(path, "its defaults lead back to it"));
+        }
+        self.files += 1;
+        if self.files > MOST_FILES {
+            let problem = format!("its defaults lead to more than {MOST_FILES} files");
+            return Err(Problem::in_file(path, problem));
         }
         self.reading.push(path.to_path_buf());
         let mut own = Node::parse(text, path)?;
@@ -127,7 +137,11 @@ impl Composer {
                 format!("default `{name}`: no file {}", path.display()),
             ));
         }
-        self.file(&path).map_err(|problem| problem.context(format!("(a default of {origin})")))
+        self.file(&path).map_err(|problem| match problem.text.matches("(a default of").count() {
+            // The nearest ones are enough.
+            3.. => problem,
+            _ => problem.context(format!("(a default of {origin})")),
+        })
     }
 }
 
@@ -217,6 +231,22 @@ mod tests {
         assert!(fails("e.yaml").contains("e.yaml"));
         let d = read_file(&folder.path().join("d.yaml")).expect("optional");
         assert_eq!(d.to_json(), json!({"y": 2}));
+    }
+
+    #[test]
+    fn defaults_that_double_have_a_limit() {
+        let folder = tempfile::tempdir().expect("folder");
+        for i in 0..40 {
+            let text = format!("defaults: [a{}, a{}]\n", i + 1, i + 1);
+            std::fs::write(folder.path().join(format!("a{i}.yaml")), text).expect("file");
+        }
+        std::fs::write(folder.path().join("a40.yaml"), "x: 1\n").expect("file");
+        let problem = read_file(&folder.path().join("a0.yaml")).expect_err("too many");
+        assert!(
+            problem.to_string().contains("more than 256 files"),
+            "{}",
+            problem.to_string().len()
+        );
     }
 
     #[test]

@@ -5,9 +5,20 @@ use serde_json::Value;
 use super::Problem;
 use super::tree::{Node, Tree};
 
+/// Values and bytes of text that a configuration may come to. References to references double it with
+/// every line; a configuration of a thousand sources has less than a tenth of this.
+const MOST_EXPANDED: usize = 1 << 20;
+
+/// References to references. People write two or three; every one takes stack.
+const MOST_REFERENCES: usize = 64;
+
+/// Maps and lists inside of each other, those that references bring included.
+const DEEPEST: usize = 512;
+
 /// Replaces every reference; all that cannot be replaced is reported.
 pub(crate) fn resolve(root: &Node) -> Result<Node, Vec<Problem>> {
-    let mut resolver = Resolver { root, active: Vec::new(), problems: Vec::new() };
+    let mut resolver =
+        Resolver { root, active: Vec::new(), problems: Vec::new(), expanded: 0, depth: 0 };
     let resolved = resolver.node(root, "");
     if resolver.problems.is_empty() { Ok(resolved) } else { Err(resolver.problems) }
 }
@@ -17,10 +28,60 @@ struct Resolver<'a> {
     /// Keys that are being resolved, to find circles.
     active: Vec<String>,
     problems: Vec<Problem>,
+    /// Values and bytes so far.
+    expanded: usize,
+    /// Maps and lists around the value at hand.
+    depth: usize,
 }
 
 impl Resolver<'_> {
+    /// Counts a value towards the limits; the first one beyond them is told, and the last one that is
+    /// resolved.
+    fn is_beyond_limits(&mut self, node: &Node, key: &str) -> bool {
+        if self.is_over() {
+            return true;
+        }
+        let text = match &node.value {
+            Tree::Scalar(Value::String(text)) => text.len(),
+            _ => 0,
+        };
+        self.expanded += 1 + text;
+        let problem = if self.is_over() {
+            format!(
+                "with its references the configuration comes to more than {MOST_EXPANDED} values \
+                 and bytes of text"
+            )
+        } else if self.depth > DEEPEST {
+            format!("more than {DEEPEST} maps and lists lie inside of each other")
+        } else {
+            return false;
+        };
+        self.end();
+        let key = shortened(key);
+        self.problems.push(Problem::at(&node.origin, format!("`{key}`: {problem}")));
+        true
+    }
+
+    fn is_over(&self) -> bool {
+        self.expanded > MOST_EXPANDED
+    }
+
+    /// Nothing more is resolved.
+    fn end(&mut self) {
+        self.expanded = usize::MAX;
+    }
+
     fn node(&mut self, node: &Node, key: &str) -> Node {
+        if self.is_beyond_limits(node, key) {
+            return Node::new(Tree::Scalar(Value::Null), node.origin.clone());
+        }
+        self.depth += 1;
+        let resolved = self.resolved(node, key);
+        self.depth -= 1;
+        resolved
+    }
+
+    fn resolved(&mut self, node: &Node, key: &str) -> Node {
         let inner = |name: &str| {
             if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
         };
@@ -93,6 +154,10 @@ impl Resolver<'_> {
         if self.active.contains(&wanted) {
             return Err(format!("`{wanted}` refers to itself"));
         }
+        if self.active.len() >= MOST_REFERENCES {
+            self.end();
+            return Err(format!("more than {MOST_REFERENCES} references lead to each other"));
+        }
         let Some(node) = self.root.at(&wanted) else {
             return Err(format!("there is no key `{wanted}`"));
         };
@@ -100,6 +165,15 @@ impl Resolver<'_> {
         let resolved = self.node(node, &wanted);
         self.active.pop();
         Ok(resolved.value)
+    }
+}
+
+/// A key or an argument as a message shows it.
+pub(super) fn shortened(key: &str) -> String {
+    const SHOWN: usize = 80;
+    match key.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &key[..end]),
+        None => key.to_owned(),
     }
 }
 
@@ -191,6 +265,41 @@ mod tests {
         let value = value.expect("resolved");
         assert_eq!(value["a"], 7);
         assert_eq!(value["b"].as_str(), std::env::var("PATH").ok().as_deref());
+    }
+
+    #[test]
+    fn references_that_double_have_a_limit() {
+        for line in ["['${a@}', '${a@}']", "'${a@}-${a@}'", "{x: '${a@}', y: '${a@}'}"] {
+            let mut text = "a0: word\n".to_owned();
+            for i in 1..=40 {
+                let value = line.replace('@', &(i - 1).to_string());
+                text += &format!("a{i}: {value}\n");
+            }
+            let problems = resolved(&text).expect_err("too much");
+            assert!(problems[0].contains("comes to more than 1048576 values"), "{problems:?}");
+            assert!(problems[0].starts_with("a.yaml:"), "{problems:?}");
+            assert_eq!(problems.len(), 1, "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn chains_of_references_have_a_limit() {
+        let mut text = "a0: 1\n".to_owned();
+        for i in 1..=20_000 {
+            text += &format!("a{i}: ${{a{}}}\n", i - 1);
+        }
+        let problems = resolved(&text).expect_err("too long");
+        assert!(problems[0].contains("more than 64 references"), "{}", problems[0]);
+        assert!(problems[0].starts_with("a.yaml:"), "{}", problems[0]);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        // Maps in maps by reference.
+        let mut text = "a0: 1\n".to_owned();
+        for i in 1..=60 {
+            let (open, close) = ("{b: ".repeat(12), "}".repeat(12));
+            text += &format!("a{i}: {open}'${{a{}}}'{close}\n", i - 1);
+        }
+        let problems = resolved(&text).expect_err("too deep");
+        assert!(problems[0].contains("inside of each other"), "{}", problems[0]);
     }
 
     #[test]

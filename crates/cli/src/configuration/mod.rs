@@ -6,6 +6,7 @@
 
 mod check;
 mod compose;
+mod inputs;
 mod interpolate;
 mod origins;
 mod overrides;
@@ -18,44 +19,84 @@ use std::path::{Path, PathBuf};
 
 use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::curriculum::StartFrom;
+use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::pretrain::PretrainConfig;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
 use overrides::{Change, Override};
 use tree::{Node, Origin, Tree};
 
+pub(crate) use inputs::{input_problems, stage_input_problems};
+#[cfg(test)]
+pub(crate) use schema::schema_place;
 pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
 pub(crate) use show::show;
 
 /// Something that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem(String);
+pub(crate) struct Problem {
+    origin: Option<Origin>,
+    /// Dotted.
+    key: Option<String>,
+    text: String,
+}
 
 impl Problem {
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { origin: None, key: None, text: text.into() }
     }
 
     pub(crate) fn at(origin: &Origin, text: impl fmt::Display) -> Self {
-        Self(format!("{origin}: {text}"))
+        Self { origin: Some(origin.clone()), ..Self::new(text.to_string()) }
     }
 
-    fn context(self, text: impl fmt::Display) -> Self {
-        Self(format!("{} {text}", self.0))
+    /// A problem with a whole file.
+    pub(crate) fn in_file(path: &Path, text: impl fmt::Display) -> Self {
+        Self::at(&Origin::WholeFile(path.to_path_buf()), text)
+    }
+
+    /// A problem with a key, at its place in a tree.
+    fn of_key(tree: &Node, key: &str, text: impl fmt::Display) -> Self {
+        Self { key: Some(key.to_owned()), ..Self::at(tree.origin_of(key), text) }
+    }
+
+    fn context(mut self, text: impl fmt::Display) -> Self {
+        self.text = format!("{} {text}", self.text);
+        self
+    }
+
+    /// Place, key and message apart.
+    pub(crate) fn to_json(&self) -> Value {
+        let (mut file, mut line, mut argument) = (None, None, None);
+        match &self.origin {
+            Some(Origin::File { path, line: at }) => (file, line) = (Some(path), Some(*at)),
+            Some(Origin::WholeFile(path)) => file = Some(path),
+            Some(Origin::CommandLine(text)) => argument = Some(text),
+            None => {}
+        }
+        json!({
+            "file": file, "line": line, "argument": argument, "key": self.key, "message": self.text,
+        })
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match &self.origin {
+            Some(origin) => write!(f, "{origin}: {}", self.text),
+            None => f.write_str(&self.text),
+        }
     }
 }
 
+/// Of a configuration, or all that is wrong with it.
+pub(crate) type Checked<T> = std::result::Result<T, Vec<Problem>>;
+
 /// All problems as one failure of use.
-fn failure(problems: &[Problem]) -> Failure {
+pub(crate) fn failure(problems: &[Problem]) -> Failure {
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     Failure::usage(lines.join("\n  "))
 }
@@ -64,6 +105,13 @@ fn failure(problems: &[Problem]) -> Failure {
 #[derive(Debug, Clone)]
 pub(crate) struct Located {
     pub(crate) config: TrainConfig,
+    tree: Node,
+}
+
+/// The configuration of a pretraining run with the origins of its values.
+#[derive(Debug, Clone)]
+pub(crate) struct LocatedPretrain {
+    pub(crate) config: PretrainConfig,
     tree: Node,
 }
 
@@ -90,19 +138,40 @@ pub(crate) enum Composed {
     },
 }
 
-/// Composes a file and arguments; every problem is an exit 2.
+/// Composes a file and arguments.
+pub(crate) fn compose(path: &Path, arguments: &[String]) -> Checked<Composed> {
+    let root = compose::read_file(path).map_err(|problem| vec![problem])?;
+    composed(root, arguments)
+}
+
+/// As [`compose`]; every problem is an exit 2.
 pub(crate) fn read(path: &Path, arguments: &[String]) -> Result<Composed> {
-    let root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
-    composed(root, arguments).map_err(|problems| failure(&problems))
+    compose(path, arguments).map_err(|problems| failure(&problems))
+}
+
+/// As [`read`], and tries what every stage opens.
+pub(crate) fn read_with_inputs(
+    path: &Path,
+    arguments: &[String],
+    reach: Reach,
+) -> Result<Composed> {
+    let composed = read(path, arguments)?;
+    let problems = input_problems(&composed, reach, Purpose::Training);
+    if problems.is_empty() { Ok(composed) } else { Err(failure(&problems)) }
 }
 
 /// As [`read`] for one stage; of a curriculum `stage=NAME` among the arguments picks it.
 pub(crate) fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfig> {
+    read_located_stage(path, arguments).map(|located| located.config)
+}
+
+/// As [`read_stage`], with the origins of its values.
+pub(crate) fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Located> {
     let picked = arguments.iter().find_map(|argument| argument.strip_prefix("stage="));
     let others: Vec<String> =
         arguments.iter().filter(|argument| !argument.starts_with("stage=")).cloned().collect();
     match (read(path, &others)?, picked) {
-        (Composed::Stage(located), None) => Ok(located.config),
+        (Composed::Stage(located), None) => Ok(*located),
         (Composed::Stage(_), Some(name)) => {
             let problem = format!("{}: there are no stages, so no `{name}`", path.display());
             Err(Failure::usage(problem))
@@ -110,7 +179,7 @@ pub(crate) fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfi
         (Composed::Curriculum { stages, .. }, picked) => {
             let names: Vec<String> = stages.iter().map(|stage| stage.name.clone()).collect();
             let found = stages.into_iter().find(|stage| Some(stage.name.as_str()) == picked);
-            found.map(|stage| stage.located.config).ok_or_else(|| {
+            found.map(|stage| stage.located).ok_or_else(|| {
                 let (path, names) = (path.display(), names.join("`, `"));
                 Failure::usage(format!("{path}: which stage? there are `{names}`"))
                     .hint("add stage=NAME")
@@ -131,8 +200,8 @@ pub(crate) enum Kind {
 }
 
 /// Tells by a composed file's keys what it configures.
-pub(crate) fn kind_of(path: &Path) -> Result<Kind> {
-    let root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+pub(crate) fn kind_of(path: &Path) -> Checked<Kind> {
+    let root = compose::read_file(path).map_err(|problem| vec![problem])?;
     if root.child("base").is_some() && root.child("runs").is_some() {
         return Ok(Kind::Grid);
     }
@@ -143,21 +212,27 @@ pub(crate) fn kind_of(path: &Path) -> Result<Kind> {
     Ok(if paths { Kind::Pretrain } else { Kind::Train })
 }
 
-/// Composes the configuration of a pretraining run; every problem is an exit 2.
+/// Composes the configuration of a pretraining run.
+pub(crate) fn compose_pretrain(path: &Path, arguments: &[String]) -> Checked<LocatedPretrain> {
+    let (root, mut config, tree) = read_tree(path, arguments, PretrainConfig::problems)?;
+    config.references = origins::references(&root, &tree)?;
+    Ok(LocatedPretrain { config, tree })
+}
+
+/// As [`compose_pretrain`], and opens its shards and tokenizer; every problem is an exit 2.
 pub(crate) fn read_pretrain(path: &Path, arguments: &[String]) -> Result<PretrainConfig> {
-    let (root, mut config, resolved) = read_tree(path, arguments, PretrainConfig::problems)?;
-    config.references =
-        origins::references(&root, &resolved).map_err(|problems| failure(&problems))?;
-    Ok(config)
+    let located = compose_pretrain(path, arguments).map_err(|problems| failure(&problems))?;
+    let problems = located.input_problems();
+    if problems.is_empty() { Ok(located.config) } else { Err(failure(&problems)) }
 }
 
 /// Composes a configuration of any type.
-pub(crate) fn read_as<T: JsonSchema + DeserializeOwned>(
+pub(crate) fn compose_as<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
     problems: fn(&T) -> Vec<String>,
-) -> Result<T> {
-    Ok(read_tree(path, arguments, problems)?.1)
+) -> Checked<(T, Node)> {
+    read_tree(path, arguments, problems).map(|(_, config, tree)| (config, tree))
 }
 
 /// The composed tree, what it configures, and the tree without references.
@@ -165,14 +240,14 @@ fn read_tree<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
     problems: fn(&T) -> Vec<String>,
-) -> Result<(Node, T, Node)> {
-    let mut root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+) -> Checked<(Node, T, Node)> {
+    let mut root = compose::read_file(path).map_err(|problem| vec![problem])?;
     let changes = arguments.iter().map(|argument| Override::parse(argument)?.apply(&mut root));
     let wrong: Vec<Problem> = changes.filter_map(std::result::Result::err).collect();
     if !wrong.is_empty() {
-        return Err(failure(&wrong));
+        return Err(wrong);
     }
-    let (config, tree) = checked(&root, problems).map_err(|problems| failure(&problems))?;
+    let (config, tree) = checked(&root, problems)?;
     Ok((root, config, tree))
 }
 
@@ -267,23 +342,40 @@ fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
     Ok(Located { config, tree: resolved })
 }
 
-/// Resolves references and checks a tree against a type and its own rules.
+/// Resolves references and checks a tree against a type and its own rules, as far as the rules can
+/// be asked where values are of a wrong type.
 fn checked<T: JsonSchema + DeserializeOwned>(
     tree: &Node,
-    problems: fn(&T) -> Vec<String>,
-) -> std::result::Result<(T, Node), Vec<Problem>> {
+    rules: fn(&T) -> Vec<String>,
+) -> Checked<(T, Node)> {
     let tree = interpolate::resolve(tree)?;
-    let config: T = check::typed(&tree)?;
-    let problems: Vec<Problem> = problems(&config)
-        .into_iter()
-        .map(|text| {
-            // The first key that a problem names is where to look.
-            let key = text.split('`').nth(1).unwrap_or_default();
-            let key = key.split(':').next().unwrap_or_default();
-            Problem::at(tree.origin_of(key), text.as_str())
-        })
-        .collect();
-    if problems.is_empty() { Ok((config, tree)) } else { Err(problems) }
+    let (config, mut problems, wrong) = match check::typed::<T>(&tree) {
+        Ok(config) => (Some(config), Vec::new(), Vec::new()),
+        Err(problems) => {
+            let (rest, wrong) = check::without_faults::<T>(&tree);
+            (rest, problems, wrong)
+        }
+    };
+    for text in config.as_ref().map(rules).unwrap_or_default() {
+        // The first key that a problem names is where to look.
+        let mut keys = text.split('`').skip(1).step_by(2);
+        let mut named = keys.clone().map(|key| key.split(':').next().unwrap_or_default());
+        let touches =
+            |key: &str| wrong.iter().any(|wrong| is_inside(key, wrong) || is_inside(wrong, key));
+        if !named.any(touches) {
+            let key = keys.next().unwrap_or_default().split(':').next().unwrap_or_default();
+            problems.push(Problem::of_key(&tree, key, &text));
+        }
+    }
+    match config {
+        Some(config) if problems.is_empty() => Ok((config, tree)),
+        _ => Err(problems),
+    }
+}
+
+/// Whether a dotted key is another one or lies below it.
+fn is_inside(key: &str, other: &str) -> bool {
+    key.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn curriculum(
@@ -322,11 +414,43 @@ fn curriculum(
                 .extend(more.into_iter().map(|p| p.context(format_args!("(stage `{name}`)")))),
         }
     }
+    problems.extend(handing_on(&result));
     if problems.is_empty() {
         Ok(Composed::Curriculum { output, stages: result })
     } else {
         Err(problems)
     }
+}
+
+/// What is wrong between stages that are sound each for itself.
+fn handing_on(stages: &[LocatedStage]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (index, stage) in stages.iter().enumerate() {
+        let LocatedStage { name, start_from, located } = stage;
+        let output = &located.config.output;
+        let same = |other: &&LocatedStage| other.located.config.output == *output;
+        if let Some(other) = stages[..index].iter().find(same) {
+            let text = format!(
+                "stages `{}` and `{name}` have one `output`, {}: give each its own",
+                other.name,
+                output.display()
+            );
+            problems.push(Problem::of_key(&located.tree, "output", text));
+        }
+        let before = index.checked_sub(1).and_then(|before| stages.get(before));
+        if let Some(before) = before.filter(|_| *start_from == StartFrom::Best) {
+            let (run, data) = (&before.located.config.train, &before.located.config.data);
+            if !run.keep_best || (data.held_out.is_empty() && data.held_out_rows == 0) {
+                let text = format!(
+                    "stage `{name}` starts from the best draft of `{}`, which keeps none: that needs \
+                     held-out rows (`data.held_out_rows`) and `train.keep_best: true`",
+                    before.name
+                );
+                problems.push(Problem::of_key(&before.located.tree, "train.keep_best", text));
+            }
+        }
+    }
+    problems
 }
 
 struct StageTree {

@@ -4,7 +4,11 @@ use serde_json::Value;
 
 use super::Problem;
 use super::compose::canonical;
+use super::interpolate::shortened;
 use super::tree::{Node, Origin, Tree};
+
+/// Parts of a key. Every one takes stack; the deepest key of a configuration has less than ten.
+const DEEPEST: usize = 64;
 
 /// One argument, taken apart.
 #[derive(Debug, Clone)]
@@ -30,9 +34,10 @@ impl Override {
     /// # Errors
     /// - the argument has another form
     pub(crate) fn parse(text: &str) -> Result<Self, Problem> {
+        let shown = shortened(text);
         let wrong = |problem: String| {
             Problem::new(format!(
-                "override `{text}`: {problem} (overrides are written dotted.key=value, \
+                "override `{shown}`: {problem} (overrides are written dotted.key=value, \
                  +new.key=value or ~key, e.g. train.steps=100)"
             ))
         };
@@ -53,6 +58,9 @@ impl Override {
                 (None, None) => (key, Change::Set(value)),
             }
         };
+        if key.split('.').count() > DEEPEST {
+            return Err(wrong(format!("a key has more than {DEEPEST} parts, and none is as deep")));
+        }
         if key.split('.').any(str::is_empty) {
             return Err(wrong("a key is empty".into()));
         }
@@ -203,6 +211,8 @@ mod tests {
         );
         assert!(fails("l.7=1").contains("none of the list's 2"));
         assert!(fails("a=[1").contains("bad value"));
+        let deep = fails(&format!("{}a=1", "a.".repeat(15_000)));
+        assert!(deep.contains("more than 64 parts") && deep.len() < 400, "{deep}");
         assert_eq!(without_password("a=http://me:secret@host/x"), "a=http://...@host/x");
     }
 }

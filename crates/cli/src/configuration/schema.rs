@@ -36,6 +36,12 @@ pub(crate) fn json_schema() -> Value {
     schema
 }
 
+/// What a schema's reference stands for, of several alternatives the object.
+#[cfg(test)]
+pub(crate) fn schema_place<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    alternative(root, schema, &Value::Null)
+}
+
 fn defaults() -> Value {
     json!({
         "description": "Files laid under this one, in order, relative to it; `_self_` is the \
@@ -98,8 +104,11 @@ pub(crate) fn markdown_of(schema: &Value) -> String {
             let needed = required.is_some_and(|names| names.iter().any(|name| name == key));
             let default = match property.get("default") {
                 _ if needed => "required".to_owned(),
-                Some(value) if value.is_object() => "see below".to_owned(),
-                Some(value) => format!("`{value}`"),
+                // Its own table gives the defaults.
+                Some(value) if value.is_object() && target.get("properties").is_some() => {
+                    "see below".to_owned()
+                }
+                Some(value) => format!("`{}`", in_one_line(value)),
                 None => String::new(),
             };
             let description = property.get("description").or_else(|| target.get("description"));
@@ -113,6 +122,20 @@ pub(crate) fn markdown_of(schema: &Value) -> String {
         }
     }
     out
+}
+
+/// A default as YAML in one line.
+fn in_one_line(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let entry = |(key, value): (&String, &Value)| match value {
+                Value::String(text) => format!("{key}: {text}"),
+                other => format!("{key}: {other}"),
+            };
+            format!("{{{}}}", map.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
 }
 
 /// A short name of a schema's type.

@@ -98,3 +98,155 @@ fn stages_tell_their_problems_together() {
     );
     assert_problems(CURRICULUM, &["~train.gone"], &["no key `train.gone`"]);
 }
+
+#[test]
+fn stages_that_cannot_hand_on_are_told() {
+    let kept =
+        format!("{CURRICULUM}- {{name: more, start_from: best, train: {{keep_best: false}}}}\n");
+    assert!(parse(&kept, &[]).is_ok(), "{:?}", parse(&kept, &[]).err());
+    assert_problems(&kept, &["stages.long.train.keep_best=false"], &["`long`, which keeps none"]);
+    assert_problems(&kept, &["stages.base.data.held_out_rows=0"], &["`base`, which keeps none"]);
+    assert_problems(
+        &kept,
+        &["stages.long.output=runs/c/base"],
+        &["command line `stages.long.output=runs/c/base`", "`base` and `long` have one `output`"],
+    );
+}
+
+#[test]
+fn wrong_types_do_not_hide_senseless_values() {
+    let arguments = ["train.steps=-4", "optimizer.clip_norm=0", "train.patience=2", "trian.x=1"];
+    let message = parse(MINIMAL, &arguments).expect_err("problems");
+    for part in ["`train.steps`", "`optimizer.clip_norm`", "`train.patience`", "`trian`"] {
+        assert!(message.contains(part), "{part} not in:\n{message}");
+    }
+    assert_eq!(message.lines().count(), 4, "{message}");
+    // What is missing is not complained of twice.
+    let message = parse("output: x\ntrain: {patience: 2}\n", &[]).expect_err("problems");
+    assert_eq!(message.lines().count(), 3, "{message}");
+}
+
+#[test]
+fn a_source_is_named_at_its_line() {
+    let text = "target: a\noutput: b\ndata:\n  train:\n  - path: x.jsonl\n  - path: y.jsonl\n    \
+                template: {kind: source_target}\n    learn: answer\n";
+    assert_problems(
+        text,
+        &[],
+        &[
+            "file.yaml:6: `data.train.1` (y.jsonl): `learn: answer` needs",
+            "set `with_source: true`",
+        ],
+    );
+}
+
+#[test]
+fn mistakes_of_yaml_are_told_once_with_their_line() {
+    for text in ["a: 1\nb: [1\n", "a: 1\n b: 2\n", "a: 'x\n", "\t: 1", "a: *nowhere\n"] {
+        let message = parse(text, &[]).expect_err("no YAML");
+        assert!(message.starts_with("file.yaml:"), "{message}");
+        assert!(!message.contains("error:") && !message.contains("<input>"), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn problems_have_place_key_and_message_apart() {
+    let root = compose::read_text(MINIMAL, "file.yaml").expect("YAML");
+    let Err(problems) = composed(root, &["train.steps=-1".to_owned()]) else { panic!("problems") };
+    let json = problems[0].to_json();
+    assert_eq!(
+        (&json["argument"], &json["key"]),
+        (&"train.steps=-1".into(), &"train.steps".into())
+    );
+    let root = compose::read_text(&format!("{MINIMAL}trian: 1\n"), "file.yaml").expect("YAML");
+    let Err(problems) = composed(root, &[]) else { panic!("problems") };
+    let json = problems[0].to_json();
+    assert_eq!(json["file"], "file.yaml");
+    assert_eq!((&json["line"], &json["key"]), (&5.into(), &"trian".into()));
+    assert_eq!(json["message"], "unknown key `trian` (did you mean `train`?)");
+}
+
+/// Dotted keys of numbers, and of lists of numbers, with the form of their value.
+fn numeric_keys(root: &Value, place: &Value, prefix: &str, found: &mut Vec<(String, bool)>) {
+    let place = check::alternative(root, place, &Value::Null);
+    let is_number = |schema: &Value| {
+        let names = schema.get("type").cloned().unwrap_or_default();
+        let names = if names.is_array() { names } else { json!([names]) };
+        ["integer", "number"]
+            .iter()
+            .any(|name| names.as_array().is_some_and(|n| n.contains(&json!(name))))
+    };
+    for (key, property) in place.get("properties").and_then(Value::as_object).into_iter().flatten()
+    {
+        let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        let property = check::alternative(root, property, &Value::Null);
+        let items = property.get("items").or_else(|| property.get("prefixItems")?.get(0));
+        if is_number(property) {
+            found.push((full, false));
+        } else if let Some(items) = items {
+            if is_number(items) {
+                found.push((full, true));
+            } else {
+                numeric_keys(root, items, &format!("{full}.0"), found);
+            }
+        } else {
+            numeric_keys(root, property, &full, found);
+        }
+    }
+}
+
+/// Every number of a schema, one at a time, at values that no run can have: told by its key, or
+/// accepted, and then `each` goes on with the configuration.
+fn huge_values<T: JsonSchema + DeserializeOwned>(
+    text: &str,
+    rules: fn(&T) -> Vec<String>,
+    each: &dyn Fn(&T),
+) -> usize {
+    let schema = schema_of::<T>();
+    let mut keys = Vec::new();
+    numeric_keys(&schema, &schema, "", &mut keys);
+    for (key, is_list) in &keys {
+        for value in ["4294967296", "9007199254740992", "18446744073709551615", "1e308"] {
+            let value =
+                if *is_list { format!("[{value}, {value}, {value}]") } else { value.to_owned() };
+            let mut root = compose::read_text(text, "file.yaml").expect("YAML");
+            let change = Override::parse(&format!("{key}={value}")).expect("an override");
+            if change.apply(&mut root).is_err() {
+                // An item of a list that is not there.
+                continue;
+            }
+            match checked(&root, rules) {
+                Ok((config, _)) => each(&config),
+                Err(problems) => {
+                    let name = key.rsplit('.').next().unwrap_or_default();
+                    let told = problems.iter().any(|problem| problem.to_string().contains(name));
+                    assert!(told, "{key}={value}: {problems:?}");
+                }
+            }
+        }
+    }
+    keys.len()
+}
+
+#[test]
+fn numbers_that_no_run_can_have_are_told_or_do_no_harm() {
+    let target = longdraft_models::published::published_config("Qwen/Qwen3-8B").expect("known");
+    let plan = |config: &TrainConfig| {
+        let layout = longdraft_train::plan::Layout::of(1, 1);
+        if let Ok(workload) = longdraft_train::plan::Workload::new(config, target.clone(), layout) {
+            let estimate = workload.estimate();
+            workload.verdict(&estimate, Some(1 << 30));
+        }
+    };
+    let eagle3 = format!("{MINIMAL}draft: {{method: eagle3}}\n");
+    for text in [MINIMAL, &eagle3] {
+        assert!(huge_values::<TrainConfig>(text, TrainConfig::problems, &plan) > 40);
+    }
+    let pretrain = "output: runs/x\ndata: {train: [a.bin]}\n";
+    let count = huge_values::<PretrainConfig>(pretrain, PretrainConfig::problems, &|config| {
+        longdraft_train::plan::of_pretraining(config, 1, 1);
+        longdraft_train::plan::pretraining_remedies(config, 1, 1);
+    });
+    assert!(count > 40, "{count}");
+}

@@ -15,6 +15,8 @@ use super::Problem;
 pub(crate) enum Origin {
     /// A line of a file, from 1.
     File { path: PathBuf, line: u64 },
+    /// A file as a whole.
+    WholeFile(PathBuf),
     /// An argument, as it was given.
     CommandLine(String),
 }
@@ -23,6 +25,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::WholeFile(path) => write!(f, "{}", path.display()),
             Self::CommandLine(argument) => write!(f, "command line `{argument}`"),
         }
     }
@@ -49,7 +52,7 @@ impl Node {
         // Only `true` and `false` are booleans: a stage may be named `y`, a field `on`.
         let options = serde_saphyr::options! { strict_booleans: true };
         let parsed: Spanned<Raw> = serde_saphyr::from_str_with_options(text, options)
-            .map_err(|error| Problem::new(format!("{}: {error}", path.display())))?;
+            .map_err(|error| unreadable(&error, path))?;
         Ok(parsed.value.located(parsed.referenced.line(), path))
     }
 
@@ -143,6 +146,25 @@ impl Node {
             }
         }
     }
+}
+
+/// A mistake of the YAML itself, in one line.
+fn unreadable(error: &serde_saphyr::Error, path: &Path) -> Problem {
+    let text = error.without_snippet().to_string();
+    let mut text = text.lines().next().unwrap_or_default();
+    text = text.strip_prefix("error: ").unwrap_or(text);
+    let Some(place) = error.location() else { return Problem::in_file(path, text) };
+    let (line, column) = (place.line(), place.column());
+    // The place is told in the way of all problems.
+    for told in
+        [format!("line {line} column {column}: "), format!("line {line}, column {column}: ")]
+    {
+        text = text.strip_prefix(told.as_str()).unwrap_or(text);
+    }
+    let at = format!(" at line {line}, column {column}");
+    let text = text.strip_suffix(at.as_str()).unwrap_or(text);
+    let origin = Origin::File { path: path.to_path_buf(), line };
+    Problem::at(&origin, format!("not YAML: {text} (column {column})"))
 }
 
 /// Items of a list go by their place, or by their `name`.

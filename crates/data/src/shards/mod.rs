@@ -29,7 +29,7 @@ use crate::quarantine::BadRow;
 use crate::reader::SourceReport;
 
 pub use prepare::{PrepareOptions, Progress, Source, prepare};
-pub use read::{is_shards, read};
+pub use read::{check, is_shards, read};
 
 const INDEX: &str = "index.json";
 const RECIPE: &str = "recipe.json";

@@ -12,6 +12,18 @@ pub fn is_shards(path: &Path) -> bool {
     path.join(INDEX).is_file() || path.join(RECIPE).is_file()
 }
 
+/// Checks that shards are complete, all there, and made with this tokenizer; none is read.
+///
+/// # Errors
+/// - preparing them was not finished, they were made with another tokenizer, or a file is missing
+pub fn check(folder: &Path, encoder: &dyn TextEncoder) -> Result<()> {
+    for shard in &index_for(folder, encoder)?.shards {
+        let path = folder.join(&shard.file);
+        std::fs::metadata(&path).map_err(DataError::io(&path))?;
+    }
+    Ok(())
+}
+
 /// Reads shards in order, at most `limit_tokens` tokens and the rest of a document.
 ///
 /// # Errors
@@ -21,18 +33,7 @@ pub fn read(
     encoder: &dyn TextEncoder,
     limit_tokens: Option<usize>,
 ) -> Result<(Vec<Document>, SourceReport)> {
-    let index = index(folder)?;
-    let fingerprint = encoder.fingerprint();
-    if index.tokenizer != fingerprint {
-        return Err(DataError::shards(
-            folder,
-            format!(
-                "prepared with another tokenizer ({}, the target's is {fingerprint}): prepare the \
-                 data again for this target",
-                index.tokenizer
-            ),
-        ));
-    }
+    let index = index_for(folder, encoder)?;
     let limit = limit_tokens.unwrap_or(usize::MAX);
     let source = folder.display().to_string();
     let mut report = SourceReport { source, ..SourceReport::default() };
@@ -60,6 +61,23 @@ pub fn read(
         return Err(DataError::Empty { path, rows: report.rows, first_problem: None });
     }
     Ok((documents, report))
+}
+
+/// The index of a folder that was prepared with this tokenizer.
+fn index_for(folder: &Path, encoder: &dyn TextEncoder) -> Result<Index> {
+    let index = index(folder)?;
+    let fingerprint = encoder.fingerprint();
+    if index.tokenizer != fingerprint {
+        return Err(DataError::shards(
+            folder,
+            format!(
+                "prepared with another tokenizer ({}, the target's is {fingerprint}): prepare the \
+                 data again for this target",
+                index.tokenizer
+            ),
+        ));
+    }
+    Ok(index)
 }
 
 /// The index of a folder.

@@ -17,12 +17,13 @@ pub struct SourceConfig {
     /// Changes to a row's fields before the template sees them, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aligners: Vec<Aligner>,
-    /// How a row becomes text.
+    /// How a row becomes text (default: recognised by the fields of the first rows).
     #[serde(default)]
     pub template: Template,
-    /// Which tokens are learned.
+    /// Which tokens are learned (default: `assistant` of conversations, `answer` of rows of a prompt and
+    /// its answer, `all` of text).
     #[serde(default)]
-    pub learn: Learn,
+    pub learn: Option<Learn>,
     /// Stop reading after this many tokens.
     #[serde(default)]
     pub limit_tokens: Option<usize>,
@@ -53,18 +54,21 @@ impl PromptOverflow {
 }
 
 impl SourceConfig {
-    /// What makes no sense together, each starting with the source's path.
+    /// What makes no sense together.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.template.problems(self.learn);
         problems.extend(self.aligners.iter().filter_map(Aligner::problem));
-        if self.max_prompt_tokens.is_some() && matches!(self.learn, Learn::All | Learn::NoSystem) {
-            problems.push(
-                "`max_prompt_tokens` needs `learn: answer`, `last` or `assistant`: with \
-                 everything learned there is no prompt"
-                    .to_owned(),
-            );
-        }
-        let path = self.path.display();
-        problems.iter().map(|problem| format!("source `{path}`: {problem}")).collect()
+        problems.extend(self.learn.and_then(|learn| self.prompt_problem(learn)));
+        problems
+    }
+
+    /// Why prompts cannot be counted where `learn` is what is learned.
+    pub(crate) fn prompt_problem(&self, learn: Learn) -> Option<String> {
+        let nothing_before = matches!(learn, Learn::All | Learn::NoSystem);
+        (self.max_prompt_tokens.is_some() && nothing_before).then(|| {
+            "`max_prompt_tokens` needs `learn: answer`, `last` or `assistant`: with everything \
+             learned there is no prompt"
+                .to_owned()
+        })
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::{Rows, json, parquet, text};
+use super::{Rows, csv, json, parquet, text};
 use crate::error::{DataError, Result};
 
 /// What a file's name says about it.
@@ -14,6 +14,8 @@ enum Kind {
     Json,
     Parquet,
     Text,
+    /// With the byte between two fields.
+    Table(u8),
 }
 
 /// Compression by the last part of the name.
@@ -24,7 +26,8 @@ enum Compression {
     Zstd,
 }
 
-const KNOWN: &str = ".jsonl, .ndjson, .json, .txt, .md (each also .gz or .zst), .parquet";
+const KNOWN: &str =
+    ".jsonl, .ndjson, .json, .csv, .tsv, .txt, .md (each also .gz or .zst), .parquet";
 
 fn kind(path: &Path) -> Option<(Kind, Compression)> {
     let name = path.file_name()?.to_str()?.to_ascii_lowercase();
@@ -37,6 +40,8 @@ fn kind(path: &Path) -> Option<(Kind, Compression)> {
         "jsonl" | "ndjson" => Kind::Lines,
         "json" => Kind::Json,
         "txt" | "md" => Kind::Text,
+        "csv" => Kind::Table(b','),
+        "tsv" => Kind::Table(b'\t'),
         "parquet" if compression == Compression::None => Kind::Parquet,
         _ => return None,
     };
@@ -108,6 +113,7 @@ pub(super) fn open(path: &Path) -> Result<Rows> {
     match kind {
         Kind::Text => Ok(text::read(path, reader)),
         Kind::Json => json::read_any(path, reader),
+        Kind::Table(delimiter) => csv::read(path, reader, delimiter),
         Kind::Lines | Kind::Parquet => Ok(json::read_lines(path, reader)),
     }
 }

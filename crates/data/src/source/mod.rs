@@ -1,10 +1,11 @@
-//! Rows of files: JSONL and JSON (plain, gzip, zstd), Parquet, plain text; folders of them.
+//! Rows of files: JSONL, JSON, CSV (plain, gzip, zstd), Parquet, plain text; folders of them.
 //!
 //! Every reader streams: memory holds one row (Parquet: one row group's pages), never a file. A row
 //! that cannot be read is an item of its own, so that one bad line does not end a file.
 
 pub mod align;
 mod config;
+mod csv;
 mod files;
 mod json;
 mod parquet;

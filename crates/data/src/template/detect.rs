@@ -2,18 +2,42 @@
 
 use serde_json::{Map, Value};
 
-use super::Template;
+use super::{Learn, Template};
+use crate::source::short;
 
 /// Fields that hold a long answer to `problem`, most specific first.
 const ANSWERS: [&str; 6] =
     ["qwq", "generated_solution", "generation", "solution", "answer", "response"];
 
+/// Fields that hold a text in a known format.
+const TEXTS: [&str; 14] = [
+    "text",
+    "content",
+    "target",
+    "instruction",
+    "output",
+    "question",
+    "answer",
+    "prompt",
+    "completion",
+    "response",
+    "chosen",
+    "problem",
+    "prefix",
+    "suffix",
+];
+
+/// Fields that hold the turns of a conversation in a known format.
+const TURNS: [&str; 4] = ["messages", "conversations", "conversation", "chat"];
+
 impl Template {
-    /// The template for rows with these fields.
+    /// The template for rows with these fields. Where `learn` asks for an answer, the source of a
+    /// `{source, target}` row is its prompt.
     ///
     /// # Errors
-    /// - no known format has such fields; the message names them
-    pub fn detect(fields: &Map<String, Value>) -> Result<Self, String> {
+    /// - no known format has such fields; the message names them, or the one of another type than its
+    ///   format has
+    pub fn detect(fields: &Map<String, Value>, learn: Option<Learn>) -> Result<Self, String> {
         let has = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
         let is_text = |name: &str| fields.get(name).is_some_and(Value::is_string);
         if let Some(Value::Array(ids)) = fields.get("input_ids")
@@ -21,7 +45,7 @@ impl Template {
         {
             return Ok(of("tokens", &[]));
         }
-        for name in ["messages", "conversations", "conversation", "chat"] {
+        for name in TURNS {
             let Some(first) = fields.get(name).and_then(|list| list.get(0)) else { continue };
             if first.get("role").is_some() {
                 return Ok(of("messages", &[("messages", name)]));
@@ -59,17 +83,67 @@ impl Template {
         {
             return Ok(of("chat", &[("user", "prompt"), ("assistant", answer)]));
         }
+        if let Some(answer) = ["completion", "chosen"].iter().find(|name| is_answer(fields, name)) {
+            return Ok(of("prompt_completion", &[("completion", answer)]));
+        }
         if is_text("target") {
-            return Ok(of("source_target", &[]));
+            let answers = matches!(learn, Some(Learn::Answer | Learn::Last | Learn::Assistant));
+            let mut template = of("source_target", &[]);
+            if let Self::SourceTarget { with_source, .. } = &mut template {
+                *with_source = answers && is_text("source");
+            }
+            return Ok(template);
         }
         for name in ["text", "content"] {
             if is_text(name) {
                 return Ok(Self::Raw { fields: vec![name.to_owned()], separator: "\n".to_owned() });
             }
         }
-        let names: Vec<&str> = fields.keys().map(String::as_str).collect();
-        Err(format!("no known format has the fields `{}`: give a `template`", names.join("`, `")))
+        Err(unrecognised(fields))
     }
+}
+
+/// Whether a field answers a prompt: messages, or a text beside a prompt.
+fn is_answer(fields: &Map<String, Value>, name: &str) -> bool {
+    let is_turns = |value: &Value| value.get(0).is_some_and(|first| first.get("role").is_some());
+    let prompt = fields.get("prompt");
+    let has_prompt = prompt.is_some_and(|value| value.is_string() || is_turns(value));
+    match fields.get(name) {
+        Some(Value::String(_)) => has_prompt,
+        Some(list) if is_turns(list) => has_prompt || list[0]["role"] != "assistant",
+        _ => false,
+    }
+}
+
+/// Why no format fits: a known field of another type, or no known field.
+fn unrecognised(fields: &Map<String, Value>) -> String {
+    for name in TURNS {
+        match fields.get(name) {
+            None | Some(Value::Null) => {}
+            Some(Value::Array(list)) if list.is_empty() => {
+                return format!("field `{name}` is an empty list");
+            }
+            Some(Value::Array(list)) => {
+                let first = short(&list[0]);
+                return format!(
+                    "field `{name}` holds turns with neither `role` nor `from`: {first}"
+                );
+            }
+            Some(other) => return format!("field `{name}` is no list but {}", short(other)),
+        }
+    }
+    for name in TEXTS {
+        match fields.get(name) {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return format!("field `{name}` is no string but {}", short(other)),
+        }
+    }
+    let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+    format!(
+        "no known format has the fields `{}`: name those of the text in a `template`, or rename them by \
+         `aligners`",
+        names.join("`, `")
+    )
 }
 
 /// A template with its defaults, some field names replaced.
@@ -89,7 +163,7 @@ mod tests {
     fn published_formats_are_recognised() {
         let kind = |json: &str| {
             let fields: Map<String, Value> = serde_json::from_str(json).expect("object");
-            let template = Template::detect(&fields).expect("known");
+            let template = Template::detect(&fields, None).expect("known");
             let value = serde_json::to_value(template).expect("a template");
             value["kind"].as_str().expect("kind").to_owned()
         };
@@ -109,13 +183,45 @@ mod tests {
             (r#"{"prefix": "a", "suffix": "b"}"#, "code"),
             (r#"{"problem": "a", "qwq": "b"}"#, "problem_answer"),
             (r#"{"prompt": "a", "completion": "b"}"#, "chat"),
+            (
+                r#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#,
+                "prompt_completion",
+            ),
+            (r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#, "prompt_completion"),
+            (
+                r#"{"chosen": [{"role": "user", "content": "a"}], "rejected": []}"#,
+                "prompt_completion",
+            ),
             (r#"{"input_ids": [1, 2], "loss_mask": [0, 1]}"#, "tokens"),
         ];
         for (json, expected) in cases {
             assert_eq!(kind(json), expected, "{json}");
         }
-        let fields = serde_json::from_str(r#"{"colour": "red"}"#).expect("object");
-        let problem = Template::detect(&fields).expect_err("unknown");
-        assert!(problem.contains("`colour`"), "{problem}");
+    }
+
+    #[test]
+    fn what_is_not_recognised_is_told_by_its_cause() {
+        let problem = |json: &str| {
+            let fields = serde_json::from_str(json).expect("object");
+            Template::detect(&fields, None).expect_err("unknown")
+        };
+        assert!(problem(r#"{"colour": "red"}"#).contains("the fields `colour`"));
+        assert_eq!(problem(r#"{"text": 3}"#), "field `text` is no string but 3");
+        assert_eq!(problem(r#"{"messages": "a"}"#), "field `messages` is no list but \"a\"");
+        assert_eq!(problem(r#"{"messages": []}"#), "field `messages` is an empty list");
+        assert!(problem(r#"{"conversations": [{"x": 1}]}"#).contains("neither `role` nor `from`"));
+        // An answer without anything before it.
+        assert!(problem(r#"{"chosen": "a"}"#).contains("the fields `chosen`"));
+    }
+
+    #[test]
+    fn a_source_is_the_prompt_where_an_answer_is_learned() {
+        let fields = serde_json::from_str(r#"{"source": "a", "target": "b"}"#).expect("object");
+        let with_source = |learn| match Template::detect(&fields, learn) {
+            Ok(Template::SourceTarget { with_source, .. }) => with_source,
+            other => panic!("{other:?}"),
+        };
+        assert!(with_source(Some(Learn::Answer)) && with_source(Some(Learn::Assistant)));
+        assert!(!with_source(None) && !with_source(Some(Learn::All)));
     }
 }

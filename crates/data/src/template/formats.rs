@@ -100,13 +100,41 @@ impl Template {
                 }
                 Example::Chat(conversation.with_system(system.as_deref()))
             }
+            Self::PromptCompletion { prompt, completion, tools, system } => {
+                let list = prompt_and_completion(row, prompt, completion)?;
+                let found = Conversation::from_messages(list, row.fields.get(tools))
+                    .map_err(|problem| row.problem(problem))?;
+                Example::Chat(found.with_system(system.as_deref()))
+            }
             Self::Tokens { ids, loss_mask } => tokens(row, ids, loss_mask)?,
             Self::Auto => {
-                let found = Self::detect(&row.fields).map_err(|problem| row.problem(problem))?;
+                let found =
+                    Self::detect(&row.fields, None).map_err(|problem| row.problem(problem))?;
                 return found.example(row);
             }
         })
     }
+}
+
+/// Messages of a prompt and of the answer to it; a text is one message. An answer that begins with
+/// another role than the assistant's is the whole conversation.
+fn prompt_and_completion(row: &Row, prompt: &str, completion: &str) -> Result<Value> {
+    let messages = |field: &str, role: &str| match row.value(field)? {
+        Value::String(text) => Ok(vec![serde_json::json!({ "role": role, "content": text })]),
+        Value::Array(list) => Ok(list.clone()),
+        other => {
+            let found = short(other);
+            Err(row.problem(format!("field `{field}` is no text and no list of messages: {found}")))
+        }
+    };
+    let answer = messages(completion, "assistant")?;
+    let is_whole = answer
+        .first()
+        .and_then(|message| message.get("role"))
+        .is_some_and(|role| role != "assistant");
+    let mut list = if is_whole { Vec::new() } else { messages(prompt, "user")? };
+    list.extend(answer);
+    Ok(Value::Array(list))
 }
 
 /// A text with its summary, or a list of texts with a list of summaries.

@@ -20,11 +20,10 @@ use conversation::Conversation;
 pub use formats::Example;
 
 /// Which tokens are learned as labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Learn {
     /// Every token.
-    #[default]
     All,
     /// All but the system turn.
     #[serde(alias = "nomask")]
@@ -39,7 +38,7 @@ pub enum Learn {
 }
 
 /// A row's way to text. Field names have the defaults of the published data sets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "snake_case")]
 pub enum Template {
     /// The fields' texts one after another, then the end-of-text token.
@@ -166,6 +165,22 @@ pub enum Template {
         #[serde(default)]
         system: Option<String>,
     },
+    /// A prompt and what follows it, each a text or a list of messages. A list of messages that
+    /// begins before the answer holds its prompt, as rows of preferences have it.
+    PromptCompletion {
+        /// Field of the prompt, which may be missing where the other field holds it.
+        #[serde(default = "field::prompt")]
+        prompt: String,
+        /// Field of the answer (of preferences: `chosen`).
+        #[serde(default = "field::completion")]
+        completion: String,
+        /// Field of the tool descriptions, which may be missing.
+        #[serde(default = "field::tools")]
+        tools: String,
+        /// Text of a system turn for conversations without one.
+        #[serde(default)]
+        system: Option<String>,
+    },
     /// Token ids, made elsewhere with this tokenizer.
     Tokens {
         /// Field of the ids.
@@ -175,7 +190,8 @@ pub enum Template {
         #[serde(default = "field::loss_mask")]
         loss_mask: String,
     },
-    /// One of the above by the fields of the first row.
+    /// One of the above, by the fields of the first rows.
+    #[default]
     Auto,
 }
 
@@ -203,6 +219,8 @@ mod field {
         article = "article",
         abstract_ = "abstract",
         problem = "problem",
+        prompt = "prompt",
+        completion = "completion",
         input_ids = "input_ids",
         loss_mask = "loss_mask",
         summarise_prompt = "Please summarize the following article: {article}",
@@ -210,12 +228,6 @@ mod field {
 
     pub(super) fn texts() -> Vec<String> {
         vec!["text".to_owned()]
-    }
-}
-
-impl Default for Template {
-    fn default() -> Self {
-        Self::Raw { fields: field::texts(), separator: field::newline() }
     }
 }
 
@@ -231,8 +243,28 @@ impl Template {
         }
     }
 
-    /// What makes no sense with `learn`.
-    pub(crate) fn problems(&self, learn: Learn) -> Vec<String> {
+    /// What is learned where a source does not say: the assistant's turns of conversations, the answer
+    /// to a prompt, all of a text.
+    pub fn usual_learn(&self) -> Learn {
+        match self {
+            Self::Messages { .. } | Self::Sharegpt { .. } | Self::Summarise { .. } => {
+                Learn::Assistant
+            }
+            Self::Chat { .. }
+            | Self::Alpaca { .. }
+            | Self::Gsm8k { .. }
+            | Self::ProblemAnswer { .. }
+            | Self::PromptCompletion { .. }
+            | Self::Code { .. }
+            | Self::SourceTarget { with_source: true, .. } => Learn::Answer,
+            Self::Raw { .. } | Self::SourceTarget { .. } | Self::Tokens { .. } | Self::Auto => {
+                Learn::All
+            }
+        }
+    }
+
+    /// What makes no sense, alone or with `learn`.
+    pub(crate) fn problems(&self, learn: Option<Learn>) -> Vec<String> {
         let mut problems = Vec::new();
         if matches!(self, Self::Raw { fields, .. } if fields.is_empty()) {
             problems.push("template `raw` needs at least one of `fields`".to_owned());
@@ -248,11 +280,17 @@ impl Template {
                 self,
                 Self::SourceTarget { with_source: true, .. } | Self::Code { .. } | Self::Auto
             );
-        // Tokens bring their own mask; it is used as it is.
-        if !has_answer && learn != Learn::All {
+        if let Some(learn) = learn.filter(|learn| !has_answer && *learn != Learn::All) {
             let learn = serde_json::to_value(learn).unwrap_or_default();
+            let way_out = match self {
+                Self::SourceTarget { .. } => {
+                    "set `with_source: true` in the template, which makes `source` the prompt"
+                }
+                Self::Tokens { .. } => "tokens bring their own mask: leave `learn` out",
+                _ => "leave `template` out, so that the format is recognised, or set `learn: all`",
+            };
             problems.push(format!(
-                "`learn: {}` needs a template with a prompt and an answer; this one learns `all`",
+                "`learn: {}` needs rows of a prompt and an answer: {way_out}",
                 learn.as_str().unwrap_or_default()
             ));
         }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::client::Listing;
 use super::names::{is_file_name, is_repository, is_revision};
 use super::{Kind, Repository, printable};
 use crate::error::{ModelError, Result};
@@ -55,12 +56,25 @@ impl DataSetId {
         files
     }
 
+    /// Asks the hub which files these are, and fetches none.
+    ///
+    /// # Errors
+    /// - the hub cannot tell, or holds no such data file
+    pub fn list(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<String>> {
+        self.listed(is_data).map(|(_, _, chosen)| chosen)
+    }
+
     /// Fetches the files into the hub's own cache folder (`HF_HOME`; `HF_ENDPOINT` names a mirror)
     /// and returns where they lie. `is_data` says which names hold data.
     ///
     /// # Errors
     /// - the hub cannot deliver, or holds no such data file
     pub fn fetch(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+        let (repo, listing, chosen) = self.listed(is_data)?;
+        repo.files(&listing, &chosen)
+    }
+
+    fn listed(&self, is_data: &dyn Fn(&str) -> bool) -> Result<(Repository, Listing, Vec<String>)> {
         let repo = Repository::open(Kind::DataSet, &self.repo, &self.revision)?;
         let listing = repo.listing()?;
         let chosen = self.choose(&listing.names, is_data);
@@ -69,7 +83,7 @@ impl DataSetId {
             let shown = listing.names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
             return Err(repo.error(format!("no data file at {wanted} (it holds {shown})")));
         }
-        repo.files(&listing, &chosen)
+        Ok((repo, listing, chosen))
     }
 }
 

@@ -153,6 +153,17 @@ pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
     })
 }
 
+/// Checks the tensors that `layers` need without reading them.
+pub(super) fn check(path: &Path, layers: Layers) -> Result<()> {
+    let check = |config: &TargetConfig, source: &dyn WeightSource| {
+        check_specs(source, &layers.tensor_specs(config)).into_result(source.path())
+    };
+    match files(path)? {
+        Files::Folder(config, source) => check(&config, source.as_ref()),
+        Files::Gguf(source) => check(source.config(), source.as_ref()),
+    }
+}
+
 pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
         Files::Folder(config, source) => from_source(*config, source.as_ref(), options),

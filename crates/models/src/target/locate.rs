@@ -20,6 +20,18 @@ const SMALL_FILES: [&str; 5] = [
 /// # Errors
 /// - neither a path nor a hub id, or the hub cannot deliver
 pub fn locate(spec: &str) -> Result<PathBuf> {
+    located(spec, true)
+}
+
+/// As [`locate`], but of a hub model only configuration and tokenizer are fetched.
+///
+/// # Errors
+/// - as [`locate`]
+pub(super) fn locate_description(spec: &str) -> Result<PathBuf> {
+    located(spec, false)
+}
+
+fn located(spec: &str, with_weights: bool) -> Result<PathBuf> {
     let path = Path::new(spec);
     if path.exists() {
         return Ok(path.to_path_buf());
@@ -32,8 +44,8 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
     }
     let repo = Repository::open(Kind::Model, spec, "main")?;
     let listing = repo.listing()?;
-    let wanted: Vec<String> =
-        listing.names.iter().filter(|name| is_wanted(name)).cloned().collect();
+    let wanted = |name: &&String| is_wanted(name, with_weights);
+    let wanted: Vec<String> = listing.names.iter().filter(wanted).cloned().collect();
     let paths = repo.files(&listing, &wanted)?;
     let folder = paths.first().and_then(|path| path.parent());
     folder
@@ -41,10 +53,11 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
         .ok_or_else(|| repo.error("it holds no configuration or safetensors weights"))
 }
 
-fn is_wanted(name: &str) -> bool {
+fn is_wanted(name: &str, with_weights: bool) -> bool {
     let is_weight =
         Path::new(name).extension().is_some_and(|e| e == "safetensors") && !name.contains('/');
-    SMALL_FILES.contains(&name) || is_weight || name == "model.safetensors.index.json"
+    SMALL_FILES.contains(&name)
+        || (with_weights && (is_weight || name == "model.safetensors.index.json"))
 }
 
 #[cfg(test)]

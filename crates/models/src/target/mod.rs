@@ -136,6 +136,24 @@ impl Target {
         load::open_config(&locate(spec)?)
     }
 
+    /// Reads the configuration and the tokenizer of `spec`; of a hub model no weights are fetched.
+    ///
+    /// # Errors
+    /// - the target is not found, or its configuration or tokenizer is unusable
+    pub fn open_description(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
+        let path = locate::locate_description(spec)?;
+        Ok((load::open_config(&path)?, load::open_tokenizer(&path)?))
+    }
+
+    /// Checks names and shapes of the tensors that `layers` need, in the headers of a local target's
+    /// files.
+    ///
+    /// # Errors
+    /// - there are no weights, or a list of every missing and misshapen tensor
+    pub fn check_weights(path: &Path, layers: Layers) -> Result<()> {
+        load::check(path, layers)
+    }
+
     /// Sizes and switches.
     pub fn config(&self) -> &TargetConfig {
         &self.config

@@ -1,6 +1,6 @@
 //! Combinations that make no sense.
 
-use super::{SourceConfig, TrainConfig};
+use super::{SourceConfig, TrainConfig, limits};
 use crate::optim::MatrixUpdate;
 
 impl TrainConfig {
@@ -13,28 +13,58 @@ impl TrainConfig {
             }
         };
         require(!self.data.train.is_empty(), "`data.train` must name at least one source");
-        require(self.data.row_tokens >= 2, "`data.row_tokens` must be at least 2");
+        require(
+            (2..=limits::ROW_TOKENS).contains(&self.data.row_tokens),
+            "`data.row_tokens` must be in 2 to 4194304: no target reads longer rows",
+        );
+        require(
+            self.data.held_out_rows <= limits::ROWS,
+            "`data.held_out_rows` must be at most 1048576: every evaluation runs all of them",
+        );
         require(
             (0.0..=1.0).contains(&self.data.max_bad_rows),
             "`data.max_bad_rows` must be between 0 and 1",
         );
-        require(self.train.rows_per_step > 0, "`train.rows_per_step` must be at least 1");
+        require(
+            (1..=limits::ROWS).contains(&self.train.rows_per_step),
+            "`train.rows_per_step` must be in 1 to 1048576: each row is a pass of the target",
+        );
         require(self.train.log_every > 0, "`train.log_every` must be at least 1");
         require(self.train.save_every > 0, "`train.save_every` must be at least 1");
         let run = &self.train;
         require(run.steps != Some(0), "`train.steps` must be above 0");
         require(run.tokens != Some(0), "`train.tokens` must be above 0");
-        require(run.epochs > 0.0 && run.epochs.is_finite(), "`train.epochs` must be above 0");
+        require(
+            run.epochs > 0.0 && run.epochs <= limits::EPOCHS,
+            "`train.epochs` must be above 0, and at most 1000000",
+        );
+        require(
+            run.steps.is_none_or(|steps| steps <= limits::COUNT),
+            "`train.steps` must be at most 2^53: progress is reckoned in f64",
+        );
+        require(
+            run.tokens.is_none_or(|tokens| tokens <= limits::COUNT),
+            "`train.tokens` must be at most 2^53: progress is reckoned in f64",
+        );
         require(
             run.steps.is_none() || run.tokens.is_none(),
             "`train.tokens` and `train.steps` are two budgets: give one of them",
         );
         require(run.tokens_per_step != Some(0), "`train.tokens_per_step` must be above 0");
         require(
-            run.max_minutes.is_none_or(|minutes| minutes > 0.0),
-            "`train.max_minutes` must be above 0",
+            run.tokens_per_step
+                .is_none_or(|tokens| tokens.div_ceil(self.data.row_tokens.max(1)) <= limits::ROWS),
+            "`train.tokens_per_step` must make at most 1048576 rows of `data.row_tokens`: each row is \
+             a pass of the target",
         );
-        require(self.capture.shard_mib > 0, "`capture.shard_mib` must be at least 1");
+        require(
+            run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
+            "`train.max_minutes` must be above 0, and at most ten years (5256000)",
+        );
+        require(
+            (1..=limits::SHARD_MIB).contains(&self.capture.shard_mib),
+            "`capture.shard_mib` must be in 1 to 1048576 (1 TiB)",
+        );
         require(
             run.features.store() != Some(""),
             "`train.features` is `online`, `memory`, or the place of a store",
@@ -49,15 +79,22 @@ impl TrainConfig {
             "`train.patience` counts evaluations: set `train.evaluate_every`",
         );
         let rate = self.schedule.learning_rate;
-        require(rate > 0.0 && rate.is_finite(), "`schedule.learning_rate` must be positive");
+        require(
+            rate > 0.0 && limits::is_f32(rate),
+            "`schedule.learning_rate` must be positive, and a number of f32",
+        );
+        require(
+            (0.0..=1.0).contains(&self.schedule.floor_ratio),
+            "`schedule.floor_ratio` must be between 0 and 1",
+        );
         require(
             (0.0..=1.0).contains(&self.schedule.warmup_ratio),
             "`schedule.warmup_ratio` must be between 0 and 1",
         );
         problems.extend(self.optimizer_problems());
         problems.extend(self.draft.method.problems(self));
-        let sources = self.data.train.iter().chain(&self.data.held_out);
-        problems.extend(sources.flat_map(SourceConfig::problems));
+        problems.extend(source_problems("train", &self.data.train));
+        problems.extend(source_problems("held_out", &self.data.held_out));
         problems.extend(self.parallel.problems());
         problems.extend(self.tracking.problems());
         problems
@@ -71,7 +108,18 @@ impl TrainConfig {
         let checks = [
             (betas, "`optimizer.betas` must lie in [0, 1)"),
             (unit.contains(&optimizer.momentum), "`optimizer.momentum` must lie in [0, 1)"),
-            (optimizer.clip_norm > 0.0, "`optimizer.clip_norm` must be positive"),
+            (
+                optimizer.clip_norm > 0.0 && limits::is_f32(optimizer.clip_norm),
+                "`optimizer.clip_norm` must be positive, and a number of f32",
+            ),
+            (
+                optimizer.eps >= 0.0 && limits::is_f32(optimizer.eps),
+                "`optimizer.eps` must be 0 or more, and a number of f32",
+            ),
+            (
+                optimizer.weight_decay >= 0.0 && limits::is_f32(optimizer.weight_decay),
+                "`optimizer.weight_decay` must be 0 or more, and a number of f32",
+            ),
             (
                 !published || optimizer.matrices == MatrixUpdate::Adamw,
                 "published trainers use AdamW alone: set `optimizer.matrices: adamw`",
@@ -80,4 +128,15 @@ impl TrainConfig {
         let wrong = checks.into_iter().filter(|(holds, _)| !holds);
         wrong.map(|(_, problem)| problem.to_owned()).collect()
     }
+}
+
+/// What is wrong with the sources of a part, each with its key and path.
+fn source_problems(part: &str, sources: &[SourceConfig]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
+        let path = source.path.display();
+        let told = source.problems().into_iter();
+        problems.extend(told.map(|problem| format!("`data.{part}.{index}` ({path}): {problem}")));
+    }
+    problems
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod draft;
+pub(crate) mod limits;
 mod references;
 
 use std::path::PathBuf;
@@ -96,10 +97,11 @@ impl TrainConfig {
 pub struct DataConfig {
     /// What is trained on.
     pub train: Vec<SourceConfig>,
-    /// Held-out text; without it the last rows of the first training source are held out.
+    /// Held-out text; without it the end of the first training source is held out.
     #[serde(default)]
     pub held_out: Vec<SourceConfig>,
-    /// Packed rows held out when there is no held-out source.
+    /// Packed rows held out when there is no held-out source: whole documents, and the end of one where
+    /// these do not come out even.
     #[serde(default = "defaults::held_out_rows")]
     pub held_out_rows: usize,
     /// Tokens of a packed row.

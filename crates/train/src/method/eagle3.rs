@@ -5,14 +5,16 @@ use std::path::Path;
 use candle_core::Tensor;
 use longdraft_models::draft::eagle3::{
     Coverage, Eagle3Config, Eagle3Draft, Ties, TokenCounts, VocabularyMap, save_tensors,
+    tensor_specs,
 };
 use longdraft_models::error::Problems;
+use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 use serde_json::Value;
 
 use super::Materials;
 use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig};
+use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig, limits};
 use crate::error::{Result, TrainError};
 use crate::objective::{
     Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherLaw,
@@ -53,7 +55,10 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         glide == GlideObjectiveConfig { soft_targets, top_k, tail, ..Default::default() },
         "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's law alone",
     );
-    require(top_k > 0, "`objective.top_k` must be at least 1");
+    require(
+        (1..=limits::TOP_K).contains(&top_k),
+        "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",
+    );
     require(
         objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
         "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
@@ -64,14 +69,20 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
          of it knows its own: set `parallel.sequence: 1`",
     );
     let eagle3 = &draft.eagle3;
-    require(
-        eagle3.draft_vocab_size != Some(0),
-        "`draft.eagle3.draft_vocab_size` must be at least 1",
-    );
-    require(
-        eagle3.attention_window != Some(0),
-        "`draft.eagle3.attention_window` must be at least 1",
-    );
+    for (name, size, most) in [
+        ("draft_vocab_size", eagle3.draft_vocab_size, 1 << 24),
+        ("hidden_size", eagle3.hidden_size, 1 << 16),
+        ("intermediate_size", eagle3.intermediate_size, 1 << 20),
+        ("num_attention_heads", eagle3.num_attention_heads, 1 << 12),
+        ("num_key_value_heads", eagle3.num_key_value_heads, 1 << 12),
+        ("head_dim", eagle3.head_dim, 1 << 12),
+        ("attention_window", eagle3.attention_window, limits::ROW_TOKENS),
+    ] {
+        require(
+            size.is_none_or(|size| (1..=most).contains(&size)),
+            &format!("`draft.eagle3.{name}` must be in 1 to {most}"),
+        );
+    }
     require(
         !eagle3.remap || draft.from.is_some(),
         "`draft.eagle3.remap` changes the vocabulary of a trained draft: set `draft.from`",
@@ -158,6 +169,16 @@ pub(super) fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result
         ..plain
     };
     sizes.problems_with(target).into_result(path)?;
+    let values = |spec: TensorSpec| spec.shape.iter().map(|size| *size as u64).product::<u64>();
+    let parameters: u64 = tensor_specs(&sizes).into_iter().map(values).sum();
+    if parameters > limits::PARAMETERS {
+        return Err(refuse(Problems(vec![format!(
+            "a draft of {:.0} billion values, more than 17: lower `draft.eagle3.hidden_size`, \
+             `intermediate_size` or `num_attention_heads`",
+            parameters as f64 / 1e9
+        )]))
+        .into());
+    }
     Ok(sizes)
 }
 

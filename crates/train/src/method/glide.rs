@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Materials;
 use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, FeatureMode, TrainConfig};
+use crate::config::{DraftConfig, FeatureMode, TrainConfig, limits};
 use crate::error::{Result, TrainError};
 use crate::objective::{GlideObjective, Objective, SoftTargetKind};
 
@@ -27,7 +27,10 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         unit.contains(&objective.soft_weight),
         "`objective.soft_weight` must be between 0 and 1",
     );
-    require(objective.top_k > 0, "`objective.top_k` must be at least 1");
+    require(
+        (1..=limits::TOP_K).contains(&objective.top_k),
+        "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",
+    );
     let draft = &config.draft;
     require(
         draft.eagle3 == DraftConfig::default().eagle3,
@@ -39,7 +42,8 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     );
     if let Some(weights) = &draft.delay_weights {
         require(
-            weights.iter().all(|w| *w >= 0.0 && w.is_finite()) && weights.iter().sum::<f64>() > 0.0,
+            weights.iter().all(|w| *w >= 0.0 && limits::is_f32(*w))
+                && weights.iter().sum::<f64>() > 0.0,
             "`draft.delay_weights` must be non-negative with a positive sum",
         );
         require(
@@ -47,7 +51,15 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
             "`draft.delay_weights` needs one weight for each delay 1..gamma",
         );
     }
-    require(draft.gamma != Some(0), "`draft.gamma` must be at least 1");
+    let length = 1..=limits::DRAFT_LENGTH;
+    require(
+        draft.gamma.is_none_or(|gamma| length.contains(&gamma)),
+        "`draft.gamma` must be in 1 to 64: longer chains are never accepted whole",
+    );
+    require(
+        draft.delay_weights.as_ref().is_none_or(|weights| length.contains(&weights.len())),
+        "`draft.delay_weights` holds 1 to 64 weights, one a delay",
+    );
     if draft.compat.is_some() {
         require(
             config.parallel.sequence == 1,

@@ -22,6 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::gradients::Gradients;
+use crate::config::limits;
 use crate::error::{Result, TrainError};
 use crate::parallel::{DataParallel, Run};
 use crate::schedule::warmdown;
@@ -138,8 +139,8 @@ impl MuonConfig {
             ("adam_eps", self.adam_eps),
         ];
         for (key, value) in rates {
-            if !(value >= 0.0 && value.is_finite()) {
-                problems.push(format!("`{prefix}{key}` must be 0 or more"));
+            if !(value >= 0.0 && limits::is_f32(value)) {
+                problems.push(format!("`{prefix}{key}` must be 0 or more, and a number of f32"));
             }
         }
         let shares = [

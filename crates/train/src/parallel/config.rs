@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{World, ZeroStage};
+use crate::config::limits;
 
 /// Order of sums over the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -103,8 +104,9 @@ impl ParallelConfig {
             }
         };
         require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
-        require(self.sequence > 0, "`parallel.sequence` must be at least 1");
-        require(self.tensor > 0, "`parallel.tensor` must be at least 1");
+        let ranks = 1..=limits::RANKS;
+        require(ranks.contains(&self.sequence), "`parallel.sequence` must be in 1 to 65536 ranks");
+        require(ranks.contains(&self.tensor), "`parallel.tensor` must be in 1 to 65536 ranks");
         let (tensor, sequence) = (self.tensor, self.sequence);
         require(
             tensor <= 1 || sequence <= 1,
@@ -124,7 +126,10 @@ impl ParallelConfig {
             (1024..=1 << 30).contains(&self.bucket_bytes),
             "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
         );
-        require(self.timeout_seconds > 0, "`parallel.timeout_seconds` must be above 0");
+        require(
+            (1..=limits::WAIT_SECONDS).contains(&self.timeout_seconds),
+            "`parallel.timeout_seconds` must be above 0, and at most a year (31536000)",
+        );
         problems
     }
 }

@@ -9,7 +9,7 @@ use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::References;
+use crate::config::{References, limits};
 use crate::optim::MuonConfig;
 use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};
@@ -296,6 +296,13 @@ impl PretrainConfig {
     /// Everything that makes no sense, by dotted key.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.model.problems("model.");
+        if problems.is_empty() && self.model.parameter_count() as u64 > limits::PARAMETERS {
+            problems.push(format!(
+                "`model.model_dim`, `model.num_layers` and `model.mlp_mult` make {:.0} billion values, more \
+                 than 17",
+                self.model.parameter_count() as f64 / 1e9
+            ));
+        }
         problems.extend(self.optimizer.problems("optimizer."));
         problems.extend(self.artifact.quantise.problems("artifact.quantise."));
         problems.extend(self.parallel.problems());
@@ -327,24 +334,45 @@ impl PretrainConfig {
             "`data.validation` is scored in bits per byte: set `data.tokenizer`",
         );
         let run = &self.train;
-        require(run.iterations > 0, "`train.iterations` must be at least 1");
+        require(
+            (1..=limits::COUNT).contains(&run.iterations),
+            "`train.iterations` must be in 1 to 2^53: progress is reckoned in f64",
+        );
         require(run.save_every > 0, "`train.save_every` must be at least 1");
         require(run.log_every > 0, "`train.log_every` must be at least 1");
-        require(run.micro_batch_tokens > 0, "`train.micro_batch_tokens` must be at least 1");
+        let at_once = 1..=limits::MICRO_BATCH_TOKENS;
         require(
-            run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes.is_finite()),
-            "`train.max_minutes` must be above 0",
+            at_once.contains(&run.micro_batch_tokens),
+            "`train.micro_batch_tokens` must be in 1 to 67108864: they go through the model at once",
+        );
+        require(
+            at_once.contains(&self.evaluation.batch_tokens),
+            "`evaluation.batch_tokens` must be in 1 to 67108864: they go through the model at once",
+        );
+        require(
+            self.artifact.code_bytes <= limits::COUNT,
+            "`artifact.code_bytes` must be at most 2^53",
+        );
+        require(
+            run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
+            "`train.max_minutes` must be above 0, and at most ten years (5256000)",
         );
         require(
             self.schedule.kind != WarmdownKind::WallClock || run.max_minutes.is_some(),
             "`schedule.kind: wall_clock` needs `train.max_minutes`",
         );
         let whole = |sequence: usize, batch: usize| {
-            (1..=1 << 22).contains(&sequence) && batch > 0 && batch.is_multiple_of(sequence)
+            (1..=limits::ROW_TOKENS).contains(&sequence)
+                && (1..=limits::BATCH_TOKENS).contains(&batch)
+                && batch.is_multiple_of(sequence)
         };
         require(
+            (1..=limits::ROW_TOKENS).contains(&run.sequence_length),
+            "`train.sequence_length` must be in 1 to 4194304",
+        );
+        require(
             whole(run.sequence_length, run.batch_tokens),
-            "`train.batch_tokens` must be a multiple of `train.sequence_length`",
+            "`train.batch_tokens` must be a multiple of `train.sequence_length`, and at most 1073741824",
         );
         let phase = |phase: &LengthPhase| {
             (0.0..=1.0).contains(&phase.until)
@@ -362,7 +390,10 @@ impl PretrainConfig {
             "`schedule.floor` must be between 0 and 1",
         );
         let evaluation = &self.evaluation;
-        require(evaluation.window != Some(0), "`evaluation.window` must be at least 1");
+        require(
+            evaluation.window.is_none_or(|window| (1..=limits::ROW_TOKENS).contains(&window)),
+            "`evaluation.window` must be in 1 to 4194304",
+        );
         let window = evaluation.window.unwrap_or(run.sequence_length);
         require(
             evaluation.stride.is_none_or(|stride| (1..=window).contains(&stride)),

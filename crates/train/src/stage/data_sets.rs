@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use longdraft_data::packing::{Overlong, Packing, arrange};
+use longdraft_data::packing::{Overlong, PackedRow, Packing, arrange};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::read_source;
 use longdraft_data::source::{SourceConfig, is_data_file};
@@ -71,26 +71,54 @@ fn read_all(
     if held_out.is_empty()
         && let Some(first) = sources.first_mut()
     {
-        held_out = split_last(first, data.held_out_rows * data.row_tokens);
+        let layout = RowLayout::of(config);
+        held_out = split_last(first, data.held_out_rows, layout);
+        let rows = layout.rows(&held_out).len();
+        if rows != data.held_out_rows {
+            let told = format!(
+                "{rows} rows are held out, `data.held_out_rows` asks for {}: the first source has no \
+                 more whole documents to spare",
+                data.held_out_rows
+            );
+            observer.on_event(Event::Warning(&told));
+        }
     }
     Ok((sources.concat(), held_out))
 }
 
 /// Documents in rows.
 fn packed(config: &TrainConfig, target: &Target, mut documents: Vec<Document>) -> DataSet {
-    let data = &config.data;
-    let (packing, overlong) = if config.draft.method.is_compat(config) {
-        // Published rows: one document, truncated.
-        (Packing::None, Overlong::Truncate)
-    } else {
-        (data.packing, data.overlong)
-    };
     if config.draft.method.masks_padding(config) {
         let pad = target.config().pad_token_id;
         mask_padding(&mut documents, pad.or(target.config().eos_token_ids.first().copied()));
     }
-    let rows = arrange(&documents, data.row_tokens, packing, overlong);
+    let rows = RowLayout::of(config).rows(&documents);
     DataSet { documents, rows }
+}
+
+/// How documents become rows.
+#[derive(Debug, Clone, Copy)]
+struct RowLayout {
+    row_tokens: usize,
+    packing: Packing,
+    overlong: Overlong,
+}
+
+impl RowLayout {
+    fn of(config: &TrainConfig) -> Self {
+        let data = &config.data;
+        let (packing, overlong) = if config.draft.method.is_compat(config) {
+            // Published rows: one document, truncated.
+            (Packing::None, Overlong::Truncate)
+        } else {
+            (data.packing, data.overlong)
+        };
+        Self { row_tokens: data.row_tokens, packing, overlong }
+    }
+
+    fn rows(self, documents: &[Document]) -> Vec<PackedRow> {
+        arrange(documents, self.row_tokens, self.packing, self.overlong)
+    }
 }
 
 /// Reads a source and tells what it left out.
@@ -116,14 +144,45 @@ fn read_one(
     Ok(documents)
 }
 
-/// Takes documents of at least `tokens` tokens from the end; one document always stays.
-fn split_last(documents: &mut Vec<Document>, tokens: usize) -> Vec<Document> {
-    let (mut first, mut taken) = (documents.len(), 0);
-    while first > 1 && taken < tokens {
-        first -= 1;
-        taken += documents[first].ids.len();
+/// Takes documents from the end that make `rows` rows. Where the next document would make too many,
+/// the rest of the rows is cut from its end. One document, or the beginning of one, always stays.
+fn split_last(documents: &mut Vec<Document>, rows: usize, layout: RowLayout) -> Vec<Document> {
+    if rows == 0 {
+        return Vec::new();
     }
-    documents.split_off(first)
+    let count = |taken: usize| layout.rows(&documents[documents.len() - taken..]).len();
+    // The most documents that make no more rows than are wanted.
+    let (mut taken, mut too_many) = (0, 1);
+    while too_many < documents.len() && count(too_many) <= rows {
+        (taken, too_many) = (too_many, 2 * too_many);
+    }
+    too_many = too_many.min(documents.len());
+    while taken + 1 < too_many {
+        let middle = usize::midpoint(taken, too_many);
+        if count(middle) <= rows {
+            taken = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    let missing = rows - count(taken).min(rows);
+    let mut held_out = documents.split_off(documents.len() - taken);
+    let wanted = missing.saturating_mul(layout.row_tokens);
+    if layout.overlong == Overlong::Split
+        && let Some(last) = documents.last_mut()
+        && wanted > 0
+        && last.ids.len() > wanted
+    {
+        // As much as the rows hold, so that all rows are full.
+        let at = last.ids.len() - wanted;
+        let tail = Document {
+            ids: last.ids.split_off(at),
+            loss_mask: last.loss_mask.split_off(at),
+            origin: last.origin.clone(),
+        };
+        held_out.insert(0, tail);
+    }
+    held_out
 }
 
 /// Published rule: a token with the pad's id is never learned.
@@ -131,6 +190,81 @@ fn mask_padding(documents: &mut [Document], pad: Option<u32>) {
     for document in documents {
         for (mask, id) in document.loss_mask.iter_mut().zip(&document.ids) {
             *mask = *mask && Some(*id) != pad;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn documents(lengths: &[usize]) -> Vec<Document> {
+        let document = |(index, &length): (usize, &usize)| Document {
+            ids: vec![index as u32; length],
+            loss_mask: vec![true; length],
+            origin: format!("rows.jsonl:{index}"),
+        };
+        lengths.iter().enumerate().map(document).collect()
+    }
+
+    fn layout(row_tokens: usize) -> RowLayout {
+        RowLayout { row_tokens, packing: Packing::BestFit, overlong: Overlong::Split }
+    }
+
+    /// Rows that are held out of documents of these lengths, and tokens that stay.
+    fn split(lengths: &[usize], rows: usize, layout: RowLayout) -> (usize, usize) {
+        let mut kept = documents(lengths);
+        let held_out = split_last(&mut kept, rows, layout);
+        (layout.rows(&held_out).len(), kept.iter().map(|document| document.ids.len()).sum())
+    }
+
+    #[test]
+    fn as_many_rows_are_held_out_as_are_asked_for() {
+        for (lengths, rows, row_tokens) in [
+            (&[60; 40][..], 2, 128),
+            (&[60; 40][..], 9, 128),
+            (&[100; 30][..], 2, 256),
+            // A book of which the end is held out, and the rest trained on.
+            (&[50, 5000][..], 4, 128),
+            (&[5000][..], 4, 128),
+            (&[50, 700, 90][..], 3, 128),
+        ] {
+            let (held_out, kept) = split(lengths, rows, layout(row_tokens));
+            assert_eq!(held_out, rows, "{lengths:?}");
+            assert!(kept > 0, "{lengths:?}");
+        }
+        assert_eq!(split(&[50, 5000], 4, layout(128)).1, 50 + 5000 - 4 * 128);
+        // Rows of one document each.
+        let single =
+            RowLayout { packing: Packing::None, overlong: Overlong::Truncate, ..layout(128) };
+        assert_eq!(split(&[50, 5000, 300], 2, single), (2, 50));
+        // There is no more; one document stays.
+        assert_eq!(split(&[50, 60], 4, layout(128)), (1, 50));
+        assert_eq!(split(&[60], 4, layout(128)), (0, 60));
+        assert_eq!(split(&[60, 60], 0, layout(128)), (0, 120));
+    }
+
+    proptest! {
+        #[test]
+        fn no_token_is_lost_and_rows_are_those_asked_for(
+            lengths in proptest::collection::vec(2_usize..400, 2..120), rows in 1_usize..9
+        ) {
+            let all: usize = lengths.iter().sum();
+            let mut kept = documents(&lengths);
+            let held_out = split_last(&mut kept, rows, layout(128));
+            let tokens = |documents: &[Document]| -> usize {
+                documents.iter().map(|document| document.ids.len()).sum()
+            };
+            prop_assert_eq!(tokens(&kept) + tokens(&held_out), all);
+            prop_assert!(tokens(&kept) > 0);
+            let made = layout(128).rows(&held_out).len();
+            prop_assert!(made <= rows);
+            // Short of them only where the text is.
+            if all > (rows + 4) * 400 {
+                prop_assert_eq!(made, rows);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ mod stats;
 use std::path::{Path, PathBuf};
 
 use longdraft_data::SourceConfig;
-use longdraft_data::template::{Learn, Template};
+use longdraft_data::template::Learn;
 use longdraft_models::TargetConfig;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -57,7 +57,7 @@ struct Inputs {
 struct Named<'a> {
     inputs: &'a [String],
     target: Option<&'a str>,
-    learn: LearnChoice,
+    learn: Option<LearnChoice>,
     overrides: &'a [String],
 }
 
@@ -103,7 +103,7 @@ impl Inputs {
 }
 
 /// A path, an address, or a known name; its format is recognised.
-fn by_name(input: &str, learn: LearnChoice) -> Result<SourceConfig> {
+fn by_name(input: &str, learn: Option<LearnChoice>) -> Result<SourceConfig> {
     let named = NAMED.iter().find(|(name, _)| *name == input).map(|(_, address)| *address);
     let path = match named {
         _ if Path::new(input).exists() || input.starts_with("hf://") => input,
@@ -118,17 +118,12 @@ fn by_name(input: &str, learn: LearnChoice) -> Result<SourceConfig> {
             ));
         }
     };
-    let learn = match learn {
+    let learn = learn.map(|learn| match learn {
         LearnChoice::All => Learn::All,
         LearnChoice::NoSystem => Learn::NoSystem,
         LearnChoice::Assistant => Learn::Assistant,
         LearnChoice::Last => Learn::Last,
         LearnChoice::Answer => Learn::Answer,
-    };
-    Ok(SourceConfig {
-        path: PathBuf::from(path),
-        template: Template::Auto,
-        learn,
-        ..SourceConfig::default()
-    })
+    });
+    Ok(SourceConfig { path: PathBuf::from(path), learn, ..SourceConfig::default() })
 }

@@ -11,6 +11,7 @@ use longdraft_models::target::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
 use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
+use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::parallel::World;
 use longdraft_train::plan::{
     Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
@@ -20,7 +21,9 @@ use longdraft_train::stage::Stage;
 use serde_json::{Value, json};
 
 use crate::cli::{PlanArguments, TrainArguments};
-use crate::configuration::{Composed, LocatedStage, read, read_stage};
+use crate::configuration::{
+    Composed, LocatedStage, failure, input_problems, read, read_located_stage,
+};
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
@@ -30,12 +33,14 @@ const BANDWIDTH: f64 = 1.25;
 
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
-    let stages = stages(arguments)?;
+    let composed = composed(arguments)?;
     let device = arguments.device;
     let arguments = &arguments.planning;
     if !world.is_first() {
         return Ok(());
     }
+    check_inputs(&composed)?;
+    let stages = stages(composed);
     let mut all = Vec::new();
     for (name, config) in stages {
         let chosen = (device.unwrap_or(config.device), config.precision);
@@ -94,18 +99,52 @@ pub(crate) fn pretraining(
     Ok(())
 }
 
-fn stages(arguments: &TrainArguments) -> Result<Vec<(Option<String>, TrainConfig)>> {
+fn composed(arguments: &TrainArguments) -> Result<Composed> {
     let TrainArguments { config, overrides, .. } = arguments;
     if overrides.iter().any(|argument| argument.starts_with("stage=")) {
-        return Ok(vec![(None, read_stage(config, overrides)?)]);
+        return Ok(Composed::Stage(Box::new(read_located_stage(config, overrides)?)));
     }
-    Ok(match read(config, overrides)? {
+    read(config, overrides)
+}
+
+fn stages(composed: Composed) -> Vec<(Option<String>, TrainConfig)> {
+    match composed {
         Composed::Stage(located) => vec![(None, located.config)],
         Composed::Curriculum { stages, .. } => {
             let named = |stage: LocatedStage| (Some(stage.name), stage.located.config);
             stages.into_iter().map(named).collect()
         }
-    })
+    }
+}
+
+/// Tries what the stages open. Where their targets are on this machine, the run would start here, and
+/// what is missing is an error; a plan for another machine only tells it.
+fn check_inputs(composed: &Composed) -> Result<()> {
+    let targets: Vec<&Path> = match composed {
+        Composed::Stage(located) => vec![Path::new(&located.config.target)],
+        Composed::Curriculum { stages, .. } => {
+            stages.iter().map(|stage| Path::new(&stage.located.config.target)).collect()
+        }
+    };
+    // Without its target here nothing can be tokenised.
+    if !targets.iter().all(|target| target.exists()) {
+        return Ok(());
+    }
+    let problems = input_problems(composed, Reach::Small, Purpose::Training);
+    if targets.iter().all(|target| has_weights(target)) && !problems.is_empty() {
+        return Err(failure(&problems));
+    }
+    problems.iter().for_each(|problem| errln!("warning: {problem}"));
+    Ok(())
+}
+
+/// Whether a target holds more than its shape.
+fn has_weights(target: &Path) -> bool {
+    let is_weight = |path: &Path| {
+        path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
+    };
+    let mut entries = std::fs::read_dir(target).into_iter().flatten().flatten();
+    target.is_file() || entries.any(|entry| is_weight(&entry.path()))
 }
 
 /// What a plan is held against.

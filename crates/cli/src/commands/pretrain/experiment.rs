@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::bits_per_byte::Tail;
-use longdraft_models::language_model::{LanguageModel, open};
+use longdraft_models::language_model::{LanguageModel, open as open_model};
 use longdraft_models::weights::artifact::Embedding;
 use longdraft_train::parallel::World;
 use longdraft_train::pretrain::{Pretraining, build_artifact};
@@ -19,7 +19,9 @@ use serde_json::{Map, Value, json};
 use super::table::Summary;
 use super::{Progress, train, write_json};
 use crate::cli::ExperimentArguments;
-use crate::configuration::{read_as, read_pretrain};
+use crate::configuration::{
+    Checked, Problem, compose_as, compose_pretrain, failure, read_pretrain,
+};
 use crate::failure::{Failure, Result};
 use crate::progress::stop_on_interrupt;
 use crate::ranks::Voice;
@@ -133,22 +135,25 @@ impl Grid {
 
 /// Runs what is missing, then prints the table.
 pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
-    let grid: Grid = read_as(&arguments.grid, &[], Grid::problems)?;
-    let base = arguments.grid.parent().unwrap_or(Path::new(".")).join(&grid.base);
+    let (grid, base) = open(&arguments.grid).map_err(|problems| failure(&problems))?;
     for name in &arguments.only {
         if !grid.runs.iter().any(|run| run.name == *name) {
             return Err(Failure::usage(format!("there is no run `{name}` in the grid")));
         }
     }
-    let stop = stop_on_interrupt();
     let wanted = |run: &&GridRun| arguments.only.is_empty() || arguments.only.contains(&run.name);
+    let runs: Vec<&GridRun> = grid.runs.iter().filter(wanted).collect();
+    let problems = problems_of_runs(&grid, &base, &runs, &arguments.overrides, Depth::WithInputs);
+    if !problems.is_empty() {
+        return Err(failure(&problems));
+    }
+    let stop = stop_on_interrupt();
     let mut lines: Vec<Line> = Vec::new();
-    for run in grid.runs.iter().filter(wanted) {
+    for run in runs {
         let mut columns: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
         for &seed in &grid.seeds {
             let output = grid.output.join(&run.name).join(format!("seed-{seed}"));
-            let mut set: Vec<String> = grid.set.iter().chain(&run.set).cloned().collect();
-            set.extend(arguments.overrides.iter().cloned());
+            let mut set = changes(&grid, run, &arguments.overrides);
             set.push(format!("output={}", output.display()));
             set.push(format!("train.seed={seed}"));
             let mut progress = Progress::new(std::sync::Arc::clone(&stop), Voice::alone());
@@ -172,16 +177,73 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Composes every run of a grid without running it.
-pub(crate) fn check(path: &Path) -> Result<()> {
-    let grid: Grid = read_as(path, &[], Grid::problems)?;
-    let base = path.parent().unwrap_or(Path::new(".")).join(&grid.base);
-    for run in &grid.runs {
-        let set: Vec<String> = grid.set.iter().chain(&run.set).cloned().collect();
-        read_pretrain(&base, &set)?;
-    }
-    Ok(())
+/// How far runs are looked at before they start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Keys,
+    WithInputs,
 }
+
+/// A grid and the path of what its runs share.
+fn open(path: &Path) -> Checked<(Grid, PathBuf)> {
+    let (grid, _) = compose_as(path, &[], Grid::problems)?;
+    let grid: Grid = grid;
+    let base = path.parent().unwrap_or(Path::new(".")).join(&grid.base);
+    Ok((grid, base))
+}
+
+/// What a run changes, the user's own changes last.
+fn changes(grid: &Grid, run: &GridRun, overrides: &[String]) -> Vec<String> {
+    grid.set.iter().chain(&run.set).chain(overrides).cloned().collect()
+}
+
+/// What is wrong with any run of a grid; nothing is run.
+pub(crate) fn problems(
+    path: &Path,
+    overrides: &[String],
+    keys_alone: bool,
+) -> Checked<Vec<Problem>> {
+    let (grid, base) = open(path)?;
+    let depth = if keys_alone { Depth::Keys } else { Depth::WithInputs };
+    let runs: Vec<&GridRun> = grid.runs.iter().collect();
+    Ok(problems_of_runs(&grid, &base, &runs, overrides, depth))
+}
+
+/// Every problem once, however many runs share it.
+fn problems_of_runs(
+    grid: &Grid,
+    base: &Path,
+    runs: &[&GridRun],
+    overrides: &[String],
+    depth: Depth,
+) -> Vec<Problem> {
+    let mut all: Vec<Problem> = Vec::new();
+    for run in runs {
+        let found = match compose_pretrain(base, &changes(grid, run, overrides)) {
+            Err(problems) => problems,
+            Ok(located) => {
+                let data = &located.config.data;
+                let mut problems = Vec::new();
+                if data.validation.is_empty() || data.tokenizer.is_none() {
+                    problems.push(Problem::in_file(base, NOT_SCORED));
+                }
+                if depth == Depth::WithInputs {
+                    problems.extend(located.input_problems());
+                }
+                problems
+            }
+        };
+        for problem in found {
+            if !all.contains(&problem) {
+                all.push(problem);
+            }
+        }
+    }
+    all
+}
+
+/// What runs without validation text are told.
+const NOT_SCORED: &str = "an experiment needs `data.validation` and `data.tokenizer`";
 
 /// Scores of one run, by column; `None` if the user stopped it.
 fn scores(
@@ -224,9 +286,7 @@ fn scores(
 }
 
 fn score(run: &Pretraining, evaluation: &Evaluation, output: &Path) -> Result<f64> {
-    let stream = run.validation().ok_or_else(|| {
-        Failure::usage("an experiment needs `data.validation` and `data.tokenizer`")
-    })?;
+    let stream = run.validation().ok_or_else(|| Failure::usage(NOT_SCORED))?;
     let config = run.config();
     let model = weights(run, evaluation.weights, output)?;
     let length = config.train.sequence_length as f64;
@@ -255,7 +315,7 @@ fn weights(run: &Pretraining, weights: Weights, output: &Path) -> Result<Languag
             file
         }
     };
-    Ok(open(&file)?.0.frozen()?)
+    Ok(open_model(&file)?.0.frozen()?)
 }
 
 /// Columns beside the scores.

@@ -26,7 +26,7 @@ use crate::progress::{clock, stop_on_interrupt};
 use crate::ranks::{Voice, over_ranks};
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
-pub(crate) use experiment::{check as check_grid, run as experiment};
+pub(crate) use experiment::{problems as grid_problems, run as experiment};
 pub(crate) use quantize::run as quantize;
 
 /// Time between two lines of progress.

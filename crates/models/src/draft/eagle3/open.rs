@@ -52,16 +52,30 @@ impl Eagle3Draft {
     /// - as [`Self::from_source`]; the file has no head; the `config.json` beside it describes another
     ///   network
     pub fn load(path: &Path, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
-        check_same_network(path, config)?;
-        let source = open_weights(path)?;
-        let names = published_names(source.as_ref())?;
-        let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
-        let rows = head.and_then(|shape| shape.first().copied()).ok_or_else(|| {
-            ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing")
-        })?;
+        let (source, rows) = with_rows(path, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
         Self::from_source(source.as_ref(), &config, embedding)
     }
+
+    /// Checks that [`Self::load`] finds this network at `path`; no tensor is read.
+    ///
+    /// # Errors
+    /// - the file cannot be opened, has no head, or the `config.json` beside it describes another network
+    pub fn check_file(path: &Path, config: &Eagle3Config) -> Result<()> {
+        with_rows(path, config).map(|_| ())
+    }
+}
+
+/// The weights of a known network with the rows of their head.
+fn with_rows(path: &Path, config: &Eagle3Config) -> Result<(Box<dyn WeightSource>, usize)> {
+    check_same_network(path, config)?;
+    let source = open_weights(path)?;
+    let names = published_names(source.as_ref())?;
+    let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
+    let rows = head.and_then(|shape| shape.first().copied());
+    let missing = || ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing");
+    let rows = rows.ok_or_else(missing)?;
+    Ok((source, rows))
 }
 
 /// Whether a draft folder or file is of this kind, by its `config.json` or its GGUF header.

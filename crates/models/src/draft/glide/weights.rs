@@ -153,6 +153,14 @@ impl GlideDraft {
         Self::from_source(source.as_ref(), config, target)
     }
 
+    /// Checks names and shapes of the tensors at `path` for [`Self::load`], without reading them.
+    ///
+    /// # Errors
+    /// - as [`Self::load`]
+    pub fn check_file(path: &Path, config: &GlideConfig) -> Result<()> {
+        strip_prefix(open_weights(path)?.as_ref(), config).map(|_| ())
+    }
+
     /// Reads the layer from an open source; see [`Self::load`].
     ///
     /// # Errors

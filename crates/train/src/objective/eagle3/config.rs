@@ -4,6 +4,8 @@ use longdraft_models::error::Problems;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::limits;
+
 /// Which published behaviour to reproduce number for number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -93,6 +95,9 @@ impl Eagle3ObjectiveConfig {
     /// More steps than this are a mistake: every one keeps a layer's activations.
     const MOST_STEPS: usize = 64;
 
+    /// Larger factors leave nothing of the rest of the loss in f32.
+    const LARGEST_FACTOR: f64 = 1e6;
+
     /// Weight of every step's loss, `[S]`.
     pub fn weights(&self) -> Vec<f64> {
         let decayed = |i| self.step_decay.powi(i);
@@ -117,6 +122,19 @@ impl Eagle3ObjectiveConfig {
         let all = weights.iter().chain(self.step_weights.iter().flatten());
         if all.clone().any(|weight| !weight.is_finite() || *weight < 0.0) {
             problems.push("`step_decay`, `step_weights`, `kl_scale` and `kl_decay` are at least 0");
+        }
+        for (name, value) in [
+            ("step_decay", self.step_decay),
+            ("kl_scale", self.kl_scale),
+            ("kl_decay", self.kl_decay),
+        ] {
+            if value > Self::LARGEST_FACTOR {
+                problems.push(format!("`{name}` is more than {}", Self::LARGEST_FACTOR));
+            }
+        }
+        // Weights of steps are factors of losses in f32; with too many steps they are not asked for.
+        if problems.0.is_empty() && self.weights().iter().any(|weight| !limits::is_f32(*weight)) {
+            problems.push("`step_decay` or `step_weights` make a weight beyond f32");
         }
         problems
     }

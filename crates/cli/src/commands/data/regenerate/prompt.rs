@@ -31,7 +31,7 @@ pub(super) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, Strin
         let turns: Vec<(&str, &str)> = texts.into_iter().map(|text| ("user", text)).collect();
         return Ok(Prompts::Turns(Conversation::of(&turns)));
     }
-    let template = Template::detect(&row.fields);
+    let template = Template::detect(&row.fields, None);
     if let Ok(template) = template
         && template.is_chat()
     {

@@ -1,0 +1,265 @@
+//! What runs open, tried before any work: targets, tokenizers, sources, drafts, features.
+//!
+//! A stage of a curriculum may start hours after the first one. All that it will open is opened here as
+//! far as that is quick: headers of weights, first rows of sources, the index of a feature store.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use longdraft_data::DataError;
+use longdraft_data::reader::check_source;
+use longdraft_data::source::{SourceConfig, data_files, is_data_file};
+use longdraft_data::token_stream::TokenStream;
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::eagle3::Eagle3Draft;
+use longdraft_models::draft::glide::GlideDraft;
+use longdraft_models::hub::DataSetId;
+use longdraft_models::target::{Layers, Target, locate};
+use longdraft_models::tokenizer::TextTokenizer;
+
+use crate::checkpoint::draft_file;
+use crate::config::TrainConfig;
+use crate::error::Result;
+use crate::features::StoredFeatures;
+use crate::method::DraftSizes;
+use crate::pretrain::{PretrainConfig, Tokenizer};
+use crate::stage::{Encoder, source_paths};
+
+/// Tokens of shards that are looked at.
+const FIRST_TOKENS: usize = 1 << 16;
+
+/// Something that a run would not find, or could not use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputProblem {
+    /// Dotted key of the configuration that names it.
+    pub key: String,
+    /// What is wrong.
+    pub problem: String,
+}
+
+/// How much of what lies on a hub or in an object store is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// What is small: file lists of data sets, a target's configuration and tokenizer.
+    Small,
+    /// All that the run needs; it is fetched now instead of later.
+    All,
+}
+
+/// What the stage is checked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Training: stored features must be there.
+    Training,
+    /// Capturing features, which writes them.
+    Capturing,
+}
+
+type Description = Rc<(TargetConfig, TextTokenizer)>;
+
+/// Tries the inputs of stages in their order. What several stages share is opened, and told, once.
+pub struct InputCheck {
+    reach: Reach,
+    purpose: Purpose,
+    targets: HashMap<String, Option<Description>>,
+    weights: Vec<(String, Layers)>,
+    sources: Vec<(String, SourceConfig)>,
+    /// Run directories of the stages so far.
+    outputs: Vec<PathBuf>,
+}
+
+impl InputCheck {
+    /// Nothing is known yet.
+    pub fn new(reach: Reach, purpose: Purpose) -> Self {
+        Self {
+            reach,
+            purpose,
+            targets: HashMap::new(),
+            weights: Vec::new(),
+            sources: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Problems of the next stage; `follows` if it starts from the draft of the one before.
+    pub fn stage(&mut self, config: &TrainConfig, follows: bool) -> Vec<InputProblem> {
+        let mut problems = Problems::default();
+        let target = self.target(config, &mut problems);
+        let target = target.as_deref();
+        self.data(config, target, &mut problems);
+        self.draft(config, target.map(|(target, _)| target), follows, &mut problems);
+        self.features(config, &mut problems);
+        if let Some(file) = blocking_file(&config.output) {
+            let problem = format!("{} is a file, no folder", file.display());
+            problems.add("output", problem);
+        }
+        self.outputs.push(config.output.clone());
+        problems.0
+    }
+
+    fn target(&mut self, config: &TrainConfig, problems: &mut Problems) -> Option<Description> {
+        let spec = &config.target;
+        if !self.targets.contains_key(spec) {
+            let opened = match self.reach {
+                Reach::Small => Target::open_description(spec).map_err(Into::into),
+                Reach::All => describe(spec),
+            };
+            let opened = problems.take("target", opened).map(Rc::new);
+            self.targets.insert(spec.clone(), opened);
+        }
+        let description = self.targets.get(spec).cloned().flatten()?;
+        let wanted = (spec.clone(), config.needed_layers());
+        let is_here = self.reach == Reach::All || Path::new(spec).exists();
+        if is_here && !self.weights.contains(&wanted) {
+            let check = || -> Result<()> { Ok(Target::check_weights(&locate(spec)?, wanted.1)?) };
+            problems.take("target", check());
+            self.weights.push(wanted);
+        }
+        Some(description)
+    }
+
+    fn data(
+        &mut self,
+        config: &TrainConfig,
+        target: Option<&(TargetConfig, TextTokenizer)>,
+        problems: &mut Problems,
+    ) {
+        for (part, sources) in [("train", &config.data.train), ("held_out", &config.data.held_out)]
+        {
+            for (index, source) in sources.iter().enumerate() {
+                let known = (config.target.clone(), source.clone());
+                if self.sources.contains(&known) {
+                    continue;
+                }
+                self.sources.push(known);
+                let key = format!("data.{part}.{index}.path");
+                problems.take(&key, self.source(source, target));
+            }
+        }
+    }
+
+    fn source(
+        &self,
+        source: &SourceConfig,
+        target: Option<&(TargetConfig, TextTokenizer)>,
+    ) -> Result<()> {
+        let address = source.path.to_str().and_then(DataSetId::parse);
+        if let (Some(id), Reach::Small) = (address, self.reach) {
+            id?.list(&|name| is_data_file(name.as_ref()))?;
+            return Ok(());
+        }
+        let paths = source_paths(source)?;
+        match target {
+            Some((target, tokenizer)) => {
+                check_source(source, paths, &Encoder::new(tokenizer, target))?;
+            }
+            // Without a tokenizer, whether it is there.
+            None => paths.iter().try_for_each(|path| data_files(path).map(|_| ()))?,
+        }
+        Ok(())
+    }
+
+    fn draft(
+        &self,
+        config: &TrainConfig,
+        target: Option<&TargetConfig>,
+        follows: bool,
+        problems: &mut Problems,
+    ) {
+        let sizes = target.and_then(|target| {
+            let sizes = config.draft.method.sizes(config, target);
+            problems.take("draft", sizes.map(|sizes| (sizes, target)))
+        });
+        let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };
+        // An earlier stage writes it.
+        if self.outputs.iter().any(|output| path.starts_with(output)) {
+            return;
+        }
+        let file = draft_file(path);
+        if !file.exists() {
+            let problem = format!("{}: no such file or folder", path.display());
+            return problems.add("draft.from", problem);
+        }
+        let checked = match &sizes {
+            Some((DraftSizes::Glide(glide), target)) => glide
+                .problems_with(target)
+                .into_result(path)
+                .and_then(|()| GlideDraft::check_file(&file, glide)),
+            Some((DraftSizes::Eagle3(eagle3), _)) => Eagle3Draft::check_file(&file, eagle3),
+            None => Ok(()),
+        };
+        problems.take("draft.from", checked.map_err(Into::into));
+    }
+
+    fn features(&self, config: &TrainConfig, problems: &mut Problems) {
+        let Some(place) = config.train.features.store() else { return };
+        let is_remote = place.contains("://") && !place.starts_with("file://");
+        if self.purpose == Purpose::Training && (self.reach == Reach::All || !is_remote) {
+            problems.take("train.features", StoredFeatures::recipe(place));
+        }
+    }
+}
+
+/// Fetches a hub target whole.
+fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
+    Ok((Target::open_config(spec)?, Target::open_tokenizer(spec)?))
+}
+
+/// The file that stands where a folder is to be made.
+fn blocking_file(folder: &Path) -> Option<&Path> {
+    folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir())
+}
+
+/// Problems of a pretraining run: shards of tokens and the tokenizer.
+pub fn of_pretraining(config: &PretrainConfig) -> Vec<InputProblem> {
+    let mut problems = Problems::default();
+    let data = &config.data;
+    for (part, paths) in [("train", &data.train), ("validation", &data.validation)] {
+        for (index, path) in paths.iter().enumerate() {
+            let key = format!("data.{part}.{index}");
+            problems.take(&key, first_tokens(path, config.model.vocab_size));
+        }
+    }
+    if let Some(path) = &data.tokenizer {
+        problems.take("data.tokenizer", Tokenizer::open(path));
+    }
+    if let Some(file) = blocking_file(&config.output) {
+        problems.add("output", format!("{} is a file, no folder", file.display()));
+    }
+    problems.0
+}
+
+/// Opens shards and looks for ids beyond the vocabulary among their first tokens.
+fn first_tokens(path: &Path, vocabulary: usize) -> Result<()> {
+    let stream = TokenStream::open(&[path.to_path_buf()])?;
+    let tokens = stream.read(0..stream.len().min(FIRST_TOKENS))?;
+    match tokens.iter().position(|id| usize::from(*id) >= vocabulary) {
+        None => Ok(()),
+        Some(at) => {
+            let id = tokens[at];
+            let problem = format!("token {at} is {id}, beyond the vocabulary of {vocabulary}");
+            Err(DataError::Shards { path: path.to_path_buf(), problem }.into())
+        }
+    }
+}
+
+#[derive(Default)]
+struct Problems(Vec<InputProblem>);
+
+impl Problems {
+    fn add(&mut self, key: &str, problem: String) {
+        self.0.push(InputProblem { key: key.to_owned(), problem });
+    }
+
+    /// What was opened, or its problem taken down.
+    fn take<T>(&mut self, key: &str, opened: Result<T>) -> Option<T> {
+        match opened {
+            Ok(opened) => Some(opened),
+            Err(error) => {
+                self.add(key, error.to_string());
+                None
+            }
+        }
+    }
+}
