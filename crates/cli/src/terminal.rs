@@ -9,12 +9,10 @@ use std::io::{Error, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::failure::{Failure, Result};
-
-/// Exit code of a program that SIGPIPE ends.
-const PIPE_CLOSED: i32 = 141;
+use crate::failure::{Failure, PIPE_CLOSED, Result};
 
 static OUTLIVES_READERS: AtomicBool = AtomicBool::new(false);
+static MACHINE_READABLE: AtomicBool = AtomicBool::new(false);
 static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Prints to stdout.
@@ -48,6 +46,16 @@ pub(crate) fn outlive_readers() {
     OUTLIVES_READERS.store(true, Ordering::Relaxed);
 }
 
+/// From here on, a failure is also told as the last line of stdout, in JSON.
+pub(crate) fn set_machine_readable() {
+    MACHINE_READABLE.store(true, Ordering::Relaxed);
+}
+
+/// Whether the last line of stdout is to be JSON.
+pub(crate) fn is_machine_readable() -> bool {
+    MACHINE_READABLE.load(Ordering::Relaxed)
+}
+
 /// Writes to stdout; see the module for what happens where that fails.
 pub(crate) fn print(text: Arguments<'_>) {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,9 +67,10 @@ pub(crate) fn print(text: Arguments<'_>) {
     }
 }
 
-/// Writes to stderr. Nothing can be told where that fails.
+/// Writes to stderr, at once: lines of several ranks are not to mix. Nothing can be told where that
+/// fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
-    let _ = std::io::stderr().lock().write_fmt(text);
+    let _ = std::io::stderr().lock().write_all(text.to_string().as_bytes());
 }
 
 /// Hands what is buffered to the reader.
@@ -91,6 +100,6 @@ pub(crate) fn finish() -> Result<()> {
 
 fn end_without_reader(error: &Error) {
     if error.kind() == ErrorKind::BrokenPipe && !OUTLIVES_READERS.load(Ordering::Relaxed) {
-        std::process::exit(PIPE_CLOSED);
+        std::process::exit(i32::from(PIPE_CLOSED));
     }
 }

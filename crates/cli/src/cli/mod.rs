@@ -37,6 +37,7 @@ pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, wit
 /// Train draft models for speculative decoding, and decode losslessly with them.
 #[derive(Debug, Parser)]
 #[command(name = "longdraft", version, arg_required_else_help = true)]
+#[command(after_help = crate::failure::EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -44,7 +45,7 @@ pub(crate) struct Cli {
     /// Threads to use (default: every core).
     #[arg(long, global = true)]
     pub(crate) threads: Option<usize>,
-    /// Print a machine-readable last line.
+    /// Print a machine-readable last line, of an error too.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
@@ -159,6 +160,9 @@ impl Command {
             }
             Self::Train(train) | Self::Pretrain(train) => train.planning.plan,
             Self::Capture(capture) => capture.dry_run,
+            Self::Push(push) => push.dry_run,
+            Self::Eval(EvalCommand::Decode(decode)) => decode.output.is_none(),
+            Self::Eval(EvalCommand::HeldOut(_) | EvalCommand::Bpb(_)) => true,
             _ => false,
         }
     }

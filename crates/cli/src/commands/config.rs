@@ -42,7 +42,7 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
             if problems.is_empty() {
                 return Ok(());
             }
-            Err(Failure::usage(problems.join("\n")))
+            Err(Failure::usage(problems.join("\n")).in_result())
         }
         ConfigCommand::Schema { markdown, pretrain: true } => {
             let schema = schema_of::<PretrainConfig>();

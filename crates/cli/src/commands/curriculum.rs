@@ -7,13 +7,14 @@ use longdraft_models::target::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::parallel::World;
-use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
+use longdraft_train::stage::{Evaluator, ResumePolicy, RowMetrics};
 use serde_json::{Value, json};
 
 use crate::commands::{report, train};
 use crate::configuration::LocatedStage;
-use crate::failure::Result;
-use crate::progress::{TrainingProgress, stop_on_interrupt};
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
 /// What has to be the same for stages to share an open target.
@@ -40,11 +41,11 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let finished = match train_all(output, stages, policy, world, &mut |_| {})? {
-        End::Stopped(stage) => {
+        End::Stopped(stopped) => {
             if world.is_first() {
-                outln!("stopped in stage {stage}: the same command goes on from there");
+                stopped.tell(output, json);
             }
-            return Ok(());
+            return Err(stopped.failure);
         }
         End::OnFirstRank => return Ok(()),
         End::Finished(finished) => finished,
@@ -68,12 +69,32 @@ pub(crate) fn run(
 
 /// How the stages ended.
 pub(crate) enum End {
-    /// The user stopped this one.
-    Stopped(String),
+    /// A signal stopped them.
+    Stopped(Stopped),
     /// All of them are trained, and the first rank compares them.
     OnFirstRank,
     /// All of them are trained.
     Finished(Finished),
+}
+
+/// Stages that a signal stopped.
+pub(crate) struct Stopped {
+    /// In which of them.
+    stage: String,
+    /// With the signal's exit code.
+    pub(crate) failure: Failure,
+}
+
+impl Stopped {
+    /// Says where they stand.
+    pub(crate) fn tell(&self, output: &Path, json: bool) {
+        let stage = &self.stage;
+        if json {
+            outln!("{}", json!({ "output": output, "finished": false, "stage": stage }));
+        } else {
+            outln!("stopped in stage {stage}: the same command goes on from there");
+        }
+    }
 }
 
 /// What trained stages leave.
@@ -98,7 +119,7 @@ pub(crate) fn train_all(
     if world.is_first() {
         describe(output, &stages).write(output)?;
     }
-    let stop = stop_on_interrupt();
+    let interrupts = Interrupts::listen();
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
@@ -135,11 +156,11 @@ pub(crate) fn train_all(
         before_stage(&name);
         let voice = Voice::of(world, &config.output)?;
         voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
-        let mut progress = TrainingProgress::new(Arc::clone(&stop), voice);
+        let mut progress = TrainingProgress::new(interrupts.clone(), voice);
         let run = config.output.clone();
         let (ending, trained) = train::train(config, &opened, policy, world, &mut progress)?;
-        if ending == Ending::Stopped {
-            return Ok(End::Stopped(name));
+        if let Err(failure) = interrupts.outcome(ending, world) {
+            return Ok(End::Stopped(Stopped { stage: name, failure }));
         }
         evaluators.push((name, trained.into_evaluator()?));
         any_shared |= is_spread || is_shared;
@@ -156,7 +177,7 @@ pub(crate) fn train_all(
     let held_out = table.to_json();
     let path = output.join(TABLE_FILE);
     std::fs::write(&path, format!("{held_out:#}\n"))
-        .map_err(|error| crate::failure::Failure::work(format!("{}: {error}", path.display())))?;
+        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
     Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
 }
 

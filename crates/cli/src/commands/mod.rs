@@ -32,6 +32,9 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     if !arguments.command.only_prints() {
         crate::terminal::outlive_readers();
     }
+    if arguments.json {
+        crate::terminal::set_machine_readable();
+    }
     let threads = arguments.threads.unwrap_or(0);
     set_ops(match arguments.ops {
         OpsChoice::Fused => Ops::Fused,

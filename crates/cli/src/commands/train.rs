@@ -15,7 +15,8 @@ use crate::cli::TrainArguments;
 use crate::commands::{curriculum, plan};
 use crate::configuration::{Composed, read};
 use crate::failure::{Failure, Result};
-use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::interrupts::Interrupts;
+use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{Voice, over_ranks};
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
@@ -37,10 +38,12 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     config.check_shared_layers(world.size())?;
     let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
-    let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
+    let interrupts = Interrupts::listen();
+    let mut progress = TrainingProgress::new(interrupts.clone(), voice);
     let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
+    let outcome = interrupts.outcome(ending, world);
     if !world.is_first() {
-        return Ok(());
+        return outcome;
     }
     let steps = stage.steps().0;
     let output = config.output.display();
@@ -59,7 +62,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     } else {
         outln!("stopped after step {steps}: the same command goes on from there");
     }
-    Ok(())
+    outcome
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where

@@ -55,8 +55,7 @@ impl fmt::Display for Problem {
 
 /// All problems as one failure of use.
 fn failure(problems: &[Problem]) -> Failure {
-    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    Failure::usage(lines.join("\n  "))
+    Failure::problems(problems.iter().map(ToString::to_string).collect())
 }
 
 /// A configuration with the origins of its values.

@@ -26,7 +26,7 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     if !is_hub_id(spec) {
-        return Err(ModelError::invalid(
+        return Err(ModelError::unrecognised(
             path,
             "no such file or folder (a hub model is written `org/name`)",
         ));

@@ -21,7 +21,7 @@ use super::{Progress, train, write_json};
 use crate::cli::ExperimentArguments;
 use crate::configuration::{read_as, read_pretrain};
 use crate::failure::{Failure, Result};
-use crate::progress::stop_on_interrupt;
+use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 
 /// A grid.
@@ -140,7 +140,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             return Err(Failure::usage(format!("there is no run `{name}` in the grid")));
         }
     }
-    let stop = stop_on_interrupt();
+    let interrupts = Interrupts::listen();
     let wanted = |run: &&GridRun| arguments.only.is_empty() || arguments.only.contains(&run.name);
     let mut lines: Vec<Line> = Vec::new();
     for run in grid.runs.iter().filter(wanted) {
@@ -151,10 +151,14 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             set.extend(arguments.overrides.iter().cloned());
             set.push(format!("output={}", output.display()));
             set.push(format!("train.seed={seed}"));
-            let mut progress = Progress::new(std::sync::Arc::clone(&stop), Voice::alone());
+            let mut progress = Progress::new(interrupts.clone(), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
-                outln!("stopped: the same command goes on from there");
-                return Ok(());
+                if json {
+                    outln!("{}", json!({ "output": grid.output, "finished": false }));
+                } else {
+                    outln!("stopped: the same command goes on from there");
+                }
+                return Err(interrupts.failure());
             };
             for (name, value) in scores {
                 columns.entry(name).or_default().push(value.as_f64());
