@@ -15,6 +15,7 @@ mod plan;
 mod pretrain;
 mod push;
 mod quickstart;
+mod recorded;
 mod report;
 mod train;
 mod verify;

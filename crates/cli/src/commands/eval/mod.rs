@@ -7,13 +7,14 @@ mod table;
 mod unfinished;
 
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
 use serde_json::{Value, json};
 
 use crate::cli::{EvalDecodeArguments, WeightDtype};
+use crate::commands::recorded::last_change;
 use crate::decode_record::{
     Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
 };
@@ -123,13 +124,6 @@ fn settings(
         decoding.dtype,
         decoding.drafter_name(models),
     ))
-}
-
-/// When a file, or the newest one of a folder, was last written.
-fn last_change(path: &Path) -> Option<SystemTime> {
-    let changed = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
-    let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
-    inside.filter_map(|entry| changed(&entry.path())).max().max(changed(path))
 }
 
 /// Says that a signal stopped the measurement; what is kept of it lies in `output`.

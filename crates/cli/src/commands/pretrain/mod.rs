@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::{median, plan};
 use crate::cli::TrainArguments;
+use crate::commands::train::require_extension;
 use crate::configuration::read_pretrain;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
-    let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    let policy = arguments.policy();
     let config = read_pretrain(&arguments.config, &arguments.changes())?;
     if arguments.planning.plan {
         return plan::pretraining(world, &config, &arguments.planning, json);
@@ -50,6 +51,8 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let mut progress = Progress::new(interrupts.clone(), voice);
     let trained = train(config, policy, world, &mut progress)?;
     let outcome = interrupts.outcome(trained.ending, world);
+    let output = &trained.run.config().output;
+    require_extension(policy, trained.ending, progress.speeds.is_empty(), output)?;
     if !world.is_first() {
         return outcome;
     }
