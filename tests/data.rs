@@ -68,7 +68,7 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
     assert!(text.contains("! everything is learned"), "{text}");
     // A chat needs a chat template.
     std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("remove");
-    assert!(fail(&common, 1).contains("no chat template"));
+    assert!(fail(&common, 2).contains("no chat template"));
 }
 
 #[test]

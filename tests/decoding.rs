@@ -112,7 +112,7 @@ fn a_datastore_proposes_what_other_texts_say() {
     let refused = |more: &[&str], status| fail(&[&common[..], more].concat(), status);
     assert!(refused(&["--datastore", &store], 2).contains("--lookup"));
     let missing = shelf.path("missing.jsonl");
-    assert!(refused(&["--lookup", "--datastore", &missing], 1).contains("missing.jsonl"));
+    assert!(refused(&["--lookup", "--datastore", &missing], 2).contains("missing.jsonl"));
     std::fs::write(&store, "{\"text\": \"a\"}\n{\"text\": }\n").expect("file");
     let error = refused(&["--lookup", "--datastore", &store], 1);
     assert!(error.contains("store.jsonl:2"), "{error}");

@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print();
+            terminal::flush();
             ExitCode::from(failure.code())
         }
     }

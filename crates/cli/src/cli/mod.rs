@@ -151,6 +151,7 @@ impl Command {
     pub(crate) fn only_prints(&self) -> bool {
         match self {
             Self::Config(_)
+            | Self::Eval(EvalCommand::HeldOut(_) | EvalCommand::Bpb(_))
             | Self::Generate(_)
             | Self::Verify(_)
             | Self::Parity(_)
@@ -162,7 +163,6 @@ impl Command {
             Self::Capture(capture) => capture.dry_run,
             Self::Push(push) => push.dry_run,
             Self::Eval(EvalCommand::Decode(decode)) => decode.output.is_none(),
-            Self::Eval(EvalCommand::HeldOut(_) | EvalCommand::Bpb(_)) => true,
             _ => false,
         }
     }

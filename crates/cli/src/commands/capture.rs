@@ -30,8 +30,8 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     let place = place.to_owned();
-    arguments.records.as_deref().map(require_folder).transpose()?;
     check_shared_layers(&config, arguments, world)?;
+    arguments.records.as_deref().map(require_folder).transpose()?;
     // Records take the place of its passes.
     let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
     let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());

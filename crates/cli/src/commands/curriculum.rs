@@ -262,7 +262,8 @@ struct Cell {
 #[derive(Debug, Serialize, Deserialize)]
 struct Gain {
     stage: String,
-    gain: f64,
+    #[serde(rename = "gain")]
+    length: f64,
     /// 95 %
     interval: (f64, f64),
 }
@@ -280,8 +281,8 @@ impl HeldOutTable {
         let row = |draft| by_text.iter().map(|text| cell(text, draft)).collect();
         let gain = |stage: usize| {
             let text = &by_text[stage];
-            let (gain, interval) = text[stage].gain_over(&text[stage - 1]);
-            Gain { stage: stages[stage].clone(), gain, interval }
+            let (length, interval) = text[stage].gain_over(&text[stage - 1]);
+            Gain { stage: stages[stage].clone(), length, interval }
         };
         Ok(Self {
             by_draft: (0..stages.len()).map(row).collect(),
@@ -304,9 +305,9 @@ impl HeldOutTable {
             }
             outln!();
         }
-        for Gain { stage, gain, interval: (low, high) } in &self.gains_on_own_text {
+        for Gain { stage, length, interval: (low, high) } in &self.gains_on_own_text {
             outln!(
-                "{stage} on its own text: {gain:+.3} [{low:+.3}, {high:+.3}] over the draft before"
+                "{stage} on its own text: {length:+.3} [{low:+.3}, {high:+.3}] over the draft before"
             );
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use longdraft_train::checkpoint::{LAST, read_state, verify};
+use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Event, Observer};
 use longdraft_train::tracking::{Outcome, Tracked};
@@ -58,12 +58,13 @@ impl FinishedRun {
             return None;
         }
         let checkpoint = config.output.join("checkpoints").join(LAST);
-        let state = read_state(&checkpoint).ok().filter(|state| state.is_finished())?;
+        let state = read_state(&checkpoint).ok().filter(CheckpointState::is_finished)?;
         let saved = last_change(&checkpoint)?;
         let sources = config.data.train.iter().chain(&config.data.held_out);
         let mut inputs = vec![Path::new(&config.target)];
         inputs.extend(sources.map(|source| source.path.as_path()));
         inputs.extend(config.draft.from.as_deref());
+        inputs.extend(config.train.features.store().map(Path::new));
         // What lies elsewhere has no time here.
         if inputs.iter().any(|input| last_change(input).is_some_and(|change| change > saved)) {
             return None;

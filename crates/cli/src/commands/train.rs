@@ -41,8 +41,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         }
     };
     config.check_shared_layers(world.size())?;
-    if let Some(finished) = finished(&config, policy, world) {
-        finished.into_iter().for_each(|finished| tell_finished(&config, &finished, json));
+    if is_finished(&config, policy, world, json) {
         return Ok(());
     }
     let target = open_target(&config, world)?;
@@ -65,7 +64,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         let speed = if speeds.is_empty() { recorded.speed() } else { Some(median(speeds)) };
         let finished = ending == Ending::Finished;
         let held_out = held_out.or(recorded.held_out);
-        outln!("{}", summary(&config, (steps, finished), held_out, speed));
+        outln!("{}", summary(&config, (steps, finished), held_out.as_ref(), speed));
     } else if ending == Ending::Finished {
         outln!("done: {output}; write the draft with `longdraft extract {output}`");
     } else {
@@ -74,24 +73,21 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     outcome
 }
 
-/// The run that is asked for, if nothing is left to do for it; only the first rank knows its figures.
-pub(crate) fn finished(
-    config: &TrainConfig,
-    policy: ResumePolicy,
-    world: &World,
-) -> Option<Option<FinishedRun>> {
-    if policy != ResumePolicy::Strict {
-        return None;
+/// Whether nothing is left to do for the run that is asked for; the first rank looks, and tells.
+fn is_finished(config: &TrainConfig, policy: ResumePolicy, world: &World, json: bool) -> bool {
+    let looks = policy == ResumePolicy::Strict && world.is_first();
+    let found = if looks { FinishedRun::find(config) } else { None };
+    if let Some(run) = &found {
+        tell_finished(config, run, json);
     }
-    let found = if world.is_first() { FinishedRun::find(config) } else { None };
-    (world.of_first(u64::from(found.is_some())) > 0).then_some(found)
+    world.of_first(u64::from(found.is_some())) > 0
 }
 
 fn tell_finished(config: &TrainConfig, run: &FinishedRun, json: bool) {
     run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
     let figures = &run.figures;
     if json {
-        let held_out = figures.held_out.clone();
+        let held_out = figures.held_out.as_ref();
         outln!("{}", summary(config, (run.steps, true), held_out, figures.speed()));
         return;
     }
@@ -106,7 +102,7 @@ fn tell_finished(config: &TrainConfig, run: &FinishedRun, json: bool) {
 fn summary(
     config: &TrainConfig,
     (steps, finished): (u64, bool),
-    held_out: Option<Value>,
+    held_out: Option<&Value>,
     speed: Option<f64>,
 ) -> Value {
     json!({

@@ -55,7 +55,7 @@ impl fmt::Display for Problem {
 
 /// All problems as one failure of use.
 fn failure(problems: &[Problem]) -> Failure {
-    Failure::problems(problems.iter().map(ToString::to_string).collect())
+    Failure::problems(&problems.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
 /// A configuration with the origins of its values.

@@ -62,6 +62,7 @@ impl Schedule {
     }
 
     /// The same schedule to another end; the warm-up stays.
+    #[must_use]
     pub fn extended_to(self, steps: u64) -> Self {
         Self { steps, ..self }
     }
