@@ -351,7 +351,7 @@ fn an_evaluation_that_was_killed_goes_on() {
     child.wait().expect("wait");
     assert!(!Path::new(&output).join("decode.json").exists());
     let (resumed, told) = ended(evaluation(&output, "0,1").output().expect("the binary starts"));
-    assert!(told.contains("going on behind "), "{told}");
+    assert!(told.contains("going on after "), "{told}");
     assert_eq!(cells(&resumed), cells(&whole));
     assert_eq!(resumed[0]["speed_up_of_runs"].as_array().map(Vec::len), Some(2));
     assert!(!left.exists());

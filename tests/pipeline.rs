@@ -196,7 +196,7 @@ fn an_interrupt_finishes_the_step_saves_and_can_be_resumed() {
     let interrupt = ["-INT", &child.id().to_string()];
     assert!(std::process::Command::new("kill").args(interrupt).status().expect("kill").success());
     let output = child.wait_with_output().expect("wait");
-    assert!(output.status.success());
+    assert_eq!(output.status.code(), Some(130));
     let said = support::stdout(&output);
     assert!(said.contains("stopped after step") && !said.contains("done:"), "{said}");
     assert!(train(&stopped).wait().expect("wait").success());

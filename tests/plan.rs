@@ -87,6 +87,15 @@ fn exact_allocator(command: &mut Command) -> &mut Command {
     command.envs(limits.map(|limit| (limit, "131072")))
 }
 
+/// What a plan says that does not fit, which is a failure.
+#[track_caller]
+fn lacking(arguments: &[&str]) -> String {
+    let output = support::run(arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: the run does not fit"), "{}", stderr(&output));
+    stdout(&output)
+}
+
 /// The plan of the one stage.
 fn plan(arguments: &[&str], ranks: usize) -> Value {
     let ranks = ranks.to_string();
@@ -192,7 +201,7 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
     let base = ["train", &config, "--plan", "--gflops", "10"];
-    let text = succeed(&[&base[..], &["--memory", "0.05"]].concat());
+    let text = lacking(&[&base[..], &["--memory", "0.05"]].concat());
     assert!(text.contains("memory at most, in the backward phase:"), "{text}");
     assert!(text.contains("does not fit: 51 MiB free; one of these lowers it:"), "{text}");
     assert!(text.contains("  data.row_tokens=2048: "), "{text}");
@@ -282,7 +291,7 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
     let base = ["train", &config, "--plan", "--gflops", "10"];
-    let text = succeed(&[&base[..], &["target=Qwen/QwQ-32B", "--memory", "10"]].concat());
+    let text = lacking(&[&base[..], &["target=Qwen/QwQ-32B", "--memory", "10"]].concat());
     assert!(text.contains("target weights                 122.1 GiB"), "{text}");
     let error = fail(&[&base[..], &["target=nobody/knows"]].concat(), 1);
     assert!(error.contains("target `nobody/knows` is not on this machine"), "{error}");

@@ -221,6 +221,44 @@ fn a_grid_runs_once_and_prints_means_with_intervals() {
 }
 
 #[test]
+fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
+    let shop = Shop::new();
+    let output = shop.path("long");
+    let long = format!("output={output}");
+    let train = ["pretrain", &shop.config, &long, "train.iterations=100000", "--json"];
+    let child = support::longdraft(&train)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let steps = || std::fs::read_to_string(format!("{output}/metrics.jsonl")).unwrap_or_default();
+    while steps().lines().count() < 3 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let sent = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+    let ended = child.wait_with_output().expect("wait");
+    assert_eq!(ended.status.code(), Some(143));
+    assert_eq!(last_json(&stdout(&ended))["finished"], false);
+    assert!(Path::new(&output).join("checkpoints/last/manifest.json").is_file());
+
+    succeed(&["pretrain", &shop.config]);
+    let longer = ["pretrain", &shop.config, "train.iterations=6"];
+    let text = fail(&longer, 1);
+    assert!(text.contains("was 4, now 6") && text.contains("--extend"), "{text}");
+    let text = fail(&["pretrain", &shop.config, "--extend"], 1);
+    assert!(text.contains("nothing to extend"), "{text}");
+    let extended = run(&[&longer[..], &["--extend", "--json"]].concat());
+    let told = support::stderr(&extended);
+    assert!(
+        told.contains("multiplier of every rate after step 4 goes from 0.000 to 0.667"),
+        "{told}"
+    );
+    assert_eq!(last_json(&stdout(&extended))["steps"], 6);
+    assert!(fail(&["pretrain", &shop.config], 1).contains("cannot become shorter"));
+}
+
+#[test]
 fn wrong_configurations_and_data_are_named() {
     let shop = Shop::new();
     let text = fail(

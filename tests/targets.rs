@@ -447,8 +447,12 @@ fn truncated_and_damaged_gguf_files_are_errors_not_panics() {
 #[test]
 fn what_is_no_target_says_what_one_is() {
     let dir = tempfile::tempdir().expect("tempdir");
-    assert!(complaint(dir.path()).contains("a target is a Hugging Face folder"));
-    assert!(complaint(&dir.path().join("absent")).contains("no such file or folder"));
+    let wrong_use = |path: &Path| {
+        let path = path.display().to_string();
+        fail(&["generate", "--target", &path, "--no-draft", "--prompt", "a"], 2)
+    };
+    assert!(wrong_use(dir.path()).contains("a target is a Hugging Face folder"));
+    assert!(wrong_use(&dir.path().join("absent")).contains("no such file or folder"));
     std::fs::write(dir.path().join("x.gguf"), "hello").expect("write");
     assert!(complaint(&dir.path().join("x.gguf")).contains("not GGUF"));
 }

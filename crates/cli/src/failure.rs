@@ -1,31 +1,75 @@
 //! How a command fails: what the user reads, and the exit code.
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 
 use longdraft_data::DataError;
 use longdraft_models::ModelError;
 use longdraft_train::TrainError;
+use serde_json::{Value, json};
+
+use crate::terminal;
 
 /// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Exit code 1: the work failed or a check did not hold. 2: wrong use or configuration.
+/// Exit code of a program that SIGPIPE ends.
+pub(crate) const PIPE_CLOSED: u8 = 141;
+
+/// What exit codes say, for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    the work failed, or a check did not hold
+  2    wrong use or configuration: also a file that is named but not there, or of no known kind
+  129  the terminal closed (SIGHUP): saved, the same command goes on from there
+  130  Ctrl-C: the same
+  143  SIGTERM: the same
+  141  whoever read the output went away";
+
+/// Exit code 1: the work failed or a check did not hold. 2: wrong use or configuration. 128 and more:
+/// a signal ended the work early.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
     message: String,
     hint: Option<String>,
+    problems: Vec<String>,
+    /// Whether the command's result, which is printed, says it already.
+    in_result: bool,
 }
 
 impl Failure {
+    fn new(code: u8, message: String) -> Self {
+        Self { code, message, hint: None, problems: Vec::new(), in_result: false }
+    }
+
     /// The work failed.
     pub(crate) fn work(message: impl Display) -> Self {
-        Self { code: 1, message: message.to_string(), hint: None }
+        Self::new(1, message.to_string())
     }
 
     /// The command or its configuration is wrong.
     pub(crate) fn usage(message: impl Display) -> Self {
-        Self { code: 2, message: message.to_string(), hint: None }
+        Self::new(2, message.to_string())
+    }
+
+    /// A file cannot be read or written: who names one that is not there uses the program wrongly.
+    pub(crate) fn file(message: impl Display, reason: &std::io::Error) -> Self {
+        match reason.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Self::usage(message),
+            _ => Self::work(message),
+        }
+    }
+
+    /// A configuration has these problems.
+    pub(crate) fn problems(problems: &[String]) -> Self {
+        Self { problems: problems.to_vec(), ..Self::usage(problems.join("\n  ")) }
+    }
+
+    /// A signal asked the command to end, and it did; it has said where it stands.
+    pub(crate) fn interrupted(signal: i32) -> Self {
+        Self::new(128 + signal as u8, format!("interrupted by signal {signal}"))
     }
 
     /// Adds the way out.
@@ -34,15 +78,42 @@ impl Failure {
         self
     }
 
+    /// Notes that the last line of `--json` says it already.
+    pub(crate) fn in_result(mut self) -> Self {
+        self.in_result = true;
+        self
+    }
+
     pub(crate) fn code(&self) -> u8 {
         self.code
     }
 
+    /// Whether a signal ended the work, and no fault.
+    pub(crate) fn is_interruption(&self) -> bool {
+        self.code >= 128
+    }
+
+    /// Tells a person, and with `--json` a program.
     pub(crate) fn print(&self) {
+        if self.is_interruption() {
+            return;
+        }
         errln!("error: {}", self.message);
         if let Some(hint) = &self.hint {
             errln!("hint: {hint}");
         }
+        if terminal::is_machine_readable() && !self.in_result {
+            outln!("{}", self.to_json());
+        }
+    }
+
+    /// The last line of `--json`.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut error = json!({ "code": self.code, "message": self.message, "hint": self.hint });
+        if !self.problems.is_empty() {
+            error["problems"] = json!(self.problems);
+        }
+        json!({ "error": error })
     }
 }
 
@@ -57,6 +128,8 @@ impl From<ModelError> for Failure {
                  fewer tapped layers, precision=bf16 or --dtype bf16; or capture the target's \
                  features and train from them (train.features=FOLDER), or take device cpu",
             ),
+            ModelError::Unrecognised { .. } => return Self::usage(error),
+            ModelError::Io { source, .. } => return Self::file(&error, source),
             ModelError::Device { device, problem, remedy } => {
                 return Self::usage(format!("device `{device}`: {problem}")).hint(remedy);
             }
@@ -78,11 +151,8 @@ impl From<DataError> for Failure {
                  recognised, or give another one, or `aligners`; or raise data.max_bad_rows \
                  (`longdraft data inspect` shows what becomes of rows)",
             ),
-            // A source that is not what the configuration takes it for.
             DataError::Source { .. } => return Self::usage(error),
-            DataError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                return Self::usage(error);
-            }
+            DataError::Io { source, .. } => return Self::file(&error, source),
             DataError::Empty { .. } => {
                 Some("look at the rows with `longdraft data inspect`; `learn` may mask everything")
             }
@@ -120,6 +190,14 @@ impl From<TrainError> for Failure {
             TrainError::OtherRun { .. } => Some(
                 "give another `output`, restore the old values, or go on regardless with \
                  --force-resume",
+            ),
+            TrainError::OtherLength { longer: true, .. } => Some(
+                "--extend goes on to the later end: the warm-up stays as it was, and the learning rate \
+                 takes the way that leads there",
+            ),
+            TrainError::OtherLength { .. } => Some(
+                "a run cannot become shorter, for its learning rate was on the way to the later end: \
+                 use what is saved as it is, or give another `output`",
             ),
             TrainError::Features { problem, .. } if problem.contains("are free") => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \

@@ -16,12 +16,14 @@ mod doctor;
 mod failure;
 #[cfg(test)]
 mod hints;
+mod interrupts;
 mod parity;
 mod progress;
 mod ranks;
 mod report;
 mod sha256;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -31,13 +33,39 @@ use longdraft_kernels::memory::Allocator;
 #[global_allocator]
 static MEMORY: Allocator = Allocator;
 
+use failure::{Failure, PIPE_CLOSED};
+
 fn main() -> ExitCode {
-    let arguments = cli::Cli::parse();
+    let arguments = match cli::Cli::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return tell_usage(&error),
+    };
     match commands::run(arguments).and_then(|()| terminal::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print();
+            terminal::flush();
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Help and version as they were asked for; otherwise what is wrong with the arguments.
+fn tell_usage(error: &clap::Error) -> ExitCode {
+    let printed = error.print();
+    if !error.use_stderr() {
+        return match printed {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(lost) if lost.kind() == ErrorKind::BrokenPipe => ExitCode::from(PIPE_CLOSED),
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    // Arguments that cannot be read may still ask for JSON.
+    if std::env::args_os().any(|argument| argument == "--json") {
+        let message = error.render().to_string();
+        let message = message.trim_start_matches("error: ").split("\n\n").next();
+        let failure = Failure::usage(message.unwrap_or_default().trim_end());
+        outln!("{}", failure.hint("longdraft --help lists commands and arguments").to_json());
+    }
+    ExitCode::from(2)
 }

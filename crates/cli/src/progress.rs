@@ -1,14 +1,13 @@
 //! What a training run shows: a bar on a terminal, a plain line every few seconds elsewhere.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
+use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 
 /// Time between two plain lines.
@@ -23,7 +22,7 @@ pub(crate) struct TrainingProgress {
     bar: Option<ProgressBar>,
     last_line: Option<Instant>,
     tokens_per_second: Option<f64>,
-    stop: Arc<AtomicBool>,
+    interrupts: Interrupts,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
     /// Speeds of all steps, for a summary.
@@ -31,14 +30,14 @@ pub(crate) struct TrainingProgress {
 }
 
 impl TrainingProgress {
-    /// `stop` is set by Ctrl-C.
-    pub(crate) fn new(stop: Arc<AtomicBool>, voice: Voice) -> Self {
+    /// Of a stage that `interrupts` stops.
+    pub(crate) fn new(interrupts: Interrupts, voice: Voice) -> Self {
         Self {
             voice,
             bar: None,
             last_line: None,
             tokens_per_second: None,
-            stop,
+            interrupts,
             held_out: None,
             speeds: Vec::new(),
         }
@@ -166,7 +165,7 @@ impl Observer for TrainingProgress {
     }
 
     fn should_stop(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.interrupts.asked()
     }
 }
 
@@ -179,36 +178,3 @@ pub(crate) fn clock(seconds: f64) -> String {
         (h, m, _) => format!("{h}h{m:02}m"),
     }
 }
-
-/// A flag that the first Ctrl-C sets, or a scheduler's SIGTERM; the second one quits.
-pub(crate) fn stop_on_interrupt() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let installed = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        errln!("finishing this step, then saving (Ctrl-C again quits at once)");
-    });
-    if let Err(error) = installed {
-        errln!("warning: Ctrl-C will not save: {error}");
-    }
-    on_termination(&stop);
-    stop
-}
-
-/// SIGTERM alone: a run that ignores SIGHUP (`nohup`) goes on when its terminal goes.
-#[cfg(unix)]
-fn on_termination(stop: &Arc<AtomicBool>) {
-    use signal_hook::consts::SIGTERM;
-    use signal_hook::flag::{register, register_conditional_shutdown};
-    // In this order the first signal finds the flag unset, and only sets it.
-    let installed = register_conditional_shutdown(SIGTERM, 143, Arc::clone(stop))
-        .and_then(|_| register(SIGTERM, Arc::clone(stop)));
-    if let Err(error) = installed {
-        errln!("warning: SIGTERM will not save: {error}");
-    }
-}
-
-#[cfg(not(unix))]
-fn on_termination(_: &Arc<AtomicBool>) {}

@@ -20,7 +20,7 @@ const LOGS: &str = "logs";
 /// What a rank waits before it tells of an error: what all ranks meet, the first one tells alone.
 const FIRST_SPEAKS: Duration = Duration::from_millis(1500);
 
-/// Exit code behind a panic, as Rust's own.
+/// Exit code after a panic, as Rust's own.
 const PANICKED: u8 = 101;
 
 /// For waits that last as long as another rank has work; the launcher ends a job whose rank dies.
@@ -38,6 +38,8 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
     if world.size() == 1 {
         return command(&world);
     }
+    // A rank that leaves because nobody reads its output would leave the others waiting.
+    crate::terminal::outlive_readers();
     if world.is_first() {
         errln!("{}", describe(world.hosts()));
         let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count();
@@ -50,19 +52,23 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
         world.abort(PANICKED);
     };
     match outcome {
-        Ok(()) => {
-            // Nobody leaves while another one may still fail; the first may have more to do.
-            world.set_timeout(NO_LIMIT);
-            world.barrier();
-            Ok(())
-        }
-        Err(failure) => {
+        Err(failure) if !failure.is_interruption() => {
             if !world.is_first() {
                 std::thread::sleep(FIRST_SPEAKS);
             }
             errln!("rank {} of {} on {}:", world.rank(), world.size(), world.host());
             failure.print();
+            crate::terminal::flush();
             world.abort(failure.code())
+        }
+        // What interrupts one rank interrupts all.
+        ended => {
+            // Nobody leaves while another one may still fail; the first may have more to do. The
+            // launcher ends all when the first of them leaves with another code than 0.
+            crate::terminal::flush();
+            world.set_timeout(NO_LIMIT);
+            world.barrier();
+            ended
         }
     }
 }

@@ -8,13 +8,12 @@ use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use crate::failure::{Failure, Result};
-
-/// Exit code of a program that SIGPIPE ends.
-const PIPE_CLOSED: i32 = 141;
+use crate::failure::{Failure, PIPE_CLOSED, Result};
 
 static OUTLIVES_READERS: AtomicBool = AtomicBool::new(false);
+static MACHINE_READABLE: AtomicBool = AtomicBool::new(false);
 static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Prints to stdout.
@@ -48,27 +47,38 @@ pub(crate) fn outlive_readers() {
     OUTLIVES_READERS.store(true, Ordering::Relaxed);
 }
 
+/// From here on, a failure is also told as the last line of stdout, in JSON.
+pub(crate) fn set_machine_readable() {
+    MACHINE_READABLE.store(true, Ordering::Relaxed);
+}
+
+/// Whether the last line of stdout is to be JSON.
+pub(crate) fn is_machine_readable() -> bool {
+    MACHINE_READABLE.load(Ordering::Relaxed)
+}
+
 /// Writes to stdout; see the module for what happens where that fails.
 pub(crate) fn print(text: Arguments<'_>) {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
     if lost.is_none()
-        && let Err(error) = std::io::stdout().lock().write_fmt(text)
+        && let Err(error) = write_whole(std::io::stdout().lock(), text.to_string().as_bytes())
     {
         end_without_reader(&error);
         *lost = Some(error);
     }
 }
 
-/// Writes to stderr. Nothing can be told where that fails.
+/// Writes to stderr, at once: lines of several ranks are not to mix. Nothing can be told where that
+/// fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
-    let _ = std::io::stderr().lock().write_fmt(text);
+    let _ = write_whole(std::io::stderr().lock(), text.to_string().as_bytes());
 }
 
 /// Hands what is buffered to the reader.
 pub(crate) fn flush() {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
     if lost.is_none()
-        && let Err(error) = std::io::stdout().lock().flush()
+        && let Err(error) = until_ready(|| std::io::stdout().lock().flush())
     {
         end_without_reader(&error);
         *lost = Some(error);
@@ -91,6 +101,67 @@ pub(crate) fn finish() -> Result<()> {
 
 fn end_without_reader(error: &Error) {
     if error.kind() == ErrorKind::BrokenPipe && !OUTLIVES_READERS.load(Ordering::Relaxed) {
-        std::process::exit(PIPE_CLOSED);
+        std::process::exit(i32::from(PIPE_CLOSED));
+    }
+}
+
+/// Writes all bytes. A stream that does not block, as some terminals and programs hand it on, is no
+/// reason to lose any.
+fn write_whole(mut stream: impl Write, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match until_ready(|| stream.write(bytes))? {
+            0 => return Err(ErrorKind::WriteZero.into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
+}
+
+/// Repeats what the system puts off.
+fn until_ready<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    const PAUSE: Duration = Duration::from_millis(1);
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            ended => return ended,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes three bytes at a time, and none at every other call.
+    #[derive(Default)]
+    struct Slow {
+        taken: Vec<u8>,
+        calls: usize,
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.calls += 1;
+            match self.calls % 3 {
+                1 => Err(ErrorKind::WouldBlock.into()),
+                2 => Err(ErrorKind::Interrupted.into()),
+                _ => self.taken.write(&bytes[..bytes.len().min(3)]),
+            }
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_stream_that_does_not_block_gets_every_byte() {
+        let mut slow = Slow::default();
+        write_whole(&mut slow, b"every byte").expect("written");
+        assert_eq!(slow.taken, b"every byte");
+        let mut full: &mut [u8] = &mut [0; 4];
+        let error = write_whole(&mut full, b"every byte").expect_err("full");
+        assert_eq!(error.kind(), ErrorKind::WriteZero);
     }
 }

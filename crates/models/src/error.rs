@@ -29,6 +29,14 @@ pub enum ModelError {
         /// At least one.
         problems: Problems,
     },
+    /// Nothing of a known kind is at a path, or nothing at all.
+    #[error("{}: {problem}", path.display())]
+    Unrecognised {
+        /// As it was named.
+        path: PathBuf,
+        /// What is missing, and what would have been possible.
+        problem: String,
+    },
     /// The hub could not deliver a model.
     #[error("hub model `{repo}`: {reason}")]
     Hub {
@@ -90,6 +98,11 @@ impl ModelError {
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+
+    /// Nothing of a known kind is there.
+    pub fn unrecognised(path: impl Into<PathBuf>, problem: impl fmt::Display) -> Self {
+        Self::Unrecognised { path: path.into(), problem: problem.to_string() }
     }
 
     /// One problem with a file.

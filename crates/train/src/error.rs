@@ -85,6 +85,16 @@ pub enum TrainError {
         /// What to lower, the most effective first.
         remedies: Vec<String>,
     },
+    /// A run directory belongs to a run of another length.
+    #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
+    OtherLength {
+        /// The run directory.
+        path: PathBuf,
+        /// Old and new values.
+        differences: Vec<String>,
+        /// Whether the run would only become longer.
+        longer: bool,
+    },
     /// A run directory belongs to another run.
     #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
     OtherRun {

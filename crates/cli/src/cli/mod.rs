@@ -37,6 +37,7 @@ pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, wit
 /// Train draft models for speculative decoding, and decode losslessly with them.
 #[derive(Debug, Parser)]
 #[command(name = "longdraft", version, arg_required_else_help = true)]
+#[command(after_help = crate::failure::EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -44,7 +45,7 @@ pub(crate) struct Cli {
     /// Threads to use (default: every core).
     #[arg(long, global = true)]
     pub(crate) threads: Option<usize>,
-    /// Print a machine-readable last line.
+    /// Print a machine-readable last line, of an error too.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
@@ -150,6 +151,7 @@ impl Command {
     pub(crate) fn only_prints(&self) -> bool {
         match self {
             Self::Config(_)
+            | Self::Eval(EvalCommand::HeldOut(_) | EvalCommand::Bpb(_))
             | Self::Generate(_)
             | Self::Verify(_)
             | Self::Parity(_)
@@ -159,6 +161,8 @@ impl Command {
             }
             Self::Train(train) | Self::Pretrain(train) => train.planning.plan,
             Self::Capture(capture) => capture.dry_run,
+            Self::Push(push) => push.dry_run,
+            Self::Eval(EvalCommand::Decode(decode)) => decode.output.is_none(),
             _ => false,
         }
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use longdraft_models::DeviceChoice;
+use longdraft_train::stage::ResumePolicy;
 
 use super::PlanArguments;
 
@@ -32,6 +33,11 @@ pub(crate) struct TrainArguments {
     /// Go on from a checkpoint although objective, data, target or batch changed.
     #[arg(long)]
     pub(crate) force_resume: bool,
+    /// Go on with a run, finished or not, to a later end than it had: larger train.steps, train.epochs,
+    /// train.tokens or train.max_minutes. The warm-up stays as it was; what becomes of the learning
+    /// rate is told. Of a curriculum, the last stage that has begun (stages.2.train.steps=300).
+    #[arg(long, conflicts_with = "force_resume")]
+    pub(crate) extend: bool,
     /// Planning in place of training.
     #[command(flatten)]
     pub(crate) planning: PlanArguments,
@@ -62,6 +68,15 @@ pub(crate) struct CaptureArguments {
 }
 
 impl TrainArguments {
+    /// What is done about a run directory of other settings.
+    pub(crate) fn policy(&self) -> ResumePolicy {
+        match (self.force_resume, self.extend) {
+            (true, _) => ResumePolicy::Force,
+            (_, true) => ResumePolicy::Extend,
+            _ => ResumePolicy::Strict,
+        }
+    }
+
     /// All changes to the configuration, the last one wins.
     pub(crate) fn changes(&self) -> Vec<String> {
         with_device(&self.overrides, self.device)

@@ -11,10 +11,12 @@ use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;
 
 use crate::cli::CaptureArguments;
+use crate::commands::data::require_folder;
 use crate::commands::train::placed;
 use crate::configuration::{failure, read_located_stage, stage_input_problems};
 use crate::failure::{Failure, Result};
-use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::interrupts::Interrupts;
+use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
@@ -35,6 +37,7 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     };
     let place = place.to_owned();
     check_shared_layers(&config, arguments, world)?;
+    arguments.records.as_deref().map(require_folder).transpose()?;
     // Records take the place of its passes.
     let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
     let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
@@ -42,8 +45,9 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     let target = Arc::new(Target::open(&config.target, &target)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
-    let mut progress =
-        TrainingProgress::new(stop_on_interrupt(), Voice::of(world, &config.output)?);
+    let interrupts = Interrupts::listen();
+    let voice = Voice::of(world, &config.output)?;
+    let mut progress = TrainingProgress::new(interrupts.clone(), voice);
     let options = CaptureOptions {
         records: arguments.records.clone(),
         verify: arguments.verify,
@@ -57,10 +61,11 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     // The others may have shards left when one is stopped.
     world.set_timeout(NO_LIMIT);
     let stopped = world.any(ending == Ending::Stopped);
-    if !world.is_first() {
-        return Ok(());
-    }
     let ending = if stopped { Ending::Stopped } else { ending };
+    let outcome = if arguments.dry_run { Ok(()) } else { interrupts.outcome(ending, world) };
+    if !world.is_first() {
+        return outcome;
+    }
     let seconds = started.elapsed().as_secs_f64();
     if json {
         outln!(
@@ -82,7 +87,7 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     } else {
         outln!("stopped: the same command goes on from there");
     }
-    Ok(())
+    outcome
 }
 
 /// Refuses ranks that cannot share the target's layers, before these are loaded.

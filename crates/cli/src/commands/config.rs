@@ -62,7 +62,7 @@ fn check_all(arguments: &[String], keys_alone: bool, json: bool) -> Result<()> {
             count => outln!("{count} configurations are fine"),
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(failure(&problems)) }
+    if problems.is_empty() { Ok(()) } else { Err(failure(&problems).in_result()) }
 }
 
 /// Whether an argument changes a value, and is no file.

@@ -5,15 +5,21 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
+use longdraft_train::checkpoint::LAST;
+use longdraft_train::config::TrainConfig;
 use longdraft_train::curriculum::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::commands::recorded::{FinishedRun, last_change};
+use crate::commands::train::Resume;
 use crate::commands::{report, train};
 use crate::configuration::LocatedStage;
-use crate::failure::Result;
-use crate::progress::{TrainingProgress, stop_on_interrupt};
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
 /// What has to be the same for stages to share an open target.
@@ -40,11 +46,11 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let finished = match train_all(output, stages, policy, world, &mut |_| {})? {
-        End::Stopped(stage) => {
+        End::Stopped(stopped) => {
             if world.is_first() {
-                outln!("stopped in stage {stage}: the same command goes on from there");
+                stopped.tell(output, json);
             }
-            return Ok(());
+            return Err(stopped.failure);
         }
         End::OnFirstRank => return Ok(()),
         End::Finished(finished) => finished,
@@ -68,12 +74,32 @@ pub(crate) fn run(
 
 /// How the stages ended.
 pub(crate) enum End {
-    /// The user stopped this one.
-    Stopped(String),
+    /// A signal stopped them.
+    Stopped(Stopped),
     /// All of them are trained, and the first rank compares them.
     OnFirstRank,
     /// All of them are trained.
     Finished(Finished),
+}
+
+/// Stages that a signal stopped.
+pub(crate) struct Stopped {
+    /// In which of them.
+    stage: String,
+    /// With the signal's exit code.
+    pub(crate) failure: Failure,
+}
+
+impl Stopped {
+    /// Says where they stand.
+    pub(crate) fn tell(&self, output: &Path, json: bool) {
+        let stage = &self.stage;
+        if json {
+            outln!("{}", json!({ "output": output, "finished": false, "stage": stage }));
+        } else {
+            outln!("stopped in stage {stage}: the same command goes on from there");
+        }
+    }
 }
 
 /// What trained stages leave.
@@ -95,23 +121,24 @@ pub(crate) fn train_all(
     for stage in &stages {
         stage.located.config.check_shared_layers(world.size())?;
     }
+    let done = policy == ResumePolicy::Strict && world.is_first();
+    let done = if done { all_finished(output, &stages) } else { None };
+    if world.of_first(u64::from(done.is_some())) > 0 {
+        return Ok(done.map_or(End::OnFirstRank, End::Finished));
+    }
     if world.is_first() {
         describe(output, &stages).write(output)?;
     }
-    let stop = stop_on_interrupt();
+    let interrupts = Interrupts::listen();
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
-    let mut any_shared = false;
+    let (mut any_shared, mut no_step) = (false, true);
     let count = stages.len();
-    for (index, stage) in stages.into_iter().enumerate() {
-        let LocatedStage { name, start_from, located } = stage;
-        let mut config = located.config;
-        if let Some(before) = &before
-            && let Some(checkpoint) = start_from.checkpoint(before)?
-        {
-            config.draft.from = Some(checkpoint);
-        }
+    let begun: Vec<Option<String>> = (1..=count).map(|next| begun(&stages[next..])).collect();
+    for (index, (stage, continued_by)) in stages.into_iter().zip(begun).enumerate() {
+        let config = configured(&stage, before.as_deref())?;
+        let LocatedStage { name, start_from, .. } = stage;
         let is_spread = config.parallel.spreads_weights(world);
         let is_shared = config.parallel.tensor > 1;
         let opened_as = OpenedAs {
@@ -135,17 +162,20 @@ pub(crate) fn train_all(
         before_stage(&name);
         let voice = Voice::of(world, &config.output)?;
         voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
-        let mut progress = TrainingProgress::new(Arc::clone(&stop), voice);
+        let mut progress = TrainingProgress::new(interrupts.clone(), voice);
         let run = config.output.clone();
-        let (ending, trained) = train::train(config, &opened, policy, world, &mut progress)?;
-        if ending == Ending::Stopped {
-            return Ok(End::Stopped(name));
+        let resume = Resume { policy, continued_by };
+        let (ending, trained) = train::train(config, &opened, &resume, world, &mut progress)?;
+        if let Err(failure) = interrupts.outcome(ending, world) {
+            return Ok(End::Stopped(Stopped { stage: name, failure }));
         }
+        no_step &= progress.speeds.is_empty();
         evaluators.push((name, trained.into_evaluator()?));
         any_shared |= is_spread || is_shared;
         target = Some((opened_as, opened));
         before = Some(run);
     }
+    train::require_extension(policy, Ending::Finished, no_step, output)?;
     // A target that is spread or shared runs on all ranks or none.
     let measured = world.is_first() || any_shared;
     let table = measured.then(|| HeldOutTable::measure(&evaluators)).transpose()?;
@@ -153,11 +183,52 @@ pub(crate) fn train_all(
         return Ok(End::OnFirstRank);
     };
     table.print();
-    let held_out = table.to_json();
+    let held_out = json!(table);
     let path = output.join(TABLE_FILE);
     std::fs::write(&path, format!("{held_out:#}\n"))
-        .map_err(|error| crate::failure::Failure::work(format!("{}: {error}", path.display())))?;
+        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
     Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
+}
+
+/// A stage's configuration, with the draft that it starts from.
+fn configured(stage: &LocatedStage, before: Option<&Path>) -> Result<TrainConfig> {
+    let mut config = stage.located.config.clone();
+    if let Some(before) = before
+        && let Some(checkpoint) = stage.start_from.checkpoint(before)?
+    {
+        config.draft.from = Some(checkpoint);
+    }
+    Ok(config)
+}
+
+/// The first of some stages that has a checkpoint.
+fn begun(stages: &[LocatedStage]) -> Option<String> {
+    let has_begun =
+        |stage: &&LocatedStage| stage.located.config.output.join("checkpoints").join(LAST).is_dir();
+    stages.iter().find(has_begun).map(|stage| stage.name.clone())
+}
+
+/// What a curriculum left whose every stage is finished and compared; it is told here.
+fn all_finished(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
+    let path = output.join(TABLE_FILE);
+    let table: HeldOutTable = serde_json::from_str(&std::fs::read_to_string(&path).ok()?).ok()?;
+    let compared = last_change(&path)?;
+    let mut before: Option<PathBuf> = None;
+    let mut found = Vec::new();
+    for stage in stages {
+        let config = configured(stage, before.as_deref()).ok()?;
+        let finished = FinishedRun::find(&config).filter(|run| run.saved <= compared)?;
+        before = Some(config.output.clone());
+        found.push((config, finished));
+    }
+    let named = stages.iter().map(|stage| &stage.name);
+    for (number, (name, (config, run))) in (1..).zip(named.zip(&found)) {
+        let (count, steps) = (stages.len(), run.steps);
+        errln!("stage {number}/{count} {name}: already finished, after {steps} steps");
+        run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
+    }
+    table.print();
+    Some(Finished { last_run: before.unwrap_or_default(), held_out: json!(table) })
 }
 
 /// Names and folders of the stages, relative where they lie inside.
@@ -171,27 +242,52 @@ fn describe(output: &Path, stages: &[LocatedStage]) -> CurriculumFile {
 }
 
 /// Every stage's draft on every stage's held-out rows.
+#[derive(Debug, Serialize, Deserialize)]
 struct HeldOutTable {
     stages: Vec<String>,
-    /// By text, then by draft.
-    by_text: Vec<Vec<RowMetrics>>,
+    /// By draft, then by text.
+    by_draft: Vec<Vec<Cell>>,
+    gains_on_own_text: Vec<Gain>,
+}
+
+/// A draft on a text.
+#[derive(Debug, Serialize, Deserialize)]
+struct Cell {
+    simulated_length: f64,
+    /// 95 %
+    interval: (f64, f64),
+}
+
+/// What a stage's draft gains on its own text over the draft before.
+#[derive(Debug, Serialize, Deserialize)]
+struct Gain {
+    stage: String,
+    #[serde(rename = "gain")]
+    length: f64,
+    /// 95 %
+    interval: (f64, f64),
 }
 
 impl HeldOutTable {
     fn measure(evaluators: &[(String, Evaluator)]) -> Result<Self> {
         let drafts: Vec<&Evaluator> = evaluators.iter().map(|(_, draft)| draft).collect();
         let by_text = drafts.iter().map(|text| text.measure(&drafts));
+        let by_text = by_text.collect::<std::result::Result<Vec<Vec<RowMetrics>>, _>>()?;
+        let stages: Vec<String> = evaluators.iter().map(|(name, _)| name.clone()).collect();
+        let cell = |text: &Vec<RowMetrics>, draft: usize| Cell {
+            simulated_length: text[draft].simulated_length(),
+            interval: text[draft].interval(),
+        };
+        let row = |draft| by_text.iter().map(|text| cell(text, draft)).collect();
+        let gain = |stage: usize| {
+            let text = &by_text[stage];
+            let (length, interval) = text[stage].gain_over(&text[stage - 1]);
+            Gain { stage: stages[stage].clone(), length, interval }
+        };
         Ok(Self {
-            stages: evaluators.iter().map(|(name, _)| name.clone()).collect(),
-            by_text: by_text.collect::<std::result::Result<_, _>>()?,
-        })
-    }
-
-    /// Each later stage with what its draft gains on its own text over the draft before.
-    fn gains(&self) -> impl Iterator<Item = (&str, (f64, (f64, f64)))> {
-        (1..self.stages.len()).map(|stage| {
-            let text = &self.by_text[stage];
-            (self.stages[stage].as_str(), text[stage].gain_over(&text[stage - 1]))
+            by_draft: (0..stages.len()).map(row).collect(),
+            gains_on_own_text: (1..stages.len()).map(gain).collect(),
+            stages,
         })
     }
 
@@ -201,35 +297,18 @@ impl HeldOutTable {
         out!("{:>16}", "draft \\ text");
         self.stages.iter().for_each(|name| out!("  {name:>22}"));
         outln!();
-        for (draft, name) in self.stages.iter().enumerate() {
+        for (name, row) in self.stages.iter().zip(&self.by_draft) {
             out!("{name:>16}");
-            for text in &self.by_text {
-                let (low, high) = text[draft].interval();
-                let cell = format!("{:.3} [{low:.3}, {high:.3}]", text[draft].simulated_length());
+            for Cell { simulated_length, interval: (low, high) } in row {
+                let cell = format!("{simulated_length:.3} [{low:.3}, {high:.3}]");
                 out!("  {cell:>22}");
             }
             outln!();
         }
-        for (name, (gain, (low, high))) in self.gains() {
+        for Gain { stage, length, interval: (low, high) } in &self.gains_on_own_text {
             outln!(
-                "{name} on its own text: {gain:+.3} [{low:+.3}, {high:+.3}] over the draft before"
+                "{stage} on its own text: {length:+.3} [{low:+.3}, {high:+.3}] over the draft before"
             );
         }
-    }
-
-    fn to_json(&self) -> Value {
-        let cell = |text: &Vec<RowMetrics>, draft: usize| {
-            json!({
-                "simulated_length": text[draft].simulated_length(),
-                "interval": text[draft].interval(),
-            })
-        };
-        let row = |draft| self.by_text.iter().map(|text| cell(text, draft)).collect();
-        let cells: Vec<Vec<Value>> = (0..self.stages.len()).map(row).collect();
-        let gain = |(stage, (gain, interval)): (&str, (f64, (f64, f64)))| json!({ "stage": stage, "gain": gain, "interval": interval });
-        json!({
-            "stages": self.stages, "by_draft": cells,
-            "gains_on_own_text": self.gains().map(gain).collect::<Vec<_>>(),
-        })
     }
 }

@@ -29,7 +29,8 @@ pub(crate) fn run(json: bool) -> Result<()> {
     let facts: Vec<String> = blocking.iter().map(|f| format!("{}: {}", f.check, f.fact)).collect();
     let remedies: Vec<&str> = blocking.iter().filter_map(|f| f.remedy.as_deref()).collect();
     Err(Failure::work(format!("no work is possible here: {}", facts.join("; ")))
-        .hint(remedies.join("; ")))
+        .hint(remedies.join("; "))
+        .in_result())
 }
 
 fn print(finding: &Finding) {

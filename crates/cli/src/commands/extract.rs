@@ -1,5 +1,6 @@
 //! `longdraft extract`: draft weights out of a checkpoint.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
@@ -42,14 +43,22 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
 
 /// The checkpoint itself and the run directory it belongs to.
 pub(crate) fn find(path: &Path) -> Result<(PathBuf, PathBuf)> {
-    let holds = |folder: &Path| folder.join("state.json").is_file();
-    if holds(path) {
+    // A folder that cannot be looked into is not one without checkpoints.
+    let holds = |folder: &Path| {
+        let state = folder.join("state.json");
+        let found = match state.try_exists() {
+            Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
+            found => found,
+        };
+        found.map_err(|error| Failure::work(format!("{}: {error}", state.display())))
+    };
+    if holds(path)? {
         let run = path.parent().and_then(Path::parent).unwrap_or(path);
         return Ok((path.to_path_buf(), run.to_path_buf()));
     }
     for name in [LAST, PREVIOUS] {
         let checkpoint = path.join("checkpoints").join(name);
-        if holds(&checkpoint) {
+        if holds(&checkpoint)? {
             return Ok((checkpoint, path.to_path_buf()));
         }
     }

@@ -15,6 +15,7 @@ mod plan;
 mod pretrain;
 mod push;
 mod quickstart;
+mod recorded;
 mod report;
 mod train;
 mod verify;
@@ -31,6 +32,9 @@ pub(crate) use train::median;
 pub(crate) fn run(arguments: Cli) -> Result<()> {
     if !arguments.command.only_prints() {
         crate::terminal::outlive_readers();
+    }
+    if arguments.json {
+        crate::terminal::set_machine_readable();
     }
     let threads = arguments.threads.unwrap_or(0);
     set_ops(match arguments.ops {

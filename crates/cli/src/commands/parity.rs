@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     if all {
         Ok(())
     } else {
-        Err(Failure::work(format!("{} cases failed", reports.len() - passed)))
+        Err(Failure::work(format!("{} cases failed", reports.len() - passed)).in_result())
     }
 }
 

@@ -1,5 +1,6 @@
 //! `longdraft train`: one stage from a configuration file, or all stages of a curriculum.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::device::name_of;
@@ -10,14 +11,19 @@ use longdraft_train::parallel::{Traffic, World};
 use longdraft_train::pretrain::peak_memory_mib;
 use longdraft_train::stage::{Ending, ResumePolicy, Stage};
 use longdraft_train::tracking::{Outcome, Tracked};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::TrainArguments;
+use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
 use crate::configuration::{Composed, file_text, read_with_inputs};
 use crate::failure::{Failure, Result};
-use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
+use crate::interrupts::Interrupts;
+use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{Voice, over_ranks};
+
+/// The composed configuration in a run directory.
+pub(crate) const CONFIG_FILE: &str = "config.yaml";
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -25,7 +31,7 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
-    let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    let policy = arguments.policy();
     if arguments.planning.plan {
         return plan::run(world, arguments, json);
     }
@@ -36,31 +42,90 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         }
     };
     config.check_shared_layers(world.size())?;
+    if is_finished(&config, policy, world, json) {
+        return Ok(());
+    }
     let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
-    let mut progress = TrainingProgress::new(stop_on_interrupt(), voice);
-    let (ending, stage) = train(config.clone(), &target, policy, world, &mut progress)?;
+    let interrupts = Interrupts::listen();
+    let mut progress = TrainingProgress::new(interrupts.clone(), voice);
+    let resume = Resume { policy, continued_by: None };
+    let (ending, stage) = train(config.clone(), &target, &resume, world, &mut progress)?;
+    let outcome = interrupts.outcome(ending, world);
+    require_extension(policy, ending, progress.speeds.is_empty(), &config.output)?;
     if !world.is_first() {
-        return Ok(());
+        return outcome;
     }
     let steps = stage.steps().0;
     let output = config.output.display();
     if json {
-        outln!(
-            "{}",
-            json!({
-                "output": config.output, "steps": steps, "finished": ending == Ending::Finished,
-                "held_out": progress.held_out.as_ref().map(|m| m.to_json(m.by_delay.len())),
-                "median_tokens_per_second": median(&progress.speeds),
-                "peak_memory_mib": peak_memory_mib(),
-            })
-        );
+        let recorded = Figures::of(&config.output);
+        let held_out = progress.held_out.as_ref().map(|m| m.to_json(m.by_delay.len()).into());
+        let speeds = &progress.speeds;
+        let speed = if speeds.is_empty() { recorded.speed() } else { Some(median(speeds)) };
+        let finished = ending == Ending::Finished;
+        let held_out = held_out.or(recorded.held_out);
+        outln!("{}", summary(&config, (steps, finished), held_out.as_ref(), speed));
     } else if ending == Ending::Finished {
         outln!("done: {output}; write the draft with `longdraft extract {output}`");
     } else {
         outln!("stopped after step {steps}: the same command goes on from there");
     }
-    Ok(())
+    outcome
+}
+
+/// Whether nothing is left to do for the run that is asked for; the first rank looks, and tells.
+fn is_finished(config: &TrainConfig, policy: ResumePolicy, world: &World, json: bool) -> bool {
+    let looks = policy == ResumePolicy::Strict && world.is_first();
+    let found = if looks { FinishedRun::find(config) } else { None };
+    if let Some(run) = &found {
+        tell_finished(config, run, json);
+    }
+    world.of_first(u64::from(found.is_some())) > 0
+}
+
+fn tell_finished(config: &TrainConfig, run: &FinishedRun, json: bool) {
+    run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
+    let figures = &run.figures;
+    if json {
+        let held_out = figures.held_out.as_ref();
+        outln!("{}", summary(config, (run.steps, true), held_out, figures.speed()));
+        return;
+    }
+    let (output, steps) = (config.output.display(), run.steps);
+    outln!(
+        "already finished, after {steps} steps: {output}; write the draft with `longdraft extract \
+         {output}`, or train on with --extend and a larger train.steps"
+    );
+}
+
+/// The last line of `--json`.
+fn summary(
+    config: &TrainConfig,
+    (steps, finished): (u64, bool),
+    held_out: Option<&Value>,
+    speed: Option<f64>,
+) -> Value {
+    json!({
+        "output": config.output, "steps": steps, "finished": finished, "held_out": held_out,
+        "median_tokens_per_second": speed, "peak_memory_mib": peak_memory_mib(),
+    })
+}
+
+/// Fails if a run was to be extended and had nothing left to do either way.
+pub(crate) fn require_extension(
+    policy: ResumePolicy,
+    ending: Ending,
+    no_step: bool,
+    output: &Path,
+) -> Result<()> {
+    if policy != ResumePolicy::Extend || ending == Ending::Stopped || !no_step {
+        return Ok(());
+    }
+    Err(Failure::work(format!("{}: nothing to extend: the run ended there", output.display()))
+        .hint(
+            "raise train.steps, train.epochs, train.tokens, train.iterations or train.max_minutes",
+        ))
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
@@ -82,18 +147,23 @@ pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOption
     Ok(TargetOptions { dtype, device, ..TargetOptions::default() })
 }
 
+/// What is done about a run that has begun.
+pub(crate) struct Resume {
+    pub(crate) policy: ResumePolicy,
+    /// A later stage that has begun from this one's draft.
+    pub(crate) continued_by: Option<String>,
+}
+
 /// Prepares and runs the stage, on every rank; returns how it ended and the stage.
 pub(crate) fn train(
     mut config: TrainConfig,
     target: &Arc<Target>,
-    policy: ResumePolicy,
+    resume: &Resume,
     world: &World,
     progress: &mut TrainingProgress,
 ) -> Result<(Ending, Stage)> {
     let tokenizer = Target::open_tokenizer(&config.target)?;
-    if world.is_first() {
-        save_config(&config)?;
-    } else {
+    if !world.is_first() {
         // The first rank reports for all.
         config.tracking.report_to.clear();
     }
@@ -101,7 +171,17 @@ pub(crate) fn train(
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
     let mut stage =
-        Stage::prepare(config, Arc::clone(target), tokenizer, policy, world, &mut tracked)?;
+        Stage::prepare(config, Arc::clone(target), tokenizer, resume.policy, world, &mut tracked)?;
+    if let (true, Some(next)) = (stage.is_extended(), &resume.continued_by) {
+        let output = stage.config().output.display();
+        return Err(Failure::work(format!("{output}: stage `{next}` was trained from its draft"))
+            .hint(format!("extend `{next}` or a later stage, or give another `output`")));
+    }
+    if world.is_first() {
+        // Not before: a refused run keeps the configuration that it was made with.
+        save_config(stage.config())?;
+    }
+    let was_finished = stage.is_finished();
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
     let parameters: usize = stage
@@ -125,7 +205,9 @@ pub(crate) fn train(
         Ok(Ending::Stopped) => Outcome::Stopped,
         Err(_) => Outcome::Failed,
     };
-    if ending.is_ok() {
+    if was_finished {
+        voice.say("already finished");
+    } else if ending.is_ok() {
         let seconds = started.elapsed().as_secs_f64();
         voice.say(&format!("trained for {}", clock(seconds)));
         if world.size() > 1 {
@@ -143,13 +225,16 @@ pub(crate) fn train(
 
 /// Keeps the composed configuration and the version beside the run.
 fn save_config(config: &TrainConfig) -> Result<()> {
-    let fail = |error: &dyn std::fmt::Display| {
-        Failure::work(format!("{}: {error}", config.output.display()))
-    };
-    std::fs::create_dir_all(&config.output).map_err(|error| fail(&error))?;
-    let text = file_text(config, &config.references).map_err(|error| fail(&error))?;
-    let text = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
-    std::fs::write(config.output.join("config.yaml"), text).map_err(|error| fail(&error))
+    let text = format!("# longdraft {}\n{}", env!("CARGO_PKG_VERSION"), config_text(config)?);
+    let path = config.output.join(CONFIG_FILE);
+    std::fs::write(&path, text)
+        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+}
+
+/// The composed configuration as it is kept.
+pub(crate) fn config_text(config: &TrainConfig) -> Result<String> {
+    file_text(config, &config.references)
+        .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
 }
 
 /// Median, 0 of nothing.

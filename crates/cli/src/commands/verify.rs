@@ -90,13 +90,15 @@ fn finish(
     }
     if !report.is_clean(arguments.strict) {
         let what = format!("{errors} errors, {warnings} warnings: the export may not be served");
-        return Err(Failure::work(what).hint("each finding above says what to do"));
+        let failure = Failure::work(what).hint("each finding above says what to do");
+        return Err(failure.in_result());
     }
     match decoded {
         Some((own, export)) if (own - export).abs() > TAU_GAP * own => Err(Failure::work(format!(
             "tau is {export:.3} with the export and {own:.3} with the checkpoint"
         ))
-        .hint("export with --dtype f32 to tell rounding from a fault")),
+        .hint("export with --dtype f32 to tell rounding from a fault")
+        .in_result()),
         _ => Ok(()),
     }
 }

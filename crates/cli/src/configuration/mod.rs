@@ -97,8 +97,7 @@ pub(crate) type Checked<T> = std::result::Result<T, Vec<Problem>>;
 
 /// All problems as one failure of use.
 pub(crate) fn failure(problems: &[Problem]) -> Failure {
-    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    Failure::usage(lines.join("\n  "))
+    Failure::problems(&problems.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
 /// A configuration with the origins of its values.

@@ -54,7 +54,7 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
         None if path.join(INDEX).is_file() => Ok(Box::new(SafetensorsSource::open_folder(path)?)),
         None => {
             let problem = format!("no draft is there ({}, {INDEX}, *.gguf)", NAMES.join(", "));
-            Err(ModelError::invalid(path, problem))
+            Err(ModelError::unrecognised(path, problem))
         }
     }
 }
@@ -62,6 +62,12 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
 fn open_file(file: &Path) -> Result<Box<dyn WeightSource>> {
     Ok(match file.extension().and_then(|extension| extension.to_str()) {
         Some("pth" | "pt" | "bin") => Box::new(PthSource::open(file)?),
-        _ => Box::new(SafetensorsSource::open_file(file)?),
+        // Caches have names of their own.
+        Some("safetensors") | None => Box::new(SafetensorsSource::open_file(file)?),
+        Some(_) if !file.exists() => Box::new(SafetensorsSource::open_file(file)?),
+        Some(_) => {
+            let problem = "no draft: these are .safetensors, .pth, .pt, .bin or .gguf files";
+            return Err(ModelError::unrecognised(file, problem));
+        }
     })
 }

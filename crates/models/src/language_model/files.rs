@@ -68,7 +68,7 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
     let Some(place) = locate(path) else {
         let problem = "no language model: neither an .ldq file, nor a folder or run with a \
                        config.json of this kind";
-        return Err(ModelError::invalid(path, problem));
+        return Err(ModelError::unrecognised(path, problem));
     };
     if place.is_file() {
         let source = ArtifactSource::open(&place)?;

@@ -1,5 +1,6 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ fn files(path: &Path) -> Result<Files> {
     if path.is_file() {
         return match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => files(path.parent().unwrap_or(Path::new("."))),
-            _ => Ok(Files::Gguf(Box::new(GgufSource::open(path)?))),
+            _ if is_gguf(path)? => Ok(Files::Gguf(Box::new(GgufSource::open(path)?))),
+            _ => Err(no_target(path)),
         };
     }
     if path.join("config.json").is_file() {
@@ -110,9 +112,19 @@ fn files(path: &Path) -> Result<Files> {
     }
 }
 
-/// What a folder without any model is told.
+/// Whether a file is named as GGUF files are, or begins as they do: caches have names of their own.
+fn is_gguf(path: &Path) -> Result<bool> {
+    if path.extension().is_some_and(|extension| extension == "gguf") {
+        return Ok(true);
+    }
+    let mut magic = [0; 4];
+    let mut file = std::fs::File::open(path).map_err(ModelError::io(path))?;
+    Ok(file.read_exact(&mut magic).is_ok() && &magic == b"GGUF")
+}
+
+/// What a path without any model is told.
 fn no_target(path: &Path) -> ModelError {
-    ModelError::invalid(
+    ModelError::unrecognised(
         path,
         "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
          a GGUF file, or a hub model `org/name`",
@@ -134,6 +146,7 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
         {
             Err(no_target(path))
         }
+        Some(file) if !is_gguf(&file)? => Err(no_target(path)),
         Some(gguf) => TextTokenizer::from_gguf(&GgufSource::open(&gguf)?),
         None if path.is_file() => {
             TextTokenizer::from_folder(path.parent().unwrap_or(Path::new(".")))

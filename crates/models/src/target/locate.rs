@@ -37,7 +37,7 @@ fn located(spec: &str, with_weights: bool) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     if !is_repository(spec) {
-        return Err(ModelError::invalid(
+        return Err(ModelError::unrecognised(
             path,
             "no such file or folder (a hub model is written `org/name`)",
         ));

@@ -8,15 +8,23 @@
 //! Over several ranks the first one writes what all of them hold, each its part of the optimizer's
 //! state, all at the same time; the folder lies on a file system that they share.
 
+mod agreement;
+mod due;
 mod lock;
 mod manifest;
 pub(crate) mod moments;
 mod state;
 mod store;
 
+pub(crate) use agreement::require_same_run;
+pub(crate) use due::SaveClock;
+
+pub use agreement::ResumePolicy;
 pub use lock::RunLock;
+pub(crate) use state::STEPS;
+
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{
     BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, draft_file, read_draft,
-    read_state,
+    read_state, verify,
 };

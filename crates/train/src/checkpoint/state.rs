@@ -8,6 +8,9 @@ use crate::error::{Result, TrainError};
 use crate::method::Method;
 use crate::parallel::World;
 
+/// Name of a stage's length in its identity.
+pub(crate) const STEPS: &str = "train.steps";
+
 /// What must not change under a resumed run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunIdentity {
@@ -16,6 +19,12 @@ pub struct RunIdentity {
 }
 
 impl RunIdentity {
+    /// One of the values by name.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let found = self.values.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
     /// `name: old → new` for everything that differs.
     pub fn differences(&self, new: &Self) -> Vec<String> {
         let mut differences = Vec::new();
@@ -81,6 +90,12 @@ pub struct CheckpointState {
     /// Whether the run ended before its budget, by patience or time.
     #[serde(default)]
     pub ended: bool,
+    /// Steps of the whole run as it began, where it was extended since: its warm-up is a share of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_steps: Option<u64>,
+    /// Limit of the run in minutes when this was saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_minutes: Option<f64>,
     /// Length of `metrics.jsonl` in bytes when this was saved.
     pub metrics_bytes: u64,
     /// What must not change.
@@ -92,6 +107,14 @@ pub struct CheckpointState {
     pub draft: Value,
     /// Whose features it was trained on.
     pub target_fingerprint: String,
+}
+
+impl CheckpointState {
+    /// Whether the run that saved this had nothing left to do.
+    pub fn is_finished(&self) -> bool {
+        let steps = self.identity.value(STEPS).and_then(|steps| steps.parse().ok());
+        self.ended || steps.is_some_and(|steps: u64| self.step >= steps)
+    }
 }
 
 #[cfg(test)]

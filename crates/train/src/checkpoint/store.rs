@@ -244,8 +244,11 @@ impl Checkpointer {
         let mut damages: Vec<String> = Vec::new();
         for (place, name) in places.into_iter().enumerate() {
             let path = self.folder.join(name);
-            if !path.is_dir() {
-                continue;
+            match path.try_exists() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                // A folder that cannot be looked into is not one without checkpoints.
+                Err(error) => return Err(TrainError::checkpoint(&path, error)),
             }
             match Manifest::verify(&path).and_then(|()| load(&path)) {
                 Ok(loaded) => {
@@ -331,6 +334,14 @@ pub fn add_token_counts(counts: &mut TokenCounts, draft: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(TrainError::checkpoint(&path, error)),
     }
+}
+
+/// Checks every file of a checkpoint against its manifest.
+///
+/// # Errors
+/// - one is missing, damaged or cannot be read
+pub fn verify(checkpoint: &Path) -> Result<()> {
+    Manifest::verify(checkpoint)
 }
 
 /// A checkpoint's small state.

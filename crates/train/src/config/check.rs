@@ -32,6 +32,10 @@ impl TrainConfig {
         require(self.train.log_every > 0, "`train.log_every` must be at least 1");
         require(self.train.save_every > 0, "`train.save_every` must be at least 1");
         let run = &self.train;
+        require(
+            run.save_minutes >= 0.0 && run.save_minutes.is_finite(),
+            "`train.save_minutes` must be 0 or more",
+        );
         require(run.steps != Some(0), "`train.steps` must be above 0");
         require(run.tokens != Some(0), "`train.tokens` must be above 0");
         require(

@@ -232,6 +232,8 @@ pub struct RunConfig {
     pub features: FeatureMode,
     /// Save a checkpoint after every so many steps (and always at the end).
     pub save_every: u64,
+    /// Save one also when so many minutes have passed since the last (0: only by steps).
+    pub save_minutes: f64,
     /// Measure the held-out rows after every so many steps (and always at the end; 0: only then).
     pub evaluate_every: u64,
     /// End the run after so many evaluations without a better held-out simulated length.
@@ -256,6 +258,7 @@ impl Default for RunConfig {
             seed: 0,
             features: FeatureMode::Online,
             save_every: 200,
+            save_minutes: SAVE_MINUTES,
             evaluate_every: 0,
             patience: None,
             keep_best: true,
@@ -264,6 +267,9 @@ impl Default for RunConfig {
         }
     }
 }
+
+/// Minutes of work that a kill may cost.
+pub(crate) const SAVE_MINUTES: f64 = 10.0;
 
 mod defaults {
     pub(super) fn held_out_rows() -> usize {

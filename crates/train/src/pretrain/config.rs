@@ -9,7 +9,7 @@ use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{References, limits};
+use crate::config::{References, SAVE_MINUTES, limits};
 use crate::optim::MuonConfig;
 use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};
@@ -162,6 +162,8 @@ pub struct PretrainRun {
     pub seed: u64,
     /// Save a checkpoint after every so many steps (and always at the end).
     pub save_every: u64,
+    /// Save one also when so many minutes have passed since the last (0: only by steps).
+    pub save_minutes: f64,
     /// Measure the validation stream after every so many steps (and at the end; 0: only then).
     pub evaluate_every: u64,
     /// Write metrics after every so many steps (and for the first ten).
@@ -180,6 +182,7 @@ impl Default for PretrainRun {
             ema_share: None,
             seed: 1337,
             save_every: 500,
+            save_minutes: SAVE_MINUTES,
             evaluate_every: 1000,
             log_every: 10,
         }
@@ -287,6 +290,15 @@ impl PretrainConfig {
         }
     }
 
+    /// The same run of another length, as an identity tells it.
+    pub(super) fn of_length(&self, iterations: Option<&str>, max_minutes: Option<&str>) -> Self {
+        let mut other = self.clone();
+        let iterations = iterations.and_then(|text| text.parse().ok());
+        other.train.iterations = iterations.unwrap_or(other.train.iterations);
+        other.train.max_minutes = max_minutes.and_then(|text| text.parse().ok());
+        other
+    }
+
     /// Window and stride of the evaluation.
     pub fn windows(&self) -> (usize, usize) {
         let window = self.evaluation.window.unwrap_or(self.train.sequence_length).max(1);
@@ -339,6 +351,10 @@ impl PretrainConfig {
             "`train.iterations` must be in 1 to 2^53: progress is reckoned in f64",
         );
         require(run.save_every > 0, "`train.save_every` must be at least 1");
+        require(
+            run.save_minutes >= 0.0 && run.save_minutes.is_finite(),
+            "`train.save_minutes` must be 0 or more",
+        );
         require(run.log_every > 0, "`train.log_every` must be at least 1");
         let at_once = 1..=limits::MICRO_BATCH_TOKENS;
         require(

@@ -22,7 +22,7 @@ use longdraft_data::token_stream::{
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpointer, Place, RunIdentity, RunLock};
+use crate::checkpoint::{Checkpointer, Place, RunIdentity, RunLock, SaveClock};
 use crate::error::{Result, TrainError};
 use crate::optim::{Gradients, Muon};
 use crate::parallel::{DataParallel, share_of};
@@ -61,6 +61,7 @@ pub struct Pretraining {
     parallel: DataParallel,
     average: Option<Average>,
     progress: Progress,
+    saving: SaveClock,
     checkpointer: Checkpointer,
     identity: RunIdentity,
     log: MetricsLog,
@@ -148,9 +149,10 @@ impl Pretraining {
             if every > 0 && self.progress.step.is_multiple_of(every) && !self.is_finished() {
                 self.judge(observer)?;
             }
-            let saving = self.progress.step.is_multiple_of(self.config.train.save_every);
-            if saving || self.is_finished() {
+            let due = self.saving.is_due(self.progress.step, self.parallel.world());
+            if due || self.is_finished() {
                 self.save(observer)?;
+                self.saving.saved();
             }
         }
         Ok(Ending::Finished)

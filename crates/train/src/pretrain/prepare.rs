@@ -9,12 +9,17 @@ use super::{
     Layouts, PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, Progress, ScoredStream,
     Tokenizer,
 };
-use crate::checkpoint::{Checkpointer, RunIdentity, RunLock};
+use crate::checkpoint::{
+    Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
+};
 use crate::error::{Result, TrainError};
 use crate::optim::Muon;
 use crate::parallel::{DataParallel, World};
-use crate::stage::ResumePolicy;
 use crate::stage::metrics_log::MetricsLog;
+
+/// Names of a run's length in its identity.
+const ITERATIONS: &str = "train.iterations";
+const MAX_MINUTES: &str = "train.max_minutes";
 
 impl Pretraining {
     /// Reads data and model, or goes on from the output's newest checkpoint; every rank of `world`
@@ -66,15 +71,17 @@ impl Pretraining {
             if let Some(warning) = warning {
                 observer.on_event(PretrainEvent::Warning(&warning));
             }
-            check_identity(&config, &saved.state.identity, &identity, policy, observer)?;
+            let before = &saved.state.identity;
+            progress = saved.state.progress;
+            check_identity(&config, (before, &identity), policy, &mut progress, observer)?;
             saved.restore(parameters, &mut average)?;
             let state = saved.optimizer(&parallel, parameters)?;
             optimizer = Muon::with_state(config.optimizer.clone(), &parallel, parameters, state)?;
-            progress = saved.state.progress;
             metrics_bytes = saved.state.metrics_bytes;
             observer.on_event(PretrainEvent::Resumed(progress.step));
         }
         let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
+        let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
             stream,
             validation,
@@ -84,6 +91,7 @@ impl Pretraining {
             parallel,
             average,
             progress,
+            saving,
             checkpointer,
             identity,
             log,
@@ -134,8 +142,8 @@ fn identity(config: &PretrainConfig, stream: &TokenStream, tokenizer: &str) -> R
         ("data.loader", json_of(&config.data.loader)),
         ("data.document_mask", config.data.document_mask.to_string()),
         ("tokenizer", tokenizer.to_owned()),
-        ("train.iterations", run.iterations.to_string()),
-        ("train.max_minutes", json_of(&run.max_minutes)),
+        (ITERATIONS, run.iterations.to_string()),
+        (MAX_MINUTES, json_of(&run.max_minutes)),
         ("train.sequence_length", run.sequence_length.to_string()),
         ("train.batch_tokens", run.batch_tokens.to_string()),
         ("train.micro_batch_tokens", run.micro_batch_tokens.to_string()),
@@ -150,21 +158,42 @@ fn json_of<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
+/// Refuses a run of other settings; an extended one has an end again.
 fn check_identity(
     config: &PretrainConfig,
-    saved: &RunIdentity,
-    new: &RunIdentity,
+    (saved, new): (&RunIdentity, &RunIdentity),
     policy: ResumePolicy,
+    progress: &mut Progress,
     observer: &mut dyn PretrainObserver,
 ) -> Result<()> {
-    let differences = saved.differences(new);
-    if differences.is_empty() {
-        return Ok(());
-    }
-    if matches!(policy, ResumePolicy::Force) {
+    let lengths = [ITERATIONS, MAX_MINUTES];
+    let differences = require_same_run(saved, new, &lengths, policy, &config.output)?;
+    if policy == ResumePolicy::Force && !differences.is_empty() {
         let text = format!("going on although {}", differences.join("; "));
         observer.on_event(PretrainEvent::Warning(&text));
+    }
+    if policy != ResumePolicy::Extend {
         return Ok(());
     }
-    Err(TrainError::OtherRun { path: config.output.clone(), differences })
+    let run = &config.train;
+    let time_is_up =
+        run.max_minutes.is_some_and(|minutes| progress.elapsed_ms >= 60_000.0 * minutes);
+    if time_is_up || progress.step >= run.iterations {
+        return Ok(());
+    }
+    progress.ended = false;
+    if !differences.is_empty() {
+        let before = config.of_length(saved.value(ITERATIONS), saved.value(MAX_MINUTES));
+        let multiplier =
+            |config: &PretrainConfig| config.multiplier(progress.step, progress.elapsed_ms);
+        let text = format!(
+            "extended: {}; the multiplier of every rate after step {} goes from {:.3} to {:.3}",
+            differences.join("; "),
+            progress.step,
+            multiplier(&before),
+            multiplier(config)
+        );
+        observer.on_event(PretrainEvent::Note(&text));
+    }
+    Ok(())
 }

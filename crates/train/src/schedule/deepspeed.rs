@@ -7,7 +7,7 @@ pub(super) fn factor(schedule: &Schedule, n: u64) -> f64 {
     if n <= 1 {
         return 0.0;
     }
-    let warmup = ((schedule.warmup_ratio * schedule.steps as f64).floor() as u64).max(2);
+    let warmup = ((schedule.warmup_ratio * schedule.warmup_of as f64).floor() as u64).max(2);
     let k = n - 2;
     if k < warmup {
         return k as f64 / warmup as f64;

@@ -20,7 +20,7 @@ pub(super) fn flat_factor(schedule: &Schedule, n: u64) -> f64 {
 }
 
 fn warmup_steps(schedule: &Schedule) -> u64 {
-    (schedule.warmup_ratio * schedule.steps as f64).floor() as u64
+    (schedule.warmup_ratio * schedule.warmup_of as f64).floor() as u64
 }
 
 #[cfg(test)]

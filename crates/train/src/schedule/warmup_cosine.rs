@@ -3,7 +3,7 @@
 use super::{Schedule, cosine};
 
 pub(super) fn factor(schedule: &Schedule, n: u64) -> f64 {
-    let warmup = ((schedule.warmup_ratio * schedule.steps as f64).round() as u64).max(1);
+    let warmup = ((schedule.warmup_ratio * schedule.warmup_of as f64).round() as u64).max(1);
     if n <= warmup {
         return n as f64 / warmup as f64;
     }

@@ -25,7 +25,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::json;
 
 use crate::checkpoint::{
-    Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock,
+    Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock, SaveClock,
 };
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -36,13 +36,13 @@ use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
 
+pub use crate::checkpoint::ResumePolicy;
 pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics, measure_drafts};
 pub use memory::resident_bytes;
 pub use observer::{Ending, Event, Observer, StepReport};
-pub use prepare::ResumePolicy;
 
 use metrics_log::MetricsLog;
 
@@ -75,6 +75,9 @@ pub struct Stage {
     checkpointer: Checkpointer,
     log: MetricsLog,
     progress: Progress,
+    saving: SaveClock,
+    /// Whether this process made the run longer than it was.
+    extended: bool,
     /// When this process took the run up.
     started: Instant,
     _lock: Option<RunLock>,
@@ -125,9 +128,10 @@ impl Stage {
             if due && !self.held_out.rows.is_empty() {
                 self.judge(observer)?;
             }
-            if self.is_finished() || self.progress.step.is_multiple_of(self.config.train.save_every)
-            {
+            let due = self.saving.is_due(self.progress.step, self.parallel.world());
+            if due || self.is_finished() {
                 self.save(Place::Last, observer)?;
+                self.saving.saved();
             }
         }
         Ok(Ending::Finished)
@@ -136,6 +140,11 @@ impl Stage {
     /// Whether nothing is left to do.
     pub fn is_finished(&self) -> bool {
         self.progress.step >= self.schedule.steps || self.progress.ended
+    }
+
+    /// Whether the run became longer than it was, and its checkpoints are still those of the shorter one.
+    pub fn is_extended(&self) -> bool {
+        self.extended
     }
 
     /// Evaluates the held-out rows; keeps the best draft and runs out of patience.
@@ -207,6 +216,9 @@ impl Stage {
             best: self.progress.best,
             evaluations_since_best: self.progress.evaluations_since_best,
             ended: self.progress.ended,
+            first_steps: (self.schedule.warmup_of != self.schedule.steps)
+                .then_some(self.schedule.warmup_of),
+            max_minutes: self.config.train.max_minutes,
             metrics_bytes: self.log.position()?,
             identity: self.identity.clone(),
             method: self.config.draft.method,

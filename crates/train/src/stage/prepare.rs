@@ -1,6 +1,5 @@
 //! From a configuration to a stage that is ready to run, fresh or resumed.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +15,10 @@ use super::capture::recipe;
 use super::data_sets::data_sets;
 use super::metrics_log::MetricsLog;
 use super::{DataSet, Event, Observer, Progress, Stage};
-use crate::checkpoint::{Checkpointer, RunIdentity, RunLock, add_token_counts};
+use crate::checkpoint::{
+    CheckpointState, Checkpointer, ResumePolicy, RunIdentity, RunLock, STEPS, SaveClock,
+    add_token_counts, require_same_run,
+};
 use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
@@ -69,10 +71,12 @@ impl Stage {
         let world = &world.with_gpus(target.device())?;
         let parallel = config.optimizer.spread(world, &config.parallel, parameters);
         warn_of_idle_ranks(&config, world, &groups, observer);
+        let steps = total_steps(&config, &train);
         let schedule = Schedule {
             kind: config.schedule.kind,
             base: config.schedule.learning_rate,
-            steps: total_steps(&config, &train),
+            steps,
+            warmup_of: steps,
             warmup_ratio: config.schedule.warmup_ratio,
             floor_ratio: config.schedule.floor_ratio,
         };
@@ -86,18 +90,21 @@ impl Stage {
                 AdamW::over_files(config.optimizer.clone(), &parallel, &config.output)?
             }
         };
+        let fresh = Resumed::fresh(schedule);
         let resumed = resume(
-            &config.output,
+            (&config, schedule),
             &checkpointer,
             (objective.as_ref(), &parallel, &mut optimizer),
             (&identity, resume_policy),
             observer,
         )?;
-        let Resumed { cursor, progress, metrics_bytes } = resumed.unwrap_or_default();
+        let Resumed { cursor, progress, metrics_bytes, schedule, extended } =
+            resumed.unwrap_or(fresh);
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
         let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
+        let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
             config,
             target,
@@ -118,6 +125,8 @@ impl Stage {
             checkpointer,
             log,
             progress,
+            saving,
+            extended,
             started: Instant::now(),
             _lock: lock,
         })
@@ -246,7 +255,7 @@ fn identity(
             ("objective".into(), json(serde_json::to_value(&config.objective))?),
             ("optimizer".into(), json(serde_json::to_value(&config.optimizer))?),
             ("schedule".into(), json(serde_json::to_value(&config.schedule))?),
-            ("train.steps".into(), total_steps(config, train).to_string()),
+            (STEPS.into(), total_steps(config, train).to_string()),
             ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
             ("train.seed".into(), run.seed.to_string()),
             ("train.features".into(), features_identity(features)),
@@ -282,16 +291,6 @@ fn fingerprint(draft: &dyn Draft) -> Result<String> {
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
-/// What happens when a run directory holds a checkpoint of other settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ResumePolicy {
-    /// The run is refused, old and new values are named.
-    #[default]
-    Strict,
-    /// The run goes on under the new settings, with a warning that names both.
-    Force,
-}
-
 /// Tokens of a row, and how documents become rows where that is not the default.
 fn row_layout(config: &TrainConfig) -> String {
     let data = &config.data;
@@ -301,16 +300,27 @@ fn row_layout(config: &TrainConfig) -> String {
     format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
 }
 
-#[derive(Default)]
+/// Where a run goes on.
 struct Resumed {
     cursor: Cursor,
     progress: Progress,
     metrics_bytes: u64,
+    schedule: Schedule,
+    /// Whether the run became longer than it was.
+    extended: bool,
+}
+
+impl Resumed {
+    /// A run that begins.
+    fn fresh(schedule: Schedule) -> Self {
+        let (cursor, progress) = (Cursor::default(), Progress::default());
+        Self { cursor, progress, metrics_bytes: 0, schedule, extended: false }
+    }
 }
 
 /// Puts the newest checkpoint's tensors into draft and optimizer.
 fn resume(
-    output: &Path,
+    (config, schedule): (&TrainConfig, Schedule),
     checkpointer: &Checkpointer,
     (objective, parallel, optimizer): (&dyn Objective, &DataParallel, &mut AdamW),
     (identity, policy): (&RunIdentity, ResumePolicy),
@@ -319,13 +329,7 @@ fn resume(
     let Some(loaded) = checkpointer.load_latest()? else {
         return Ok(None);
     };
-    let differences = loaded.state.identity.differences(identity);
-    if !differences.is_empty() && policy == ResumePolicy::Force {
-        let warning = format!("resumed although {}", differences.join("; "));
-        observer.on_event(Event::Warning(&warning));
-    } else if !differences.is_empty() {
-        return Err(TrainError::OtherRun { path: output.to_path_buf(), differences });
-    }
+    let resumed = going_on(config, schedule, &loaded.state, (identity, policy), observer)?;
     if let Some(warning) = &loaded.warning {
         observer.on_event(Event::Warning(warning));
     }
@@ -351,17 +355,92 @@ fn resume(
     }
     loaded.restore(optimizer, parallel, objective.draft())?;
     observer.on_event(Event::Resumed(loaded.state.step));
-    Ok(Some(Resumed {
-        cursor: loaded.state.cursor,
+    Ok(Some(resumed))
+}
+
+/// Where a run goes on from a checkpoint, and to which end.
+fn going_on(
+    config: &TrainConfig,
+    schedule: Schedule,
+    state: &CheckpointState,
+    (identity, policy): (&RunIdentity, ResumePolicy),
+    observer: &mut dyn Observer,
+) -> Result<Resumed> {
+    let output = &config.output;
+    let changed = require_same_run(&state.identity, identity, &[STEPS], policy, output)?;
+    let mut resumed = Resumed {
+        cursor: state.cursor,
         progress: Progress {
-            step: loaded.state.step,
-            tokens: loaded.state.tokens,
-            learned_rows: loaded.state.learned_rows,
-            seconds: loaded.state.seconds,
-            best: loaded.state.best,
-            evaluations_since_best: loaded.state.evaluations_since_best,
-            ended: loaded.state.ended,
+            step: state.step,
+            tokens: state.tokens,
+            learned_rows: state.learned_rows,
+            seconds: state.seconds,
+            best: state.best,
+            evaluations_since_best: state.evaluations_since_best,
+            ended: state.ended,
         },
-        metrics_bytes: loaded.state.metrics_bytes,
-    }))
+        metrics_bytes: state.metrics_bytes,
+        ..Resumed::fresh(schedule)
+    };
+    let minutes = config.train.max_minutes;
+    match policy {
+        ResumePolicy::Force => {
+            if !changed.is_empty() {
+                let warning = format!("resumed although {}", changed.join("; "));
+                observer.on_event(Event::Warning(&warning));
+            }
+            if state.identity.value(STEPS) == identity.value(STEPS) {
+                resumed.schedule.warmup_of = state.first_steps.unwrap_or(schedule.steps);
+            }
+        }
+        // What time ended is not longer by itself where more time is given.
+        ResumePolicy::Strict if state.ended && is_raised(state.max_minutes, minutes) => {
+            let (path, was) = (output.clone(), state.max_minutes.unwrap_or_default());
+            let now = minutes.map_or_else(|| "no limit".to_owned(), |minutes| minutes.to_string());
+            let differences = vec![format!("train.max_minutes was {was}, now {now}")];
+            return Err(TrainError::OtherLength { path, differences, longer: true });
+        }
+        ResumePolicy::Strict | ResumePolicy::Extend => {
+            resumed.schedule.warmup_of = state.first_steps.unwrap_or(schedule.steps);
+        }
+    }
+    if policy == ResumePolicy::Extend {
+        extend(config, state, &mut resumed, observer);
+    }
+    Ok(resumed)
+}
+
+/// Whether a limit in minutes was lifted.
+fn is_raised(was: Option<f64>, now: Option<f64>) -> bool {
+    was.is_some_and(|was| now.is_none_or(|now| now > was))
+}
+
+/// Takes a run up to a later end than it had, if that is asked for: its schedule keeps its warm-up.
+fn extend(
+    config: &TrainConfig,
+    state: &CheckpointState,
+    resumed: &mut Resumed,
+    observer: &mut dyn Observer,
+) {
+    let steps = resumed.schedule.steps;
+    let saved = state.identity.value(STEPS).and_then(|steps| steps.parse().ok());
+    let before: u64 = saved.unwrap_or(steps);
+    let time_is_up =
+        config.train.max_minutes.is_some_and(|minutes| state.seconds >= 60.0 * minutes);
+    if state.is_finished() && (state.step >= steps || time_is_up) {
+        return;
+    }
+    if before < steps {
+        resumed.extended = true;
+        resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
+        let old = resumed.schedule.extended_to(before);
+        let note = old.describe_extension(&resumed.schedule, state.step);
+        observer.on_event(Event::Note(&note));
+    }
+    if state.ended {
+        // Patience begins anew, or the run would end at once.
+        resumed.extended = true;
+        resumed.progress.ended = false;
+        resumed.progress.evaluations_since_best = 0;
+    }
 }

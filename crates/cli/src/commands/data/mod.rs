@@ -21,6 +21,7 @@ use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;
+pub(crate) use records::require_folder;
 
 /// Runs one of the commands.
 pub(crate) fn run(command: &DataCommand, json: bool) -> Result<()> {

@@ -22,6 +22,7 @@ struct Counts {
 /// Writes a row for every record; the file appears when it is complete.
 pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
     let output = &arguments.output;
+    require_folder(&arguments.folder)?;
     let files = record_files(&arguments.folder)?;
     if files.contains(output) {
         let problem = format!("--output {} is one of the records", output.display());
@@ -49,6 +50,14 @@ pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Refuses what cannot hold records.
+pub(crate) fn require_folder(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("{}: no such folder of records", path.display())))
 }
 
 fn write(files: &[PathBuf], output: &Path, file: &mut BufWriter<File>) -> Result<Counts> {

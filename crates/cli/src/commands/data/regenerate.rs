@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use crate::cli::DataRegenerateArguments;
 use crate::decoding::{load_draft, stop_tokens};
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 use ledger::{Entry, Ledger, Outcome};
 
 /// Time between two lines of progress.
@@ -52,7 +53,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let mut ledger = Ledger::open(&arguments.output, &writer.recipe())?;
     let before = ledger.len();
     if before > 0 {
-        errln!("going on behind {before} rows that are done");
+        errln!("going on after {before} rows that are done");
     }
     let (mut count, mut last_line, mut open) = (0, Instant::now(), Vec::new());
     let mut finish = |open: &mut Vec<(usize, RawRow)>, ledger: &mut Ledger| -> Result<()> {
@@ -69,7 +70,11 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
         }
         Ok(())
     };
+    let interrupts = Interrupts::listen();
     for (index, row) in rows.enumerate() {
+        if interrupts.asked() {
+            return tell_stopped(&ledger, arguments, json, &interrupts);
+        }
         let row = row?;
         count = index + 1;
         if !ledger.is_done(index, &row.origin())? {
@@ -93,6 +98,28 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
         );
     }
     Ok(())
+}
+
+/// Says how many rows are done where a signal stopped the work.
+fn tell_stopped(
+    ledger: &Ledger,
+    arguments: &DataRegenerateArguments,
+    json: bool,
+    interrupts: &Interrupts,
+) -> Result<()> {
+    let (success, error, skipped) = ledger.counts();
+    if json {
+        outln!(
+            "{}",
+            json!({
+                "finished": false, "rows": ledger.len(), "success": success, "error": error,
+                "skipped": skipped, "output": arguments.output.display().to_string(),
+            })
+        );
+    } else {
+        outln!("stopped after {}: the same command goes on from there", ledger.summary());
+    }
+    Err(interrupts.failure())
 }
 
 /// Answers rows.

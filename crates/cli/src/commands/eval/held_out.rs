@@ -1,7 +1,5 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
-use std::sync::Arc;
-
 use longdraft_models::target::Target;
 use longdraft_train::metrics::DelayCounts;
 use longdraft_train::parallel::World;
@@ -12,6 +10,7 @@ use crate::cli::{EvalHeldOutArguments, with_device};
 use crate::commands::train::open_target;
 use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
@@ -23,7 +22,7 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config, &World::single())?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
-    let mut progress = TrainingProgress::new(Arc::default(), Voice::alone());
+    let mut progress = TrainingProgress::new(Interrupts::default(), Voice::alone());
     let measured =
         measure_drafts(&config, &arguments.drafts, (&target, &tokenizer), &mut progress)?;
     let rows = measured.first().map_or(0, RowMetrics::rows);

@@ -7,18 +7,20 @@ mod table;
 mod unfinished;
 
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
 use serde_json::{Value, json};
 
 use crate::cli::{EvalDecodeArguments, WeightDtype};
+use crate::commands::recorded::last_change;
 use crate::decode_record::{
     Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
 };
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 use prompts::PromptSet;
 use unfinished::Unfinished;
 
@@ -56,6 +58,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         max_tokens: arguments.max_tokens,
     };
     let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
+    let interrupts = Interrupts::listen();
     errln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
     let mut record = DecodeRecord {
         version: DecodeRecord::VERSION,
@@ -78,8 +81,15 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
             cell.clone()
         } else {
             let (schedule, from) = ((&options, arguments.runs), unfinished.progress());
-            let keep = &mut |progress: &Progress| unfinished.keep(progress);
+            let keep = &mut |progress: &Progress| {
+                unfinished.keep(progress, interrupts.asked());
+                !interrupts.asked()
+            };
             let cell = measure(decoding, &models, &prompts, schedule, from, keep)?;
+            let Some(cell) = cell else {
+                tell_stopped(arguments.output.as_deref().unwrap_or(Path::new("")), json);
+                return Err(interrupts.failure());
+            };
             unfinished.end_cell(&cell);
             cell
         };
@@ -116,29 +126,33 @@ fn settings(
     ))
 }
 
-/// When a file, or the newest one of a folder, was last written.
-fn last_change(path: &Path) -> Option<SystemTime> {
-    let changed = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
-    let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
-    inside.filter_map(|entry| changed(&entry.path())).max().max(changed(path))
+/// Says that a signal stopped the measurement; what is kept of it lies in `output`.
+pub(crate) fn tell_stopped(output: &Path, json: bool) {
+    if json {
+        outln!("{}", json!({ "output": output, "finished": false }));
+    } else {
+        outln!("stopped while measuring: the same command goes on from there");
+    }
 }
 
 /// Decodes every prompt plainly and with drafting, in so many runs, from where an earlier call came.
+/// `None` if `goes_on`, which hears of every prompt, ended it early.
 pub(crate) fn measure(
     decoding: &DecodingArguments,
     models: &Models,
     prompts: &[Prompt],
     (options, runs): (&DecodeOptions, usize),
     from: Progress,
-    keep: &mut dyn FnMut(&Progress),
-) -> Result<Cell> {
+    goes_on: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Option<Cell>> {
     let drafter = decoding.drafter(models)?;
     let drafter = drafter.ok_or_else(|| Failure::usage("there is nothing to draft with"))?;
     let mut last_line = Instant::now();
     let verifier = verifier(decoding, options);
     let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };
+    let mut stopped = false;
     let comparison = compare(&models.target, drafter, prompts, &schedule, from, &mut |progress| {
-        keep(progress);
+        stopped = !goes_on(progress);
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
             let totals = &progress.comparison;
@@ -150,10 +164,13 @@ pub(crate) fn measure(
                 totals.drafted().decode_tokens_per_second()
             );
         }
-        true
+        !stopped
     })?;
+    if stopped {
+        return Ok(None);
+    }
     let drafter = decoding.drafter_name(models);
-    Ok(cell((drafter, verifier), options, runs, &comparison))
+    Ok(Some(cell((drafter, verifier), options, runs, &comparison)))
 }
 
 /// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
@@ -258,5 +275,6 @@ pub(crate) fn require_lossless(cell: &Cell, dtype: WeightDtype) -> Result<()> {
         "{differing} outputs differ between plain and draft decoding at temperature {} (largest \
          regret {regret:.3} nats)",
         cell.temperature
-    )))
+    ))
+    .in_result())
 }

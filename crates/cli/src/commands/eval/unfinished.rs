@@ -54,7 +54,7 @@ impl Unfinished {
         });
         if let Some(State { cells, progress, .. }) = &left {
             errln!(
-                "going on behind {} temperatures, {} runs and {} prompts",
+                "going on after {} temperatures, {} runs and {} prompts",
                 cells.len(),
                 progress.runs,
                 progress.prompts
@@ -74,9 +74,9 @@ impl Unfinished {
         self.state.progress.clone()
     }
 
-    /// Keeps it, not more often than saving is cheap.
-    pub(super) fn keep(&mut self, progress: &Progress) {
-        if self.path.is_some() && self.saved.0.elapsed() >= REST * self.saved.1 {
+    /// Keeps it, not more often than saving is cheap unless it is the `last` chance.
+    pub(super) fn keep(&mut self, progress: &Progress, last: bool) {
+        if self.path.is_some() && (last || self.saved.0.elapsed() >= REST * self.saved.1) {
             self.state.progress = progress.clone();
             self.save();
         }

@@ -41,7 +41,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     }
     check_inputs(&composed)?;
     let stages = stages(composed);
-    let mut all = Vec::new();
+    let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
         let chosen = (device.unwrap_or(config.device), config.precision);
         let machine = Machine::of(arguments, world.size(), chosen);
@@ -54,6 +54,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
+        too_large += usize::from(verdict.fits == Some(false));
         if json {
             all.push(to_json(name.as_deref(), &estimate, &verdict, &machine));
             continue;
@@ -70,7 +71,19 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     if json {
         outln!("{}", json!({ "stages": all }));
     }
-    Ok(())
+    require_fit(too_large)
+}
+
+/// Fails if stages need more memory than is free, as the plan has said of each.
+fn require_fit(too_large: usize) -> Result<()> {
+    match too_large {
+        0 => Ok(()),
+        1 => Err(Failure::work("the run does not fit into the memory that is free")),
+        _ => Err(Failure::work(format!(
+            "{too_large} stages do not fit into the memory that is free"
+        ))),
+    }
+    .map_err(|failure| failure.hint("the plan names what to lower").in_result())
 }
 
 /// Prints what a pretraining run needs.
@@ -96,7 +109,7 @@ pub(crate) fn pretraining(
     } else {
         out!("{}", table::text(&estimate, &verdict, &machine));
     }
-    Ok(())
+    require_fit(usize::from(verdict.fits == Some(false)))
 }
 
 fn composed(arguments: &TrainArguments) -> Result<Composed> {

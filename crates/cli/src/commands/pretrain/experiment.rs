@@ -23,7 +23,7 @@ use crate::configuration::{
     Checked, Problem, compose_as, compose_pretrain, failure, read_pretrain,
 };
 use crate::failure::{Failure, Result};
-use crate::progress::stop_on_interrupt;
+use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 
 /// A grid.
@@ -147,7 +147,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     if !problems.is_empty() {
         return Err(failure(&problems));
     }
-    let stop = stop_on_interrupt();
+    let interrupts = Interrupts::listen();
     let mut lines: Vec<Line> = Vec::new();
     for run in runs {
         let mut columns: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
@@ -156,10 +156,14 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             let mut set = changes(&grid, run, &arguments.overrides);
             set.push(format!("output={}", output.display()));
             set.push(format!("train.seed={seed}"));
-            let mut progress = Progress::new(std::sync::Arc::clone(&stop), Voice::alone());
+            let mut progress = Progress::new(interrupts.clone(), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
-                outln!("stopped: the same command goes on from there");
-                return Ok(());
+                if json {
+                    outln!("{}", json!({ "output": grid.output, "finished": false }));
+                } else {
+                    outln!("stopped: the same command goes on from there");
+                }
+                return Err(interrupts.failure());
             };
             for (name, value) in scores {
                 columns.entry(name).or_default().push(value.as_f64());

@@ -5,8 +5,6 @@ mod experiment;
 mod quantize;
 mod table;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
@@ -20,9 +18,11 @@ use serde_json::{Value, json};
 
 use super::{median, plan};
 use crate::cli::TrainArguments;
+use crate::commands::train::require_extension;
 use crate::configuration::{file_text, read_pretrain};
 use crate::failure::{Failure, Result};
-use crate::progress::{clock, stop_on_interrupt};
+use crate::interrupts::Interrupts;
+use crate::progress::clock;
 use crate::ranks::{Voice, over_ranks};
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
@@ -41,16 +41,20 @@ pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
-    let policy = if arguments.force_resume { ResumePolicy::Force } else { ResumePolicy::Strict };
+    let policy = arguments.policy();
     let config = read_pretrain(&arguments.config, &arguments.changes())?;
     if arguments.planning.plan {
         return plan::pretraining(world, &config, &arguments.planning, json);
     }
     let voice = Voice::of(world, &config.output)?;
-    let mut progress = Progress::new(stop_on_interrupt(), voice);
+    let interrupts = Interrupts::listen();
+    let mut progress = Progress::new(interrupts.clone(), voice);
     let trained = train(config, policy, world, &mut progress)?;
+    let outcome = interrupts.outcome(trained.ending, world);
+    let output = &trained.run.config().output;
+    require_extension(policy, trained.ending, progress.speeds.is_empty(), output)?;
     if !world.is_first() {
-        return Ok(());
+        return outcome;
     }
     let output = trained.run.config().output.display();
     if json {
@@ -62,7 +66,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         let steps = trained.run.totals().0;
         outln!("stopped after step {steps}: the same command goes on from there");
     }
-    Ok(())
+    outcome
 }
 
 /// A run that ended.
@@ -218,14 +222,14 @@ fn save_config(config: &PretrainConfig, text: &str) -> Result<()> {
 /// Prints a run's events; stops it when the user asks.
 pub(super) struct Progress {
     voice: Voice,
-    stop: Arc<AtomicBool>,
+    interrupts: Interrupts,
     last_line: Option<Instant>,
     speeds: Vec<f64>,
 }
 
 impl Progress {
-    pub(super) fn new(stop: Arc<AtomicBool>, voice: Voice) -> Self {
-        Self { voice, stop, last_line: None, speeds: Vec::new() }
+    pub(super) fn new(interrupts: Interrupts, voice: Voice) -> Self {
+        Self { voice, interrupts, last_line: None, speeds: Vec::new() }
     }
 
     fn step(&mut self, report: &PretrainStep) {
@@ -267,6 +271,6 @@ impl PretrainObserver for Progress {
     }
 
     fn should_stop(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.interrupts.asked()
     }
 }

@@ -135,5 +135,6 @@ fn require_fit(sizes: Sizes) -> Result<()> {
         return Ok(());
     }
     Err(Failure::work(format!("{} bytes are beyond the limit of 16000000", sizes.total()))
-        .hint("train a smaller model, or use --format modern with --levels or --budget-bytes"))
+        .hint("train a smaller model, or use --format modern with --levels or --budget-bytes")
+        .in_result())
 }

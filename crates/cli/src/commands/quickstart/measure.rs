@@ -13,6 +13,7 @@ use crate::commands::eval::prompts::PromptSet;
 use crate::decode_record::DecodeRecord;
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::Result;
+use crate::interrupts::Interrupts;
 
 pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
 
@@ -23,13 +24,15 @@ const RUNS: usize = 2;
 /// Share of the vocabulary that is proposed: the rest is rare, and the draft reads a smaller head.
 const PROPOSED: usize = 4;
 
-/// Decodes the shipped questions; the output must be that of plain decoding.
+/// Decodes the shipped questions; the output must be that of plain decoding. `None` if a signal
+/// stopped it.
 pub(super) fn run(
     target: &str,
     draft: &Path,
     data: &Path,
     questions: usize,
-) -> Result<DecodeRecord> {
+    interrupts: &Interrupts,
+) -> Result<Option<DecodeRecord>> {
     let size = Target::open_config(target)?.vocab_size / PROPOSED;
     let alone = DecodingArguments {
         // A draft of an earlier version has no counts.
@@ -59,21 +62,22 @@ pub(super) fn run(
         max_new_tokens: NEW_TOKENS,
         cells: Vec::new(),
     };
-    let mut measure = |decoding: &DecodingArguments, pace| -> Result<()> {
+    let mut measure = |decoding: &DecodingArguments, pace| -> Result<bool> {
         let mut options = decoding.options(0.0, pace)?;
         options.max_new_tokens = NEW_TOKENS;
         options.stop_tokens = stop_tokens(opened);
         let (schedule, from) = ((&options, RUNS), Progress::default());
-        let cell = eval::measure(decoding, &models, &prompts, schedule, from, &mut |_| {})?;
+        let goes_on = &mut |_: &Progress| !interrupts.asked();
+        let cell = eval::measure(decoding, &models, &prompts, schedule, from, goes_on)?;
+        let Some(cell) = cell else { return Ok(false) };
         eval::print(&cell);
         outln!();
         record.cells.push(cell);
-        Ok(())
+        Ok(true)
     };
-    measure(&alone, PaceChoice::Fixed)?;
     let combined = DecodingArguments { lookup: Some(LookupChoice::Switch), ..alone.clone() };
-    measure(&combined, PaceChoice::Measured)?;
-    Ok(record)
+    let whole = measure(&alone, PaceChoice::Fixed)? && measure(&combined, PaceChoice::Measured)?;
+    Ok(whole.then_some(record))
 }
 
 /// The figures that matter, a line for each way.

@@ -15,6 +15,7 @@ use crate::commands::curriculum::{self, End};
 use crate::commands::{eval, extract, fetch, report};
 use crate::configuration::{LocatedStage, parse_stages};
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 use crate::progress::clock;
 
 /// The target that needs no network.
@@ -55,9 +56,9 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     errln!("Ctrl-C at any time: the same command goes on from there.");
     let (policy, world) = (ResumePolicy::Strict, World::single());
     let finished = match curriculum::train_all(output, stages, policy, &world, &mut tell)? {
-        End::Stopped(stage) => {
-            outln!("stopped in stage {stage}: the same command goes on from there");
-            return Ok(());
+        End::Stopped(stopped) => {
+            stopped.tell(output, json);
+            return Err(stopped.failure);
         }
         End::OnFirstRank => return Ok(()),
         End::Finished(finished) => finished,
@@ -70,7 +71,12 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         "\n[measure] test questions are answered without the draft, with it, and with it and prompt \
          lookup"
     );
-    let record = measure::run(&target, &draft, &data, arguments.questions)?;
+    let interrupts = Interrupts::listen();
+    let measured = measure::run(&target, &draft, &data, arguments.questions, &interrupts)?;
+    let Some(record) = measured else {
+        eval::tell_stopped(output, json);
+        return Err(interrupts.failure());
+    };
     eval::write(output, &record)?;
     let page = report::write_page(output)?;
     let seconds = started.elapsed().as_secs_f64();

@@ -319,6 +319,8 @@ impl StoreWriter {
             held_out: of(Part::HeldOut)?,
         };
         Claim::clear(&self.location)?;
+        // Half claims of processes that were killed while they asked for a shard; a living one asks again.
+        self.location.remove_staged(CLAIMS, "", Duration::ZERO);
         let text = serde_json::to_vec(&index).unwrap_or_default();
         self.location.put(INDEX, text)
     }

@@ -1,0 +1,97 @@
+//! What a run's folder tells of it, without its target.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
+use longdraft_train::config::TrainConfig;
+use longdraft_train::stage::{Event, Observer};
+use longdraft_train::tracking::{Outcome, Tracked};
+use serde_json::Value;
+
+use crate::commands::train::{CONFIG_FILE, config_text, median};
+
+/// Figures that a run has logged.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    /// Of the last evaluation.
+    pub(crate) held_out: Option<Value>,
+    /// Tokens a second of every logged step.
+    pub(crate) speeds: Vec<f64>,
+}
+
+impl Figures {
+    /// Of a run's folder; lines that cannot be read are passed over.
+    pub(crate) fn of(run: &Path) -> Self {
+        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+        let mut figures = Self::default();
+        for record in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            if let Some(held_out) = record.get("held_out") {
+                figures.held_out = Some(held_out.clone());
+            }
+            figures.speeds.extend(record["tokens_per_second"].as_f64());
+        }
+        figures
+    }
+
+    /// Median speed, if a step was logged.
+    pub(crate) fn speed(&self) -> Option<f64> {
+        (!self.speeds.is_empty()).then(|| median(&self.speeds))
+    }
+}
+
+/// A run that was trained to its end under the very configuration that is asked for.
+pub(crate) struct FinishedRun {
+    pub(crate) steps: u64,
+    pub(crate) figures: Figures,
+    /// When its last checkpoint was saved.
+    pub(crate) saved: SystemTime,
+}
+
+impl FinishedRun {
+    /// The run that a configuration asks for, if it is finished, undamaged, and its text and target have
+    /// not changed since. Where there is doubt there is none: preparing the run looks closer.
+    pub(crate) fn find(config: &TrainConfig) -> Option<Self> {
+        let text = std::fs::read_to_string(config.output.join(CONFIG_FILE)).ok()?;
+        let (_, made_with) = text.split_once('\n')?;
+        if made_with != config_text(config).ok()? {
+            return None;
+        }
+        let checkpoint = config.output.join("checkpoints").join(LAST);
+        let state = read_state(&checkpoint).ok().filter(CheckpointState::is_finished)?;
+        let saved = last_change(&checkpoint)?;
+        let sources = config.data.train.iter().chain(&config.data.held_out);
+        let mut inputs = vec![Path::new(&config.target)];
+        inputs.extend(sources.map(|source| source.path.as_path()));
+        inputs.extend(config.draft.from.as_deref());
+        inputs.extend(config.train.features.store().map(Path::new));
+        // What lies elsewhere has no time here.
+        if inputs.iter().any(|input| last_change(input).is_some_and(|change| change > saved)) {
+            return None;
+        }
+        verify(&checkpoint).ok()?;
+        let (steps, figures) = (state.step, Figures::of(&config.output));
+        Some(Self { steps, figures, saved })
+    }
+
+    /// Tells its trackers of the end, if the process that trained it was killed before it could.
+    pub(crate) fn end_tracking(&self, config: &TrainConfig) -> Vec<String> {
+        let mut silent = Silent;
+        let mut tracked = Tracked::new(config, &mut silent);
+        tracked.on_event(Event::Resumed(self.steps));
+        tracked.finish(Outcome::Finished)
+    }
+}
+
+struct Silent;
+
+impl Observer for Silent {
+    fn on_event(&mut self, _: Event<'_>) {}
+}
+
+/// When a file, or the newest one of a folder, was last written.
+pub(crate) fn last_change(path: &Path) -> Option<SystemTime> {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
+    inside.filter_map(|entry| changed(&entry.path())).max().max(changed(path))
+}

@@ -1,0 +1,136 @@
+//! What every command owes its caller: one table of exit codes, and errors that programs can read.
+
+mod support;
+
+use serde_json::Value;
+use support::{Workshop, last_json, run, stderr, stdout, succeed};
+
+/// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
+fn ended(arguments: &[&str], code: i32) -> Result<Value, String> {
+    let output = run(&[arguments, &["--json"]].concat());
+    let (said, told) = (stderr(&output), stdout(&output));
+    let line = told.trim_end().lines().last().unwrap_or_default();
+    let error = serde_json::from_str::<Value>(line).unwrap_or_default()["error"].clone();
+    let sound = output.status.code() == Some(code)
+        && !said.contains("panicked")
+        && said.contains("error")
+        && error["code"] == code
+        && error["message"].as_str().is_some_and(|text| !text.is_empty());
+    let problem = || format!("{arguments:?} ended with {:?}: {told}{said}", output.status.code());
+    sound.then_some(error).ok_or_else(problem)
+}
+
+#[track_caller]
+fn error_of(arguments: &[&str], code: i32) -> Value {
+    ended(arguments, code).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+#[test]
+fn a_file_that_is_not_there_or_of_no_known_kind_is_wrong_use() {
+    let shop = Workshop::new();
+    let (config, target) = (shop.config(), shop.target());
+    let (none, table, output) = (shop.path("none"), shop.path("table.csv"), shop.path("output"));
+    std::fs::write(&table, "a,b\n1,2\n").expect("a table");
+    let (features, rows) = (format!("train.features={output}"), shop.path("rows.jsonl"));
+    let mut problems = Vec::new();
+    for wrong in [none.as_str(), "nope.gguf", table.as_str()] {
+        let generate = ["generate", "--prompt", "a", "--max-tokens", "2"];
+        let eval = ["eval", "decode", "--max-tokens", "2", "--prompts", &rows, "--field", "text"];
+        let named = format!("data.train=[{{path: {wrong}}}]");
+        let commands: &[&[&str]] = &[
+            &["train", wrong],
+            &["train", &config, &format!("target={wrong}")],
+            &["train", &config, &named],
+            &["pretrain", wrong],
+            &["experiment", wrong],
+            &["capture", wrong],
+            &["capture", &config, &features, "--records", wrong],
+            &["config", "show", wrong],
+            &["extract", wrong],
+            &["export", wrong, "--to", "longspec", "--output", &output, "--target", &target],
+            &["verify", wrong],
+            &["push", wrong, "org/name", "--dry-run"],
+            &[&generate[..], &["--target", wrong, "--no-draft"]].concat(),
+            &[&generate[..], &["--target", &target, "--draft", wrong]].concat(),
+            &[&generate[..], &["--target", &target, "--lookup", "--datastore", wrong]].concat(),
+            &[&eval[..], &["--target", wrong, "--lookup"]].concat(),
+            &[&eval[..], &["--target", &target, "--draft", wrong]].concat(),
+            &["eval", "decode", "--target", &target, "--lookup", "--prompts", wrong],
+            &["eval", "held-out", &config, "--draft", wrong],
+            &["eval", "bpb", wrong, "--data", &rows],
+            &["quantize", wrong, "--output", &shop.path("model.ldq")],
+            &["data", "inspect", wrong, "--target", &target],
+            &["data", "stats", wrong, "--target", &target],
+            &["data", "prepare", wrong, "--target", &target, "--output", &output],
+            &["data", "regenerate", wrong, "--target", &target, "--output", &output],
+            &["data", "regenerate", &rows, "--target", wrong, "--output", &output],
+            &["data", "tokenizer", wrong, "--vocabulary", "300", "--output", &output],
+            &["data", "records", wrong, "--output", &output],
+            &["report", wrong],
+            &["parity", wrong],
+            &["quickstart", "--target", wrong, "--output", &output],
+        ];
+        for arguments in commands {
+            // Text and JSONL may have any name; what a folder lacks is for `verify` to list.
+            let any_name = arguments.ends_with(&["--prompts", wrong])
+                || matches!(arguments[..2], ["data", "tokenizer"] | ["verify", _]);
+            if wrong != table || !any_name {
+                problems.extend(ended(arguments, 2).err());
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn errors_are_told_to_programs_too() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    // Arguments that cannot be read.
+    let error = error_of(&["train", &config, "--no-such-flag"], 2);
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("--no-such-flag")));
+    // Every problem of a configuration on its own.
+    let error = error_of(&["train", &config, "train.stepz=1", "data.row_tokenz=5"], 2);
+    let problems = error["problems"].as_array().expect("problems");
+    assert_eq!(problems.len(), 2, "{error}");
+    assert!(problems[0].as_str().is_some_and(|text| text.contains("did you mean")), "{error}");
+    // Work that fails, with the way out.
+    succeed(&["train", &config, "train.steps=2"]);
+    let error = error_of(&["train", &config, "train.steps=2", "train.seed=9"], 1);
+    assert!(error["hint"].as_str().is_some_and(|text| text.contains("--force-resume")), "{error}");
+    // Without --json stdout stays empty.
+    let output = run(&["train", &config, "train.seed=9"]);
+    assert!(output.stdout.is_empty() && stderr(&output).starts_with("error: "));
+    // A result that says what is wrong stays the last line.
+    let output = run(&["verify", &shop.target(), "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(last_json(&stdout(&output))["clean"], false);
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_a_failure() {
+    let shop = Workshop::new();
+    let plan = |memory: &str| {
+        run(&["train", &shop.config(), "--plan", "--gflops", "10", "--memory", memory, "--json"])
+    };
+    let (fits, lacks) = (plan("64"), plan("0.000001"));
+    assert_eq!((fits.status.code(), lacks.status.code()), (Some(0), Some(1)));
+    let fits = |output| last_json(&stdout(output))["stages"][0]["fits"].clone();
+    assert_eq!((fits(&plan("64")), fits(&lacks)), (true.into(), false.into()));
+    assert!(stderr(&lacks).contains("error: the run does not fit"), "{}", stderr(&lacks));
+}
+
+#[test]
+fn help_and_docs_have_the_same_table_of_exit_codes() {
+    let help = succeed(&["--help"]);
+    let (_, table) = help.split_once("Exit codes:\n").expect("a table in the help");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exit-codes.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let codes = |text: &str, before: &str| -> Vec<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(before));
+        let codes = lines.filter_map(|line| line.split_whitespace().next());
+        codes.filter(|code| code.parse::<u8>().is_ok()).map(str::to_owned).collect()
+    };
+    assert_eq!(codes(table, "  "), codes(&page, "| "));
+    assert!(codes(table, "  ").contains(&"130".to_owned()));
+}

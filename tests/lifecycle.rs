@@ -1,0 +1,453 @@
+//! The life of a run: readers that go away, signals, saving, a later end, folders that are lost.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+
+/// Long enough for a loaded machine: only a hang takes longer.
+const PATIENCE: Duration = Duration::from_mins(3);
+
+/// A run of some hundred steps.
+const LONG: &str = "train.epochs=12";
+
+fn lines(path: &str) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+/// Waits until it holds.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what}: not yet");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+}
+
+/// Nothing while one checkpoint takes the place of another.
+fn last_state(run: &str) -> Value {
+    let text = std::fs::read_to_string(format!("{run}/checkpoints/last/state.json"));
+    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+}
+
+/// Whether this process, and those that it starts, do not notice when their terminal goes.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask & 1 == 1)
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("a checkpoint")
+}
+
+/// Runs a line of the shell, in which `$L` is the program and `$1`, `$2` are arguments.
+fn shell(line: &str, arguments: &[&str]) -> Output {
+    Command::new("bash")
+        .args(["-c", line, "bash"])
+        .args(arguments)
+        .envs([("L", env!("CARGO_BIN_EXE_longdraft")), ("NO_COLOR", "1")])
+        .env("RAYON_NUM_THREADS", "1")
+        .output()
+        .expect("bash")
+}
+
+#[test]
+fn training_outlives_the_reader_of_its_log() {
+    let shop = Workshop::new();
+    let whole = shop.path("whole");
+    succeed(&["train", &shop.config(), &format!("output={whole}")]);
+    // Both streams go to a reader that leaves after some lines, or at once.
+    for (name, line) in [
+        ("piped", "\"$L\" train \"$1\" \"$2\" --threads 1 2>&1 | head -n 2; exit ${PIPESTATUS[0]}"),
+        ("deaf", "\"$L\" train \"$1\" \"$2\" --threads 1 2>&1 | true; exit ${PIPESTATUS[0]}"),
+        ("closed", "\"$L\" train \"$1\" \"$2\" --threads 1 >&- 2>&-"),
+    ] {
+        let output = shop.path(name);
+        let ended = shell(line, &[&shop.config(), &format!("output={output}")]);
+        assert_eq!(ended.status.code(), Some(0), "{name}: {}", stderr(&ended));
+        assert!(!stdout(&ended).contains("panicked"), "{name}: {}", stdout(&ended));
+        assert_eq!(draft_bytes(&output), draft_bytes(&whole), "{name}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_stdout_is_told_when_the_work_is_done() {
+    let shop = Workshop::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let ended = longdraft(&["train", &shop.config(), "--json"])
+        .stdout(full())
+        .output()
+        .expect("the binary starts");
+    assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
+    let said = stderr(&ended);
+    assert!(said.contains("error: stdout: No space left"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    assert!(shop.folder.path().join("run/checkpoints/last/manifest.json").is_file());
+    // Without stderr nothing can be told, but the exit code tells it.
+    let ended = longdraft(&["config", "schema"]).stdout(full()).stderr(full()).status();
+    assert_eq!(ended.expect("runs").code(), Some(1));
+    let ended = longdraft(&["train", &shop.config(), "train.stepz=1"]).stderr(full()).status();
+    assert_eq!(ended.expect("runs").code(), Some(2));
+}
+
+#[test]
+fn what_only_prints_ends_quietly_with_its_reader() {
+    let shop = Workshop::new();
+    let rows = shop.path("many.jsonl");
+    let text = format!("{{\"text\": \"{}\"}}\n", "the cat sat on the mat. ".repeat(40));
+    std::fs::write(&rows, text.repeat(200)).expect("rows");
+    let (config, target) = (shop.config(), shop.target());
+    let inspect = ["data", "inspect", &rows, "--target", &target, "--rows", "200"];
+    let generate =
+        ["generate", "--target", &target, "--no-draft", "--prompt", "a", "--max-tokens", "400"];
+    let show = ["config", "show", &config];
+    for arguments in [&["config", "schema"][..], &show, &inspect, &generate] {
+        let mut child = longdraft(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        // Nobody reads from here on.
+        drop(child.stdout.take());
+        let mut said = String::new();
+        let mut errors = child.stderr.take().expect("a pipe");
+        errors.read_to_string(&mut said).expect("text");
+        assert_eq!(child.wait().expect("wait").code(), Some(141), "{arguments:?}: {said}");
+        assert!(!said.contains("panicked") && !said.contains("error"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn signals_save_and_end_with_their_own_exit_code() {
+    let shop = Workshop::new();
+    let whole = shop.path("whole");
+    succeed(&["train", &shop.config(), &format!("output={whole}"), LONG]);
+    for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        if name == "-HUP" && ignores_hangups() {
+            eprintln!("skipped: SIGHUP is ignored here");
+            continue;
+        }
+        let stopped = shop.path(name);
+        let (output, config) = (format!("output={stopped}"), shop.config());
+        let train = ["train", &config, &output, LONG, "--json"];
+        let child = longdraft(&train)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        wait_until("steps", || lines(&format!("{stopped}/metrics.jsonl")) >= 5);
+        signal(&child, name);
+        let ended = child.wait_with_output().expect("wait");
+        assert_eq!(ended.status.code(), Some(code), "{name}: {}", stderr(&ended));
+        let said = last_json(&stdout(&ended));
+        assert_eq!(said["finished"], false, "{name}");
+        assert_eq!(said["steps"], last_state(&stopped)["step"], "{name}: not saved");
+        assert!(!stderr(&ended).contains("error:"), "{name}: {}", stderr(&ended));
+        assert_eq!(last_json(&succeed(&train))["finished"], true);
+        assert_eq!(draft_bytes(&whole), draft_bytes(&stopped), "{name}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_under_nohup_goes_on_when_its_terminal_goes() {
+    let shop = Workshop::new();
+    let output = shop.path("run");
+    let child = Command::new("nohup")
+        .arg(env!("CARGO_BIN_EXE_longdraft"))
+        .args(["train", &shop.config(), LONG, "--threads", "1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("nohup");
+    wait_until("steps", || lines(&format!("{output}/metrics.jsonl")) >= 3);
+    signal(&child, "-HUP");
+    let ended = child.wait_with_output().expect("wait");
+    assert_eq!(ended.status.code(), Some(0));
+}
+
+#[test]
+fn every_command_that_works_for_long_tells_its_signal() {
+    let shop = Workshop::of_four_layers();
+    let curriculum = shop.path("curriculum.yaml");
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    std::fs::write(&curriculum, format!("{text}stages:\n  - name: one\n  - name: two\n"))
+        .expect("curriculum");
+    let rows = "data.row_tokens=128";
+    let store = format!("train.features={}", shop.path("store"));
+    let prompts = shop.path("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n".repeat(300)).expect("prompts");
+    let (config, target, answers) = (shop.config(), shop.target(), shop.path("answers.jsonl"));
+    let measured = shop.path("eval");
+    let eval = [
+        &["eval", "decode", "--target", &target, "--lookup", "--prompts", &prompts][..],
+        &["--max-tokens", "60", "--output", &measured],
+    ]
+    .concat();
+    let regenerate = ["data", "regenerate", &prompts, "--target", &target, "--output", &answers];
+    // The command, and what it says once it is at work.
+    let cases: [(&[&str], &str); 4] = [
+        (&["train", &curriculum, LONG], "step "),
+        (
+            &["capture", &config, &store, rows, "capture.shard_mib=1", "data.train=[{path: ROWS}]"],
+            "",
+        ),
+        (&eval, "300 prompts"),
+        (&[&regenerate[..], &["--max-tokens", "50", "--batch", "2"]].concat(), ""),
+    ];
+    let many = shop.path("many.jsonl");
+    let row = format!("{{\"text\": \"{}\"}}\n", "the cat sat on the mat. ".repeat(5));
+    std::fs::write(&many, row.repeat(4000)).expect("rows");
+    for (arguments, sign) in cases {
+        let arguments: Vec<String> =
+            arguments.iter().map(|argument| argument.replace("ROWS", &many)).collect();
+        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        arguments.push("--json");
+        let mut child = longdraft(&arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut said = String::new();
+        if sign.is_empty() {
+            wait_until("work", || {
+                let claims = std::fs::read_dir(shop.path("store/claims"));
+                claims.is_ok_and(|mut claims| claims.next().is_some()) || lines(&answers) > 0
+            });
+        } else {
+            while !said.contains(sign) {
+                assert!(errors.read_line(&mut said).expect("text") > 0, "{arguments:?}: {said}");
+            }
+        }
+        signal(&child, "-TERM");
+        errors.read_to_string(&mut said).expect("text");
+        let ended = child.wait_with_output().expect("wait");
+        assert_eq!(ended.status.code(), Some(143), "{arguments:?}: {said}");
+        assert_eq!(last_json(&stdout(&ended))["finished"], false, "{arguments:?}");
+        // What follows is not taken for work that has begun.
+        let _ = std::fs::remove_dir_all(shop.path("store"));
+    }
+    assert!(std::path::Path::new(&measured).join("decode-unfinished.json").is_file());
+    assert!(lines(&answers) < 300);
+}
+
+#[test]
+fn checkpoints_come_by_minutes_too() {
+    let shop = Workshop::new();
+    let saves = |minutes: &str| {
+        let output = shop.path(minutes);
+        let arguments = [
+            "train",
+            &shop.config(),
+            &format!("output={output}"),
+            "train.steps=6",
+            "train.save_every=1000",
+            &format!("train.save_minutes={minutes}"),
+        ];
+        let ended = run(&arguments);
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        stderr(&ended).matches("checkpoints/last\n").count()
+    };
+    assert_eq!(saves("0.000000001"), 6);
+    assert_eq!(saves("0"), 1);
+    assert_eq!(saves("60"), 1);
+    let text = fail(&["train", &shop.config(), "train.save_minutes=-1"], 2);
+    assert!(text.contains("train.save_minutes"), "{text}");
+}
+
+#[test]
+fn a_run_is_extended_on_demand_and_says_what_becomes_of_its_schedule() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let train = |name: &str, kind: &str, steps: u64, extra: &[&'static str]| -> Vec<String> {
+        let output = format!("output={}", shop.path(name));
+        let (kind, steps) = (format!("schedule.kind={kind}"), format!("train.steps={steps}"));
+        let mut arguments = vec!["train".to_owned(), config.clone(), output, kind, steps];
+        arguments.extend(extra.iter().map(ToString::to_string));
+        arguments
+    };
+    let words = |arguments: &[String]| -> Vec<String> { arguments.to_vec() };
+    let ok = |arguments: Vec<String>| {
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let ended = run(&words);
+        assert!(ended.status.success(), "{words:?}: {}", stderr(&ended));
+        stderr(&ended)
+    };
+    let refused = |arguments: Vec<String>| {
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        fail(&words, 1)
+    };
+    // With a constant rate nothing tells an extended run from one that was as long from the start.
+    ok(train("short", "constant", 8, &[]));
+    let text = refused(train("short", "constant", 12, &[]));
+    assert!(text.contains("train.steps was 8, now 12") && text.contains("--extend"), "{text}");
+    let told = ok(train("short", "constant", 12, &["--extend"]));
+    assert!(told.contains("8 steps become 12: the learning rate goes from 5.000e-4"), "{told}");
+    ok(train("long", "constant", 12, &[]));
+    assert_eq!(draft_bytes(&shop.path("short")), draft_bytes(&shop.path("long")));
+    // Shorter is refused with and without it; so is an extension to nowhere.
+    for extra in [&[][..], &["--extend"]] {
+        let text = refused(train("short", "constant", 9, extra));
+        assert!(text.contains("cannot become shorter"), "{text}");
+    }
+    let text = refused(train("short", "constant", 12, &["--extend"]));
+    assert!(text.contains("nothing to extend"), "{text}");
+    let mut other = train("short", "constant", 14, &["--extend"]);
+    other.push("train.seed=3".to_owned());
+    assert!(refused(other).contains("train.seed was 0, now 3"));
+    // A cosine falls to the later end; a kill on the way changes nothing.
+    let rates = |name: &str| -> Vec<f64> {
+        let text = std::fs::read_to_string(shop.path(&format!("{name}/metrics.jsonl")));
+        let records = text.expect("metrics");
+        let records = records.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        records.filter_map(|record: Value| record["learning_rate"].as_f64()).collect()
+    };
+    for name in ["whole", "killed"] {
+        ok(train(name, "warmup_cosine", 40, &[]));
+    }
+    ok(train("whole", "warmup_cosine", 120, &["--extend"]));
+    let words = words(&train("killed", "warmup_cosine", 120, &["--extend"]));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut child = longdraft(&words)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let killed = shop.path("killed");
+    wait_until("steps", || last_state(&killed)["step"].as_u64() > Some(48));
+    child.kill().expect("kill");
+    child.wait().expect("reap");
+    // From here on the length is that of the run.
+    ok(train("killed", "warmup_cosine", 120, &[]));
+    assert_eq!(rates("whole"), rates("killed"));
+    assert_eq!(draft_bytes(&shop.path("whole")), draft_bytes(&killed));
+    let rates = rates("whole");
+    assert_eq!(rates.len(), 120);
+    assert!(rates[39] < 1e-6 && rates[40] > 3e-4 && rates[119] < 1e-6, "{rates:?}");
+}
+
+#[test]
+fn the_last_stage_that_has_begun_can_be_extended() {
+    let shop = Workshop::new();
+    let curriculum = shop.path("curriculum.yaml");
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    let stages =
+        "stages:\n  - {name: one, train: {steps: 3}}\n  - {name: two, train: {steps: 3}}\n";
+    std::fs::write(&curriculum, format!("{text}{stages}")).expect("curriculum");
+    let first = stdout(&run(&["train", &curriculum, "--json"]));
+    let first = last_json(&first);
+    assert_eq!(first["finished"], true);
+    // Finished stages are not opened again, and their figures are told as they were.
+    std::fs::rename(shop.target(), shop.path("away")).expect("rename");
+    let again = run(&["train", &curriculum, "--json"]);
+    let told = stderr(&again);
+    assert!(again.status.success(), "{told}");
+    assert_eq!(last_json(&stdout(&again))["held_out"], first["held_out"]);
+    assert!(told.contains("stage 2/2 two: already finished, after 3 steps"), "{told}");
+    std::fs::rename(shop.path("away"), shop.target()).expect("rename");
+
+    let text = fail(&["train", &curriculum, "stages.0.train.steps=5", "--extend"], 1);
+    assert!(text.contains("stage `two` was trained from its draft"), "{text}");
+    let told = run(&["train", &curriculum, "stages.1.train.steps=5", "--extend"]);
+    assert!(told.status.success(), "{}", stderr(&told));
+    assert!(stderr(&told).contains("3 steps become 5"), "{}", stderr(&told));
+    assert!(stderr(&told).contains("already finished"), "{}", stderr(&told));
+    assert_eq!(last_state(&shop.path("run/two"))["step"], 5);
+}
+
+#[test]
+fn time_that_ended_a_run_can_be_raised() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let train = |minutes: &'static str| ["train", &config, "train.steps=12", minutes];
+    succeed(&train("train.max_minutes=0.000001"));
+    assert_eq!(last_state(&shop.path("run"))["step"], 1);
+    let text = fail(&train("train.max_minutes=60"), 1);
+    assert!(text.contains("train.max_minutes was 0.000001, now 60"), "{text}");
+    assert!(text.contains("--extend"), "{text}");
+    succeed(&[&train("train.max_minutes=60")[..], &["--extend"]].concat());
+    assert_eq!(last_state(&shop.path("run"))["step"], 12);
+}
+
+#[test]
+fn a_finished_run_tells_its_figures_without_its_target() {
+    let shop = Workshop::new();
+    let first = last_json(&succeed(&["train", &shop.config(), "--json"]));
+    assert!(first["held_out"].is_object());
+    std::fs::rename(shop.target(), shop.path("away")).expect("rename");
+    let again = last_json(&succeed(&["train", &shop.config(), "--json"]));
+    assert_eq!((&again["held_out"], &again["steps"]), (&first["held_out"], &first["steps"]));
+    assert_eq!(again["finished"], true);
+    assert!(again["median_tokens_per_second"].as_f64() > Some(0.0));
+    assert!(succeed(&["train", &shop.config()]).starts_with("already finished, after"));
+    // Where something changed since, the run is looked at closely: its target is missed.
+    let rows = shop.path("rows.jsonl");
+    let text = std::fs::read_to_string(&rows).expect("rows");
+    std::fs::write(&rows, text.replacen("row 0", "now 0", 1)).expect("rows");
+    fail(&["train", &shop.config()], 2);
+    std::fs::rename(shop.path("away"), shop.target()).expect("rename");
+    let text = fail(&["train", &shop.config()], 1);
+    assert!(text.contains("data was "), "{text}");
+}
+
+#[test]
+fn a_run_directory_that_is_lost_ends_the_run() {
+    let shop = Workshop::new();
+    for (name, lose) in [("deleted", true), ("unlinked", false)] {
+        let output = shop.path(name);
+        let child = longdraft(&["train", &shop.config(), &format!("output={output}"), LONG])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        wait_until("steps", || lines(&format!("{output}/metrics.jsonl")) >= 3);
+        // A file that is written at the same moment may bring its folder back.
+        wait_until("removal", || {
+            let removed = if lose {
+                std::fs::remove_dir_all(&output)
+            } else {
+                std::fs::remove_file(format!("{output}/metrics.jsonl"))
+            };
+            removed.is_ok()
+        });
+        let ended = child.wait_with_output().expect("wait");
+        let said = stderr(&ended);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains("error: ") && said.contains(name), "{said}");
+        assert!(!stdout(&ended).contains("done"), "{}", stdout(&ended));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn checkpoints_that_cannot_be_looked_at_are_not_taken_for_none() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config(), "train.steps=2"]);
+    // Also for a user who may read everything: a link that leads to itself.
+    let (checkpoints, away) = (shop.path("run/checkpoints"), shop.path("run/away"));
+    std::fs::rename(&checkpoints, &away).expect("rename");
+    std::os::unix::fs::symlink("checkpoints", &checkpoints).expect("link");
+    for arguments in
+        [&["train", &shop.config(), "train.steps=2"][..], &["extract", &shop.path("run")]]
+    {
+        let text = fail(arguments, 1);
+        assert!(text.contains("symbolic links"), "{text}");
+        assert!(!text.contains("no checkpoint is there"), "{text}");
+    }
+    std::fs::remove_file(&checkpoints).expect("remove");
+    let text = fail(&["extract", &shop.path("run")], 2);
+    assert!(text.contains("no checkpoint is there"), "{text}");
+}
