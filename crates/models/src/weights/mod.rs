@@ -12,6 +12,7 @@ pub(crate) mod mmap;
 pub mod pth;
 pub mod safetensors;
 pub mod streamed;
+pub mod temporary;
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
