@@ -145,7 +145,7 @@ fn weights_held_as_stored_compute_nearly_what_their_f32_values_do() {
     let path = dir.path().join("model.gguf");
     for dtype in [GgmlDType::Q4_0, GgmlDType::Q4_1, GgmlDType::Q8_0, GgmlDType::Q5_0] {
         std::fs::write(&path, gguf_bytes_of(dtype)).expect("write");
-        let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+        let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let (stored, widened) = (logits_of(&path, &options), logits(&path, DType::F32));
         // Activations beside blocks are 8-bit fixed-point numbers; Q5_0 is held in f32.
         let bound = if dtype == GgmlDType::Q5_0 { 0.0 } else { 0.05 };

@@ -173,7 +173,7 @@ impl DecodingArguments {
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
         let quantised = self.dtype == WeightDtype::Stored;
-        let options = TargetOptions { dtype, device, quantised, ..TargetOptions::default() };
+        let options = TargetOptions { dtype, device, as_stored: quantised, ..TargetOptions::default() };
         let target = Target::open(target, &options)?;
         let mut draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
         if let (true, Some(draft)) = (quantised, &mut draft) {

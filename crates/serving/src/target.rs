@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::config::Architecture;
 use longdraft_models::target::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::GgufSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_models::{LayerId, TargetConfig};

@@ -161,19 +161,6 @@ impl SafetensorsSource {
         Ok(data.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
     }
 
-    /// The format's name of a tensor's type (`F32`, `BF16`, ...), if it is there.
-    pub fn stored_type(&self, name: &str) -> Option<&'static str> {
-        self.entries.get(name).map(|entry| match entry.dtype {
-            Dtype::F32 => "F32",
-            Dtype::BF16 => "BF16",
-            Dtype::F16 => "F16",
-            Dtype::F64 => "F64",
-            Dtype::I64 => "I64",
-            Dtype::BOOL => "BOOL",
-            _ => "other",
-        })
-    }
-
     /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
     ///
     /// # Errors
@@ -268,6 +255,18 @@ impl WeightSource for SafetensorsSource {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.entries.get(name).map(|entry| entry.shape.clone())
+    }
+
+    fn stored_type(&self, name: &str) -> Option<&'static str> {
+        self.entries.get(name).map(|entry| match entry.dtype {
+            Dtype::F32 => "F32",
+            Dtype::BF16 => "BF16",
+            Dtype::F16 => "F16",
+            Dtype::F64 => "F64",
+            Dtype::I64 => "I64",
+            Dtype::BOOL => "BOOL",
+            _ => "other",
+        })
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {

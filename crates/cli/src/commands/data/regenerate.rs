@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     // As the file stores them: several times as fast as in f32.
-    let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+    let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
     let target = Target::open(&arguments.target, &options)?;
     let draft = arguments.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
     let writer =
