@@ -22,10 +22,8 @@ mod sha256;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let arguments = cli::Cli::parse();
+    let arguments = cli::Cli::read();
     match commands::run(arguments).and_then(|()| terminal::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
