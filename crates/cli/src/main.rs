@@ -13,6 +13,7 @@ mod datastore;
 mod decode_record;
 mod decoding;
 mod doctor;
+mod draft_source;
 mod failure;
 mod parity;
 mod progress;

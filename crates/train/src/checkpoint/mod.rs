@@ -8,15 +8,16 @@
 //! Over several ranks the first one writes what all of them hold, each its part of the optimizer's
 //! state, all at the same time; the folder lies on a file system that they share.
 
+mod locate;
 mod lock;
 mod manifest;
 pub(crate) mod moments;
 mod state;
 mod store;
 
+pub use locate::{Located, Wanted, draft_file, stages};
 pub use lock::RunLock;
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{
-    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, draft_file, read_draft,
-    read_state,
+    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, read_draft, read_state,
 };
