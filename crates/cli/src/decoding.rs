@@ -92,7 +92,7 @@ pub(crate) enum LookupChoice {
 /// How proposals are tested at a temperature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum VerifyChoice {
-    /// By the ratio of the two laws.
+    /// By the ratio of the probabilities that target and draft give.
     Ratio,
     /// By drawing from the target.
     Match,
@@ -342,7 +342,7 @@ pub(crate) fn open_target(
         } else {
             "--dtype bf16 takes half the memory"
         };
-        errln!("note: {} weights are held in f32: {remedy}", target.widened().join(" and "));
+        errln!("note: {} weights are held in f32: {remedy}", target.widened().join(", "));
     }
     Ok(target)
 }

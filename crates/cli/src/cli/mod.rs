@@ -255,4 +255,16 @@ mod tests {
         let error = read(&[&common[..], &["-1"]].concat()).expect_err("refused");
         assert!(error.to_string().contains("unexpected argument '-1'"), "{error}");
     }
+
+    #[test]
+    fn what_every_command_takes_stands_at_the_end_of_its_help() {
+        let mut command = command();
+        command.build();
+        let generate = command.find_subcommand_mut("generate").expect("generate");
+        let help = generate.render_long_help().to_string();
+        let at = |part: &str| help.find(part).unwrap_or_else(|| panic!("{part} not in {help}"));
+        assert!(at("--prompt ") < at("Drafting:") && at("Drafting:") < at("Sampling:"), "{help}");
+        assert!(at("Sampling:") < at("Global options:"), "{help}");
+        assert!(at("Global options:") < at("--threads"), "{help}");
+    }
 }
