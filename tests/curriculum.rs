@@ -90,6 +90,19 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
     let gains: Vec<&Value> =
         (0..2).map(|draft| &measured["drafts"][draft]["gain_over_first"]["gain"]).collect();
     assert_eq!(gains, [&serde_json::json!(0.0), &out["held_out"]["gains_on_own_text"][0]["gain"]]);
+    // The curriculum stands for the draft of its last stage.
+    let whole = shop.path("run");
+    let answers = shop.path("run/answers");
+    let both = ["eval", "held-out", &config, "stage=long", "--draft", &whole, "--draft", &answers];
+    let both = last_json(&succeed(&[&both[..], &["--json"]].concat()));
+    assert_eq!(both["drafts"][1]["gain_over_first"]["gain"], 0.0);
+    let extracted = last_json(&succeed(&["extract", &whole, "--json"]));
+    assert_eq!(extracted["output"], shop.path("run/draft"));
+    assert_eq!(extracted["checkpoint"], shop.path("run/answers/checkpoints/last"));
+    let best = last_json(&succeed(&["extract", &whole, "--best", "--json"]));
+    assert_eq!(best["checkpoint"], shop.path("run/answers/checkpoints/best"));
+    let told = succeed(&["extract", &answers]);
+    assert!(told.contains("took ") && told.contains("next:\n  longdraft generate "), "{told}");
     let nothing = fail(
         &["eval", "held-out", &config, "--draft", &base, "stage=base", "data.held_out_rows=0"],
         2,

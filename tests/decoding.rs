@@ -178,6 +178,76 @@ fn a_conversation_keeps_its_history_and_its_cache() {
     let last = last_json(&stdout(&output));
     assert!(last["reused_tokens"].as_u64() > Some(20), "{last}");
     assert_eq!(stderr(&output).matches("tokens after a prompt").count(), 2);
+    assert!(!stderr(&output).contains("no draft"), "{}", stderr(&output));
+}
+
+/// Output of a command with this text on its stdin.
+fn fed(arguments: &[&str], text: &str) -> std::process::Output {
+    let mut child = longdraft(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    child.stdin.take().expect("stdin").write_all(text.as_bytes()).expect("text");
+    child.wait_with_output().expect("the binary ends")
+}
+
+#[test]
+fn a_target_alone_decodes_plainly_and_reads_what_is_piped_in() {
+    let shelf = Shelf::new();
+    let target = shelf.path("target");
+    let plain = shelf.generate(&["--prompt", "the cat"]);
+    assert_eq!(plain["finish"], "length");
+    assert_eq!(plain["plain_rounds"], plain["rounds"]);
+    let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
+    let piped = fed(&common, "the cat\n");
+    assert!(piped.status.success(), "{}", stderr(&piped));
+    assert!(stderr(&piped).contains("plain decoding"), "{}", stderr(&piped));
+    let piped = last_json(&stdout(&piped));
+    assert_eq!((&piped["tokens"], &piped["text"]), (&plain["tokens"], &plain["text"]));
+    assert!(plain["text"].as_str().is_some_and(|text| !text.is_empty()));
+}
+
+#[test]
+fn accepted_tokens_are_marked_where_there_are_no_colours() {
+    let shelf = Shelf::new();
+    let (target, store) = (shelf.path("target"), shelf.path("store.jsonl"));
+    // Hot enough for text among the bytes; what is said is in the datastore.
+    let prompt = ["--prompt", "the cat", "--temperature", "9", "--verify", "match", "--ignore-eos"];
+    let said = shelf.generate(&prompt);
+    std::fs::write(&store, json!({"input_ids": said["tokens"]}).to_string()).expect("file");
+    let common = ["generate", "--target", &target, "--max-tokens", "40"];
+    let bare = succeed(&[&common[..], &prompt].concat());
+    let lookup = ["--lookup", "--datastore", &store, "--pace", "fixed", "--show-acceptance"];
+    let shown = support::run(&[&common[..], &prompt, &lookup].concat());
+    let told = stderr(&shown);
+    assert!(told.contains("tokens per target pass (its own, and a 1st, 2nd, ..."), "{told}");
+    let shown = stdout(&shown);
+    assert!(!shown.contains('\u{1b}'), "{shown:?}");
+    assert!(shown.contains("{{") && shown.contains("}}"), "{shown:?}");
+    assert_eq!(shown.replace("{{", "").replace("}}", ""), bare);
+}
+
+#[test]
+fn lines_with_a_slash_are_commands_of_a_conversation() {
+    let shelf = Shelf::new();
+    let target = shelf.path("target");
+    let common = ["generate", "--target", &target, "--chat", "--max-tokens", "4", "--json"];
+    let said = |text: &str| {
+        let output = fed(&common, text);
+        assert!(output.status.success(), "{}", stderr(&output));
+        (last_json(&stdout(&output)), stderr(&output))
+    };
+    let (first, _) = said("hello\n");
+    let (after, told) = said("hm\n/help\n/save it\n/clear\nhello\n/quit\nmore\n");
+    assert_eq!(after["tokens"], first["tokens"], "nothing else was said: {told}");
+    assert_eq!(told.matches("tokens after a prompt").count(), 2);
+    assert!(told.contains("/system TEXT") && told.contains("/save is no command"), "{told}");
+    let (other, _) = said("/system be brief\nhello\n");
+    let with =
+        last_json(&stdout(&fed(&[&common[..], &["--system", "be brief"]].concat(), "hello\n")));
+    assert_eq!(other["tokens"], with["tokens"]);
 }
 
 #[test]
@@ -195,15 +265,15 @@ fn wrong_use_is_explained() {
     std::fs::write(&list, "1\nx\n").expect("file");
     let plain = ["--no-draft", "--prompt"];
     for (extra, says) in [
-        (&["--prompt", "a"][..], "nothing to draft with"),
-        (&["--no-draft"], "there is no prompt"),
+        (&[][..], "there is no prompt"),
+        (&["--draft", &glide, "--prompt", "a", "--draft-len", "0"], "drafts nothing"),
         (
             &["--no-draft", "--prompt", "a", "--stop-token", "<nothing>"],
             "is no token of the target",
         ),
         (&["--no-draft", "--prompt", "a", "--stop-token", "258"], "is no token of the target"),
-        (&["--no-draft", "--prompt", "a", "--temperature", "-1"], "unexpected argument"),
-        (&["--no-draft", "--prompt", "a", "--temperature=-1"], "temperature of -1"),
+        (&["--no-draft", "--prompt", "a", "--temperature", "-1"], "temperature of -1"),
+        (&["--no-draft", "--prompt", "a", "--seed", "-1"], "-1"),
         (&["--no-draft", "--prompt", "a", "--top-p", "0"], "top-p of 0"),
         (&[plain[0], plain[1], &long], "leaves no room in the context of 512"),
         (&["--no-draft", "--prompt-file", "nowhere.txt"], "nowhere.txt"),

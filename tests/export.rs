@@ -52,6 +52,9 @@ fn every_profile_is_written_and_drafts_like_its_checkpoint() {
     let shop = trained(&[]);
     succeed(&["extract", &shop.path("run")]);
     let own = drafted(&shop, &shop.path("run/draft"));
+    for place in ["run", "run/checkpoints/last", "run/draft/draft_model_weights.safetensors"] {
+        assert_eq!(drafted(&shop, &shop.path(place)), own, "{place}");
+    }
     for profile in ["vllm", "sglang", "llamacpp", "llamacpp-hf", "hf", "speculators"] {
         let folder = export(&shop, profile, &["--dtype", "f32"]);
         assert_eq!(drafted(&shop, &folder), own, "{profile}");
@@ -86,11 +89,36 @@ fn the_same_draft_gives_the_same_bytes_and_folders_of_others_stay() {
         .map(|f| bytes(&folder, f))
         .into();
     assert!(first == again, "an export is a function of the draft");
+    succeed(&["extract", &shop.path("run")]);
+    let first = support::files(&shop.path("run/draft"));
+    succeed(&["extract", &shop.path("run")]);
+    assert!(first == support::files(&shop.path("run/draft")), "and so is what is extracted");
     let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.target()], 1);
     assert!(text.contains("was not written by an export"), "{text}");
     assert!(shop.target.join("model.safetensors").is_file());
     let text = fail(&["export", &shop.path("run"), "--to", "tensorrt", "-o", &folder], 2);
     assert!(text.contains("`tensorrt` is no profile") && text.contains("llamacpp-hf"), "{text}");
+}
+
+#[test]
+fn a_folder_of_exports_is_verified_whole_and_names_them() {
+    let shop = trained(&[]);
+    let (run, exports) = (shop.path("run"), shop.path("exports"));
+    succeed(&["export", &run, "--to", "vllm,hf", "--output", &exports]);
+    let out = succeed(&["verify", &exports, "--target", &shop.target(), "--checkpoint", &run]);
+    assert_eq!(out.matches("== ").count(), 2, "{out}");
+    assert_eq!(last_json(&succeed(&["verify", &exports, "--json"]))["clean"], true);
+    let text = fail(&["verify", &exports, "--profile", "hf"], 2);
+    assert!(text.contains("holds 2 exports"), "{text}");
+    let text = fail(&["push", &exports, "org/draft", "--dry-run"], 2);
+    assert!(text.contains("such as") && text.contains("exports/hf"), "{text}");
+    let generate = ["generate", "--target", &shop.target(), "--prompt", "a", "--draft", &exports];
+    let text = fail(&generate, 2);
+    assert!(text.contains("exports/hf") && text.contains("exports/vllm"), "{text}");
+    // One that is damaged does not hide in the others.
+    std::fs::write(format!("{exports}/hf/config.json"), "{}").expect("file");
+    let text = fail(&["verify", &exports], 1);
+    assert!(text.contains("1 of 2 exports may not be served"), "{text}");
 }
 
 #[test]
@@ -134,6 +162,7 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
     assert_eq!(drafted(&shop, &pth), own);
     let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.path("no")], 1);
     assert!(text.contains("no such engine runs a GLIDE layer"), "{text}");
+    assert!(text.contains("longdraft generate"), "{text}");
 }
 
 /// Folders as the first public drafts, trainers and the speculators library leave them.

@@ -198,7 +198,7 @@ fn gguf_and_folder_of_the_same_weights_agree() {
         // All experts, or rounding would choose others.
         config["num_experts_per_tok"] = 5.into();
         std::fs::write(&file, gguf(family, &config, GgmlDType::Q8_0, |_| ())).expect("write");
-        let stored = TargetOptions { quantised: true, ..TargetOptions::default() };
+        let stored = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let pairs = [&stored, &plain].map(|options| logits(&file, options));
         // Activations beside stored blocks are 8-bit fixed-point numbers.
         let error = relative_error(&pairs[0], &pairs[1]);

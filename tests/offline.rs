@@ -198,8 +198,18 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
 fn claims_of_complete_shards_go_when_the_capture_ends() {
     let shop = Workshop::of_four_layers();
     let (config, store) = (shop.config(), shop.path("store"));
-    let capture = || succeed(&["capture", &config, &format!("train.features={store}")]);
-    capture();
+    let capture = || {
+        let output = support::run(&["capture", &config, &format!("train.features={store}")]);
+        assert!(output.status.success(), "{}", support::stderr(&output));
+        support::stderr(&output)
+    };
+    let told = capture();
+    let ends = told.lines().filter(|line| {
+        let count = line.strip_prefix("captured the target's features of ");
+        let count = count.and_then(|count| count.strip_suffix(" rows"));
+        count.and_then(|count| count.split_once('/')).is_some_and(|(done, all)| done == all)
+    });
+    assert_eq!(ends.count(), 1, "{told}");
     // A process that was killed between a shard's receipt and the end of its claim.
     for number in 0..2 {
         std::fs::write(format!("{store}/claims/train-00000.{number}"), "torn").expect("write");

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::io::Cursor;
 use std::path::Path;
 
@@ -13,7 +14,9 @@ use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
-use support::{fail, random_tensors, relative_error, succeed, tiny_config, write_target};
+use support::{
+    fail, random_tensors, relative_error, run, stderr, succeed, tiny_config, write_target,
+};
 
 const HEAD_DIM: usize = 8;
 
@@ -152,7 +155,7 @@ fn weights_held_as_stored_compute_nearly_what_their_f32_values_do() {
     let path = dir.path().join("model.gguf");
     for dtype in [GgmlDType::Q4_0, GgmlDType::Q4_1, GgmlDType::Q8_0, GgmlDType::Q5_0] {
         std::fs::write(&path, gguf_bytes_of(dtype)).expect("write");
-        let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+        let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let (stored, widened) = (logits_of(&path, &options), logits(&path, DType::F32));
         // Activations beside blocks are 8-bit fixed-point numbers; Q5_0 is held in f32.
         let bound = if dtype == GgmlDType::Q5_0 { 0.0 } else { 0.05 };
@@ -211,6 +214,53 @@ fn sixteen_bit_weights_stay_close_and_all_architectures_load() {
             let error = exact.iter().zip(&rounded).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
             assert!(error > 0.0 && error < 0.1 * largest, "{kind} {dtype:?}: {error} of {largest}");
         }
+    }
+}
+
+/// Held as the file holds them by default: half the memory, and the bits of f32.
+#[test]
+fn sixteen_bit_files_are_held_as_they_are_with_the_bits_of_f32() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for dtype in [DType::BF16, DType::F16] {
+        let folder = dir.path().join(format!("{dtype:?}"));
+        write_target(&folder, &tiny_config("llama"));
+        let source = random_tensors(&tiny_config("llama"));
+        let tensors: Vec<_> = source
+            .names()
+            .into_iter()
+            .map(|name| {
+                let tensor = source.load(&name, dtype).expect("tensor");
+                (name, tensor)
+            })
+            .collect();
+        let file = folder.join("model.safetensors");
+        longdraft_models::weights::safetensors::save(&file, &tensors, HashMap::new())
+            .expect("weights");
+        let stored = TargetOptions { as_stored: true, ..TargetOptions::default() };
+        let target = Target::open_path(&folder, &stored).expect("target");
+        assert_eq!(target.embedding().expect("table").dtype(), dtype);
+        assert!(!target.holds_blocks() && target.widened().is_empty());
+        assert!(logits_of(&folder, &stored) == logits(&folder, DType::F32), "{dtype:?}");
+        let path = folder.display().to_string();
+        let say = |more: &[&str]| {
+            let fixed = ["generate", "--target", &path, "--prompt", "ABC", "--max-tokens", "40"];
+            succeed(&[&fixed[..], &["--ignore-eos"], more].concat())
+        };
+        let plain = say(&[]);
+        assert_eq!(plain, say(&["--dtype", "f32"]));
+        assert_eq!(plain, say(&["--lookup", "--pace", "fixed"]));
+    }
+}
+
+#[test]
+fn types_that_are_widened_are_told() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf").display().to_string();
+    for (dtype, says) in [(GgmlDType::Q5_0, true), (GgmlDType::Q8_0, false)] {
+        std::fs::write(&path, gguf_bytes_of(dtype)).expect("write");
+        let generate = ["generate", "--target", &path, "--prompt", "ABC", "--max-tokens", "4"];
+        let told = stderr(&run(&generate));
+        assert_eq!(told.contains("Q5_0 weights are held in f32"), says, "{told}");
     }
 }
 

@@ -47,6 +47,9 @@ pub(crate) struct Cell {
     pub(crate) pace: String,
     pub(crate) runs: usize,
     pub(crate) figures: Figures,
+    /// By position, of all target passes: tau is 1 more than their sum, less the share of cut passes.
+    #[serde(default)]
+    pub(crate) accepted_share: Vec<f64>,
     pub(crate) conditional_acceptance: Vec<f64>,
     pub(crate) conditional_acceptance_intervals: Vec<(f64, f64)>,
     pub(crate) tested_by_position: Vec<usize>,

@@ -7,21 +7,24 @@ use candle_core::DType;
 use longdraft_decode::drafter::{
     Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ReducedHead, drafter_of,
 };
-use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
-use longdraft_models::draft::glide::trained_for;
-use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE, eagle3};
+use longdraft_decode::{
+    DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
+};
+use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 
 use crate::cli::WeightDtype;
 use crate::datastore;
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Drafting")]
 pub(crate) struct DecodingArguments {
-    /// Draft folder or file, as `extract` writes it: GLIDE or EAGLE-3.
+    /// Draft, GLIDE or EAGLE-3: a run, a curriculum, a checkpoint, or a draft folder or file.
     #[arg(long)]
     pub(crate) draft: Option<PathBuf>,
     /// Also propose what followed the last tokens where they stood earlier in the text: `merge`
@@ -43,19 +46,19 @@ pub(crate) struct DecodingArguments {
     #[arg(long, value_name = "TREE", value_parser = parse_tree, conflicts_with = "draft_len")]
     pub(crate) tree: Option<DraftShape>,
     /// Keep only the most likely tokens, this many.
-    #[arg(long)]
+    #[arg(long, help_heading = "Sampling")]
     pub(crate) top_k: Option<usize>,
     /// Keep the most likely tokens until their mass reaches this.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     pub(crate) top_p: f64,
     /// Keep tokens at least this likely, relative to the most likely one.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, help_heading = "Sampling")]
     pub(crate) min_p: f64,
     /// Key of all random draws.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, help_heading = "Sampling")]
     pub(crate) seed: u64,
     /// At a temperature: `ratio` accepts most, `match` gives the tokens of plain sampling with the
-    /// same seed. Both keep the target's law.
+    /// same seed. With both, tokens are distributed as the target's own.
     #[arg(long, default_value = "ratio")]
     pub(crate) verify: VerifyChoice,
     /// Propose only these tokens (GLIDE): a file with a token id a line, with counts if you like.
@@ -66,13 +69,13 @@ pub(crate) struct DecodingArguments {
     #[arg(long, value_name = "N", requires = "draft")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How to hold the target's weights.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "stored", help_heading = None)]
     pub(crate) dtype: WeightDtype,
     /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help_heading = None)]
     pub(crate) device: DeviceChoice,
     /// `measured` drafts as much as pays by measured times, and not at all where it does not;
-    /// `fixed` always drafts the whole layout. Output follows the same law.
+    /// `fixed` always drafts the whole layout. [default: measured for generate, fixed for eval decode]
     #[arg(long)]
     pub(crate) pace: Option<PaceChoice>,
 }
@@ -89,7 +92,7 @@ pub(crate) enum LookupChoice {
 /// How proposals are tested at a temperature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum VerifyChoice {
-    /// By the ratio of the two laws.
+    /// By the ratio of the probabilities that target and draft give.
     Ratio,
     /// By drawing from the target.
     Match,
@@ -161,25 +164,24 @@ impl DecodingArguments {
         }
     }
 
+    /// The same for plain decoding.
+    pub(crate) fn without_drafts(self) -> Self {
+        Self { draft: None, lookup: None, datastore: Vec::new(), draft_vocab: None, ..self }
+    }
+
     /// Opens target, tokenizer and draft.
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
-        let (dtype, precision) = match self.dtype {
-            WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
-            WeightDtype::Bf16 => (DType::BF16, Precision::Bf16),
-            WeightDtype::F16 => (DType::F16, Precision::Bf16),
-        };
-        let device = self.device.open(0)?;
-        precision.apply(&device);
+        // Before anything large is read.
+        let source = self.draft_source()?;
+        let proposed = self.proposed_tokens(source.as_ref())?;
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
-        let quantised = self.dtype == WeightDtype::Stored;
-        let options = TargetOptions { dtype, device, quantised, ..TargetOptions::default() };
-        let target = Target::open(target, &options)?;
-        let mut draft = self.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
-        if let (true, Some(draft)) = (quantised, &mut draft) {
+        let target = open_target(target, self.dtype, self.device)?;
+        let mut draft = source.map(|source| source.open(&target)).transpose()?;
+        if let (true, Some(draft)) = (target.holds_blocks(), &mut draft) {
             draft.hold_as_blocks()?;
         }
-        let head = self.proposed_tokens()?.map(|path| {
+        let head = proposed.map(|path| {
             if matches!(draft, Some(AnyDraft::Eagle3(_))) {
                 return Err(Failure::usage(
                     "--draft-vocab and --draft-vocab-size are for GLIDE drafts",
@@ -199,14 +201,23 @@ impl DecodingArguments {
         Ok(Models { target, tokenizer, draft, head, datastore })
     }
 
+    /// Where the draft lies, if one is asked for; told where the path only leads to it.
+    pub(crate) fn draft_source(&self) -> Result<Option<DraftSource>> {
+        let Some(path) = &self.draft else { return Ok(None) };
+        let source = DraftSource::find(path)?;
+        if source.place() != path {
+            errln!("draft: {}", source.place().display());
+        }
+        Ok(Some(source))
+    }
+
     /// The file that lists what a draft proposes, if that is not everything.
-    fn proposed_tokens(&self) -> Result<Option<PathBuf>> {
-        let (Some(draft), Some(_), None) = (&self.draft, self.draft_vocab_size, &self.draft_vocab)
+    fn proposed_tokens(&self, source: Option<&DraftSource>) -> Result<Option<PathBuf>> {
+        let (Some(draft), Some(_), None) = (source, self.draft_vocab_size, &self.draft_vocab)
         else {
             return Ok(self.draft_vocab.clone());
         };
-        let folder = if draft.is_dir() { draft } else { draft.parent().unwrap_or(draft) };
-        let counts = folder.join(TOKEN_COUNTS_FILE);
+        let counts = draft.folder().join(TOKEN_COUNTS_FILE);
         if counts.is_file() {
             return Ok(Some(counts));
         }
@@ -224,6 +235,7 @@ impl DecodingArguments {
         let Self { top_k, top_p, min_p, seed, .. } = *self;
         let sampling = Sampling { temperature, top_k, top_p, min_p };
         sampling.check()?;
+        require_draft_len(self.draft_len)?;
         let shape = self.shape();
         shape.check()?;
         Ok(DecodeOptions {
@@ -298,34 +310,49 @@ impl From<DecodeError> for Failure {
     }
 }
 
-/// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
-/// target when there is none (published files).
-pub(crate) fn load_draft(path: &Path, target: &Target) -> Result<AnyDraft> {
-    let draft = AnyDraft::open(path, target)?;
-    note_convention(path);
-    if let Some(fingerprint) = trained_for(path)
-        && fingerprint != target.fingerprint()
-    {
-        errln!(
-            "warning: {} was trained for another target (or another file of this one): output stays \
-             exact, acceptance may be low",
-            path.display()
-        );
+/// Refuses proposals of no length.
+pub(crate) fn require_draft_len(draft_len: usize) -> Result<()> {
+    if draft_len > 0 {
+        return Ok(());
     }
-    Ok(draft)
+    Err(Failure::usage("--draft-len 0 drafts nothing")
+        .hint("give at least 1; plain decoding takes no draft (`generate` has --no-draft)"))
 }
 
-/// Tells how the layer ids of a draft from elsewhere were read: conventions differ by one.
-fn note_convention(path: &Path) {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
-    let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) else { return };
-    let is_own = value["target_fingerprint"].is_string();
-    if !is_own
-        && eagle3::is_at(path)
-        && let Ok(source) = eagle3::layer_id_source(&value)
-    {
-        errln!("note: {}: {}", path.display(), source.describe());
+/// Opens a target, held as asked; the process's products follow it.
+pub(crate) fn open_target(
+    target: &str,
+    dtype: WeightDtype,
+    device: DeviceChoice,
+) -> Result<Target> {
+    let as_stored = dtype == WeightDtype::Stored;
+    let (dtype, precision) = match dtype {
+        WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
+        WeightDtype::Bf16 => (DType::BF16, Precision::Bf16),
+        WeightDtype::F16 => (DType::F16, Precision::Bf16),
+    };
+    let device = device.open(0)?;
+    precision.apply(&device);
+    let on_cpu = device.is_cpu();
+    let options = TargetOptions { dtype, device, as_stored, ..TargetOptions::default() };
+    let target = Target::open(target, &options)?;
+    if !target.widened().is_empty() {
+        let remedy = if on_cpu {
+            "slower and larger than a file of Q4_0, Q4_1 or Q8_0, which is computed as it is"
+        } else {
+            "--dtype bf16 takes half the memory"
+        };
+        errln!("note: {} weights are held in f32: {remedy}", target.widened().join(", "));
+    }
+    Ok(target)
+}
+
+/// How a text ended, in the words of files of answers and of `--json`.
+pub(crate) fn finish(end: EndReason) -> &'static str {
+    match end {
+        EndReason::StopToken | EndReason::StopString => "stop",
+        EndReason::TokenLimit | EndReason::ContextLimit => "length",
+        EndReason::Interrupted => "interrupted",
     }
 }
 

@@ -13,6 +13,7 @@ mod datastore;
 mod decode_record;
 mod decoding;
 mod doctor;
+mod draft_source;
 mod failure;
 #[cfg(test)]
 mod hints;
@@ -26,17 +27,16 @@ mod sha256;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
-use clap::Parser;
 use longdraft_kernels::memory::Allocator;
+
+use failure::{Failure, PIPE_CLOSED};
 
 /// A process without memory says so.
 #[global_allocator]
 static MEMORY: Allocator = Allocator;
 
-use failure::{Failure, PIPE_CLOSED};
-
 fn main() -> ExitCode {
-    let arguments = match cli::Cli::try_parse() {
+    let arguments = match cli::Cli::try_read() {
         Ok(arguments) => arguments,
         Err(error) => return tell_usage(&error),
     };

@@ -5,7 +5,7 @@
 //! a command its exit code 0, but nothing else. A lost stderr is ignored.
 
 use std::fmt::Arguments;
-use std::io::{Error, ErrorKind, Write};
+use std::io::{Error, ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -55,6 +55,24 @@ pub(crate) fn set_machine_readable() {
 /// Whether the last line of stdout is to be JSON.
 pub(crate) fn is_machine_readable() -> bool {
     MACHINE_READABLE.load(Ordering::Relaxed)
+}
+
+/// Whether colours go to stdout: it is a terminal, and nobody asked for plain text.
+pub(crate) fn colours() -> bool {
+    std::io::stdout().is_terminal() && wants_colours()
+}
+
+/// The same for stderr.
+pub(crate) fn colours_aside() -> bool {
+    std::io::stderr().is_terminal() && wants_colours()
+}
+
+/// `NO_COLOR` with any value, or a terminal that calls itself dumb, ask for plain text.
+fn wants_colours() -> bool {
+    let is = |name, value: &dyn Fn(&std::ffi::OsStr) -> bool| {
+        std::env::var_os(name).is_some_and(|found| value(&found))
+    };
+    !is("NO_COLOR", &|value| !value.is_empty()) && !is("TERM", &|value| value == "dumb")
 }
 
 /// Writes to stdout; see the module for what happens where that fails.

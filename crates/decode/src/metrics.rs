@@ -170,6 +170,13 @@ impl AcceptanceMetrics {
         rates(&self.accepted_by_position, &self.drafted_by_position)
     }
 
+    /// Share of all rounds, those without proposals included, in which a position was accepted. tau is
+    /// 1 more than their sum, where no stop or limit cut a round.
+    pub fn accepted_share(&self) -> Vec<f64> {
+        let rounds = vec![self.rounds; self.accepted_by_position.len()];
+        rates(&self.accepted_by_position, &rounds)
+    }
+
     /// Share of accepted tokens that prompt lookup proposed.
     pub fn lookup_share(&self) -> f64 {
         ratio(self.from_lookup, self.accepted).unwrap_or(0.0)
@@ -204,6 +211,7 @@ mod tests {
         let survival = metrics.survival();
         let tau = 1.0 + survival.iter().sum::<f64>();
         assert!((tau - metrics.acceptance_length()).abs() < 1e-12);
+        assert!((1.0 + metrics.accepted_share().iter().sum::<f64>() - tau).abs() < 1e-12);
         let mut product = 1.0;
         for (alpha, s) in metrics.conditional_acceptance().iter().zip(&survival) {
             product *= alpha;

@@ -35,7 +35,7 @@ fn run() -> Outcome {
     let weights = args.next().unwrap_or_else(|| "stored".into());
     let options = TargetOptions {
         dtype: if weights == "bf16" { DType::BF16 } else { DType::F32 },
-        quantised: weights == "stored",
+        as_stored: weights == "stored",
         ..TargetOptions::default()
     };
     let mut contexts = args.map(|arg| arg.parse()).collect::<Result<Vec<usize>, _>>()?;

@@ -278,7 +278,7 @@ fn manifest(
         warnings,
         serve: crate::engine::commands::for_profile(
             options.profile,
-            &target.name,
+            (&target.name, target.is_gguf),
             options.draft_len,
             &gguf_name(dtype),
         ),

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use longdraft_models::weights::temporary::temporary;
+
 use crate::error::{Result, ServingError};
 
 /// A folder that is being written beside its place.
@@ -23,15 +25,12 @@ impl NewFolder {
             let problem = "is there and was not written by an export: name another folder";
             return Err(ServingError::io(place)(std::io::Error::other(problem)));
         }
-        let mut name = std::ffi::OsString::from(".");
-        name.push(place.file_name().unwrap_or_default());
-        name.push(format!(".{}.writing", std::process::id()));
         let parent = match place.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         std::fs::create_dir_all(parent).map_err(ServingError::io(parent))?;
-        let temporary = parent.join(name);
+        let temporary = temporary(place, ".", ".writing");
         let _ = std::fs::remove_dir_all(&temporary);
         std::fs::create_dir(&temporary).map_err(ServingError::io(&temporary))?;
         Ok(Self { place: place.to_path_buf(), temporary })

@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::config::Architecture;
 use longdraft_models::target::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::GgufSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_models::{LayerId, TargetConfig};
@@ -25,6 +26,8 @@ pub struct TargetFacts {
     pub stored_embedding: Option<Tensor>,
     /// Its tokenizer.
     pub tokenizer: TextTokenizer,
+    /// Whether it is a GGUF file.
+    pub is_gguf: bool,
     /// `architectures` of its `config.json`.
     pub architectures: Vec<String>,
     /// The `tokenizer.*` keys of its GGUF file, or those made from its `tokenizer.json`.
@@ -58,6 +61,7 @@ impl TargetFacts {
             target,
             stored_embedding,
             tokenizer,
+            is_gguf: gguf.is_some(),
             architectures,
             gguf_tokenizer,
         })

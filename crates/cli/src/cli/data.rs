@@ -182,7 +182,7 @@ pub(crate) struct DataRegenerateArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(long)]
     pub(crate) target: String,
-    /// Draft folder or file: faster, same law.
+    /// Draft, as `generate` takes it: faster, the same answers.
     #[arg(long)]
     pub(crate) draft: Option<PathBuf>,
     /// JSONL file for the answers; rows that failed go to FILE.failed.jsonl. Goes on if they exist.

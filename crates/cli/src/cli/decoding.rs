@@ -11,11 +11,8 @@ pub(crate) struct GenerateArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(long)]
     pub(crate) target: String,
-    /// Drafting and verification.
-    #[command(flatten)]
-    pub(crate) decoding: DecodingArguments,
-    /// Decode plainly.
-    #[arg(long)]
+    /// Decode plainly, whatever drafts are given.
+    #[arg(long, help_heading = "Drafting")]
     pub(crate) no_draft: bool,
     /// Text to continue, or with --chat the user's turn.
     #[arg(long)]
@@ -33,7 +30,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, default_value_t = 256)]
     pub(crate) max_tokens: usize,
     /// 0: the most likely token always.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, help_heading = "Sampling")]
     pub(crate) temperature: f64,
     /// Text that ends the answer, left out of it; may be given again.
     #[arg(long, value_name = "TEXT")]
@@ -44,9 +41,13 @@ pub(crate) struct GenerateArguments {
     /// Go on after tokens that end a text.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Colour accepted tokens: green those of the draft, blue those of lookup.
+    /// Colour accepted tokens: green those of the draft, blue those of lookup. Without colours (a pipe,
+    /// NO_COLOR) they stand in `[[ ]]` and `{{ }}`.
     #[arg(long)]
     pub(crate) show_acceptance: bool,
+    /// Drafting and verification; last, for its headings in the help.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
 }
 
 /// Storage of frozen weights.
@@ -58,7 +59,8 @@ pub(crate) enum WeightDtype {
     Bf16,
     /// IEEE half.
     F16,
-    /// As the file holds them: quantised blocks (Q4_0, Q4_1, Q8_0) where it has such, else 32 bits;
-    /// activations beside blocks in 8-bit fixed point, keys and values in f16. A draft proposes from blocks of 8 bits.
+    /// As the file holds them: 16 or 32 bits, or quantised blocks (Q4_0, Q4_1, Q8_0; other types in 32
+    /// bits). Beside blocks, activations are in 8-bit fixed point, keys and values in f16, and a draft
+    /// proposes from blocks of 8 bits.
     Stored,
 }

@@ -113,9 +113,6 @@ pub(crate) struct EvalDecodeArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(long)]
     pub(crate) target: String,
-    /// Drafting and verification.
-    #[command(flatten)]
-    pub(crate) decoding: DecodingArguments,
     /// spec-bench, mt-bench, gsm8k, humaneval or longdoc (looked for in $LONGDRAFT_DATA, else
     /// `data`), or a JSONL file.
     #[arg(long, value_name = "NAME|FILE")]
@@ -137,7 +134,7 @@ pub(crate) struct EvalDecodeArguments {
     #[arg(long, default_value_t = 128)]
     pub(crate) max_tokens: usize,
     /// Temperatures to measure at.
-    #[arg(long, value_delimiter = ',', default_value = "0")]
+    #[arg(long, value_delimiter = ',', default_value = "0", help_heading = "Sampling")]
     pub(crate) temperature: Vec<f64>,
     /// Timing runs over all prompts, with and without drafting in turns.
     #[arg(long, default_value_t = 3)]
@@ -145,4 +142,7 @@ pub(crate) struct EvalDecodeArguments {
     /// Directory for `decode.json`; `longdraft report` shows it beside the run that is there.
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
+    /// Drafting and verification; last, for its headings in the help.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
 }

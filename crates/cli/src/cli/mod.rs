@@ -11,7 +11,7 @@ mod training;
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use longdraft_models::DeviceChoice;
 
 pub(crate) use configuration::ConfigCommand;
@@ -43,14 +43,35 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// Threads to use (default: every core).
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) threads: Option<usize>,
     /// Print a machine-readable last line, of an error too.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
     #[arg(long, global = true, hide = true, default_value = "fused")]
     pub(crate) ops: OpsChoice,
+}
+
+impl Cli {
+    /// Reads the command line.
+    pub(crate) fn try_read() -> Result<Self, clap::Error> {
+        let mut matches = command().try_get_matches()?;
+        Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
+    }
+}
+
+/// The commands; negative numbers are values of their options, and refused as such.
+fn command() -> clap::Command {
+    fn with_negative_numbers(command: clap::Command) -> clap::Command {
+        command
+            .mut_args(|argument| {
+                let takes = !argument.is_positional() && argument.get_action().takes_values();
+                argument.allow_negative_numbers(takes)
+            })
+            .mut_subcommands(with_negative_numbers)
+    }
+    with_negative_numbers(Cli::command())
 }
 
 /// Implementation of the ops.
@@ -208,4 +229,45 @@ pub(crate) struct FetchArguments {
     pub(crate) model: String,
     /// Where to put it (default: the user's cache folder).
     pub(crate) folder: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(command: &clap::Command) -> Vec<String> {
+        let own = command.get_arguments().filter(|argument| {
+            !argument.is_positional()
+                && argument.get_action().takes_values()
+                && !argument.is_allow_negative_numbers_set()
+        });
+        let own = own.map(|argument| format!("{} {}", command.get_name(), argument.get_id()));
+        own.chain(command.get_subcommands().flat_map(options)).collect()
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_of_every_option() {
+        let mut command = command();
+        command.build();
+        assert_eq!(options(&command), Vec::<String>::new());
+        let read = |words: &[&str]| command.clone().try_get_matches_from(words);
+        let common = ["longdraft", "generate", "--target", "t"];
+        assert!(read(&[&common[..], &["--temperature", "-1"]].concat()).is_ok());
+        let error = read(&[&common[..], &["--seed", "-1"]].concat()).expect_err("refused");
+        assert!(error.to_string().contains("invalid value '-1' for '--seed"), "{error}");
+        let error = read(&[&common[..], &["-1"]].concat()).expect_err("refused");
+        assert!(error.to_string().contains("unexpected argument '-1'"), "{error}");
+    }
+
+    #[test]
+    fn what_every_command_takes_stands_at_the_end_of_its_help() {
+        let mut command = command();
+        command.build();
+        let generate = command.find_subcommand_mut("generate").expect("generate");
+        let help = generate.render_long_help().to_string();
+        let at = |part: &str| help.find(part).unwrap_or_else(|| panic!("{part} not in {help}"));
+        assert!(at("--prompt ") < at("Drafting:") && at("Drafting:") < at("Sampling:"), "{help}");
+        assert!(at("Sampling:") < at("Global options:"), "{help}");
+        assert!(at("Global options:") < at("--threads"), "{help}");
+    }
 }

@@ -5,9 +5,12 @@ use std::path::PathBuf;
 /// Arguments of `extract`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExtractArguments {
-    /// A checkpoint, or a run directory (its newest checkpoint is taken).
-    #[arg(value_name = "CKPT")]
+    /// A checkpoint, a run (its newest checkpoint is taken), or a curriculum (its last stage's).
+    #[arg(value_name = "CKPT|RUN")]
     pub(crate) checkpoint: PathBuf,
+    /// Take the run's checkpoint with the best held-out evaluation in place of the newest one.
+    #[arg(long)]
+    pub(crate) best: bool,
     /// Where to write (default: `draft` in the run directory).
     #[arg(long)]
     pub(crate) output: Option<PathBuf>,
@@ -16,7 +19,8 @@ pub(crate) struct ExtractArguments {
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExportArguments {
-    /// A checkpoint, a run directory (its newest checkpoint is taken), or a draft folder or file.
+    /// A checkpoint, a run (its newest checkpoint is taken), a curriculum (its last stage's), or a draft
+    /// folder or file.
     #[arg(value_name = "CKPT|RUN|DRAFT")]
     pub(crate) draft: PathBuf,
     /// Engine: vllm, sglang, llamacpp (GGUF), llamacpp-hf (for its converter), hf (plain),
@@ -51,7 +55,7 @@ pub(crate) struct ExportArguments {
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// Exported folder, or GGUF file.
+    /// Exported folder, a folder of exported folders, or GGUF file.
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
     /// What it is for (default: what its manifest or its files say).

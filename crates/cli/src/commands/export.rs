@@ -1,34 +1,28 @@
 //! `longdraft export`: a draft as serving engines read it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::Target;
-use longdraft_models::weights::memory::MemorySource;
+use longdraft_serving::engine::commands;
+use longdraft_serving::hub::card::is_hub_name;
 use longdraft_serving::{
     ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
 };
-use longdraft_train::checkpoint::{CheckpointState, read_draft, read_state};
-use longdraft_train::method::Method;
 use serde_json::{Value, json};
 
-use super::extract;
 use crate::cli::{ExportArguments, ExportDtype};
-use crate::configuration::recorded_text;
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
+use crate::decode_record::DecodeRecord;
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
 /// The composed configuration of a run.
-const CONFIG_FILE: &str = "config.yaml";
 
 /// Writes a folder for every profile asked for.
 pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
     let profiles = profiles(&arguments.to)?;
-    let source = Source::find(&arguments.draft);
+    let source = DraftSource::find(&arguments.draft)?;
     let name = match &arguments.target {
         Some(name) => Some(name.clone()),
         None => source.target()?,
@@ -38,8 +32,22 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
             .hint("give --target: a Hugging Face folder, a GGUF file or a hub model `org/name`"));
     };
     let mut target = TargetFacts::open(&name)?;
-    if let Some(name) = &arguments.target_name {
-        target.name.clone_from(name);
+    match &arguments.target_name {
+        Some(name) => target.name.clone_from(name),
+        // A folder beside is no model of the hub.
+        None if is_hub_name(&name) && Path::new(&name).exists() => {
+            target.name = format!("./{name}");
+        }
+        None => {}
+    }
+    if commands::loaded(&target.name, target.is_gguf) == commands::HUB_NAME
+        && profiles.iter().any(|profile| profile.names_target())
+    {
+        errln!(
+            "warning: vLLM and SGLang load the target from the hub, not from a GGUF file: {} stands for its \
+             name below; give --target-name org/name",
+            commands::HUB_NAME
+        );
     }
     let draft = source.open(&target.target)?;
     let provenance = source.provenance();
@@ -117,115 +125,6 @@ fn weight_type(dtype: ExportDtype) -> WeightType {
         ExportDtype::F16 => WeightType::F16,
         ExportDtype::F32 => WeightType::F32,
     }
-}
-
-/// A draft on disk: a checkpoint with its run, or files.
-pub(crate) enum Source {
-    /// As training saved it.
-    Checkpoint {
-        /// Its folder.
-        checkpoint: PathBuf,
-        /// The run that it belongs to.
-        run: PathBuf,
-    },
-    /// A draft folder or file.
-    Files(PathBuf),
-}
-
-impl Source {
-    /// What a path holds.
-    pub(crate) fn find(path: &Path) -> Self {
-        match extract::find(path) {
-            Ok((checkpoint, run)) => Self::Checkpoint { checkpoint, run },
-            Err(_) => Self::Files(path.to_path_buf()),
-        }
-    }
-
-    /// Reads the draft.
-    pub(crate) fn open(&self, target: &Target) -> Result<AnyDraft> {
-        let Self::Checkpoint { checkpoint, .. } = self else {
-            let Self::Files(path) = self else { unreachable!("two kinds") };
-            return crate::decoding::load_draft(path, target);
-        };
-        let state = read_state(checkpoint)?;
-        if state.target_fingerprint != target.fingerprint() {
-            errln!(
-                "warning: {} was trained for another target (or another file of this one)",
-                checkpoint.display()
-            );
-        }
-        from_checkpoint(checkpoint, &state, target)
-    }
-
-    /// The target that the run's configuration names.
-    fn target(&self) -> Result<Option<String>> {
-        match self {
-            Self::Checkpoint { run, .. } => recorded_text(&run.join(CONFIG_FILE), "target"),
-            Self::Files(_) => Ok(None),
-        }
-    }
-
-    fn provenance(&self) -> Provenance {
-        let last =
-            |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        match self {
-            Self::Files(path) => Provenance { source: last(path), ..Provenance::default() },
-            Self::Checkpoint { checkpoint, run } => {
-                let state = read_state(checkpoint).ok();
-                let data = configuration(run)["data"]["train"].as_array().map(|sources| {
-                    let name = |source: &Value| Some(last(Path::new(source["path"].as_str()?)));
-                    sources.iter().filter_map(name).collect()
-                });
-                let weights = checkpoint.join("draft.safetensors");
-                Provenance {
-                    source: last(run),
-                    source_sha256: crate::sha256::of_file(&weights).unwrap_or_default(),
-                    steps: state.as_ref().map(|state| state.step),
-                    tokens: state.as_ref().map(|state| state.tokens),
-                    seconds: state.as_ref().map(|state| state.seconds),
-                    data: data.unwrap_or_default(),
-                    evaluation: evaluation(run),
-                }
-            }
-        }
-    }
-}
-
-fn from_checkpoint(
-    checkpoint: &Path,
-    state: &CheckpointState,
-    target: &Target,
-) -> Result<AnyDraft> {
-    let unusable = |error: &dyn std::fmt::Display| {
-        Failure::work(format!("{}: {error}", checkpoint.join("state.json").display()))
-    };
-    let source = MemorySource::new(read_draft(checkpoint)?);
-    Ok(match state.method {
-        Method::Eagle3 => {
-            let layers = target.config().num_hidden_layers;
-            let config = Eagle3Config::from_json(&state.draft, Some(layers))
-                .map_err(|error| unusable(&error))?;
-            config.problems_with(target.config()).into_result(checkpoint)?;
-            let draft = Eagle3Draft::from_source(&source, &config, &target.embedding()?)?;
-            AnyDraft::Eagle3(Box::new(draft))
-        }
-        Method::Glide => {
-            let config: GlideConfig =
-                serde_json::from_value(state.draft.clone()).map_err(|error| unusable(&error))?;
-            AnyDraft::Glide(GlideDraft::from_source(&source, &config, target)?)
-        }
-    })
-}
-
-/// The composed configuration of a run; nothing if it is not there.
-fn configuration(run: &Path) -> Value {
-    let text = std::fs::read_to_string(run.join(CONFIG_FILE)).unwrap_or_default();
-    serde_saphyr::from_str(&text).unwrap_or_default()
-}
-
-fn evaluation(run: &Path) -> Option<Value> {
-    let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
-    serde_json::from_str(&text).ok()
 }
 
 /// Length of the measured greedy chain with the largest speed-up.

@@ -1,28 +1,62 @@
 //! `longdraft extract`: draft weights out of a checkpoint.
 
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::glide::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_train::checkpoint::{LAST, PREVIOUS, read_draft, read_state};
+use longdraft_train::checkpoint::{Located, Wanted, read_draft, read_state, stages};
 use serde_json::json;
 
 use crate::cli::ExtractArguments;
+use crate::draft_source::{configuration, find_checkpoint};
 use crate::failure::{Failure, Result};
 
 /// Writes the draft's folder.
 pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
-    let (checkpoint, run) = find(&arguments.checkpoint)?;
-    let output = arguments.output.clone().unwrap_or_else(|| run.join("draft"));
+    let wanted = if arguments.best { Wanted::Best } else { Wanted::Newest };
+    let Located { checkpoint, run } = find_checkpoint(&arguments.checkpoint, wanted)?;
+    // A curriculum's draft is its own, as the quickstart writes it.
+    let path = &arguments.checkpoint;
+    let home = if stages(path).is_empty() { &run } else { path };
+    let output = arguments.output.clone().unwrap_or_else(|| home.join("draft"));
+    let state = read_state(&checkpoint)?;
     let tensors = extract(&checkpoint, &output)?;
+    let best =
+        find_checkpoint(&run, Wanted::Best).and_then(|best| Ok(read_state(&best.checkpoint)?));
+    let best = best.ok().map(|best| best.step).filter(|step| *step != state.step);
     if json {
-        outln!("{}", json!({"output": output, "tensors": tensors}));
-    } else {
-        outln!("wrote {tensors} tensors to {}", output.join(DRAFT_FILE).display());
+        outln!(
+            "{}",
+            json!({
+                "output": output, "tensors": tensors, "checkpoint": checkpoint, "step": state.step,
+                "best_step": best,
+            })
+        );
+        return Ok(());
     }
+    outln!("took {} (step {})", checkpoint.display(), state.step);
+    if let Some(step) = best {
+        outln!("the best checkpoint on held-out rows is that of step {step}: --best takes it");
+    }
+    outln!("wrote {tensors} tensors to {}", output.join(DRAFT_FILE).display());
+    let target = configuration(&run)["target"].as_str().map(quoted);
+    let target = target.unwrap_or_else(|| "TARGET".to_owned());
+    let draft = quoted(&output.display().to_string());
+    outln!(
+        "next:\n  longdraft generate --target {target} --draft {draft} --prompt \"Once upon a time\"\n  \
+         longdraft eval decode --target {target} --draft {draft} --prompts prompts.jsonl"
+    );
     Ok(())
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+=,%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Writes weights, configuration and tokenizer of a checkpoint; returns the number of tensors.
@@ -39,29 +73,4 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
             .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
     }
     Ok(tensors.len())
-}
-
-/// The checkpoint itself and the run directory it belongs to.
-pub(crate) fn find(path: &Path) -> Result<(PathBuf, PathBuf)> {
-    // A folder that cannot be looked into is not one without checkpoints.
-    let holds = |folder: &Path| {
-        let state = folder.join("state.json");
-        let found = match state.try_exists() {
-            Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
-            found => found,
-        };
-        found.map_err(|error| Failure::work(format!("{}: {error}", state.display())))
-    };
-    if holds(path)? {
-        let run = path.parent().and_then(Path::parent).unwrap_or(path);
-        return Ok((path.to_path_buf(), run.to_path_buf()));
-    }
-    for name in [LAST, PREVIOUS] {
-        let checkpoint = path.join("checkpoints").join(name);
-        if holds(&checkpoint)? {
-            return Ok((checkpoint, path.to_path_buf()));
-        }
-    }
-    Err(Failure::usage(format!("{}: no checkpoint is there", path.display()))
-        .hint("give a run directory of `longdraft train`, or one of its checkpoints/*"))
 }

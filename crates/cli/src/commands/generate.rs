@@ -1,8 +1,10 @@
 //! `longdraft generate`: text from the target, with a draft or without; one answer, or a chat.
 
+mod chat;
+mod figures;
 mod speaker;
 
-use std::io::{BufRead, IsTerminal, Read};
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use longdraft_decode::{DecodeOptions, EndReason, Generation, SpeculativeDecoder};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
-use serde_json::json;
 
 use crate::cli::GenerateArguments;
 use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
-use speaker::Speaker;
+use chat::{Line, Turns};
+use speaker::{Show, Speaker};
 
 /// Streams text to stdout and figures to stderr.
 pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
@@ -23,20 +25,18 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
     if arguments.max_tokens == 0 {
         return Err(Failure::usage("--max-tokens must be at least 1"));
     }
-    if !arguments.no_draft && decoding.draft.is_none() && decoding.lookup.is_none() {
-        return Err(Failure::usage("there is nothing to draft with")
-            .hint("give --draft PATH, --lookup, or --no-draft to decode plainly"));
-    }
     let mut options = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     options.max_new_tokens = arguments.max_tokens;
     let text = prompt_text(arguments)?;
     if text.is_none() && !arguments.chat {
         return Err(Failure::usage("there is no prompt")
-            .hint("give --prompt TEXT, --prompt-file FILE, or --chat for a conversation"));
+            .hint("give --prompt TEXT, --prompt-file FILE, text on stdin, or --chat to converse"));
     }
-    let models = decoding.open(&arguments.target)?;
+    let asked =
+        if arguments.no_draft { decoding.clone().without_drafts() } else { decoding.clone() };
+    let models = asked.open(&arguments.target)?;
     options.stop_tokens = stops(arguments, &models)?;
-    let drafter = if arguments.no_draft { None } else { decoding.drafter(&models)? };
+    let drafter = asked.drafter(&models)?;
     let decoder = SpeculativeDecoder::new(&models.target, drafter);
     let interrupt = Interrupt::install();
     let mut writer = Writer { arguments, models: &models, decoder, options, interrupt };
@@ -48,19 +48,37 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         Some(text) if arguments.chat => Some(writer.turn(&mut messages, text)?),
         Some(text) => {
             let prompt = encode_text(&text, &models.tokenizer, &models.target)?;
-            Some(writer.answer(&prompt)?.0)
+            Some(writer.answer(&prompt)?)
         }
         None => writer.conversation(&mut messages)?,
     };
-    if let (true, Some(generation)) = (json, last) {
-        outln!("{}", to_json(&generation));
+    if let (true, Some((generation, text))) = (json, last) {
+        outln!("{}", figures::to_json(&generation, &text));
     }
     Ok(())
 }
 
-/// The prompt that the arguments name.
+/// The prompt that the arguments name, or that is piped in.
 fn prompt_text(arguments: &GenerateArguments) -> Result<Option<String>> {
-    let Some(path) = &arguments.prompt_file else { return Ok(arguments.prompt.clone()) };
+    if arguments.prompt.is_some() {
+        return Ok(arguments.prompt.clone());
+    }
+    if let Some(path) = &arguments.prompt_file {
+        return read_text(path).map(Some);
+    }
+    if arguments.chat || std::io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let mut text = read_text(Path::new("-"))?;
+    // What `echo` puts behind a line is no part of it.
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// A file's text, or that of stdin (`-`).
+fn read_text(path: &Path) -> Result<String> {
     let bytes = if path == Path::new("-") {
         let mut bytes = Vec::new();
         std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
@@ -68,7 +86,7 @@ fn prompt_text(arguments: &GenerateArguments) -> Result<Option<String>> {
         std::fs::read(path)
     };
     let bytes = bytes.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    String::from_utf8(bytes).map(Some).map_err(|error| {
+    String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Failure::usage(format!("{}: no UTF-8 at byte {at}", path.display()))
             .hint("convert the file to UTF-8")
@@ -123,43 +141,50 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     /// Reads turns from stdin until it ends.
-    fn conversation(&mut self, messages: &mut Vec<Message>) -> Result<Option<Generation>> {
-        let asks = std::io::stdin().is_terminal();
+    fn conversation(
+        &mut self,
+        messages: &mut Vec<Message>,
+    ) -> Result<Option<(Generation, String)>> {
+        let mut turns = Turns::open()?;
         let mut last = None;
-        loop {
-            if asks {
-                err!("> ");
+        while let Some(line) = turns.next()? {
+            match Line::read(&line) {
+                Line::Nothing => {}
+                Line::Say(text) => last = Some(self.turn(messages, text.to_owned())?),
+                Line::Help => errln!("{}", chat::HELP),
+                Line::Quit => break,
+                Line::Clear => messages.retain(|message| message.role == "system"),
+                Line::System(text) => {
+                    messages.retain(|message| message.role != "system");
+                    if !text.is_empty() {
+                        messages.insert(0, Message::new("system", text));
+                    }
+                }
+                Line::Unknown(name) => errln!(
+                    "/{name} is no command: /help lists them, and a line that begins with // is said \
+                     with one /"
+                ),
             }
-            let mut line = String::new();
-            let read = std::io::stdin().lock().read_line(&mut line);
-            if read.map_err(|error| Failure::usage(format!("stdin: {error}")))? == 0 {
-                return Ok(last);
-            }
-            let line = line.trim();
-            if line.is_empty() {
-                continue;
-            }
-            last = Some(self.turn(messages, line.to_owned())?);
         }
+        Ok(last)
     }
 
     /// A user's turn and its answer, which become history.
-    fn turn(&mut self, messages: &mut Vec<Message>, text: String) -> Result<Generation> {
+    fn turn(&mut self, messages: &mut Vec<Message>, text: String) -> Result<(Generation, String)> {
         messages.push(Message::new("user", text));
         let prompt = encode_chat(messages, &self.models.tokenizer)?;
         self.options.reuse_prefix = true;
         self.options.request = vec![messages.len() as u64];
         let (generation, text) = self.answer(&prompt)?;
-        messages.push(Message::new("assistant", text));
-        Ok(generation)
+        messages.push(Message::new("assistant", &text));
+        Ok((generation, text))
     }
 
     /// Streams an answer; returns it with its text.
     fn answer(&mut self, prompt: &[TargetTokenId]) -> Result<(Generation, String)> {
-        let colours = self.arguments.show_acceptance;
         let mut speaker =
             Speaker::new(&self.models.tokenizer, &self.options.stop_tokens, &self.arguments.stop)
-                .with_colours(colours);
+                .showing(self.show());
         self.interrupt.wanted.store(false, Ordering::Relaxed);
         self.interrupt.writing.store(true, Ordering::Relaxed);
         let wanted = &self.interrupt.wanted;
@@ -172,55 +197,36 @@ impl Writer<'_> {
         self.interrupt.writing.store(false, Ordering::Relaxed);
         let text = speaker.finish()?;
         let generation = generation?;
-        errln!("{}", summary(&generation, prompt.len()));
+        self.tell(&generation, prompt.len());
         Ok((generation, text))
     }
-}
 
-fn summary(generation: &Generation, prompt: usize) -> String {
-    let metrics = &generation.metrics;
-    let positions: Vec<String> = metrics
-        .conditional_acceptance()
-        .iter()
-        .map(|rate| format!("{:.0}", 100.0 * rate))
-        .collect();
-    let acceptance = if positions.is_empty() {
-        "no draft".to_owned()
-    } else {
-        format!(
-            "tau {:.3} (tokens per target pass, the target's own included), accepted by position \
-             {} %",
-            metrics.acceptance_length(),
-            positions.join(" ")
-        )
-    };
-    let kept = match generation.reused_tokens {
-        0 => String::new(),
-        kept => format!(" ({kept} kept from before)"),
-    };
-    let end = if generation.end == EndReason::Interrupted { ", interrupted" } else { "" };
-    format!(
-        "\n{} tokens after a prompt of {prompt}{kept}{end}: {acceptance}; {:.1} tok/s decoding, \
-         prompt {:.2} s",
-        generation.tokens.len(),
-        generation.decode_tokens_per_second(),
-        generation.prefill_seconds
-    )
-}
+    /// Whether accepted tokens are shown: if that is wanted, and in a conversation on a terminal.
+    fn show(&self) -> Show {
+        let GenerateArguments { chat, show_acceptance, .. } = *self.arguments;
+        match (show_acceptance, crate::terminal::colours()) {
+            (true, false) => Show::Marks,
+            (true, true) => Show::Colours,
+            (false, colours) if chat && colours => Show::Colours,
+            _ => Show::Nothing,
+        }
+    }
 
-fn to_json(generation: &Generation) -> serde_json::Value {
-    let metrics = &generation.metrics;
-    json!({
-        "tokens": generation.tokens,
-        "tau": metrics.acceptance_length(),
-        "conditional_acceptance": metrics.conditional_acceptance(),
-        "rounds": metrics.rounds, "plain_rounds": metrics.plain_rounds,
-        "drafted": metrics.drafted, "nodes": metrics.nodes, "accepted": metrics.accepted,
-        "lookup_share": metrics.lookup_share(),
-        "decode_tokens_per_second": generation.decode_tokens_per_second(),
-        "tokens_per_second": generation.tokens_per_second(),
-        "prefill_seconds": generation.prefill_seconds,
-        "reused_tokens": generation.reused_tokens,
-        "end": format!("{:?}", generation.end),
-    })
+    /// Figures of an answer: dim in a conversation on a terminal.
+    fn tell(&self, generation: &Generation, prompt: usize) {
+        let decoding = &self.arguments.decoding;
+        let pace = decoding.pace.unwrap_or(PaceChoice::Measured);
+        let drafts = if self.arguments.no_draft {
+            None
+        } else if decoding.draft.is_some() {
+            Some(figures::Drafts::Model(pace))
+        } else {
+            decoding.lookup.map(|_| figures::Drafts::Lookup)
+        };
+        if self.arguments.chat && crate::terminal::colours_aside() {
+            errln!("\x1b[2m{}\x1b[0m", figures::line(generation, drafts));
+        } else {
+            errln!("\n{}", figures::summary(generation, prompt, drafts));
+        }
+    }
 }

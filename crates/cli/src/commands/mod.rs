@@ -37,6 +37,11 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         crate::terminal::set_machine_readable();
     }
     let threads = arguments.threads.unwrap_or(0);
+    if let Ok(processors) = std::thread::available_parallelism()
+        && threads > processors.get()
+    {
+        errln!("warning: {threads} threads share {processors} processors, which slows them down");
+    }
     set_ops(match arguments.ops {
         OpsChoice::Fused => Ops::Fused,
         OpsChoice::Composed => Ops::Composed,

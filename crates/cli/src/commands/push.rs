@@ -7,6 +7,7 @@ use longdraft_serving::{MANIFEST_FILE, Manifest, Profile};
 use serde_json::json;
 
 use crate::cli::PushArguments;
+use crate::draft_source::exports;
 use crate::failure::{Failure, Result};
 
 /// Checks the folder, then sends it in one commit.
@@ -21,6 +22,12 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
         err!("{report}");
         return Err(Failure::work("the export has errors: nothing was sent")
             .hint("export again; `longdraft verify` lists every problem"));
+    }
+    if !card::is_hub_name(&manifest.target.name) {
+        errln!(
+            "warning: the model card names no `base_model`: export with --target-name org/name to name \
+             the target"
+        );
     }
     let text = card::render(&manifest, &arguments.repo, arguments.license.as_deref());
     let package = Package::of(&arguments.folder, &manifest, &text)?;
@@ -103,6 +110,14 @@ fn show(arguments: &PushArguments, package: &Package, card: &str, json: bool) {
 
 fn manifest(arguments: &PushArguments) -> Result<Manifest> {
     let path = arguments.folder.join(MANIFEST_FILE);
+    if let [first, ..] = &exports(&arguments.folder)[..]
+        && *first != arguments.folder
+    {
+        let problem = format!("{} holds exports and is none itself", arguments.folder.display());
+        return Err(
+            Failure::usage(problem).hint(format!("send one of them, such as {}", first.display()))
+        );
+    }
     let hint = "only folders written by `longdraft export` are sent";
     let text = std::fs::read_to_string(&path)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).hint(hint))?;

@@ -14,9 +14,9 @@ use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
 use longdraft_serving::{MANIFEST_FILE, Manifest, Profile, TargetFacts, parity, rounded_vector};
 use serde_json::{Value, json};
 
-use super::export::Source;
 use crate::cli::VerifyArguments;
 use crate::decoding::{DecodingArguments, Models, PaceChoice, encode_text};
+use crate::draft_source::{DraftSource, exports};
 use crate::failure::{Failure, Result};
 
 /// Text of `--decode` and `--record`.
@@ -43,63 +43,114 @@ pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
         let problem = format!("{}: no such folder or file", arguments.folder.display());
         return Err(Failure::usage(problem));
     }
+    let folders = exports(&arguments.folder);
+    if let [first, _, ..] = &folders[..]
+        && (profile.is_some() || arguments.record.is_some())
+    {
+        let problem = format!("{} holds {} exports", arguments.folder.display(), folders.len());
+        return Err(Failure::usage(problem).hint(format!(
+            "--profile and --record are for one of them: give {}",
+            first.display()
+        )));
+    }
     let target = arguments.target.as_deref().map(TargetFacts::open).transpose()?;
-    let checkpoint = match (&arguments.checkpoint, &target) {
+    let (mut values, mut failures) = (Vec::new(), Vec::new());
+    for folder in &folders {
+        if folders.len() > 1 && !json {
+            outln!("== {}", folder.display());
+        }
+        let checked = check(arguments, folder, profile, target.as_ref())?;
+        if json {
+            values.push(checked.to_json(arguments, folder));
+        } else {
+            checked.print(folder);
+        }
+        failures.extend(checked.judge(arguments).err());
+    }
+    if json {
+        let all = json!({ "clean": failures.is_empty(), "exports": values });
+        let one = values.into_iter().next().filter(|_| folders.len() == 1);
+        outln!("{}", one.unwrap_or(all));
+    }
+    match (folders.len(), failures.len()) {
+        (_, 0) => Ok(()),
+        (1, _) => failures.pop().map_or(Ok(()), Err),
+        (all, bad) => Err(Failure::work(format!("{bad} of {all} exports may not be served"))
+            .hint("each finding above says what to do")),
+    }
+}
+
+/// What was found out about an export.
+struct Checked {
+    report: Report,
+    /// tau with the checkpoint and with the export, if both decoded.
+    decoded: Option<(f64, f64)>,
+}
+
+fn check(
+    arguments: &VerifyArguments,
+    folder: &Path,
+    profile: Option<Profile>,
+    target: Option<&TargetFacts>,
+) -> Result<Checked> {
+    let checkpoint = match (&arguments.checkpoint, target) {
         (Some(path), Some(target)) => {
-            let draft = Source::find(path).open(&target.target)?;
-            Some(rounded_vector(&draft, target, stored_dtype(&arguments.folder))?)
+            let draft = DraftSource::find(path)?.open(&target.target)?;
+            Some(rounded_vector(&draft, target, stored_dtype(folder))?)
         }
         _ => None,
     };
-    let options = VerifyOptions { profile, target: target.as_ref(), checkpoint };
-    let report = verify(&arguments.folder, &options)?;
+    let report = verify(folder, &VerifyOptions { profile, target, checkpoint })?;
     let decoded = match (arguments.decode, &arguments.checkpoint, &arguments.target) {
         (Some(tokens), Some(checkpoint), Some(target)) if report.is_clean(false) => {
-            Some(compare_decoding(tokens, checkpoint, &arguments.folder, target)?)
+            Some(compare_decoding(tokens, checkpoint, folder, target)?)
         }
         _ => None,
     };
     if let (Some(file), Some(target)) = (&arguments.record, &arguments.target) {
-        record(file, &arguments.folder, target)?;
+        record(file, folder, target)?;
     }
-    finish(arguments, &report, decoded, json)
+    Ok(Checked { report, decoded })
 }
 
-fn finish(
-    arguments: &VerifyArguments,
-    report: &Report,
-    decoded: Option<(f64, f64)>,
-    json: bool,
-) -> Result<()> {
-    let (errors, warnings) = (report.count(Severity::Error), report.count(Severity::Warning));
-    if json {
-        let mut value = serde_json::to_value(report).unwrap_or_default();
-        value["clean"] = report.is_clean(arguments.strict).into();
-        value["tau"] = decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
-        outln!("{value}");
-    } else {
-        out!("{report}");
-        if let Some((own, export)) = decoded {
+impl Checked {
+    fn counts(&self) -> String {
+        let (errors, warnings) =
+            (self.report.count(Severity::Error), self.report.count(Severity::Warning));
+        format!("{errors} errors, {warnings} warnings")
+    }
+
+    fn to_json(&self, arguments: &VerifyArguments, folder: &Path) -> Value {
+        let mut value = serde_json::to_value(&self.report).unwrap_or_default();
+        value["folder"] = json!(folder);
+        value["clean"] = self.report.is_clean(arguments.strict).into();
+        value["tau"] = self.decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
+        value
+    }
+
+    fn print(&self, folder: &Path) {
+        out!("{}", self.report);
+        if let Some((own, export)) = self.decoded {
             outln!("decoding: tau {export:.3} with the export, {own:.3} with the checkpoint");
         }
-        outln!(
-            "{} as {}: {errors} errors, {warnings} warnings",
-            arguments.folder.display(),
-            report.profile.name()
-        );
+        outln!("{} as {}: {}", folder.display(), self.report.profile.name(), self.counts());
     }
-    if !report.is_clean(arguments.strict) {
-        let what = format!("{errors} errors, {warnings} warnings: the export may not be served");
-        let failure = Failure::work(what).hint("each finding above says what to do");
-        return Err(failure.in_result());
-    }
-    match decoded {
-        Some((own, export)) if (own - export).abs() > TAU_GAP * own => Err(Failure::work(format!(
-            "tau is {export:.3} with the export and {own:.3} with the checkpoint"
-        ))
-        .hint("export with --dtype f32 to tell rounding from a fault")
-        .in_result()),
-        _ => Ok(()),
+
+    /// Whether the export may be served.
+    fn judge(&self, arguments: &VerifyArguments) -> Result<()> {
+        if !self.report.is_clean(arguments.strict) {
+            let what = format!("{}: the export may not be served", self.counts());
+            let failure = Failure::work(what).hint("each finding above says what to do");
+            return Err(failure.in_result());
+        }
+        match self.decoded {
+            Some((own, export)) if (own - export).abs() > TAU_GAP * own => Err(Failure::work(
+                format!("tau is {export:.3} with the export and {own:.3} with the checkpoint"),
+            )
+            .hint("export with --dtype f32 to tell rounding from a fault")
+            .in_result()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -131,7 +182,7 @@ fn compare_decoding(
     target: &str,
 ) -> Result<(f64, f64)> {
     let (decoding, models) = open(export, target)?;
-    let own = Source::find(checkpoint).open(&models.target)?;
+    let own = DraftSource::find(checkpoint)?.open(&models.target)?;
     let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
     options.max_new_tokens = tokens;
     let prompt = encode_text(TEXT, &models.tokenizer, &models.target)?;

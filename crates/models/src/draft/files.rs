@@ -37,6 +37,12 @@ pub(super) fn gguf_of(path: &Path) -> Option<PathBuf> {
     }
 }
 
+/// Whether a folder holds weights in a file of a name that [`open_weights`] takes.
+pub fn holds_draft(folder: &Path) -> bool {
+    let plain = NAMES.iter().chain(&[INDEX]).any(|name| folder.join(name).is_file());
+    plain || (folder.is_dir() && gguf_of(folder).is_some())
+}
+
 /// Opens a draft's weight file, or the one that a folder holds: whole, in shards, PyTorch's, GGUF.
 ///
 /// # Errors

@@ -1,7 +1,8 @@
 //! Decoder layers from named weights, wherever these come from.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
@@ -31,19 +32,44 @@ pub(super) struct FileWeights<'a> {
     pub(super) options: &'a TargetOptions,
     /// Whether a matrix was held as quantised blocks.
     pub(super) has_blocks: AtomicBool,
+    /// Quantised types that were wanted as stored, and are held as floats.
+    pub(super) widened: Mutex<BTreeSet<&'static str>>,
+}
+
+impl<'a> FileWeights<'a> {
+    pub(super) fn new(source: &'a dyn WeightSource, options: &'a TargetOptions) -> Self {
+        Self { source, options, has_blocks: AtomicBool::new(false), widened: Mutex::default() }
+    }
+
+    /// The type in which a matrix without blocks is held: 16-bit floats of the file stay such where
+    /// products read them without a copy, with the bits of their f32 values.
+    fn dense_type(&self, name: &str) -> DType {
+        let TargetOptions { dtype, device, as_stored, .. } = self.options;
+        let stored = self.source.stored_type(name).filter(|_| *as_stored);
+        match (stored, device) {
+            (Some("BF16"), Device::Cpu | Device::Cuda(_)) => DType::BF16,
+            (Some("F16"), Device::Cpu) => DType::F16,
+            (Some(quantised), _) if quantised.starts_with('Q') => {
+                let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
+                widened.insert(quantised);
+                *dtype
+            }
+            _ => *dtype,
+        }
+    }
 }
 
 impl Weights for FileWeights<'_> {
     fn matrix(&self, name: &str) -> Result<Matrix> {
-        let TargetOptions { dtype, device, quantised, .. } = self.options;
-        if *quantised
+        let TargetOptions { device, as_stored, .. } = self.options;
+        if *as_stored
             && matches!(device, Device::Cpu)
             && let Some(matrix) = self.source.load_quantised(name)?
         {
             self.has_blocks.store(true, Ordering::Relaxed);
             return Ok(Matrix::Quantised(Arc::new(matrix)));
         }
-        Ok(Matrix::Dense(self.source.load(name, *dtype)?.to_device(device)?))
+        Ok(Matrix::Dense(self.source.load(name, self.dense_type(name))?.to_device(device)?))
     }
 
     fn vector(&self, name: &str) -> Result<Tensor> {

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::Matrix;
@@ -24,12 +24,13 @@ use crate::weights::{TensorSpec, WeightSource, check_specs};
 /// How to hold a target.
 #[derive(Debug, Clone)]
 pub struct TargetOptions {
-    /// f32, bf16 or f16; norms and biases are always f32.
+    /// f32, bf16 or f16, of what `as_stored` does not hold otherwise; norms and biases are always f32.
     pub dtype: DType,
     /// Where to hold it.
     pub device: Device,
-    /// Whether matrices that a file holds quantised stay so, where the products read their blocks.
-    pub quantised: bool,
+    /// Whether matrices are held as the file holds them, where products read them so: quantised blocks,
+    /// and 16-bit floats, whose products have the bits of those in f32.
+    pub as_stored: bool,
     /// Which layers are loaded.
     pub layers: Layers,
     /// Ranks that hold a part each (ZeRO-3); without them everything is in memory.
@@ -74,7 +75,7 @@ impl Default for TargetOptions {
         Self {
             dtype: DType::F32,
             device: Device::Cpu,
-            quantised: false,
+            as_stored: false,
             layers: Layers::All,
             spread: None,
             gather_ahead: true,
@@ -194,7 +195,7 @@ pub(crate) fn from_source(
     check_tensor_count(source, &config, loaded.clone())?;
     check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
-    let weights = FileWeights { source, options, has_blocks: AtomicBool::new(false) };
+    let weights = FileWeights::new(source, options);
     let table = |matrix: Matrix| match &options.spread {
         None => Ok(Table::whole(matrix)),
         Some(ranks) => Table::spread(&matrix, ranks),
@@ -224,8 +225,10 @@ pub(crate) fn from_source(
         }
     };
     let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
+    let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Target {
         fingerprint,
+        widened: widened.into_iter().collect(),
         cache_dtype: if has_blocks { DType::F16 } else { DType::F32 },
         rope: config.rope.build(config.head_dim)?,
         embedding,

@@ -63,6 +63,8 @@ pub struct Target {
     /// What keys and values are cached as: f16 beside quantised blocks, as llama.cpp does, which halves
     /// what a long context costs; else f32.
     cache_dtype: DType,
+    /// Quantised types of the file that are held as floats although they were wanted as stored.
+    widened: Vec<&'static str>,
     /// What this rank holds of every layer.
     share: LayerShare,
 }
@@ -167,6 +169,17 @@ impl Target {
     /// Where the weights lie.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether matrices are held as quantised blocks.
+    pub fn holds_blocks(&self) -> bool {
+        self.cache_dtype == DType::F16
+    }
+
+    /// Quantised types of the file (`Q4_K`, ...) that were wanted as stored and are held as floats, in
+    /// order: products read others.
+    pub fn widened(&self) -> &[&'static str] {
+        &self.widened
     }
 
     /// Rotary frequencies.

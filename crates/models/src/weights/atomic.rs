@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use super::temporary::temporary;
 use crate::error::ModelError;
 
 /// As everywhere in this crate, but for a caller's own errors.
@@ -25,9 +26,7 @@ pub fn write_atomically_with<T, E: From<ModelError>>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
 ) -> Result<T, E> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
+    let temporary = temporary(path, "", ".tmp");
     let all = || -> Result<T, E> {
         let fail = |error: std::io::Error| E::from(ModelError::io(path)(error));
         let mut file = BufWriter::new(File::create(&temporary).map_err(fail)?);

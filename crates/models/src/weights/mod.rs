@@ -12,6 +12,7 @@ pub mod memory;
 pub mod pth;
 pub mod safetensors;
 pub mod streamed;
+pub mod temporary;
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
@@ -51,6 +52,12 @@ pub trait WeightSource {
     /// # Errors
     /// - the tensor does not exist, is of a type that is no weight, or the dtype is another
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// The file's own name of a tensor's type (`BF16`, `Q4_K`), where the format has such.
+    fn stored_type(&self, name: &str) -> Option<&'static str> {
+        let _ = name;
+        None
+    }
 
     /// Reads a matrix as quantised blocks, if it is stored as such in a format that products read.
     ///

@@ -17,6 +17,9 @@ use super::file::WeightFile;
 use super::{Collector, WeightSource};
 use crate::error::{ModelError, Problems, Result};
 
+/// Bytes of the header's length, of which the header is a multiple.
+const LENGTH_BYTES: usize = 8;
+
 struct Entry {
     file: usize,
     dtype: Dtype,
@@ -152,19 +155,6 @@ impl SafetensorsSource {
             return Err(ModelError::invalid(&self.path, problem));
         }
         Ok(self.bytes(entry)?.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
-    }
-
-    /// The format's name of a tensor's type (`F32`, `BF16`, ...), if it is there.
-    pub fn stored_type(&self, name: &str) -> Option<&'static str> {
-        self.entries.get(name).map(|entry| match entry.dtype {
-            Dtype::F32 => "F32",
-            Dtype::BF16 => "BF16",
-            Dtype::F16 => "F16",
-            Dtype::F64 => "F64",
-            Dtype::I64 => "I64",
-            Dtype::BOOL => "BOOL",
-            _ => "other",
-        })
     }
 
     /// Reads a tensor of integers (i64, i32 or u32) or flags, row-major.
@@ -303,6 +293,18 @@ impl WeightSource for SafetensorsSource {
         self.entries.get(name).map(|entry| entry.shape.clone())
     }
 
+    fn stored_type(&self, name: &str) -> Option<&'static str> {
+        self.entries.get(name).map(|entry| match entry.dtype {
+            Dtype::F32 => "F32",
+            Dtype::BF16 => "BF16",
+            Dtype::F16 => "F16",
+            Dtype::F64 => "F64",
+            Dtype::I64 => "I64",
+            Dtype::BOOL => "BOOL",
+            _ => "other",
+        })
+    }
+
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let entry = self.find(name)?;
         let Some(size) = float_bytes(entry.dtype) else {
@@ -353,7 +355,7 @@ fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Box<dyn Iterator<Item = f32> 
 }
 
 /// Writes tensors (f32, bf16, f16, i64, or u8 as flags) with string metadata, complete or not at
-/// all.
+/// all. The same tensors and metadata give the same bytes.
 ///
 /// # Errors
 /// - a tensor is of another type, or the file cannot be written
@@ -366,9 +368,32 @@ pub fn save(
         .iter()
         .map(|(name, tensor)| Ok((name.as_str(), Stored::of(tensor)?)))
         .collect::<Result<_>>()?;
-    let bytes = safetensors::serialize(views, Some(metadata))
-        .map_err(|error| ModelError::invalid(path, error))?;
+    let mut bytes =
+        safetensors::serialize(views, None).map_err(|error| ModelError::invalid(path, error))?;
+    add_metadata(&mut bytes, metadata).map_err(|error| ModelError::invalid(path, error))?;
     write_atomically(path, &bytes)
+}
+
+/// Adds metadata to the header of a file without any, in the order of its keys: the library writes it
+/// in another one each time.
+fn add_metadata(
+    file: &mut Vec<u8>,
+    metadata: HashMap<String, String>,
+) -> std::result::Result<(), serde_json::Error> {
+    let (length, rest) = file.split_at(LENGTH_BYTES);
+    let length = length.iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte));
+    let tensors = rest[..length].trim_ascii_end();
+    let metadata: BTreeMap<String, String> = metadata.into_iter().collect();
+    let mut header =
+        format!("{{\"__metadata__\":{}", serde_json::to_string(&metadata)?).into_bytes();
+    if tensors != b"{}" {
+        header.push(b',');
+    }
+    header.extend_from_slice(&tensors[1..]);
+    header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
+    let count = (header.len() as u64).to_le_bytes();
+    file.splice(..LENGTH_BYTES + length, count.into_iter().chain(header));
+    Ok(())
 }
 
 /// A tensor as it stands in a file; its bytes are made when their turn comes.
@@ -475,6 +500,26 @@ mod tests {
             assert_eq!(b.dtype(), dtype);
             assert_eq!(b.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn the_same_tensors_and_metadata_give_the_same_bytes() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("model.safetensors");
+        let mut written = std::collections::BTreeSet::new();
+        for _ in 0..8 {
+            // A new map each time: maps differ in their order.
+            let metadata = (0..20).map(|key| (format!("key {key}"), format!("{key} \"é\"")));
+            save(&path, &tensors(), metadata.collect())?;
+            written.insert(std::fs::read(&path).expect("read"));
+        }
+        assert_eq!(written.len(), 1);
+        let source = SafetensorsSource::open_file(&path)?;
+        assert_eq!(source.metadata()["key 7"], "7 \"é\"");
+        assert_eq!(source.load("b", DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
+        save(&path, &[], HashMap::from([("a".into(), "b".into())]))?;
+        assert_eq!(SafetensorsSource::open_file(&path)?.metadata()["a"], "b");
         Ok(())
     }
 

@@ -3,31 +3,43 @@
 use std::collections::BTreeMap;
 
 use crate::Profile;
+use crate::hub::card::is_hub_name;
+
+/// Stands for the target's name on the hub where that is not known.
+pub const HUB_NAME: &str = "ORG/NAME";
+
+/// What vLLM and SGLang load as a target of this name: they take no GGUF file beside a draft, so that
+/// the file's model on the hub has to be named.
+pub fn loaded(name: &str, is_gguf: bool) -> &str {
+    if is_gguf && !is_hub_name(name) { HUB_NAME } else { name }
+}
 
 /// Command lines by engine; `DIR` stands for the exported folder.
 pub fn for_profile(
     profile: Profile,
-    target: &str,
+    (name, is_gguf): (&str, bool),
     draft_len: usize,
     gguf: &str,
 ) -> BTreeMap<String, String> {
+    let loaded = loaded(name, is_gguf);
     let vllm = format!(
-        "vllm serve {target} --speculative-config '{{\"method\": \"eagle3\", \"model\": \"DIR\", \
+        "vllm serve {loaded} --speculative-config '{{\"method\": \"eagle3\", \"model\": \"DIR\", \
          \"num_speculative_tokens\": {draft_len}}}'"
     );
     let sglang = format!(
-        "python3 -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 \
+        "python3 -m sglang.launch_server --model-path {loaded} --speculative-algorithm EAGLE3 \
          --speculative-draft-model-path DIR --speculative-num-steps {draft_len} \
          --speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
         draft_len + 1
     );
     let llamacpp = format!(
-        "llama-server -m TARGET.gguf -md DIR/{gguf} --spec-type draft-eagle3 --spec-draft-n-max \
-         {draft_len}"
+        "llama-server -m {} -md DIR/{gguf} --spec-type draft-eagle3 --spec-draft-n-max \
+         {draft_len}",
+        if loaded == HUB_NAME { name } else { "TARGET.gguf" }
     );
     let convert =
         "python3 convert_hf_to_gguf.py DIR --target-model-dir TARGET --outfile draft.gguf";
-    let own = format!("longdraft generate --target {target} --draft DIR --prompt TEXT");
+    let own = format!("longdraft generate --target {name} --draft DIR --prompt TEXT");
     let mut all = BTreeMap::from([("longdraft".to_owned(), own)]);
     let mut add = |engine: &str, command: String| all.insert(engine.to_owned(), command);
     match profile {
@@ -53,4 +65,22 @@ pub fn for_profile(
         Profile::Longspec => {}
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_given_a_target_that_they_can_load() {
+        let vllm =
+            |name, is_gguf| for_profile(Profile::Vllm, (name, is_gguf), 3, "")["vllm"].clone();
+        assert!(vllm("/models/a.gguf", true).starts_with("vllm serve ORG/NAME "));
+        assert!(vllm("org/a", true).starts_with("vllm serve org/a "));
+        assert!(vllm("/models/a", false).starts_with("vllm serve /models/a "));
+        let llamacpp =
+            |name| for_profile(Profile::Llamacpp, (name, true), 3, "d.gguf")["llama.cpp"].clone();
+        assert!(llamacpp("/models/a.gguf").contains("-m /models/a.gguf -md DIR/d.gguf"));
+        assert!(llamacpp("org/a").contains("-m TARGET.gguf "));
+    }
 }

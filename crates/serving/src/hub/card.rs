@@ -6,6 +6,7 @@ use longdraft_models::hub::is_repository;
 use serde_json::Value;
 
 use crate::Manifest;
+use crate::engine::commands::HUB_NAME;
 
 /// Markdown with the hub's front matter; `license` as the hub spells licences.
 pub fn render(manifest: &Manifest, repo: &str, license: Option<&str>) -> String {
@@ -51,8 +52,19 @@ pub fn render(manifest: &Manifest, repo: &str, license: Option<&str>) -> String 
     }
     acceptance(&mut out, manifest.provenance.evaluation.as_ref());
     line(&mut out, format_args!("\n## Serve\n"));
-    for (engine, command) in &manifest.serve {
-        let command = command.replace("DIR", repo).replace(&manifest.target.name, target);
+    let commands: Vec<(&String, String)> = manifest
+        .serve
+        .iter()
+        .map(|(engine, command)| {
+            let target = in_command(&manifest.target.name);
+            (engine, command.replace("DIR", repo).replace(&manifest.target.name, target))
+        })
+        .collect();
+    if commands.iter().any(|(_, command)| command.contains(HUB_NAME)) {
+        let words = "stands for the target's name on the hub, which is not known here.";
+        line(&mut out, format_args!("`{HUB_NAME}` {words}\n"));
+    }
+    for (engine, command) in commands {
         line(&mut out, format_args!("{engine}:\n\n```sh\n{command}\n```\n"));
     }
     out
@@ -121,6 +133,15 @@ pub fn is_hub_name(name: &str) -> bool {
     is_repository(name) && !is_file
 }
 
+/// What a command of the card loads: no path of this machine, but for a file's name.
+fn in_command(name: &str) -> &str {
+    if is_hub_name(name) || name.to_ascii_lowercase().ends_with(".gguf") {
+        public_name(name)
+    } else {
+        HUB_NAME
+    }
+}
+
 /// A name that tells nothing about the machine that it was made on.
 fn public_name(name: &str) -> &str {
     if is_hub_name(name) {
@@ -141,5 +162,8 @@ mod tests {
             assert!(!is_hub_name(path), "{path}");
         }
         assert_eq!(public_name("/data/models/smollm"), "smollm");
+        assert_eq!(in_command("/data/models/smollm"), HUB_NAME);
+        assert_eq!(in_command("/data/models/smollm.Q4_1.gguf"), "smollm.Q4_1.gguf");
+        assert_eq!(in_command("Qwen/Qwen3-8B"), "Qwen/Qwen3-8B");
     }
 }

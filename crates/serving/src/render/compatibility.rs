@@ -105,7 +105,8 @@ pub fn glide(profile: Profile, config: &GlideConfig, target: &TargetConfig) -> F
     let mut fit = Fit::default();
     fit.refuse(
         matches!(profile, Profile::Longspec | Profile::Hf),
-        "no such engine runs a GLIDE layer: export to longspec (or hf), or serve it with longdraft",
+        "no such engine runs a GLIDE layer: export to longspec (or hf), or decode with `longdraft \
+         generate`",
     );
     fit.refuse(
         config.final_norm == FinalNorm::None,

@@ -24,7 +24,7 @@ pub enum Severity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Effect {
-    /// It serves as it should.
+    /// Nothing that is known of its loader speaks against it.
     Works,
     /// A part is left out without harm.
     Ignores,
@@ -199,11 +199,12 @@ impl fmt::Display for Report {
             writeln!(f, "{problem}")?;
         }
         for verdict in &self.verdicts {
-            write!(f, "{}: {}", verdict.engine.name(), verdict.effect.words())?;
-            if verdict.because.is_empty() {
-                writeln!(f)?;
+            let engine = verdict.engine.name();
+            if verdict.effect == Effect::Works {
+                writeln!(f, "{engine}: passes our reading of its loader; {engine} was not run")?;
             } else {
-                writeln!(f, " ({})", verdict.because.join(", "))?;
+                let because = verdict.because.join(", ");
+                writeln!(f, "{engine}: {} ({because})", verdict.effect.words())?;
             }
         }
         if let Some(parity) = &self.parity {

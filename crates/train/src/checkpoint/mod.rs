@@ -10,6 +10,7 @@
 
 mod agreement;
 mod due;
+mod locate;
 mod lock;
 mod manifest;
 pub(crate) mod moments;
@@ -20,11 +21,12 @@ pub(crate) use agreement::require_same_run;
 pub(crate) use due::SaveClock;
 
 pub use agreement::ResumePolicy;
+pub use locate::{Located, Wanted, draft_file, stages};
 pub use lock::RunLock;
 pub(crate) use state::STEPS;
 
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{
-    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, draft_file, read_draft,
-    read_state, verify,
+    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, read_draft, read_state,
+    verify,
 };

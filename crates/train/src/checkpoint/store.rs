@@ -12,6 +12,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_models::weights::streamed::Streamed;
 
+use super::locate::draft_file;
 use super::manifest::{Manifest, describe_own};
 use super::moments::{self, Moment, Moments};
 use super::state::CheckpointState;
@@ -28,8 +29,8 @@ pub const PREVIOUS: &str = "last_2";
 /// The one with the best held-out evaluation.
 pub const BEST: &str = "best";
 
-const STATE: &str = "state.json";
-const DRAFT: &str = "draft.safetensors";
+pub(super) const STATE: &str = "state.json";
+pub(super) const DRAFT: &str = "draft.safetensors";
 
 /// Folders that are being written, or are about to go.
 const SAVING: &str = ".saving-";
@@ -309,16 +310,6 @@ fn load(path: &Path) -> Result<Loaded> {
     let (state, draft) = (read_state(path)?, read_draft(path)?);
     let moments = Moments::read(path)?;
     Ok(Loaded { path: path.to_path_buf(), state, draft, moments, warning: None })
-}
-
-/// The draft's weights in what a user may point to: a weight file, a folder that holds one (an
-/// extracted draft, an export), a checkpoint, or a run directory (its newest checkpoint).
-pub fn draft_file(path: &Path) -> PathBuf {
-    let checkpoints = [path.to_path_buf()]
-        .into_iter()
-        .chain([LAST, PREVIOUS].map(|name| path.join("checkpoints").join(name)));
-    let mut files = checkpoints.map(|folder| folder.join(DRAFT));
-    files.find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Adds the counts that stand beside a draft's weights, if there are any.

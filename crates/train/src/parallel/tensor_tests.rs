@@ -235,13 +235,13 @@ fn mpi_shared_layers_of_quantised_blocks_compute_what_whole_ones_do() {
     let config = config(&json!({ "num_attention_heads": 4, "head_dim": 32 }));
     for format in [(GgmlDType::Q4_1, BlockFormat::Q4_1), (GgmlDType::Q8_0, BlockFormat::Q8_0)] {
         let source = |config: &TargetConfig| Blocks::of(config, format);
-        let options = TargetOptions { quantised: true, ..TargetOptions::default() };
+        let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let whole = Target::from_source(config.clone(), &source(&config), &options);
         let whole = whole.expect("target");
         assert!(whole.head_matrix().expect("head").dense().is_none(), "held as blocks");
         for ranks in [2, 4] {
             let seen = features_over_ranks(ranks, |world| {
-                let options = TargetOptions { quantised: true, ..shared_by(world) };
+                let options = TargetOptions { as_stored: true, ..shared_by(world) };
                 let target = Target::from_source(config.clone(), &source(&config), &options);
                 target.expect("target")
             });
@@ -253,7 +253,7 @@ fn mpi_shared_layers_of_quantised_blocks_compute_what_whole_ones_do() {
         // 96 inner states over two ranks are one and a half blocks each.
         let config = TargetConfig { intermediate_size: 96, ..config.clone() };
         let errors = in_threads(2, |world| {
-            let options = TargetOptions { quantised: true, ..shared_by(&world) };
+            let options = TargetOptions { as_stored: true, ..shared_by(&world) };
             let target = Target::from_source(config.clone(), &source(&config), &options);
             target.err().map(|error| error.to_string()).unwrap_or_default()
         });

@@ -199,6 +199,8 @@ impl Capture {
                 .record(&batch, contents, &teacher_rows)
                 .and_then(|record| self.store.add(&mut work, batch, record));
             match added {
+                // The end is told once, when every shard is complete.
+                Ok(true) if done + count + 1 == all => {}
                 Ok(true) => observer.on_event(Event::Captured(done + count + 1, all)),
                 Ok(false) => return Ok(Shard::Lost),
                 Err(error) => {

@@ -1,7 +1,5 @@
 //! `longdraft data inspect`: rows as the target reads them, with their loss mask.
 
-use std::io::IsTerminal;
-
 use longdraft_data::reader::{Outcome, SourceReader};
 use longdraft_data::{Document, SourceConfig, shards};
 use longdraft_models::tokenizer::TextTokenizer;
@@ -20,8 +18,7 @@ pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
         learn: arguments.learn,
         overrides: &arguments.overrides,
     })?;
-    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let show = Show { tokenizer: &inputs.tokenizer, colour };
+    let show = Show { tokenizer: &inputs.tokenizer, colour: crate::terminal::colours() };
     let mut figures = Vec::new();
     for source in inputs.train.iter().chain(&inputs.held_out) {
         for outcome in first_rows(source, &inputs, arguments.rows)? {

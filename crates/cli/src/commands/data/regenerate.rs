@@ -16,14 +16,15 @@ use longdraft_decode::drafter::drafter_of;
 use longdraft_decode::{
     BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,
 };
-use longdraft_models::TargetTokenId;
 use longdraft_models::draft::AnyDraft;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::{DeviceChoice, TargetTokenId};
 use serde_json::{Value, json};
 
-use crate::cli::DataRegenerateArguments;
-use crate::decoding::{load_draft, stop_tokens};
+use crate::cli::{DataRegenerateArguments, WeightDtype};
+use crate::decoding::{finish, open_target, require_draft_len, stop_tokens};
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use ledger::{Entry, Ledger, Outcome};
@@ -41,13 +42,13 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     if arguments.max_tokens == 0 || !(0.0..=100.0).contains(&arguments.temperature) {
         return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
     }
+    require_draft_len(arguments.draft_len)?;
     let limit = arguments.limit.unwrap_or(usize::MAX);
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
-    // As the file stores them: several times as fast as in f32.
-    let options = TargetOptions { quantised: true, ..TargetOptions::default() };
-    let target = Target::open(&arguments.target, &options)?;
-    let draft = arguments.draft.as_ref().map(|path| load_draft(path, &target)).transpose()?;
+    let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
+    let target = open_target(&arguments.target, WeightDtype::Stored, DeviceChoice::Cpu)?;
+    let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer =
         Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_ref() };
     let mut ledger = Ledger::open(&arguments.output, &writer.recipe())?;
@@ -295,7 +296,7 @@ impl Dialogue {
     fn answer(&mut self, generation: &Generation, text: &str) {
         self.tokens += generation.tokens.len();
         if generation.end != EndReason::StopToken {
-            self.finish = "length";
+            self.finish = finish(generation.end);
         }
         self.done.push("assistant", text);
     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::cli::{EvalHeldOutArguments, with_device};
 use crate::commands::train::open_target;
 use crate::configuration::read_stage;
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -18,6 +19,7 @@ use crate::ranks::Voice;
 pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let changes = with_device(&arguments.overrides, arguments.device);
     let mut config = read_stage(&arguments.config, &changes)?;
+    arguments.drafts.iter().try_for_each(|path| DraftSource::find(path).map(drop))?;
     // Drafts bring their weights: no layer of the target is wanted for initial ones.
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config, &World::single())?;

@@ -19,6 +19,7 @@ use crate::decode_record::{
     Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
 };
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use prompts::PromptSet;
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let decoding = &arguments.decoding;
     if decoding.draft.is_none() && decoding.lookup.is_none() {
         return Err(Failure::usage("there is nothing to measure")
-            .hint("give --draft PATH, --lookup, or both"));
+            .hint("give --draft PATH, --lookup, or both: plain decoding is measured beside them"));
     }
     if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
         return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
@@ -114,7 +115,8 @@ fn settings(
     requests: &[DecodeOptions],
 ) -> String {
     let decoding = &arguments.decoding;
-    let changed = decoding.draft.as_deref().map(last_change);
+    let draft = decoding.draft.as_deref().and_then(|path| DraftSource::find(path).ok());
+    let changed = draft.map(|draft| last_change(draft.place()));
     let limits = (arguments.runs, arguments.max_tokens, rayon::current_num_threads());
     crate::sha256::of_text(&format!(
         "{} {} {:?} {changed:?} {:?} {limits:?} {requests:?} {prompts:?} {}",
@@ -157,8 +159,10 @@ pub(crate) fn measure(
             last_line = Instant::now();
             let totals = &progress.comparison;
             errln!(
-                "    {:>3} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
-                totals.drafted().requests,
+                "    run {} of {runs}, {} of {} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
+                progress.runs + 1,
+                progress.prompts,
+                prompts.len(),
                 totals.acceptance().acceptance_length(),
                 totals.plain().decode_tokens_per_second(),
                 totals.drafted().decode_tokens_per_second()
@@ -207,6 +211,7 @@ fn cell(
         pace: if options.pacing == Pacing::Fixed { "fixed" } else { "measured" }.to_owned(),
         runs,
         figures: Figures::of("all", comparison),
+        accepted_share: acceptance.accepted_share(),
         conditional_acceptance: acceptance.conditional_acceptance(),
         conditional_acceptance_intervals: acceptance_intervals(&acceptance),
         tested_by_position: acceptance.tested_by_position.clone(),

@@ -14,19 +14,19 @@ pub(crate) fn print(cell: &Cell) {
         cell.pace
     );
     outln!(
-        "tau {:.3} [{:.3}, {:.3}] tokens per target pass (the target's own token included; {:.3} \
-         without it, {:.3} as mean over prompts)",
+        "tau {:.3} [{:.3}, {:.3}] tokens per target pass{}; {:.3} as mean over prompts",
         figures.tau_incl_bonus,
         figures.tau_interval.0,
         figures.tau_interval.1,
-        figures.tau_accepted_only,
+        sum_of_tau(figures.tau_incl_bonus, &cell.accepted_share),
         figures.tau_per_prompt
     );
     let percent = |rates: &[f64]| {
         rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
     };
-    outln!("accepted by position, where tested: {}", percent(&cell.conditional_acceptance));
-    outln!("accepted by position, where drafted: {}", percent(&cell.survival));
+    outln!("proposal 1, 2, ... accepted, of passes that");
+    outln!("    drafted it: {}", percent(&cell.survival));
+    outln!("    had accepted all before it: {}", percent(&cell.conditional_acceptance));
     if cell.lookup_share > 0.0 {
         outln!("of accepted tokens, from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
     }
@@ -70,6 +70,20 @@ pub(crate) fn print(cell: &Cell) {
     }
 }
 
+/// What tau consists of: passes that a stop or limit cut commit no token of the target's own.
+fn sum_of_tau(tau: f64, shares: &[f64]) -> String {
+    if shares.is_empty() {
+        return String::new();
+    }
+    let cut = 1.0 + shares.iter().sum::<f64>() - tau;
+    let shares: Vec<String> = shares.iter().map(|share| format!("{share:.3}")).collect();
+    let cut = if cut < 5e-4 { String::new() } else { format!(" - {cut:.3} (cut at a stop)") };
+    format!(
+        " = the target's own + {} (shares of passes that accepted proposal 1, 2, ...){cut}",
+        shares.join(" + ")
+    )
+}
+
 fn print_rows(title: &str, rows: &[Figures]) {
     outln!("{title:>18} {:>7} {:>7} {:>8} {:>9} {:>7}", "prompts", "tau", "first", "tok/s", "x");
     for row in rows {
@@ -84,5 +98,20 @@ fn print_rows(title: &str, rows: &[Figures]) {
             row.speed_up,
             if row.speed_up < 1.0 { "  slower" } else { "" }
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_tau_add_up() {
+        assert_eq!(
+            sum_of_tau(1.7, &[0.5, 0.2]),
+            " = the target's own + 0.500 + 0.200 (shares of passes that accepted proposal 1, 2, ...)"
+        );
+        assert!(sum_of_tau(1.65, &[0.5, 0.2]).ends_with(" - 0.050 (cut at a stop)"));
+        assert_eq!(sum_of_tau(1.0, &[]), "");
     }
 }

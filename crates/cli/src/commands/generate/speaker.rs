@@ -1,4 +1,5 @@
-//! Tokens as text on stdout: whole characters, stop strings left out, accepted proposals in colour.
+//! Tokens as text on stdout: whole characters, stop strings left out, accepted proposals
+//! in colours or marks.
 
 use std::ops::ControlFlow;
 
@@ -13,12 +14,25 @@ const GREEN: &str = "\x1b[32m";
 const BLUE: &str = "\x1b[36m";
 const PLAIN: &str = "\x1b[0m";
 
+/// How accepted proposals are told from the target's own tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Show {
+    /// Not at all.
+    Nothing,
+    /// Those of the draft in green, those of lookup in blue.
+    Colours,
+    /// Those of the draft in `[[ ]]`, those of lookup in `{{ }}`.
+    Marks,
+}
+
 /// Prints an answer while it is written.
 pub(super) struct Speaker<'a> {
     stream: Option<TextStream<'a>>,
     stop_tokens: &'a [TargetTokenId],
     stops: StopStrings,
-    colours: bool,
+    show: Show,
+    /// Whose mark is open.
+    marked: Option<Origin>,
     text: String,
     problem: Option<String>,
 }
@@ -33,15 +47,16 @@ impl<'a> Speaker<'a> {
             stream: Some(tokenizer.stream()),
             stop_tokens,
             stops: StopStrings::new(stops.iter().cloned()),
-            colours: false,
+            show: Show::Nothing,
+            marked: None,
             text: String::new(),
             problem: None,
         }
     }
 
-    /// Accepted tokens of the draft in green, of lookup in blue.
-    pub(super) fn with_colours(mut self, colours: bool) -> Self {
-        self.colours = colours;
+    /// Shows who proposed what.
+    pub(super) fn showing(mut self, show: Show) -> Self {
+        self.show = show;
         self
     }
 
@@ -70,15 +85,40 @@ impl<'a> Speaker<'a> {
     }
 
     fn print(&mut self, text: &str, origin: Option<Origin>) {
+        if text.is_empty() {
+            return;
+        }
         self.text.push_str(text);
-        let colour = match origin.filter(|_| self.colours && !text.is_empty()) {
-            Some(Origin::Draft) => GREEN,
-            Some(Origin::Lookup) => BLUE,
-            None => "",
-        };
-        let end = if colour.is_empty() { "" } else { PLAIN };
-        out!("{colour}{text}{end}");
+        match self.show {
+            Show::Nothing => out!("{text}"),
+            Show::Marks => {
+                self.mark(origin);
+                out!("{text}");
+            }
+            Show::Colours => match origin {
+                Some(Origin::Draft) => out!("{GREEN}{text}{PLAIN}"),
+                Some(Origin::Lookup) => out!("{BLUE}{text}{PLAIN}"),
+                None => out!("{text}"),
+            },
+        }
         crate::terminal::flush();
+    }
+
+    /// Ends the mark of who proposed what was printed last, and begins that of what comes.
+    fn mark(&mut self, origin: Option<Origin>) {
+        if self.marked == origin {
+            return;
+        }
+        match std::mem::replace(&mut self.marked, origin) {
+            Some(Origin::Draft) => out!("]]"),
+            Some(Origin::Lookup) => out!("}}}}"),
+            None => {}
+        }
+        match origin {
+            Some(Origin::Draft) => out!("[["),
+            Some(Origin::Lookup) => out!("{{{{"),
+            None => {}
+        }
     }
 
     /// Prints the rest; returns the whole text.
@@ -92,6 +132,7 @@ impl<'a> Speaker<'a> {
             let held = if streamed.stopped { String::new() } else { self.stops.finish() };
             self.print(&format!("{}{held}", streamed.text), None);
         }
+        self.mark(None);
         if self.problem.is_none() {
             outln!();
         }

@@ -6,6 +6,7 @@ mod measure;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::target::Target;
+use longdraft_train::checkpoint::Wanted;
 use longdraft_train::parallel::World;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::json;
@@ -14,6 +15,7 @@ use crate::cli::QuickstartArguments;
 use crate::commands::curriculum::{self, End};
 use crate::commands::{eval, extract, fetch, report};
 use crate::configuration::{LocatedStage, parse_stages};
+use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::clock;
@@ -64,8 +66,8 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         End::Finished(finished) => finished,
     };
     let draft = output.join("draft");
-    let (checkpoint, _) = extract::find(&finished.last_run)?;
-    let tensors = extract::extract(&checkpoint, &draft)?;
+    let found = find_checkpoint(&finished.last_run, Wanted::Newest)?;
+    let tensors = extract::extract(&found.checkpoint, &draft)?;
     errln!("\n[extract] {tensors} tensors of the draft go to {}", draft.display());
     errln!(
         "\n[measure] test questions are answered without the draft, with it, and with it and prompt \

@@ -206,6 +206,11 @@ impl WeightSource for GgufSource {
         Some(part.dims(&self.header.tensors.get(name)?.shape))
     }
 
+    fn stored_type(&self, name: &str) -> Option<&'static str> {
+        let Stored { name, .. } = self.names.get(name)?;
+        Some(type_name(self.content.tensor_infos.get(name)?.ggml_dtype))
+    }
+
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.read(self.stored(name)?, dtype, |row| self.place(name, row))
     }
@@ -229,6 +234,27 @@ impl WeightSource for GgufSource {
             placed[self.place(name, row) * row_bytes..][..row_bytes].copy_from_slice(stored);
         }
         Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &placed)?))
+    }
+}
+
+/// A type's name as the format writes it.
+fn type_name(dtype: GgmlDType) -> &'static str {
+    match dtype {
+        GgmlDType::F32 => "F32",
+        GgmlDType::F16 => "F16",
+        GgmlDType::BF16 => "BF16",
+        GgmlDType::Q4_0 => "Q4_0",
+        GgmlDType::Q4_1 => "Q4_1",
+        GgmlDType::Q5_0 => "Q5_0",
+        GgmlDType::Q5_1 => "Q5_1",
+        GgmlDType::Q8_0 => "Q8_0",
+        GgmlDType::Q8_1 => "Q8_1",
+        GgmlDType::Q2K => "Q2_K",
+        GgmlDType::Q3K => "Q3_K",
+        GgmlDType::Q4K => "Q4_K",
+        GgmlDType::Q5K => "Q5_K",
+        GgmlDType::Q6K => "Q6_K",
+        GgmlDType::Q8K => "Q8_K",
     }
 }
 

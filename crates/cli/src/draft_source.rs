@@ -1,0 +1,294 @@
+//! Where a draft lies: a checkpoint of a run or of a curriculum, an extracted folder, files from
+//! elsewhere. Every command that takes a draft finds it here.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::eagle3::{self, Eagle3Config, Eagle3Draft};
+use longdraft_models::draft::files::{DRAFT_FILE, holds_draft};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft, trained_for};
+use longdraft_models::target::Target;
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_serving::{MANIFEST_FILE, Provenance};
+use longdraft_train::checkpoint::{
+    CheckpointState, Located, Wanted, draft_file, read_draft, read_state, stages,
+};
+use longdraft_train::method::Method;
+use serde_json::Value;
+
+use crate::decode_record::DECODE_FILE;
+use crate::failure::{Failure, Result};
+
+/// How deep below a path drafts are looked for, to name them.
+const DEPTH: usize = 2;
+/// Drafts that are named at most.
+const NAMED: usize = 4;
+
+/// A draft on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DraftSource {
+    /// As training saved it.
+    Checkpoint(Located),
+    /// A draft folder or file.
+    Files(PathBuf),
+}
+
+impl DraftSource {
+    /// What a path holds: of a run the newest checkpoint, of a curriculum that of its last stage.
+    pub(crate) fn find(path: &Path) -> Result<Self> {
+        if let Some(located) = Located::at(path, Wanted::Newest) {
+            return Ok(Self::Checkpoint(located));
+        }
+        let files = draft_file(path);
+        if files.is_file() || holds_draft(&files) {
+            return Ok(Self::Files(files));
+        }
+        Err(missing(path, "draft"))
+    }
+
+    /// Where its weights lie.
+    pub(crate) fn place(&self) -> &Path {
+        match self {
+            Self::Checkpoint(located) => &located.checkpoint,
+            Self::Files(path) => path,
+        }
+    }
+
+    /// The folder that its weights lie in.
+    pub(crate) fn folder(&self) -> &Path {
+        let place = self.place();
+        if place.is_dir() { place } else { place.parent().unwrap_or(place) }
+    }
+
+    /// Reads the draft.
+    pub(crate) fn open(&self, target: &Target) -> Result<AnyDraft> {
+        let Self::Checkpoint(Located { checkpoint, .. }) = self else {
+            return open_files(self.place(), target);
+        };
+        let state = read_state(checkpoint)?;
+        warn_of_other_target(checkpoint, Some(&state.target_fingerprint), target);
+        from_checkpoint(checkpoint, &state, target)
+    }
+
+    /// The target that the run's configuration names.
+    pub(crate) fn target(&self) -> Option<String> {
+        match self {
+            Self::Checkpoint(located) => {
+                Some(configuration(&located.run)["target"].as_str()?.to_owned())
+            }
+            Self::Files(_) => None,
+        }
+    }
+
+    pub(crate) fn provenance(&self) -> Provenance {
+        let last =
+            |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match self {
+            Self::Files(path) => Provenance { source: last(path), ..Provenance::default() },
+            Self::Checkpoint(Located { checkpoint, run }) => {
+                let state = read_state(checkpoint).ok();
+                let data = configuration(run)["data"]["train"].as_array().map(|sources| {
+                    let name = |source: &Value| Some(last(Path::new(source["path"].as_str()?)));
+                    sources.iter().filter_map(name).collect()
+                });
+                let weights = draft_file(checkpoint);
+                Provenance {
+                    source: last(run),
+                    source_sha256: crate::sha256::of_file(&weights).unwrap_or_default(),
+                    steps: state.as_ref().map(|state| state.step),
+                    tokens: state.as_ref().map(|state| state.tokens),
+                    seconds: state.as_ref().map(|state| state.seconds),
+                    data: data.unwrap_or_default(),
+                    evaluation: evaluation(run),
+                }
+            }
+        }
+    }
+}
+
+/// The checkpoint that a path means.
+pub(crate) fn find_checkpoint(path: &Path, wanted: Wanted) -> Result<Located> {
+    Located::at(path, wanted).ok_or_else(|| match wanted {
+        Wanted::Best if Located::at(path, Wanted::Newest).is_some() => {
+            Failure::usage(format!("{}: the run kept no best checkpoint", path.display()))
+                .hint("it needs held-out rows and `train.keep_best: true`; leave out --best")
+        }
+        _ => missing(path, "checkpoint"),
+    })
+}
+
+/// What is said where a path holds no draft: what is there instead, and the nearest right path.
+fn missing(path: &Path, wanted: &str) -> Failure {
+    if let Err(error) = std::fs::metadata(path) {
+        return Failure::usage(format!("{}: {error}", path.display())).hint(likely(path));
+    }
+    if let Some(Err(error)) = path.is_dir().then(|| std::fs::read_dir(path)) {
+        return Failure::usage(format!("{}: {error}", path.display()));
+    }
+    let below = below(path, wanted == "checkpoint");
+    let stages = stages(path);
+    let what = if stages.is_empty() {
+        format!("{}: no {wanted} is there", path.display())
+    } else {
+        format!("{}: the last stage of the curriculum has no checkpoint yet", path.display())
+    };
+    let hint = match &below[..] {
+        [] => {
+            "give a run directory of `longdraft train`, one of its checkpoints/*, or a draft that \
+               `longdraft extract` wrote"
+                .to_owned()
+        }
+        found => {
+            let names: Vec<String> =
+                found.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+            let more = if found.len() > NAMED { ", ..." } else { "" };
+            format!("below it lie: {}{more}", names.join(", "))
+        }
+    };
+    Failure::usage(what).hint(hint)
+}
+
+/// The exports that a path means: itself, or those in the folders of a folder that is none.
+pub(crate) fn exports(path: &Path) -> Vec<PathBuf> {
+    let is_export = |folder: &Path| folder.join(MANIFEST_FILE).is_file();
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut inside: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| is_export(path)).collect();
+    inside.sort();
+    let itself = is_export(path) || holds_draft(path) || path.join("config.json").is_file();
+    if itself || inside.is_empty() { vec![path.to_path_buf()] } else { inside }
+}
+
+/// Paths with drafts below a folder, in order.
+fn below(folder: &Path, checkpoints_only: bool) -> Vec<PathBuf> {
+    let is_draft = |path: &Path| {
+        Located::at(path, Wanted::Newest).is_some()
+            || (!checkpoints_only
+                && [DRAFT_FILE, MANIFEST_FILE].iter().any(|name| path.join(name).is_file()))
+    };
+    let (mut found, mut level) = (Vec::new(), vec![folder.to_path_buf()]);
+    for _ in 0..DEPTH {
+        let entries = level.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+        let mut folders: Vec<PathBuf> =
+            entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+        folders.sort();
+        let (drafts, others): (Vec<_>, Vec<_>) =
+            folders.into_iter().partition(|path| is_draft(path));
+        found.extend(drafts);
+        level = others;
+    }
+    found
+}
+
+/// What a path that is not there may mean.
+fn likely(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let beside = std::fs::read_dir(parent.unwrap_or(Path::new("."))).into_iter().flatten();
+    let scored = beside.flatten().map(|entry| {
+        let other = entry.file_name().to_string_lossy().into_owned();
+        (strsim::normalized_damerau_levenshtein(&name, &other), other)
+    });
+    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.7);
+    best.map_or_else(
+        || "give a run directory, a checkpoint, or a draft folder or file".to_owned(),
+        |(_, other)| format!("did you mean {}?", path.with_file_name(other).display()),
+    )
+}
+
+/// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
+/// target when there is none (published files).
+fn open_files(path: &Path, target: &Target) -> Result<AnyDraft> {
+    let draft = AnyDraft::open(path, target)?;
+    note_convention(path);
+    warn_of_other_target(path, trained_for(path).as_deref(), target);
+    Ok(draft)
+}
+
+fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target) {
+    if fingerprint.is_some_and(|fingerprint| fingerprint != target.fingerprint()) {
+        errln!(
+            "warning: {} was trained for another target (or another file of this one): output stays \
+             exact, acceptance may be low",
+            draft.display()
+        );
+    }
+}
+
+/// Tells how the layer ids of a draft from elsewhere were read: conventions differ by one.
+fn note_convention(path: &Path) {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let Ok(value) = serde_json::from_str::<Value>(&text) else { return };
+    let is_own = value["target_fingerprint"].is_string();
+    if !is_own
+        && eagle3::is_at(path)
+        && let Ok(source) = eagle3::layer_id_source(&value)
+    {
+        errln!("note: {}: {}", path.display(), source.describe());
+    }
+}
+
+fn from_checkpoint(
+    checkpoint: &Path,
+    state: &CheckpointState,
+    target: &Target,
+) -> Result<AnyDraft> {
+    let unusable = |error: &dyn Display| {
+        Failure::work(format!("{}: {error}", checkpoint.join("state.json").display()))
+    };
+    let source = MemorySource::new(read_draft(checkpoint)?);
+    Ok(match state.method {
+        Method::Eagle3 => {
+            let layers = target.config().num_hidden_layers;
+            let config = Eagle3Config::from_json(&state.draft, Some(layers))
+                .map_err(|error| unusable(&error))?;
+            config.problems_with(target.config()).into_result(checkpoint)?;
+            let draft = Eagle3Draft::from_source(&source, &config, &target.embedding()?)?;
+            AnyDraft::Eagle3(Box::new(draft))
+        }
+        Method::Glide => {
+            let config: GlideConfig =
+                serde_json::from_value(state.draft.clone()).map_err(|error| unusable(&error))?;
+            AnyDraft::Glide(GlideDraft::from_source(&source, &config, target)?)
+        }
+    })
+}
+
+/// The composed configuration of a run; nothing if it is not there.
+pub(crate) fn configuration(run: &Path) -> Value {
+    let text = std::fs::read_to_string(run.join("config.yaml")).unwrap_or_default();
+    serde_saphyr::from_str(&text).unwrap_or_default()
+}
+
+fn evaluation(run: &Path) -> Option<Value> {
+    let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_names_what_is() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = |name: &str| folder.path().join(name);
+        let told = |name: &str| {
+            let failure = DraftSource::find(&path(name)).expect_err("refused");
+            format!("{failure:?}")
+        };
+        std::fs::create_dir_all(path("exports/e3/vllm")).expect("folder");
+        std::fs::write(path("exports/e3/vllm").join(MANIFEST_FILE), "{}").expect("file");
+        std::fs::create_dir_all(path("runs/mine/draft")).expect("folder");
+        std::fs::write(path("runs/mine/draft").join(DRAFT_FILE), "").expect("file");
+        assert!(told("exports/e3").contains("below it lie: "), "{}", told("exports/e3"));
+        assert!(told("exports").contains("vllm"), "{}", told("exports"));
+        assert!(told("runs/mind").contains("did you mean "), "{}", told("runs/mind"));
+        let extracted = DraftSource::Files(path("runs/mine/draft"));
+        assert_eq!(DraftSource::find(&path("runs/mine")).expect("found"), extracted);
+        std::fs::create_dir(path("empty")).expect("folder");
+        assert!(told("empty").contains("give a run directory"), "{}", told("empty"));
+    }
+}
