@@ -9,7 +9,7 @@ use longdraft_decode::drafter::{
 };
 use longdraft_decode::{DecodeError, DecodeOptions, DraftShape, Pacing, Sampling, VerifyRule};
 use longdraft_models::draft::glide::trained_for;
-use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE, eagle3};
+use longdraft_models::draft::{AnyDraft, Draft, TOKEN_COUNTS_FILE, eagle3};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
@@ -17,6 +17,7 @@ use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 use crate::cli::WeightDtype;
 use crate::datastore;
 use crate::failure::{Failure, Result};
+use crate::status::Waiting;
 
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
@@ -139,6 +140,17 @@ pub(crate) struct Models {
     datastore: Option<Arc<Datastore>>,
 }
 
+impl Models {
+    /// Trained values of the draft model, if there is one.
+    pub(crate) fn draft_parameters(&self) -> Option<usize> {
+        let parameters = match self.draft.as_ref()? {
+            AnyDraft::Glide(draft) => draft.parameters(),
+            AnyDraft::Eagle3(draft) => draft.parameters(),
+        };
+        Some(parameters.iter().map(|parameter| parameter.var.elem_count()).sum())
+    }
+}
+
 impl DecodingArguments {
     /// Chains of a draft, in f32.
     pub(crate) fn chain(draft: &Path, draft_len: usize) -> Self {
@@ -163,6 +175,7 @@ impl DecodingArguments {
 
     /// Opens target, tokenizer and draft.
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
+        let _waiting = Waiting::start("opening the target");
         let (dtype, precision) = match self.dtype {
             WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
             WeightDtype::Bf16 => (DType::BF16, Precision::Bf16),

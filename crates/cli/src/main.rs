@@ -19,6 +19,7 @@ mod progress;
 mod ranks;
 mod report;
 mod sha256;
+mod status;
 
 use std::process::ExitCode;
 

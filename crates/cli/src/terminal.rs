@@ -51,17 +51,23 @@ pub(crate) fn outlive_readers() {
 /// Writes to stdout; see the module for what happens where that fails.
 pub(crate) fn print(text: Arguments<'_>) {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
-    if lost.is_none()
-        && let Err(error) = std::io::stdout().lock().write_fmt(text)
-    {
+    if lost.is_some() {
+        return;
+    }
+    let mut written = Ok(());
+    crate::status::aside(|| written = std::io::stdout().lock().write_fmt(text));
+    if let Err(error) = written {
         end_without_reader(&error);
         *lost = Some(error);
     }
 }
 
-/// Writes to stderr. Nothing can be told where that fails.
+/// Writes to stderr, labels in colour where it takes colours. Nothing can be told where that fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
-    let _ = std::io::stderr().lock().write_fmt(text);
+    let text = text.to_string();
+    crate::status::aside(|| {
+        let _ = std::io::stderr().lock().write_all(crate::status::coloured(&text).as_bytes());
+    });
 }
 
 /// Hands what is buffered to the reader.

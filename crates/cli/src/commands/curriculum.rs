@@ -134,7 +134,7 @@ pub(crate) fn train_all(
         };
         before_stage(&name);
         let voice = Voice::of(world, &config.output)?;
-        voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
+        voice.say(&format!("[stage {}/{count}] {name}, {from}", index + 1));
         let mut progress = TrainingProgress::new(Arc::clone(&stop), voice);
         let run = config.output.clone();
         let (ending, trained) = train::train(config, &opened, policy, world, &mut progress)?;

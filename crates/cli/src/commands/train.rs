@@ -17,6 +17,7 @@ use crate::configuration::{Composed, read};
 use crate::failure::{Failure, Result};
 use crate::progress::{TrainingProgress, clock, stop_on_interrupt};
 use crate::ranks::{Voice, over_ranks};
+use crate::status::Waiting;
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -71,6 +72,7 @@ pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Tar
     let layers = config.needed_layers();
     let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
     let options = TargetOptions { layers, spread, gather_ahead, tensor, ..placed(config, world)? };
+    let _waiting = Waiting::start("opening the target");
     Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 
@@ -99,8 +101,10 @@ pub(crate) fn train(
     let voice = progress.voice();
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
+    let waiting = Waiting::start("reading the data");
     let mut stage =
         Stage::prepare(config, Arc::clone(target), tokenizer, policy, world, &mut tracked)?;
+    drop(waiting);
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
     let parameters: usize = stage
