@@ -221,9 +221,11 @@ fn configuration(run: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
+/// What was measured of a run; texts, commands and the machine's name stay at home.
 fn evaluation(run: &Path) -> Option<Value> {
     let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
-    serde_json::from_str(&text).ok()
+    let record: DecodeRecord = serde_json::from_str(&text).ok()?;
+    serde_json::to_value(record.without_circumstances()).ok()
 }
 
 /// Length of the measured greedy chain with the largest speed-up.

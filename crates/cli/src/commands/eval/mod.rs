@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{EvalDecodeArguments, WeightDtype};
 use crate::decode_record::{
-    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
+    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
 };
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
@@ -47,6 +47,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         .map(|temperature| decoding.options(*temperature, PaceChoice::Fixed))
         .collect::<Result<Vec<DecodeOptions>>>()?;
     let models = decoding.open(&arguments.target)?;
+    let started = Instant::now();
     let set = PromptSet {
         name: &arguments.prompts,
         field: &arguments.field,
@@ -56,19 +57,13 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         max_tokens: arguments.max_tokens,
     };
     let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
-    errln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
-    let mut record = DecodeRecord {
-        version: DecodeRecord::VERSION,
-        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
-        target: arguments.target.clone(),
-        target_fingerprint: models.target.fingerprint().to_owned(),
-        draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
-        prompts: arguments.prompts.clone(),
-        dtype: format!("{:?}", decoding.dtype).to_lowercase(),
-        threads: rayon::current_num_threads(),
-        max_new_tokens: arguments.max_tokens,
-        cells: Vec::new(),
-    };
+    errln!(
+        "{} prompts, each answered {} times plainly and with drafting",
+        prompts.len(),
+        arguments.runs
+    );
+    let about = (arguments.target.as_str(), arguments.prompts.as_str());
+    let mut record = DecodeRecord::new(about, decoding, &models, arguments.max_tokens);
     let settings = settings(arguments, &models, &prompts, &requests);
     let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
     for (index, mut options) in requests.into_iter().enumerate() {
@@ -86,6 +81,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         print(&cell);
         record.cells.push(cell);
     }
+    record.end(&models, started.elapsed().as_secs_f64());
     if let Some(folder) = &arguments.output {
         write(folder, &record)?;
     }
@@ -143,8 +139,9 @@ pub(crate) fn measure(
             last_line = Instant::now();
             let totals = &progress.comparison;
             errln!(
-                "    {:>3} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
+                "  {:>3} of {} answers: tau {:.3}, {:.1} tok/s plain, {:.1} with drafting",
                 totals.drafted().requests,
+                prompts.len() * runs,
                 totals.acceptance().acceptance_length(),
                 totals.plain().decode_tokens_per_second(),
                 totals.drafted().decode_tokens_per_second()
@@ -153,7 +150,9 @@ pub(crate) fn measure(
         true
     })?;
     let drafter = decoding.drafter_name(models);
-    Ok(cell((drafter, verifier), options, runs, &comparison))
+    let mut cell = cell((drafter, verifier), options, runs, &comparison);
+    cell.sample = prompts.first().and_then(|first| Sample::of(&comparison, &first.tokens, models));
+    Ok(cell)
 }
 
 /// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
@@ -207,6 +206,7 @@ fn cell(
             .map(of_group)
             .collect(),
         contexts: contexts.into_iter().map(|(k, group)| of_group((k.to_string(), group))).collect(),
+        sample: None,
     }
 }
 
@@ -255,8 +255,8 @@ pub(crate) fn require_lossless(cell: &Cell, dtype: WeightDtype) -> Result<()> {
     }
     let regret = cell.largest_regret.unwrap_or_default();
     Err(Failure::work(format!(
-        "{differing} outputs differ between plain and draft decoding at temperature {} (largest \
-         regret {regret:.3} nats)",
+        "{differing} outputs differ between plain and draft decoding at temperature {} (where they \
+         part, the target prefers plain decoding's token by up to {regret:.3} nats)",
         cell.temperature
     )))
 }
