@@ -262,7 +262,13 @@ fn delays(runs: &[Run]) -> usize {
         .min(MOST_DELAYS)
 }
 
-pub(super) fn over_tokens(runs: &[Run], y_title: &str, scale: Scale, curves: Vec<Curve>) -> Chart {
+/// A chart over the tokens of all stages, whose marks are those of `runs`.
+pub(super) fn over_tokens<'a>(
+    runs: impl IntoIterator<Item = &'a Run>,
+    y_title: &str,
+    scale: Scale,
+    curves: Vec<Curve>,
+) -> Chart {
     // Smoothed over faint, whatever the run.
     let (mut faint, others): (Vec<Curve>, Vec<Curve>) =
         curves.into_iter().partition(|curve| curve.style == Style::Faint);
@@ -279,9 +285,9 @@ pub(super) fn over_tokens(runs: &[Run], y_title: &str, scale: Scale, curves: Vec
 }
 
 /// Where the stages of curricula begin; a place where several runs begin a stage is marked once.
-fn marks(runs: &[Run]) -> Vec<Mark> {
+fn marks<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
-    for (x, stage) in runs.iter().flat_map(Run::stages_on_axis) {
+    for (x, stage) in runs.into_iter().flat_map(Run::stages_on_axis) {
         let Some(name) = &stage.name else { continue };
         match marks.iter_mut().find(|mark| mark.x.total_cmp(&x).is_eq()) {
             Some(mark) if !mark.label.split(" · ").any(|label| label == name) => {

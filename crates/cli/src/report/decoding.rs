@@ -14,6 +14,19 @@ pub(super) fn cells(runs: &[Run]) -> Vec<(&Run, &Cell)> {
     records.flat_map(|(run, record)| record.cells.iter().map(move |cell| (run, cell))).collect()
 }
 
+/// Colour of every way: the run's where each run has one, else one of its own.
+pub(super) fn inks(runs: &[Run]) -> Vec<Ink> {
+    let of_run = |run: &Run| run.decoding.as_ref().map_or(0, |record| record.cells.len());
+    let counts: Vec<usize> = runs.iter().map(of_run).collect();
+    if counts.iter().all(|count| *count <= 1) {
+        let with_cell = counts.iter().enumerate().filter(|(_, count)| **count == 1);
+        return with_cell.map(|(run, _)| Ink::Series(run)).collect();
+    }
+    // Colours of several runs stand for these.
+    let first = if runs.len() > 1 { runs.len() } else { 0 };
+    (first..first + counts.iter().sum::<usize>()).map(Ink::Series).collect()
+}
+
 /// Name of a way, with its run where there are several.
 pub(super) fn name(runs: &[Run], run: &Run, cell: &Cell) -> String {
     let whose = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
@@ -34,10 +47,11 @@ pub(super) fn detail(cell: &Cell) -> String {
 /// What `eval decode` measured: a colour for each way to draft.
 pub(super) fn section(runs: &[Run]) -> Section {
     let cells = cells(runs);
+    let inks = inks(runs);
     let curves = |points: &dyn Fn(&Cell) -> Vec<Point>| -> Vec<Curve> {
         let curve = |(i, (run, cell)): (usize, &(&Run, &Cell))| Curve {
             label: name(runs, run, cell),
-            ink: Ink::Series(i),
+            ink: inks[i],
             style: Style::Dots,
             segments: vec![points(cell)],
         };
@@ -67,9 +81,10 @@ pub(super) fn section(runs: &[Run]) -> Section {
     };
     let speed =
         Chart { line_at: Some(1.0), ..by_context("times plain decoding", |row| row.speed_up) };
-    let legend = cells.iter().enumerate().map(|(i, (run, cell))| {
-        (Ink::Series(i), format!("{} ({})", name(runs, run, cell), detail(cell)))
-    });
+    let legend = cells
+        .iter()
+        .enumerate()
+        .map(|(i, (run, cell))| (inks[i], format!("{} ({})", name(runs, run, cell), detail(cell))));
     Section {
         title: "Decoding in detail",
         note: "Measured by eval decode, against plain decoding of the same prompts in turns."

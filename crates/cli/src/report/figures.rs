@@ -96,8 +96,10 @@ impl Figure {
     }
 
     fn card(&self, runs: &[Run], quantity: &Quantity, rows: &[Rows]) -> Card {
-        let mut curves = Vec::new();
+        let mut curves: Vec<Curve> = Vec::new();
+        let mut drawn: Vec<&Run> = Vec::new();
         for (i, run) in runs.iter().enumerate() {
+            let before = curves.len();
             for part in &self.parts {
                 let ink = part.ink.unwrap_or(Ink::Series(i));
                 let held_out = part.ink.unwrap_or_else(|| held_out_ink(runs, ink));
@@ -118,6 +120,10 @@ impl Figure {
                 curve("held-out", held_out, Style::Dots, of(Rows::HeldOut));
                 curve("the target itself", ink, Style::Dashed, target);
             }
+            let is_drawn = |curve: &Curve| curve.segments.iter().any(|points| !points.is_empty());
+            if curves[before..].iter().any(is_drawn) {
+                drawn.push(run);
+            }
         }
         let which = match rows {
             [Rows::HeldOut] => "held-out rows only",
@@ -125,13 +131,13 @@ impl Figure {
             _ => "training rows only",
         };
         let detail = match quantity {
-            Quantity::Known(against) if which.is_empty() => format!("against: {against}"),
-            Quantity::Known(against) => format!("against: {against}; {which}"),
+            Quantity::Known(against) if which.is_empty() => format!("measured against: {against}"),
+            Quantity::Known(against) => format!("measured against: {against}; {which}"),
             Quantity::Unknown(_) => {
                 format!("{which}: the log does not say what it was measured against")
             }
         };
-        let chart = over_tokens(runs, self.unit, self.scale, curves);
+        let chart = over_tokens(drawn, self.unit, self.scale, curves);
         Card { title: self.name.clone(), detail, chart }
     }
 
@@ -246,13 +252,13 @@ mod tests {
         let (training, held) = ("training, smoothed".to_owned(), "held-out".to_owned());
         let both = || vec![training.clone(), held.clone()];
         let same = charts(&format!("{step}{}", held_out("a", "")));
-        assert_eq!(same, [("against: a".to_owned(), both())]);
+        assert_eq!(same, [("measured against: a".to_owned(), both())]);
         let other = charts(&format!("{step}{}", held_out("b", "")));
         assert_eq!(
             other,
             [
-                ("against: a; training rows only".to_owned(), vec![training.clone()]),
-                ("against: b; held-out rows only".to_owned(), vec![held.clone()]),
+                ("measured against: a; training rows only".to_owned(), vec![training.clone()]),
+                ("measured against: b; held-out rows only".to_owned(), vec![held.clone()]),
             ]
         );
         let more = ",\"as_trained\":{\"loss\":3.5,\"measured_against\":{\"loss\":\"a\"}}";
@@ -260,8 +266,8 @@ mod tests {
         assert_eq!(
             as_trained,
             [
-                ("against: a".to_owned(), both()),
-                ("against: b; held-out rows only".to_owned(), vec![held]),
+                ("measured against: a".to_owned(), both()),
+                ("measured against: b; held-out rows only".to_owned(), vec![held]),
             ]
         );
     }

@@ -313,7 +313,7 @@ fn draw_marks(context: &mut Context<'_>, chart: &Chart, x: &Axis, y: &Axis) -> D
     let shown = f64::from(SIZE.0 - 82);
     // Where the last name of each line ends, as shown.
     let mut ends: Vec<f64> = Vec::new();
-    for mark in &chart.marks {
+    for mark in chart.marks.iter().filter(|mark| mark.x < x.high) {
         if mark.x > x.low {
             let line = [(mark.x, y.low), (mark.x, y.high)];
             let style = Ink::Axis.colour().stroke_width(SCALE as u32);

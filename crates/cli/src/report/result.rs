@@ -3,8 +3,7 @@
 use longdraft_decode::Origin;
 use serde::Serialize;
 
-use super::decoding::{cells, detail, name};
-use super::ink::Ink;
+use super::decoding::{cells, detail, inks, name};
 use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
@@ -214,7 +213,7 @@ fn machine(record: &DecodeRecord) -> Tile {
 
 /// Every way of every run, with bars by tokens a second.
 pub(super) fn ways(runs: &[Run]) -> Vec<Way> {
-    let cells = cells(runs);
+    let (cells, inks) = (cells(runs), inks(runs));
     let speeds = cells
         .iter()
         .flat_map(|(_, cell)| [cell.figures.decode_tok_s, cell.figures.plain_decode_tok_s]);
@@ -224,7 +223,7 @@ pub(super) fn ways(runs: &[Run]) -> Vec<Way> {
         let figures = &cell.figures;
         let (low, high) = figures.speed_up_interval;
         Way {
-            colour: Ink::Series(i).hex(),
+            colour: inks[i].hex(),
             name: name(runs, run, cell),
             detail: detail(cell),
             speed_up: format!("{:.2}×", figures.speed_up),
