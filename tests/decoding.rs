@@ -459,7 +459,38 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
     ]);
     succeed(&["report", &shop.path("run")]);
     let page = std::fs::read_to_string(shop.path("run/report.html")).expect("page");
-    assert!(page.contains("Acceptance where tested") && page.contains("chain 4, temperature 0"));
+    assert!(page.contains("Acceptance by position, where reached"), "{page}");
+    assert!(page.contains("GLIDE draft; chains of 4 tokens, greedy"), "{page}");
+    // What it opens with is what the file says.
+    let record = std::fs::read_to_string(shop.path("run/decode.json")).expect("record");
+    let mut record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    let cell = &record["cells"][0];
+    let tile = |label: &str| {
+        let at = page.find(&format!("<div class=\"label\">{label}</div>")).expect(label);
+        let value = page[at..].split("<div class=\"value\">").nth(1).expect("a value");
+        value.split('<').next().expect("its end").to_owned()
+    };
+    let figure = |name: &str| cell["figures"][name].as_f64().expect("a figure");
+    assert_eq!(tile("Speed-up"), format!("{:.2}×", figure("speed_up")));
+    assert_eq!(tile("Tokens per target pass (tau)"), format!("{:.2}", figure("tau_incl_bonus")));
+    assert_eq!(tile("Equal outputs"), format!("{} of {}", cell["equal"], cell["checked"]));
+    assert_eq!(tile("Machine"), "1 thread");
+    assert!(page.contains("<code>longdraft eval decode --target "), "the command is shown");
+    // The answer is shown token by token, its text is escaped.
+    let tokens = cell["sample"]["tokens"].as_array().expect("a sample").clone();
+    let proposed = |token: &&serde_json::Value| token["proposed_by"] == "draft";
+    let marked = tokens.iter().filter(proposed).count();
+    assert_eq!(page.matches("<span class=\"draft\">").count(), marked);
+    assert!(!tokens.is_empty(), "{record}");
+    // A file alone is a report, also one of before samples were kept.
+    std::fs::create_dir(shop.path("alone")).expect("folder");
+    record.as_object_mut().expect("an object").remove("circumstances");
+    record["cells"][0].as_object_mut().expect("an object").remove("sample");
+    std::fs::write(shop.path("alone/decode.json"), record.to_string()).expect("record");
+    let told = support::run(&["report", &shop.path("alone")]);
+    assert!(told.status.success() && stderr(&told).is_empty(), "{}", stderr(&told));
+    let alone = std::fs::read_to_string(shop.path("alone/report.html")).expect("page");
+    assert!(alone.contains(&tile("Speed-up")) && !alone.contains("A sample answer"), "{alone}");
     std::fs::write(shop.path("run/decode.json"), "{\"version\": 1}").expect("file");
     let told = support::run(&["report", &shop.path("run")]);
     assert!(

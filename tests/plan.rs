@@ -203,9 +203,17 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     let base = ["train", &config, "--plan", "--gflops", "10"];
     let text = lacking(&[&base[..], &["--memory", "0.05"]].concat());
     assert!(text.contains("memory at most, in the backward phase:"), "{text}");
-    assert!(text.contains("does not fit: 51 MiB free; one of these lowers it:"), "{text}");
+    assert!(text.contains("does not fit: 51 MiB free; one of these makes it fit:"), "{text}");
+    // No change alone is enough.
+    assert!(text.contains("  train.features=FOLDER after `longdraft capture`"), "{text}");
+    assert!(text.contains(" and data.row_tokens="), "{text}");
+    assert!(!text.contains("  data.row_tokens="), "{text}");
+    let text = succeed(&[&base[..], &["--memory", "0.15"]].concat());
+    assert!(text.contains("one of these makes it fit:\n"), "{text}");
     assert!(text.contains("  data.row_tokens=2048: "), "{text}");
-    assert!(text.contains("  train.features=FOLDER behind `longdraft capture`"), "{text}");
+    let text = succeed(&[&base[..], &["--memory", "0.01"]].concat());
+    assert!(text.contains("nothing here makes it fit, but these lower it:"), "{text}");
+    assert!(text.contains("  data.row_tokens=2048: "), "{text}");
     let text = succeed(&[&base[..], &["--memory", "64"]].concat());
     assert!(text.contains("fits: 64.0 GiB free"), "{text}");
     assert!(!Path::new(&shop.path("run")).exists());

@@ -5,7 +5,8 @@ mod support;
 use support::{Workshop, fail, last_json, succeed};
 
 /// Markup that would reach over the network or run something.
-const FORBIDDEN: [&str; 6] = ["<script", "src=", "href=", "@import", "url(", "javascript:"];
+const FORBIDDEN: [&str; 8] =
+    ["<script ", "src=", "href=", "@import", "url(", "javascript:", "://", "import("];
 
 fn page(path: &str) -> String {
     std::fs::read_to_string(path).expect("the page")
@@ -32,21 +33,26 @@ fn a_run_becomes_one_page_that_needs_no_network() {
     for forbidden in FORBIDDEN {
         assert!(!page.contains(forbidden), "{forbidden} is in the page");
     }
+    // One script, the page's own: its hash allows no other.
+    assert_eq!((count(&page, "<script>"), count(&page, "script-src 'sha256-")), (1, 1));
     for title in [
+        ">Simulated acceptance length, greedy",
         ">Loss",
         ">Hard loss",
         ">Top-1 agreement",
-        ">Acceptance",
+        ">Acceptance rate",
         ">Learning rate",
         ">Gradient norm",
         ">Throughput",
         ">Learned share",
-        ">Summary",
+        ">Stages of training",
+        ">Held-out acceptance length",
         "rows.jsonl",
     ] {
         assert!(page.contains(title), "{title} is not in the page");
     }
-    assert_eq!(count(&page, "<figure>"), count(&page, "</svg></figure>"));
+    assert_eq!(count(&page, "<figure"), count(&page, "</svg></figure>"));
+    assert_eq!(count(&page, "<figure"), count(&page, "<title>") - 1, "charts have titles");
     // Nothing of what was written on the way is left.
     let left = std::fs::read_dir(&run).expect("list").flatten();
     assert!(!left.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("part")));
@@ -94,7 +100,10 @@ fn a_curriculum_is_one_run_with_marked_stages() {
     let page = page(&shop.path("curriculum/report.html"));
     assert!(!page.contains("<1k>") && !page.contains("long & far"), "names are not escaped");
     // In every chart over tokens.
-    assert!(count(&page, "\nlong &amp; far\n") + count(&page, ">\nlong &amp; f") > 5, "{page}");
+    let charts = count(&page, "\ntraining tokens\n");
+    for name in ["base &lt;1k&gt;", "long &amp; far"] {
+        assert!(charts > 5 && count(&page, &format!("\n{name}\n")) == charts, "{name}: {page}");
+    }
 }
 
 #[test]
@@ -111,7 +120,9 @@ fn torn_and_malformed_lines_do_not_stop_a_report() {
     assert!(out.status.success(), "{said}");
     assert!(said.contains(&format!("metrics.jsonl:{}: expected value", lines + 1)), "{said}");
     assert_eq!(count(&said, "warning:"), 1, "{said}");
-    assert!(!page(&shop.path("run/report.html")).contains("<script"));
+    let page = page(&shop.path("run/report.html"));
+    assert_eq!(count(&page, "<script"), 1, "the page's own");
+    assert!(!page.contains("alert("), "{page}");
 }
 
 #[test]
@@ -144,5 +155,78 @@ fn a_long_run_is_thinned_but_keeps_its_spikes() {
     let page = page(&format!("{run}/report.html"));
     assert!(page.len() < 100_000, "{} bytes", page.len());
     // The spike sets the range: the axis reaches to it.
-    assert!(page.contains("(logarithmic)") && page.contains(">\n50\n<"), "{page}");
+    assert!(page.contains("; logarithmic<") && page.contains(">\n50\n<"), "{page}");
+}
+
+/// Titles of the charts with what each says of its quantity, and the names of its curves.
+fn charts(page: &str) -> Vec<(String, String)> {
+    let figures = page.split("<figure").skip(1);
+    figures
+        .map(|figure| {
+            let between = |from: &str, to: &str| {
+                let rest = figure.split_once(from).map_or("", |(_, rest)| rest);
+                rest.split_once(to).map_or("", |(text, _)| text).to_owned()
+            };
+            (between("<title>", "</title>"), between("data-values=\"", "\">"))
+        })
+        .collect()
+}
+
+#[test]
+fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
+    let shop = Workshop::new();
+    let top_k = ["objective.soft_targets=top_k", "objective.top_k=8", "train.evaluate_every=2"];
+    succeed(&[&["train", &shop.config(), "train.steps=4"][..], &top_k].concat());
+    let run = shop.path("run");
+    let log = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
+    let records: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let held_out = &records.iter().find(|r| r.get("held_out").is_some()).expect("one")["held_out"];
+    let of_training = &records[0]["measured_against"];
+    assert_ne!(of_training["loss"], held_out["measured_against"]["loss"]);
+    assert_eq!(of_training["loss"], held_out["as_trained"]["measured_against"]["loss"]);
+    assert_eq!(of_training["agreement"], held_out["measured_against"]["agreement"]);
+    // Fewer tokens overlap less, and the target's best is among them.
+    let first = |of: &serde_json::Value| of["acceptance_by_delay"][0].as_f64().expect("a rate");
+    assert!(first(&held_out["as_trained"]) <= first(held_out), "{held_out}");
+    assert_eq!(held_out["as_trained"]["top1_by_delay"], held_out["top1_by_delay"]);
+    assert_eq!(held_out["as_trained"]["hard_loss"], held_out["hard_loss"]);
+
+    succeed(&["report", &run]);
+    let drawn = charts(&page(&format!("{run}/report.html")));
+    let of = |name: &str| {
+        let starts = |chart: &&(String, String)| chart.0.starts_with(&format!("{name} ("));
+        drawn.iter().filter(starts).collect::<Vec<_>>()
+    };
+    for (name, count) in [("Loss", 2), ("Acceptance rate", 2), ("Hard loss", 1)] {
+        assert_eq!(of(name).len(), count, "{name}: {drawn:?}");
+    }
+    let together = |chart: &(String, String)| {
+        (chart.1.contains("training, smoothed"), chart.1.contains("held-out"))
+    };
+    for name in ["Loss", "Acceptance rate"] {
+        let (first, second) = (of(name)[0], of(name)[1]);
+        assert!(first.0.contains("target's top 8") && together(first) == (true, true), "{first:?}");
+        assert!(second.0.contains("held-out rows only"), "{second:?}");
+        assert_eq!(together(second), (false, true), "{second:?}");
+    }
+
+    // A log of before the records said what they were measured against.
+    let strip = |mut record: serde_json::Value| {
+        let fields = record.as_object_mut().expect("an object");
+        fields.remove("measured_against");
+        if let Some(held_out) = fields.get_mut("held_out") {
+            held_out.as_object_mut().expect("an object").remove("measured_against");
+            held_out.as_object_mut().expect("an object").remove("as_trained");
+        }
+        format!("{record}\n")
+    };
+    let old: String = records.into_iter().map(strip).collect();
+    std::fs::write(shop.path("run/metrics.jsonl"), old).expect("metrics");
+    succeed(&["report", &run]);
+    let drawn = charts(&page(&format!("{run}/report.html")));
+    assert!(drawn.iter().any(|chart| together(chart).0), "{drawn:?}");
+    assert!(drawn.iter().any(|chart| together(chart).1), "{drawn:?}");
+    let mixed = drawn.iter().find(|chart| together(chart) == (true, true));
+    assert!(mixed.is_none(), "{mixed:?}");
 }

@@ -16,6 +16,9 @@ def expected(run):
 
     def add(group, step, record):
         for key, value in record.items():
+            if isinstance(value, dict):
+                add(f"{group}/{key}", step, value)
+                continue
             values = {f"_{i + 1}": v for i, v in enumerate(value)} if isinstance(value, list) else {"": value}
             for number, value in values.items():
                 if key != "step" and isinstance(value, (int, float)):

@@ -1,8 +1,14 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
+use longdraft_decode::Origin;
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
 use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::tensor_specs;
 use serde::{Deserialize, Serialize};
+
+use crate::decoding::{DecodingArguments, Models, stop_tokens};
+use crate::doctor::processor_name;
 
 /// File in a run's directory.
 pub(crate) const DECODE_FILE: &str = "decode.json";
@@ -25,10 +31,102 @@ pub(crate) struct DecodeRecord {
     pub(crate) threads: usize,
     pub(crate) max_new_tokens: usize,
     pub(crate) cells: Vec<Cell>,
+    /// Absent in files of older versions, as is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) circumstances: Option<Circumstances>,
+}
+
+/// When, where and how it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Circumstances {
+    /// `YYYY-MM-DD HH:MM` in UTC, at the end.
+    pub(crate) date: String,
+    /// As typed.
+    pub(crate) command: String,
+    /// The processor's own name.
+    pub(crate) processor: Option<String>,
+    pub(crate) target_parameters: usize,
+    pub(crate) draft_parameters: Option<usize>,
+    /// Of measuring, in the last process that worked on it.
+    pub(crate) seconds: f64,
 }
 
 impl DecodeRecord {
-    pub(crate) const VERSION: u32 = VERSION;
+    /// A record without cells.
+    pub(crate) fn new(
+        (target, prompts): (&str, &str),
+        decoding: &DecodingArguments,
+        models: &Models,
+        max_new_tokens: usize,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            binary_version: env!("CARGO_PKG_VERSION").to_owned(),
+            target: target.to_owned(),
+            target_fingerprint: models.target.fingerprint().to_owned(),
+            draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
+            prompts: prompts.to_owned(),
+            dtype: format!("{:?}", decoding.dtype).to_lowercase(),
+            threads: rayon::current_num_threads(),
+            max_new_tokens,
+            cells: Vec::new(),
+            circumstances: None,
+        }
+    }
+
+    /// Says when, where and how it was measured, now that it is.
+    pub(crate) fn end(&mut self, models: &Models, seconds: f64) {
+        let specs = tensor_specs(models.target.config());
+        self.circumstances = Some(Circumstances {
+            date: now(),
+            command: command_line(std::env::args().skip(1)),
+            processor: processor_name(),
+            target_parameters: specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum(),
+            draft_parameters: models.draft_parameters(),
+            seconds,
+        });
+    }
+
+    /// The figures alone, for others than who measured: no texts, paths of commands, machines.
+    pub(crate) fn without_circumstances(mut self) -> Self {
+        self.circumstances = None;
+        self.cells.iter_mut().for_each(|cell| cell.sample = None);
+        self
+    }
+}
+
+/// `YYYY-MM-DD HH:MM` in UTC.
+fn now() -> String {
+    date_of(std::time::SystemTime::now())
+}
+
+/// `YYYY-MM-DD HH:MM` in UTC.
+pub(crate) fn date_of(time: std::time::SystemTime) -> String {
+    let time = time::OffsetDateTime::from(time);
+    let (date, clock) = (time.date(), time.time());
+    format!(
+        "{:04}-{:02}-{:02} {:02}:{:02}",
+        date.year(),
+        u8::from(date.month()),
+        date.day(),
+        clock.hour(),
+        clock.minute()
+    )
+}
+
+/// What was typed, such that a shell reads it again.
+fn command_line(arguments: impl Iterator<Item = String>) -> String {
+    let quoted = |argument: String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+        if !argument.is_empty() && argument.chars().all(plain) {
+            argument
+        } else {
+            format!("'{}'", argument.replace('\'', "'\\''"))
+        }
+    };
+    let words: Vec<String> = arguments.map(quoted).collect();
+    format!("longdraft {}", words.join(" "))
 }
 
 /// One way to draft at one temperature.
@@ -65,6 +163,62 @@ pub(crate) struct Cell {
     pub(crate) categories: Vec<Figures>,
     /// By prompt length: tokens up to the power of two that names the group.
     pub(crate) contexts: Vec<Figures>,
+    /// The first prompt's answer; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sample: Option<Sample>,
+}
+
+/// An answer, token by token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sample {
+    /// The end of the prompt.
+    pub(crate) prompt: String,
+    /// What was answered, in order.
+    pub(crate) tokens: Vec<SampleToken>,
+}
+
+/// The text of a token, or of several that make a character together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SampleToken {
+    pub(crate) text: String,
+    /// What proposed it: `draft` or `lookup`; nothing where it is the target's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) proposed_by: Option<Origin>,
+}
+
+/// Letters of a prompt that are kept with its answer.
+const PROMPT_LETTERS: usize = 1500;
+
+impl Sample {
+    /// The first answer of a comparison; none where it cannot be put into words.
+    pub(crate) fn of(
+        comparison: &Comparison,
+        prompt: &[TargetTokenId],
+        models: &Models,
+    ) -> Option<Self> {
+        if comparison.first_answer.is_empty() {
+            return None;
+        }
+        let ids: Vec<u32> = prompt.iter().map(|token| token.0).collect();
+        let text = models.tokenizer.decode(&ids, true).ok()?;
+        let skipped = text.chars().count().saturating_sub(PROMPT_LETTERS);
+        let prompt = text.chars().skip(skipped).collect();
+        let stops = stop_tokens(&models.target);
+        let mut stream = models.tokenizer.stream();
+        let mut tokens = Vec::new();
+        for committed in &comparison.first_answer {
+            if !stops.contains(&committed.token) {
+                let text = stream.push(committed.token.0).ok()?;
+                tokens.push(SampleToken { text, proposed_by: committed.proposed_by });
+            }
+        }
+        let rest = stream.finish().ok()?;
+        tokens.push(SampleToken { text: rest, proposed_by: None });
+        tokens.retain(|token| !token.text.is_empty());
+        Some(Self { prompt, tokens })
+    }
 }
 
 /// Acceptance and speed of some prompts.
@@ -150,4 +304,22 @@ impl Milliseconds {
 pub(crate) fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
     let positions = metrics.accepted_by_position.iter().zip(&metrics.tested_by_position);
     positions.map(|(accepted, tested)| wilson_interval(*accepted, *tested)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_quoted_as_a_shell_needs_them() {
+        let words = ["eval", "--prompts", "my file.jsonl", "it's", ""].map(str::to_owned);
+        let text = command_line(words.into_iter());
+        assert_eq!(text, "longdraft eval --prompts 'my file.jsonl' 'it'\\''s' ''");
+    }
+
+    #[test]
+    fn dates_are_of_the_calendar() {
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(951_782_400);
+        assert_eq!(date_of(time), "2000-02-29 00:00");
+    }
 }

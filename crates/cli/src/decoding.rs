@@ -10,7 +10,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{
     DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
 };
-use longdraft_models::draft::{AnyDraft, TOKEN_COUNTS_FILE};
+use longdraft_models::draft::{AnyDraft, Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
@@ -19,6 +19,7 @@ use crate::cli::WeightDtype;
 use crate::datastore;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
+use crate::status::Waiting;
 
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
@@ -142,6 +143,17 @@ pub(crate) struct Models {
     datastore: Option<Arc<Datastore>>,
 }
 
+impl Models {
+    /// Trained values of the draft model, if there is one.
+    pub(crate) fn draft_parameters(&self) -> Option<usize> {
+        let parameters = match self.draft.as_ref()? {
+            AnyDraft::Glide(draft) => draft.parameters(),
+            AnyDraft::Eagle3(draft) => draft.parameters(),
+        };
+        Some(parameters.iter().map(|parameter| parameter.var.elem_count()).sum())
+    }
+}
+
 impl DecodingArguments {
     /// Chains of a draft, in f32.
     pub(crate) fn chain(draft: &Path, draft_len: usize) -> Self {
@@ -174,6 +186,7 @@ impl DecodingArguments {
         // Before anything large is read.
         let source = self.draft_source()?;
         let proposed = self.proposed_tokens(source.as_ref())?;
+        let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
         let target = open_target(target, self.dtype, self.device)?;

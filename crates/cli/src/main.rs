@@ -23,6 +23,7 @@ mod progress;
 mod ranks;
 mod report;
 mod sha256;
+mod status;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;

@@ -1,14 +1,13 @@
 //! What a training run shows: a bar on a terminal, a plain line every few seconds elsewhere.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
+use crate::status::{Bar, lines};
 
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -19,7 +18,7 @@ const SPEED_MEMORY: f64 = 0.9;
 /// Prints a stage's events; stops it when the user asks.
 pub(crate) struct TrainingProgress {
     voice: Voice,
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     last_line: Option<Instant>,
     tokens_per_second: Option<f64>,
     interrupts: Interrupts,
@@ -49,10 +48,7 @@ impl TrainingProgress {
     }
 
     fn say(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| self.voice.say(line)),
-            None => self.voice.say(line),
-        }
+        self.voice.say(line);
     }
 
     /// A line every few seconds, for the log alone where a bar is shown.
@@ -64,19 +60,12 @@ impl TrainingProgress {
         }
     }
 
-    fn bar(&mut self, length: u64, position: u64, message: String) -> bool {
-        if !self.voice.is_shown() || !std::io::stderr().is_terminal() {
-            return false;
+    /// Whether a bar is shown: on a terminal.
+    fn bar(&mut self, length: u64, position: u64, message: &str) -> bool {
+        if self.bar.is_none() && self.voice.is_shown() {
+            self.bar = Bar::new();
         }
-        let bar = self.bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
-            ProgressBar::new(length)
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        });
-        bar.set_length(length);
-        bar.set_position(position);
-        bar.set_message(message);
-        true
+        self.bar.as_mut().map(|bar| bar.show(position, length, message)).is_some()
     }
 
     fn due(&mut self, last: bool) -> bool {
@@ -95,31 +84,34 @@ impl TrainingProgress {
             .map_or(speed, |old| SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed);
         self.tokens_per_second = Some(smooth);
         let left = (report.steps - report.step) as f64 * report.tokens as f64 / smooth;
+        let length =
+            report.metrics.simulated_acceptance_length(Rate::Top1, report.metrics.by_delay.len());
         let message = format!(
-            "loss {:.3}  simulated length {:.2}  {smooth:.0} tok/s  {} left",
+            "loss {:.3}  acceptance length {length:.2}  {smooth:.0} tok/s  {} left",
             report.loss,
-            report.metrics.simulated_acceptance_length(Rate::Top1, report.metrics.by_delay.len()),
             clock(left)
         );
-        let shown = self.bar(report.steps, report.step, message.clone());
+        let shown = self.bar(report.steps, report.step, &message);
         let line = format!("step {}/{}  {message}", report.step, report.steps);
         self.say_now_and_then(report.step == report.steps, shown, &line);
-        if report.step == report.steps
-            && let Some(bar) = self.bar.take()
-        {
-            bar.finish();
+        if report.step == report.steps {
+            self.bar = None;
         }
     }
 
-    /// Rows done, as a bar where there is a terminal.
-    fn rows(&mut self, done: usize, all: usize, bar: &str, line: &str) {
-        let shown = self.bar(all as u64, done as u64, format!("rows {bar}"));
-        self.say_now_and_then(done == all, shown, &format!("{line} {done}/{all} rows"));
-        if done == all
-            && let Some(bar) = self.bar.take()
-        {
-            bar.finish();
+    /// Rows done, as a bar where there is a terminal and a line at the end.
+    fn rows(&mut self, done: usize, all: usize, what: &str) {
+        let line = format!("{what} {done}/{all} rows");
+        let shown = self.bar(all as u64, done as u64, &format!("rows, {what}"));
+        if done < all {
+            self.say_now_and_then(false, shown, &line);
+            return;
         }
+        if let Some(bar) = self.bar.take() {
+            bar.clear();
+        }
+        self.due(true);
+        self.voice.say(&line);
     }
 
     fn evaluated(&mut self, step: u64, metrics: &DraftMetrics) {
@@ -128,16 +120,28 @@ impl TrainingProgress {
             .iter()
             .map(|counts| format!("{:.1}", 100.0 * counts.top1_agreement()))
             .collect();
-        let replayed = metrics.replayed.acceptance_length();
-        let replayed = replayed.map_or(String::new(), |length| format!(" replayed {length:.3}"));
-        self.say(&format!(
-            "held-out after step {step}: loss {:.3}  agreement with the target at position \
-             1..{}: {} %  simulated length {:.3}{replayed}",
-            metrics.loss(),
-            metrics.by_delay.len(),
-            agreement.join(" "),
-            metrics.simulated_acceptance_length(Rate::Top1, metrics.by_delay.len())
-        ));
+        // Beside the loss of training rows only what is the same quantity is called so.
+        let loss = match &metrics.as_trained {
+            None => format!("loss {:.3}", metrics.loss()),
+            Some(as_trained) => format!(
+                "loss {:.3} ({:.3} against the target's whole distribution)",
+                as_trained.loss(),
+                metrics.loss()
+            ),
+        };
+        let length = metrics.simulated_acceptance_length(Rate::Top1, metrics.by_delay.len());
+        let length = match metrics.replayed.acceptance_length() {
+            None => format!("acceptance length {length:.3}"),
+            Some(replayed) => {
+                format!("acceptance length {length:.3} simulated, {replayed:.3} replayed")
+            }
+        };
+        self.say(&lines(&[
+            format!("held-out after step {step}:"),
+            loss,
+            length,
+            format!("agreement by position {} %", agreement.join(" ")),
+        ]));
         self.held_out = Some(metrics.clone());
     }
 }
@@ -149,9 +153,9 @@ impl Observer for TrainingProgress {
             Event::Note(text) => self.say(text),
             Event::Warning(text) => self.say(&format!("warning: {text}")),
             Event::Captured(done, all) => {
-                self.rows(done, all, "through the target", "captured the target's features of");
+                self.rows(done, all, "captured the target's features of");
             }
-            Event::Measured(done, all) => self.rows(done, all, "measured", "measured"),
+            Event::Measured(done, all) => self.rows(done, all, "measured"),
             Event::Step(report) => self.step(report),
             Event::Evaluated(step, metrics) => self.evaluated(step, metrics),
             Event::Saved(path) => {

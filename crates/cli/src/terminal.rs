@@ -78,18 +78,26 @@ fn wants_colours() -> bool {
 /// Writes to stdout; see the module for what happens where that fails.
 pub(crate) fn print(text: Arguments<'_>) {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
-    if lost.is_none()
-        && let Err(error) = write_whole(std::io::stdout().lock(), text.to_string().as_bytes())
-    {
+    if lost.is_some() {
+        return;
+    }
+    let text = text.to_string();
+    let mut written = Ok(());
+    crate::status::aside(|| written = write_whole(std::io::stdout().lock(), text.as_bytes()));
+    if let Err(error) = written {
         end_without_reader(&error);
         *lost = Some(error);
     }
 }
 
-/// Writes to stderr, at once: lines of several ranks are not to mix. Nothing can be told where that
-/// fails.
+/// Writes to stderr, at once: lines of several ranks are not to mix. Labels are in colour where it
+/// takes colours. Nothing can be told where that fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
-    let _ = write_whole(std::io::stderr().lock(), text.to_string().as_bytes());
+    let text = text.to_string();
+    crate::status::aside(|| {
+        let text = crate::status::coloured(&text);
+        let _ = write_whole(std::io::stderr().lock(), text.as_bytes());
+    });
 }
 
 /// Hands what is buffered to the reader.

@@ -8,7 +8,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Tap, Taps, Target};
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{DecodeOptions, Generation, SpeculativeDecoder};
+use crate::decoder::{Committed, DecodeOptions, Generation, SpeculativeDecoder};
 use crate::drafter::Drafter;
 use crate::error::Result;
 use crate::metrics::AcceptanceMetrics;
@@ -102,6 +102,9 @@ pub struct Comparison {
     pub prompts: Vec<PromptFigures>,
     /// Pooled speed-up of each run.
     pub speed_up_of_runs: Vec<f64>,
+    /// The first prompt's answer of the first run, as it was committed with the draft.
+    #[serde(default)]
+    pub first_answer: Vec<Committed>,
 }
 
 impl Comparison {
@@ -255,7 +258,14 @@ pub fn compare(
             } else {
                 None
             };
-            let with = drafted.generate(&prompt.tokens, &options, all)?;
+            let mut answer = Vec::new();
+            let with = drafted.generate(&prompt.tokens, &options, &mut |committed| {
+                answer.push(committed);
+                ControlFlow::Continue(())
+            })?;
+            if (run, index) == (0, 0) {
+                progress.comparison.first_answer = answer;
+            }
             let without = match early {
                 Some(early) => early,
                 None => plain.generate(&prompt.tokens, &options, all)?,
@@ -378,7 +388,7 @@ mod tests {
     #[test]
     fn speeds_are_pooled_and_the_interval_holds_them() {
         let prompts = vec![figures("a", 2.0, 1.0), figures("b", 6.0, 1.0)];
-        let comparison = Comparison { prompts, speed_up_of_runs: vec![4.0] };
+        let comparison = Comparison { prompts, speed_up_of_runs: vec![4.0], ..Default::default() };
         assert!((comparison.speed_up() - 4.0).abs() < 1e-9);
         assert_eq!(comparison.speed_up_interval(), (2.0, 6.0));
         assert!((comparison.plain().decode_tokens_per_second() - 2.5).abs() < 1e-9);
@@ -393,7 +403,7 @@ mod tests {
     fn progress_that_does_not_add_up_does_not_fit() {
         let prompts = vec![figures("a", 2.0, 1.0), figures("b", 6.0, 1.0)];
         let of = |runs, prompts: &[PromptFigures], done| {
-            let comparison = Comparison { prompts: prompts.to_vec(), speed_up_of_runs: Vec::new() };
+            let comparison = Comparison { prompts: prompts.to_vec(), ..Default::default() };
             Progress { comparison, runs, prompts: done, sides: [Side::default(); 2] }
         };
         assert!(Progress::default().fits(2) && of(0, &prompts[..1], 1).fits(2));

@@ -8,11 +8,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
+use serde::{Deserialize, Serialize};
 
 use crate::drafter::MatchClass;
 
-/// Who proposed a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What proposed a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// A draft model.
     Draft,

@@ -1,7 +1,10 @@
 //! Counters of a draft's agreement with its target, per delay; numerators and denominators are
 //! summed over steps and ranks before they are divided.
+//!
+//! A figure is the same quantity as another of its name only where both were measured against the
+//! same thing: [`Quantities`] says against what.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, TrainError};
@@ -64,6 +67,30 @@ pub enum Rate {
     Acceptance,
 }
 
+/// What figures are measured against, in words. Two figures of one name are the same quantity where
+/// these texts are equal; empty where there is no such figure.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quantities {
+    /// What is minimised: its parts with their weights, and the delays or steps it is a mean over.
+    pub loss: String,
+    /// The hard part of the loss.
+    pub hard_loss: String,
+    /// Top-1 agreement and the simulated acceptance length of greedy decoding.
+    pub agreement: String,
+    /// Acceptance rates and the simulated acceptance length of sampling.
+    pub acceptance: String,
+}
+
+impl Quantities {
+    /// The text itself.
+    pub const TEXT: &str = "text";
+    /// The target's whole distribution.
+    pub const TARGET: &str = "target";
+    /// Key in a record of `metrics.jsonl`.
+    pub const KEY: &str = "measured_against";
+}
+
 /// Counters of some learned rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftMetrics {
@@ -79,6 +106,9 @@ pub struct DraftMetrics {
     pub rows: usize,
     /// Greedy decoding of the text, replayed; held-out rows only.
     pub replayed: Rounds,
+    /// The same rows measured against what training rows are measured against; held-out rows only,
+    /// and only where that is something else.
+    pub as_trained: Option<Box<DraftMetrics>>,
 }
 
 impl DraftMetrics {
@@ -121,6 +151,9 @@ impl DraftMetrics {
         self.soft_sum += other.soft_sum;
         self.rows += other.rows;
         self.replayed.merge(other.replayed);
+        if let Some(other) = &other.as_trained {
+            self.as_trained.get_or_insert_default().merge(other);
+        }
     }
 
     /// All counters as numbers, for other ranks.
@@ -128,6 +161,7 @@ impl DraftMetrics {
         let sizes = [self.by_delay.len() as f64, self.parts.len() as f64];
         let mut numbers = vec![sizes[0], sizes[1], self.hard_sum, self.soft_sum, self.rows as f64];
         numbers.extend([self.replayed.rounds as f64, self.replayed.tokens as f64]);
+        numbers.push(f64::from(u8::from(self.as_trained.is_some())));
         for counts in &self.by_delay {
             numbers.extend([counts.rows as f64, counts.top1_count as f64, counts.acceptance_sum]);
             numbers.push(counts.acceptance_rows as f64);
@@ -135,6 +169,7 @@ impl DraftMetrics {
         self.parts
             .iter()
             .for_each(|part| numbers.extend([part.weight, part.sum, part.denominator]));
+        numbers.extend(self.as_trained.iter().flat_map(|metrics| metrics.to_numbers()));
         numbers
     }
 
@@ -150,7 +185,7 @@ impl DraftMetrics {
         Ok(sum)
     }
 
-    /// The counters that a list of numbers holds, one behind the other.
+    /// The counters that a list of numbers holds, one after the other.
     ///
     /// # Errors
     /// - the list ends within them
@@ -167,7 +202,7 @@ impl DraftMetrics {
 
     /// The counters that lead a list of numbers, and the rest of the list; `None` if there are none.
     fn from_numbers(numbers: &[f64]) -> Option<(Self, &[f64])> {
-        let (head, rest) = numbers.split_at_checked(7)?;
+        let (head, rest) = numbers.split_at_checked(8)?;
         let (delays, rest) = rest.split_at_checked(4 * head[0] as usize)?;
         let (parts, rest) = rest.split_at_checked(3 * head[1] as usize)?;
         let delay = |n: &[f64]| DelayCounts {
@@ -177,6 +212,12 @@ impl DraftMetrics {
             acceptance_rows: n[3] as usize,
         };
         let part = |n: &[f64]| LossPart { weight: n[0], sum: n[1], denominator: n[2] };
+        let (as_trained, rest) = if head[7] == 0.0 {
+            (None, rest)
+        } else {
+            let (metrics, rest) = Self::from_numbers(rest)?;
+            (Some(Box::new(metrics)), rest)
+        };
         let metrics = Self {
             by_delay: delays.chunks_exact(4).map(delay).collect(),
             parts: parts.chunks_exact(3).map(part).collect(),
@@ -184,6 +225,7 @@ impl DraftMetrics {
             soft_sum: head[3],
             rows: head[4] as usize,
             replayed: Rounds { rounds: head[5] as usize, tokens: head[6] as usize },
+            as_trained,
         };
         Some((metrics, rest))
     }
@@ -247,6 +289,9 @@ impl DraftMetrics {
                 if let Some(length) = self.replayed.acceptance_length() {
                     all.insert("replayed_acceptance_length".into(), length.into());
                 }
+                if let Some(metrics) = &self.as_trained {
+                    all.insert("as_trained".into(), metrics.to_json(gamma).into());
+                }
                 all
             }
             _ => Map::new(),
@@ -264,11 +309,14 @@ mod tests {
         a.add_row(2, 2.0, f64::NAN, true, 0.5);
         a.parts = vec![LossPart { weight: 0.5, sum: 3.0, denominator: 7.0 }];
         a.replayed = Rounds { rounds: 3, tokens: 8 };
+        let mut as_trained = DraftMetrics::default();
+        as_trained.add_row(1, 1.0, 0.5, false, 0.25);
+        a.as_trained = Some(Box::new(as_trained));
         let numbers = [a.to_numbers(), DraftMetrics::default().to_numbers()].concat();
         let all = DraftMetrics::list(&numbers).expect("two");
         let first = &all[0];
         assert_eq!((&first.by_delay, &first.parts, first.rows), (&a.by_delay, &a.parts, 1));
-        assert_eq!(first.replayed, a.replayed);
+        assert_eq!((first.replayed, &first.as_trained), (a.replayed, &a.as_trained));
         assert!(first.soft_sum.is_nan());
         assert_eq!(all[1], DraftMetrics::default());
         assert!(DraftMetrics::list(&numbers[..numbers.len() - 1]).is_err());

@@ -157,7 +157,7 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft parity cases/qwen2_short --json
     Parity(ParityArguments),
-    /// Plots of training runs, side by side, as one HTML page that needs no network.
+    /// Results and plots of runs, side by side, as one HTML page that needs no network.
     ///
     /// Example: longdraft report runs/a runs/b --output comparison.html
     Report(ReportArguments),

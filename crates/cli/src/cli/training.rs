@@ -10,7 +10,8 @@ use super::PlanArguments;
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
-    /// Run directories of `train`, or directories with a `curriculum.json`.
+    /// Run directories of `train` or of `eval decode --output`, or directories with a
+    /// `curriculum.json`.
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// Where to write (default: `report.html` in the first run's directory).

@@ -161,7 +161,7 @@ pub(crate) fn train_all(
         };
         before_stage(&name);
         let voice = Voice::of(world, &config.output)?;
-        voice.say(&format!("stage {}/{count} {name}, {from}", index + 1));
+        voice.say(&format!("[stage {}/{count}] {name}, {from}", index + 1));
         let mut progress = TrainingProgress::new(interrupts.clone(), voice);
         let run = config.output.clone();
         let resume = Resume { policy, continued_by };

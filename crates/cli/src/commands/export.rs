@@ -17,8 +17,6 @@ use crate::failure::{Failure, Result};
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
-/// The composed configuration of a run.
-
 /// Writes a folder for every profile asked for.
 pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
     let profiles = profiles(&arguments.to)?;

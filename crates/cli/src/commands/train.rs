@@ -21,6 +21,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{Voice, over_ranks};
+use crate::status::Waiting;
 
 /// The composed configuration in a run directory.
 pub(crate) const CONFIG_FILE: &str = "config.yaml";
@@ -137,6 +138,7 @@ pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Tar
     let layers = config.needed_layers();
     let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
     let options = TargetOptions { layers, spread, gather_ahead, tensor, ..placed(config, world)? };
+    let _waiting = Waiting::start("opening the target");
     Ok(Arc::new(Target::open(&config.target, &options)?))
 }
 
@@ -170,8 +172,10 @@ pub(crate) fn train(
     let voice = progress.voice();
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
+    let waiting = Waiting::start("reading the data");
     let mut stage =
         Stage::prepare(config, Arc::clone(target), tokenizer, resume.policy, world, &mut tracked)?;
+    drop(waiting);
     if let (true, Some(next)) = (stage.is_extended(), &resume.continued_by) {
         let output = stage.config().output.display();
         return Err(Failure::work(format!("{output}: stage `{next}` was trained from its draft"))

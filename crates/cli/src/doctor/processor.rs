@@ -26,13 +26,24 @@ enum Width {
     Plain,
 }
 
-pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
+/// The processor's own name, where the system tells.
+pub(crate) fn processor_name() -> Option<String> {
+    brand(&system()?)
+}
+
+fn system() -> Option<System> {
     let refresh = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
-    let system = System::new_with_specifics(refresh).ok();
-    let brand = system
-        .as_ref()
-        .and_then(|system| system.cpus().first())
-        .map_or_else(String::new, |cpu| cpu.brand().trim().to_owned());
+    System::new_with_specifics(refresh).ok()
+}
+
+fn brand(system: &System) -> Option<String> {
+    let brand = system.cpus().first()?.brand().trim();
+    (!brand.is_empty()).then(|| brand.to_owned())
+}
+
+pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
+    let system = system();
+    let brand = system.as_ref().and_then(brand).unwrap_or_default();
     let logical = system.as_ref().map_or(0, |system| system.cpus().len());
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = Cores {

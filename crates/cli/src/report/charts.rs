@@ -1,6 +1,7 @@
-//! Which charts a report shows, and from which records.
+//! Which charts a report shows of training, and from which records.
 
 use super::decoding;
+use super::figures::{Figure, Part};
 use super::ink::Ink;
 use super::metrics_log::{Agreement, StepRecord};
 use super::plot::{Chart, Curve, Mark, Scale, Style};
@@ -11,6 +12,8 @@ use super::series::{Point, smooth};
 const MOST_DELAYS: usize = 32;
 
 const TOKENS: &str = "training tokens";
+const NATS: &str = "nats per learned row";
+const PER_PASS: &str = "tokens per target pass";
 
 /// Charts under one heading.
 pub(crate) struct Section {
@@ -21,7 +24,19 @@ pub(crate) struct Section {
     /// Colours that are not those of the runs.
     pub(crate) legend: Vec<(Ink, String)>,
     /// None of them empty.
-    pub(crate) charts: Vec<(String, Chart)>,
+    pub(crate) cards: Vec<Card>,
+    /// Whether the reader has to ask for it.
+    pub(crate) is_folded: bool,
+}
+
+/// A chart with what stands above it.
+pub(crate) struct Card {
+    /// What it shows.
+    pub(crate) title: String,
+    /// In which sense; may be empty.
+    pub(crate) detail: String,
+    /// Never empty in a section.
+    pub(crate) chart: Chart,
 }
 
 /// Figures of a training step or an evaluation, one for each delay.
@@ -30,176 +45,207 @@ type OfDelays = fn(&Agreement) -> &[Option<f64>];
 /// Figure of a training step.
 type OfStep = fn(&StepRecord) -> Option<f64>;
 
-/// Every section that has something to show.
+/// Every section that has something to show: decoding, training, the machine.
 pub(crate) fn sections(runs: &[Run]) -> Vec<Section> {
-    let mut sections = vec![loss(runs), length(runs), by_delay(runs), at_the_end(runs)];
-    sections.extend([decoding::section(runs), optimizer(runs), machine(runs)]);
+    let mut sections = vec![decoding::section(runs)];
+    sections.extend(training(runs));
+    sections.extend([by_delay(runs), at_the_end(runs), machine(runs)]);
     for section in &mut sections {
-        section.charts.retain(|(_, chart)| !chart.is_empty());
+        section.cards.retain(|card| !card.chart.is_empty());
     }
-    sections.retain(|section| !section.charts.is_empty());
+    sections.retain(|section| !section.cards.is_empty());
     sections
 }
 
-fn loss(runs: &[Run]) -> Section {
-    let mut hard = both(runs, |agreement| agreement.hard_loss);
-    hard.extend(each_run(runs, |run, ink| {
-        let target = segments(run, |stage| of_steps(stage, |record| record.target_loss));
-        vec![Curve { ink, style: Style::Dashed, segments: target }]
-    }));
-    let mut total = train_curves(runs, |record| record.loss);
-    total.extend(each_run(runs, |run, ink| {
-        let held_out = segments(run, |stage| {
-            // Runs of before the held-out loss was logged have its parts.
-            let weight = stage.soft_weight();
-            of_held_out(stage, |agreement| {
-                if agreement.loss.is_some() {
-                    return agreement.loss;
-                }
-                let weight = weight?;
-                Some((1.0 - weight) * agreement.hard_loss? + weight * agreement.soft_loss?)
-            })
-        });
-        vec![Curve { ink: held_out_ink(runs, ink), style: Style::Dots, segments: held_out }]
-    }));
-    let unit = "nats per learned row";
-    Section {
-        title: "Loss",
-        note: "Faint: every logged step. Line: smoothed. Dots: held-out rows. Dashed: the \
-               target’s own loss on the same rows. The loss mixes hard and soft loss as each \
-               run’s objective says; the hard loss compares runs whose objectives differ."
+/// What compares training and held-out rows, and the same figures in other senses.
+fn training(runs: &[Run]) -> [Section; 2] {
+    let figure = |name: &str, unit, of| Figure {
+        name: name.to_owned(),
+        unit,
+        scale: Scale::Fitting,
+        parts: Part::only(of),
+        against: |quantities| &quantities.loss,
+        every_step: true,
+        with_target: false,
+    };
+    let length = Figure {
+        against: |quantities| &quantities.agreement,
+        ..figure("Simulated acceptance length, greedy", PER_PASS, |a| a.simulated_acceptance_length)
+    };
+    let hard = Figure {
+        against: |quantities| &quantities.hard_loss,
+        with_target: true,
+        ..figure("Hard loss", NATS, |a| a.hard_loss)
+    };
+    let sampling = Figure {
+        against: |quantities| &quantities.acceptance,
+        ..figure("Simulated acceptance length, sampling", PER_PASS, |a| {
+            a.simulated_acceptance_length_sampling
+        })
+    };
+    let mut loss = figure("Loss", NATS, |a| a.loss).cards(runs);
+    let mut first = length.cards(runs);
+    // The loss against which the draft was trained comes first, other senses of it below.
+    let trained = loss.iter().position(|card| !card.chart.is_empty()).map(|at| loss.remove(at));
+    first.extend(trained);
+    let mut others = hard.cards(runs);
+    others.extend(loss);
+    others.extend(sampling.cards(runs));
+    let shown = Section {
+        title: "Training",
+        note: "Faint: every logged step. Line: smoothed. Dots: held-out rows. A chart holds one \
+               quantity: what it was measured against stands above it. Simulated acceptance \
+               length: tokens per target pass that chains of full length would bring if \
+               positions were independent of each other."
             .into(),
         legend: kinds(runs),
-        charts: vec![
-            ("Loss".into(), over_tokens(runs, unit, Scale::Fitting, total)),
-            ("Hard loss".into(), over_tokens(runs, unit, Scale::Fitting, hard)),
-        ],
-    }
-}
-
-fn length(runs: &[Run]) -> Section {
-    let chart = |of| over_tokens(runs, "tokens per target pass", Scale::Fitting, both(runs, of));
-    Section {
-        title: "Simulated acceptance length",
-        note: "1 + Σ Π a over the delays, the target’s own token included: what chains of full \
-               length would commit per target pass if positions were independent."
+        cards: first,
+        is_folded: false,
+    };
+    let folded = Section {
+        title: "More losses, and sampling",
+        note: "Hard loss: that of the text’s next token, which compares runs of different \
+               objectives; dashed: the target’s own. A loss against another distribution is \
+               another quantity, so it has a chart of its own."
             .into(),
         legend: kinds(runs),
-        charts: vec![
-            ("Greedy (a: top-1 agreement)".into(), chart(|a| a.simulated_acceptance_length)),
-            ("Sampling (a: Σ min(p, q))".into(), chart(|a| a.simulated_acceptance_length_sampling)),
-        ],
-    }
+        cards: others,
+        is_folded: true,
+    };
+    [shown, folded]
 }
 
 /// One run: a colour for each delay in one chart. Several: a chart for each delay.
 fn by_delay(runs: &[Run]) -> Section {
     let delays = (0..delays(runs)).collect::<Vec<_>>();
-    let rates: [(&str, &str, Scale, OfDelays); 3] = [
-        ("Top-1 agreement", "share of rows", Scale::Share, |a| &a.top1_by_delay),
-        ("Acceptance", "Σ min(p, q)", Scale::Share, |a| &a.acceptance_by_delay),
-        ("Loss by step", "nats per learned row", Scale::Fitting, |a| &a.loss_by_step),
-    ];
-    let mut charts = Vec::new();
-    for (name, y_title, scale, of) in rates {
-        let at = |delay: usize| move |a: &Agreement| of(a).get(delay).copied().flatten();
-        if let [run] = runs {
-            let curves = delays
-                .iter()
-                .flat_map(|delay| smoothed_and_held_out(run, Ink::Series(*delay), at(*delay)))
-                .collect();
-            charts.push((name.to_owned(), over_tokens(runs, y_title, scale, curves)));
-        } else {
-            charts.extend(delays.iter().map(|delay| {
-                let curves = each_run(runs, |run, ink| smoothed_and_held_out(run, ink, at(*delay)));
-                let title = format!("{name}, position {}", delay + 1);
-                (title, over_tokens(runs, y_title, scale, curves))
-            }));
-        }
-    }
+    let agreement = |name: &str, of: OfDelays| Figure {
+        name: name.to_owned(),
+        unit: "share of rows",
+        scale: Scale::Share,
+        parts: parts(runs, &delays, of),
+        against: |quantities| &quantities.agreement,
+        every_step: false,
+        with_target: false,
+    };
+    let top1 = agreement("Top-1 agreement", |a| &a.top1_by_delay);
+    let acceptance = Figure {
+        unit: "Σ min(p, q)",
+        against: |quantities| &quantities.acceptance,
+        ..agreement("Acceptance rate", |a| &a.acceptance_by_delay)
+    };
+    let steps = Figure {
+        unit: NATS,
+        scale: Scale::Fitting,
+        against: |quantities| &quantities.loss,
+        ..agreement("Loss by step", |a| &a.loss_by_step)
+    };
+    let figures = [top1, acceptance, steps];
+    let cards = if runs.len() == 1 {
+        figures.iter().flat_map(|figure| figure.cards(runs)).collect()
+    } else {
+        figures.into_iter().flat_map(|figure| of_each_part(runs, figure)).collect()
+    };
     let legend = match runs {
         [_] => delays.iter().map(|d| (Ink::Series(*d), format!("position {}", d + 1))).collect(),
         _ => Vec::new(),
     };
     Section {
-        title: "Agreement by draft position",
-        note: "Position d is delay d: the draft writes its d-th token after the target’s last \
-               one. Top-1: share of rows where draft and target have the same most likely token. \
-               Acceptance: mean overlap of their laws. Loss by step: EAGLE-3’s, before the \
-               step’s weight. Line: training rows, smoothed. Dots: \
-               held-out rows."
-            .into(),
+        title: "Agreement by draft position, over training",
+        note:
+            "Position d: the d-th token that the draft writes after the target’s last one. Top-1 \
+               agreement: share of rows where draft and target have the same most likely token. \
+               Acceptance rate: the mean overlap of their distributions. Loss by step: EAGLE-3’s, \
+               before the step’s weight. Line: training rows, smoothed. Dots: held-out rows."
+                .into(),
         legend,
-        charts,
+        cards,
+        is_folded: true,
     }
+}
+
+/// A part for each delay: with its own colour where there is one run.
+fn parts(runs: &[Run], delays: &[usize], of: OfDelays) -> Vec<Part> {
+    let part = |delay: usize| Part {
+        label: format!("position {}", delay + 1),
+        ink: (runs.len() == 1).then_some(Ink::Series(delay)),
+        of: Box::new(move |agreement| of(agreement).get(delay).copied().flatten()),
+    };
+    delays.iter().map(|delay| part(*delay)).collect()
+}
+
+/// The cards of every part by itself.
+fn of_each_part(runs: &[Run], figure: Figure) -> Vec<Card> {
+    let Figure { name, unit, scale, against, every_step, with_target, parts } = figure;
+    let single = |mut part: Part| {
+        let name = format!("{name}, {}", std::mem::take(&mut part.label));
+        let parts = vec![part];
+        Figure { name, unit, scale, parts, against, every_step, with_target }.cards(runs)
+    };
+    parts.into_iter().flat_map(single).collect()
 }
 
 /// The last evaluation of the last evaluated stage, over the positions.
 fn at_the_end(runs: &[Run]) -> Section {
-    let chart = |of: OfDelays, y_title: &str| {
+    let card = |title: &str, of: OfDelays, y_title: &str| {
         let curves = each_run(runs, |run, ink| {
             let last = run.stages.iter().rev().find_map(|stage| stage.log.held_out.last());
             let rates = last.map_or(&[][..], |record| of(&record.held_out));
             let points = rates.iter().take(MOST_DELAYS).enumerate();
             let points = points.filter_map(|(i, y)| point((i + 1) as f64, *y)).collect();
-            vec![Curve { ink, style: Style::Dots, segments: vec![points] }]
+            let label = run.name.clone();
+            vec![Curve { label, ink, style: Style::Dots, segments: vec![points] }]
         });
-        Chart {
+        let chart = Chart {
             x_title: "draft position",
             x_counts: true,
             y_title: y_title.into(),
             scale: Scale::Share,
             curves,
             marks: Vec::new(),
-        }
+            line_at: None,
+        };
+        Card { title: title.into(), detail: "held-out rows".into(), chart }
     };
     Section {
-        title: "Held-out agreement at the end",
+        title: "Agreement by draft position, after training",
         note: "The last evaluation of each run.".into(),
         legend: Vec::new(),
-        charts: vec![
-            ("Top-1 agreement".into(), chart(|a| &a.top1_by_delay, "share of rows")),
-            ("Acceptance".into(), chart(|a| &a.acceptance_by_delay, "Σ min(p, q)")),
+        cards: vec![
+            card("Top-1 agreement by position", |a| &a.top1_by_delay, "share of rows"),
+            card("Acceptance rate by position", |a| &a.acceptance_by_delay, "Σ min(p, q)"),
         ],
-    }
-}
-
-fn optimizer(runs: &[Run]) -> Section {
-    let rate = each_run(runs, |run, ink| {
-        let segments = segments(run, |stage| of_steps(stage, |record| record.learning_rate));
-        vec![Curve { ink, style: Style::Line, segments }]
-    });
-    let norm = train_curves(runs, |record| record.grad_norm);
-    Section {
-        title: "Optimizer",
-        note: "The gradient norm is that before clipping.".into(),
-        legend: Vec::new(),
-        charts: vec![
-            ("Learning rate".into(), over_tokens(runs, "learning rate", Scale::FromZero, rate)),
-            ("Gradient norm".into(), over_tokens(runs, "L2 norm", Scale::Fitting, norm)),
-        ],
+        is_folded: runs.len() == 1,
     }
 }
 
 fn machine(runs: &[Run]) -> Section {
-    let memory = each_run(runs, |run, ink| {
-        let segments = segments(run, |stage| of_steps(stage, |record| record.memory_mib));
-        vec![Curve { ink, style: Style::Line, segments }]
-    });
-    let chart = |unit, scale, of| over_tokens(runs, unit, scale, train_curves(runs, of));
-    let speed = chart("tokens/s", Scale::FromZero, |record| record.tokens_per_second);
-    let share = chart("share of tokens", Scale::Share, |record| record.learned_share);
+    let card = |title: &str, unit: &str, scale, curves| {
+        let chart = over_tokens(runs, unit, scale, curves);
+        Card { title: title.into(), detail: String::new(), chart }
+    };
+    let plain = |of: OfStep| {
+        each_run(runs, |run, ink| {
+            let segments = segments(run, |stage| of_steps(stage, of));
+            vec![Curve { label: run.name.clone(), ink, style: Style::Line, segments }]
+        })
+    };
+    let norm = train_curves(runs, |record| record.grad_norm);
+    let speed = train_curves(runs, |record| record.tokens_per_second);
+    let share = train_curves(runs, |record| record.learned_share);
     Section {
-        title: "Data and machine",
-        note: "Learned share: rows that the loss counts, of all tokens. Memory: the largest \
-               resident set of the process so far."
+        title: "Optimizer and machine",
+        note: "The gradient norm is that before clipping. Learned share: rows that the loss \
+               counts, of all tokens. Memory: the largest resident set of the process so far."
             .into(),
         legend: Vec::new(),
-        charts: vec![
-            ("Throughput".into(), speed),
-            ("Learned share".into(), share),
-            ("Peak memory".into(), over_tokens(runs, "MiB", Scale::FromZero, memory)),
+        cards: vec![
+            card("Learning rate", "learning rate", Scale::FromZero, plain(|r| r.learning_rate)),
+            card("Gradient norm", "L2 norm", Scale::Fitting, norm),
+            card("Throughput", "tokens/s", Scale::FromZero, speed),
+            card("Learned share", "share of tokens", Scale::Share, share),
+            card("Peak memory", "MiB", Scale::FromZero, plain(|r| r.memory_mib)),
         ],
+        is_folded: true,
     }
 }
 
@@ -216,7 +262,13 @@ fn delays(runs: &[Run]) -> usize {
         .min(MOST_DELAYS)
 }
 
-fn over_tokens(runs: &[Run], y_title: &str, scale: Scale, curves: Vec<Curve>) -> Chart {
+/// A chart over the tokens of all stages, whose marks are those of `runs`.
+pub(super) fn over_tokens<'a>(
+    runs: impl IntoIterator<Item = &'a Run>,
+    y_title: &str,
+    scale: Scale,
+    curves: Vec<Curve>,
+) -> Chart {
     // Smoothed over faint, whatever the run.
     let (mut faint, others): (Vec<Curve>, Vec<Curve>) =
         curves.into_iter().partition(|curve| curve.style == Style::Faint);
@@ -228,13 +280,14 @@ fn over_tokens(runs: &[Run], y_title: &str, scale: Scale, curves: Vec<Curve>) ->
         scale,
         curves: faint,
         marks: marks(runs),
+        line_at: None,
     }
 }
 
 /// Where the stages of curricula begin; a place where several runs begin a stage is marked once.
-fn marks(runs: &[Run]) -> Vec<Mark> {
+fn marks<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
-    for (x, stage) in runs.iter().flat_map(Run::stages_on_axis) {
+    for (x, stage) in runs.into_iter().flat_map(Run::stages_on_axis) {
         let Some(name) = &stage.name else { continue };
         match marks.iter_mut().find(|mark| mark.x.total_cmp(&x).is_eq()) {
             Some(mark) if !mark.label.split(" · ").any(|label| label == name) => {
@@ -253,7 +306,7 @@ fn each_run(runs: &[Run], curves: impl Fn(&Run, Ink) -> Vec<Curve>) -> Vec<Curve
 }
 
 /// Colour of held-out rows: a single run has colours to spare.
-fn held_out_ink(runs: &[Run], ink: Ink) -> Ink {
+pub(super) fn held_out_ink(runs: &[Run], ink: Ink) -> Ink {
     if runs.len() == 1 { Ink::Series(1) } else { ink }
 }
 
@@ -271,36 +324,12 @@ fn train_curves(runs: &[Run], of: OfStep) -> Vec<Curve> {
     each_run(runs, |run, ink| {
         let every = segments(run, |stage| of_steps(stage, of));
         let smoothed = every.iter().map(|segment| smooth(segment)).collect();
+        let label = format!("{}, smoothed", run.name);
         vec![
-            Curve { ink, style: Style::Faint, segments: every },
-            Curve { ink, style: Style::Line, segments: smoothed },
+            Curve { label: String::new(), ink, style: Style::Faint, segments: every },
+            Curve { label, ink, style: Style::Line, segments: smoothed },
         ]
     })
-}
-
-/// Training rows, every record and smoothed, and held-out rows.
-fn both(runs: &[Run], of: fn(&Agreement) -> Option<f64>) -> Vec<Curve> {
-    each_run(runs, |run, ink| {
-        let every = segments(run, |stage| of_steps(stage, |record| of(&record.agreement)));
-        let mut curves = vec![Curve { ink, style: Style::Faint, segments: every }];
-        let mut others = smoothed_and_held_out(run, ink, of);
-        others[1].ink = held_out_ink(runs, ink);
-        curves.append(&mut others);
-        curves
-    })
-}
-
-fn smoothed_and_held_out(
-    run: &Run,
-    ink: Ink,
-    of: impl Fn(&Agreement) -> Option<f64>,
-) -> Vec<Curve> {
-    let trained = segments(run, |stage| smooth(&of_steps(stage, |record| of(&record.agreement))));
-    let held_out = segments(run, |stage| of_held_out(stage, &of));
-    vec![
-        Curve { ink, style: Style::Line, segments: trained },
-        Curve { ink, style: Style::Dots, segments: held_out },
-    ]
 }
 
 /// A segment for each stage, moved to its place on the axis.
@@ -319,13 +348,6 @@ fn of_steps(stage: &Stage, of: impl Fn(&StepRecord) -> Option<f64>) -> Vec<Point
     records.filter_map(|record| point(record.tokens as f64, of(record))).collect()
 }
 
-fn of_held_out(stage: &Stage, of: impl Fn(&Agreement) -> Option<f64>) -> Vec<Point> {
-    let records = stage.log.held_out.iter();
-    records
-        .filter_map(|record| point(stage.log.tokens_at(record.step), of(&record.held_out)))
-        .collect()
-}
-
 pub(super) fn point(x: f64, y: Option<f64>) -> Option<Point> {
     let y = y.filter(|y| y.is_finite())?;
     Some(Point { x, y })
@@ -340,6 +362,7 @@ mod tests {
 
     fn agreement(rate: f64) -> Agreement {
         Agreement {
+            loss: Some(3.0),
             hard_loss: Some(2.0),
             top1_by_delay: vec![Some(rate), Some(rate / 2.0)],
             ..Agreement::default()
@@ -351,7 +374,6 @@ mod tests {
             .map(|step| StepRecord {
                 step,
                 tokens: tokens * step / 10,
-                loss: Some(3.0),
                 agreement: agreement(0.1),
                 ..StepRecord::default()
             })
@@ -368,11 +390,16 @@ mod tests {
             stages,
             decoding: None,
             problems: Vec::new(),
+            written: None,
         }
     }
 
     fn titles(runs: &[Run]) -> Vec<String> {
-        sections(runs).iter().flat_map(|section| &section.charts).map(|c| c.0.clone()).collect()
+        sections(runs)
+            .iter()
+            .flat_map(|section| &section.cards)
+            .map(|card| card.title.clone())
+            .collect()
     }
 
     #[test]
@@ -394,29 +421,11 @@ mod tests {
     fn stages_follow_each_other_on_the_axis_with_a_mark() {
         let runs = [run(vec![stage(Some("base"), 100), stage(Some("long"), 50)])];
         let sections = sections(&runs);
-        let (_, chart) = &sections[0].charts[0];
+        let chart = &sections[0].cards[0].chart;
         let marks: Vec<(f64, &str)> =
             chart.marks.iter().map(|mark| (mark.x, mark.label.as_str())).collect();
         assert_eq!(marks, [(0.0, "base"), (100.0, "long")]);
         let ends: Vec<f64> = chart.curves[0].segments.iter().map(|s| s[9].x).collect();
         assert_eq!(ends, [100.0, 150.0]);
-    }
-
-    #[test]
-    fn held_out_loss_needs_the_soft_weight() {
-        let mut stage = stage(None, 100);
-        stage.log.held_out[0].held_out.soft_loss = Some(1.0);
-        let dots = |stage: &Stage| {
-            let section = loss(&[run(vec![stage.clone()])]);
-            let curves = section.charts[0].1.curves.iter();
-            curves
-                .filter(|curve| curve.style == Style::Dots)
-                .flat_map(|curve| curve.segments.concat())
-                .collect::<Vec<Point>>()
-        };
-        assert!(dots(&stage).is_empty());
-        let value = Some(serde_json::json!({"objective": {"soft_weight": 0.25}}));
-        stage.config = Some(crate::report::run::Config { text: String::new(), value });
-        assert_eq!(dots(&stage), [Point { x: 100.0, y: 1.75 }]);
     }
 }

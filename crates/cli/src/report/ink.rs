@@ -57,6 +57,12 @@ impl Ink {
         };
         RGBColor((light >> 16) as u8, (light >> 8) as u8, light as u8)
     }
+
+    /// In the light scheme, as `#RRGGBB`.
+    pub(crate) fn hex(self) -> String {
+        let RGBColor(red, green, blue) = self.colour();
+        format!("#{red:02X}{green:02X}{blue:02X}")
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
+use longdraft_train::metrics::Quantities;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -25,7 +26,7 @@ pub(crate) struct MetricsLog {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Agreement {
-    /// What is minimised. Of a training step the record itself has it.
+    /// What is minimised, nats per learned row.
     pub(crate) loss: Option<f64>,
     /// EAGLE-3: the loss of every test-time step before its weight.
     pub(crate) loss_by_step: Vec<Option<f64>>,
@@ -41,6 +42,12 @@ pub(crate) struct Agreement {
     pub(crate) simulated_acceptance_length: Option<f64>,
     /// Tokens per target pass, sampling.
     pub(crate) simulated_acceptance_length_sampling: Option<f64>,
+    /// Tokens per target pass, greedy, of decoding rounds replayed over the text.
+    pub(crate) replayed_acceptance_length: Option<f64>,
+    /// What all of these are measured against; logs of older versions do not say.
+    pub(crate) measured_against: Option<Quantities>,
+    /// Held-out rows measured against what training rows are, where that is something else.
+    pub(crate) as_trained: Option<Box<Agreement>>,
 }
 
 /// One optimizer step.
@@ -50,8 +57,6 @@ pub(crate) struct StepRecord {
     pub(crate) step: u64,
     /// Since the start of the run.
     pub(crate) tokens: u64,
-    /// What is minimised, nats per learned row.
-    pub(crate) loss: Option<f64>,
     /// The target's own loss on the same rows.
     pub(crate) target_loss: Option<f64>,
     /// Before clipping.
@@ -218,7 +223,7 @@ mod tests {
         );
         let steps: Vec<u64> = log.steps.iter().map(|record| record.step).collect();
         assert_eq!(steps, [1, 5]);
-        assert_eq!(log.steps[0].loss, Some(2.5));
+        assert_eq!(log.steps[0].agreement.loss, Some(2.5));
         assert_eq!(log.steps[1].agreement.top1_by_delay, [Some(0.5), None]);
         let lines: Vec<&str> = log.problems.iter().map(|p| &p[..16]).collect();
         let want = [2, 3, 4, 5, 6].map(|line| format!("metrics.jsonl:{line}:"));

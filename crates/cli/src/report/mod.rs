@@ -1,22 +1,27 @@
-//! One self-contained HTML page about training runs.
+//! One self-contained HTML page about runs: what decoding gained, then how the draft was trained.
 //!
 //! ```text
-//! metrics.jsonl -> metrics_log -> run -> series (smoothed, thinned) -> charts -> plot (SVG) -> page (HTML)
-//! decode.json   -> run -> decoding ---------------------------------> charts
-//! config.yaml   -> run -> differences ------------------------------------------------------->
+//! decode.json   -> run -> result (tiles, sample, speeds) --------------------------> page (HTML)
+//! decode.json   -> run -> decoding ---------------------------> charts -> plot (SVG) ->
+//! metrics.jsonl -> metrics_log -> run -> figures (one quantity a chart) -> charts -> plot ->
+//! config.yaml   -> run -> header, differences ---------------------------------------->
 //! ```
 
 mod charts;
 mod decoding;
 mod differences;
+mod figures;
+mod header;
 mod ink;
 mod metrics_log;
 mod page;
 mod plot;
+mod result;
 mod run;
 mod series;
 mod summary;
 mod ticks;
+pub(crate) mod words;
 
 pub(crate) use page::render;
 pub(crate) use run::Run;

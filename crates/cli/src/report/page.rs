@@ -1,20 +1,44 @@
 //! The page: HTML around the charts. Everything that comes from a run is escaped by the template
-//! engine; only the charts, escaped by the drawing library, go in as they are.
+//! engine; only the charts, escaped by the drawing library, go in as they are. The one script is
+//! named by its hash, so nothing that got in otherwise would run.
 
-use minijinja::{AutoEscape, Environment, context};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use minijinja::{AutoEscape, Environment, Value, context};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
-use super::charts::{Section, sections};
-use super::differences;
-use super::ink::{Ink, SERIES, schemes};
-use super::plot::draw;
+use super::charts::{Card, Section, sections};
+use super::header::facts;
+use super::ink::{Ink, schemes};
+use super::plot::{Drawing, draw};
 use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
+use super::{differences, result};
 use crate::failure::{Failure, Result};
 use crate::progress::clock;
 
 const TEMPLATE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// Words that the page explains, as `docs/glossary.md` does.
+const GLOSSARY: [(&str, &str); 10] = [
+    ("target", "the model whose output is wanted; it is never changed"),
+    ("draft", "the small model that proposes tokens for the target to check"),
+    ("round", "one pass of the target over what was proposed"),
+    ("tau", "tokens per target pass: those accepted in a round, and the target’s own"),
+    ("chain", "proposals in a row, each following on the one before; a tree has alternatives"),
+    ("position, delay", "the d-th token that the draft writes after the target’s last one"),
+    ("acceptance", "whether the target keeps a proposal; as a rate, how often it does"),
+    ("row", "a piece of training text; learned rows in a loss are its tokens that count"),
+    ("held-out", "rows that no training step sees"),
+    (
+        "simulated, replayed acceptance length",
+        "tau as training can tell it: from rates by position, or round by round over the text",
+    ),
+];
 
 #[derive(Serialize)]
 struct LegendEntry {
@@ -25,8 +49,9 @@ struct LegendEntry {
 #[derive(Serialize)]
 struct DrawnChart {
     title: String,
-    logarithmic: bool,
+    detail: String,
     svg: String,
+    values: String,
 }
 
 #[derive(Serialize)]
@@ -35,6 +60,7 @@ struct DrawnSection {
     note: String,
     legend: Vec<LegendEntry>,
     charts: Vec<DrawnChart>,
+    is_folded: bool,
 }
 
 /// Readable figures of one stage.
@@ -51,18 +77,14 @@ struct ShownConfig<'a> {
     text: &'a str,
 }
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 7] = [
     "steps",
     "tokens",
-    "final loss",
-    "held\u{2011}out hard loss",
-    "held\u{2011}out top-1 by position, %",
-    "held\u{2011}out acceptance by position, %",
-    "simulated length, greedy",
-    "simulated length, sampling",
-    "median tokens/s",
+    "acceptance length, simulated",
+    "replayed",
+    "agreement at position 1",
+    "hard loss",
     "time in steps",
-    "peak memory",
 ];
 
 /// The whole page.
@@ -73,7 +95,6 @@ pub(crate) fn render(runs: &[Run]) -> Result<String> {
     let fail = |cause: String| Failure::work(format!("report: {cause}"));
     let sections =
         sections(runs).into_iter().map(draw_section).collect::<Result<Vec<DrawnSection>>>()?;
-    let rows: Vec<Row> = runs.iter().enumerate().flat_map(|(i, run)| rows(i, run)).collect();
     let (configurations, differences) = differences::of_runs(runs);
     let texts: Vec<ShownConfig<'_>> = runs
         .iter()
@@ -91,70 +112,79 @@ pub(crate) fn render(runs: &[Run]) -> Result<String> {
         .render_str(
             TEMPLATE,
             context! {
-                version => env!("CARGO_PKG_VERSION"), names, runs => legend(runs),
-                schemes => schemes(), columns => COLUMNS, rows, sections, configurations,
-                differences, texts, problems,
+                version => env!("CARGO_PKG_VERSION"), names, sections, configurations,
+                differences, texts, problems, schemes => schemes(), columns => COLUMNS,
+                style => STYLE, script => SCRIPT, script_hash => hash(SCRIPT),
+                glossary => GLOSSARY, ..of_result(runs)
             },
         )
         .map_err(|error| fail(error.to_string()))
 }
 
-fn colour(index: usize) -> String {
-    format!("#{:06X}", SERIES[index % SERIES.len()].0)
+/// What the page opens with, and the table of stages.
+fn of_result(runs: &[Run]) -> Value {
+    let single = match runs {
+        [run] => Some(run),
+        _ => None,
+    };
+    let rows: Vec<Row> = runs.iter().enumerate().flat_map(|(i, run)| rows(i, run)).collect();
+    context! {
+        headline => result::headline(runs),
+        facts => single.map_or_else(Vec::new, facts),
+        tiles => single.map_or_else(Vec::new, result::tiles),
+        ways => result::ways(runs),
+        sample => result::sample(runs),
+        runs => legend(runs), rows,
+    }
+}
+
+/// As a content security policy names a script.
+fn hash(script: &str) -> String {
+    format!("sha256-{}", STANDARD.encode(Sha256::digest(script.as_bytes())))
 }
 
 fn legend(runs: &[Run]) -> Vec<LegendEntry> {
     let entries = runs.iter().enumerate();
-    entries.map(|(i, run)| LegendEntry { colour: colour(i), label: run.name.clone() }).collect()
+    let entry = |(i, run): (usize, &Run)| LegendEntry {
+        colour: Ink::Series(i).hex(),
+        label: run.name.clone(),
+    };
+    entries.map(entry).collect()
 }
 
 fn draw_section(section: Section) -> Result<DrawnSection> {
-    let charts = section
-        .charts
-        .into_iter()
-        .map(|(title, chart)| {
-            let svg =
-                draw(&chart).map_err(|cause| Failure::work(format!("chart `{title}`: {cause}")))?;
-            let svg = svg.trim_end().to_owned();
-            Ok(DrawnChart { logarithmic: chart.is_logarithmic(), title, svg })
-        })
-        .collect::<Result<Vec<DrawnChart>>>()?;
-    let legend = section
-        .legend
-        .into_iter()
-        .filter_map(|(ink, label)| match ink {
-            Ink::Series(index) => Some(LegendEntry { colour: colour(index), label }),
-            Ink::Axis | Ink::Grid | Ink::Text => None,
-        })
-        .collect();
-    Ok(DrawnSection { title: section.title, note: section.note, legend, charts })
+    let charts = section.cards.into_iter().map(draw_card).collect::<Result<Vec<DrawnChart>>>()?;
+    let legend = section.legend.into_iter();
+    let legend = legend.map(|(ink, label)| LegendEntry { colour: ink.hex(), label }).collect();
+    let Section { title, note, is_folded, .. } = section;
+    Ok(DrawnSection { title, note, legend, charts, is_folded })
+}
+
+fn draw_card(card: Card) -> Result<DrawnChart> {
+    let Card { title, detail, chart } = card;
+    let name = if detail.is_empty() { title.clone() } else { format!("{title} ({detail})") };
+    let Drawing { svg, values } =
+        draw(&name, &chart).map_err(|cause| Failure::work(format!("chart `{title}`: {cause}")))?;
+    let axis = if chart.is_logarithmic() { "logarithmic" } else { "" };
+    let details = [detail.as_str(), axis].into_iter().filter(|detail| !detail.is_empty());
+    let detail = details.collect::<Vec<_>>().join("; ");
+    Ok(DrawnChart { title, detail, svg, values: values.to_string() })
 }
 
 fn rows(index: usize, run: &Run) -> Vec<Row> {
     let row = |summary: StageSummary| {
-        let figure = |value: Option<f64>| value.map_or("–".into(), |value| number(value, 4));
-        let rates = |values: &[Option<f64>]| {
-            let rates: Vec<String> =
-                values.iter().map(|value| value.map_or("–".into(), percent)).collect();
-            if rates.is_empty() { "–".into() } else { rates.join(" ") }
-        };
         let three = |value: Option<f64>| value.map_or("–".into(), |value| format!("{value:.3}"));
+        let first = summary.held_out_top1_by_delay.first().copied().flatten();
         let cells = vec![
             whole(summary.steps),
-            whole(summary.tokens),
-            three(summary.final_loss),
-            three(summary.held_out_hard_loss),
-            rates(&summary.held_out_top1_by_delay),
-            rates(&summary.held_out_acceptance_by_delay),
+            number(summary.tokens as f64, 3),
             three(summary.simulated_acceptance_length),
-            three(summary.simulated_acceptance_length_sampling),
-            figure(summary.median_tokens_per_second),
+            three(summary.replayed_acceptance_length),
+            first.map_or("–".into(), |rate| format!("{} %", percent(rate))),
+            three(summary.held_out_hard_loss),
             clock(summary.seconds),
-            summary
-                .peak_memory_mib
-                .map_or("–".into(), |mib| format!("{} MiB", whole(mib.round() as u64))),
         ];
-        Row { colour: colour(index), name: summary.name, cells }
+        Row { colour: Ink::Series(index).hex(), name: summary.name, cells }
     };
     StageSummary::of_run(run).into_iter().map(row).collect()
 }

@@ -1,4 +1,4 @@
-//! A chart as SVG.
+//! A chart as SVG, with what its page needs to name values under the pointer.
 //!
 //! Drawn larger than shown, because the backend rounds to whole pixels.
 
@@ -8,6 +8,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde_json::{Value, json};
 
 use super::ink::Ink;
 use super::series::{Point, THINNED_PARTS, thin};
@@ -22,6 +23,12 @@ const FONT: &str = "sans-serif";
 const FONT_FACTOR: f64 = 1.24;
 /// Points on a curve of [`Style::Dots`] that still get a dot each.
 const MOST_DOTS: usize = 60;
+/// Parts that a curve is thinned to for naming its values; each keeps up to four points.
+const NAMED_PARTS: usize = 40;
+/// Width and height of a letter of a stage's label, as shown.
+const LETTER: (f64, i32) = (6.6, 13);
+/// Letters of a stage's label at most.
+const LABEL_LETTERS: usize = 28;
 /// A positive range this many times its smallest value is shown logarithmically.
 const LOGARITHMIC_FROM: f64 = 20.0;
 
@@ -41,6 +48,8 @@ pub(crate) enum Style {
 /// One curve.
 #[derive(Debug, Clone)]
 pub(crate) struct Curve {
+    /// What it is of, as the page names it under the pointer.
+    pub(crate) label: String,
     /// Colour.
     pub(crate) ink: Ink,
     /// Looks.
@@ -84,6 +93,8 @@ pub(crate) struct Chart {
     pub(crate) curves: Vec<Curve>,
     /// Beginnings of stages.
     pub(crate) marks: Vec<Mark>,
+    /// A value that a line across the chart shows.
+    pub(crate) line_at: Option<f64>,
 }
 
 impl Chart {
@@ -114,7 +125,8 @@ impl Chart {
 
     /// In the drawn coordinate, which is log10 of the value on a logarithmic axis.
     fn y_axis(&self) -> Axis {
-        let (low, high) = range(self.points().map(|point| point.y));
+        let values = self.points().map(|point| point.y).chain(self.line_at);
+        let (low, high) = range(values);
         if self.is_logarithmic() {
             let margin = 0.03 * (high / low).log10();
             let (low, high) = (low.log10() - margin, high.log10() + margin);
@@ -176,6 +188,14 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
 }
 
+/// A chart as drawn.
+pub(crate) struct Drawing {
+    /// The picture, with its title.
+    pub(crate) svg: String,
+    /// For the page's script: frame and ranges in drawn pixels and values, and the curves' points.
+    pub(crate) values: Value,
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Context<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 type Drawn = Result<(), String>;
@@ -184,12 +204,13 @@ type Drawn = Result<(), String>;
 ///
 /// # Errors
 /// - the drawing library's, as text
-pub(crate) fn draw(chart: &Chart) -> Result<String, String> {
+pub(crate) fn draw(title: &str, chart: &Chart) -> Result<Drawing, String> {
     let mut svg = String::new();
+    let frame;
+    let (x, y) = (chart.x_axis(), chart.y_axis());
     {
         let size = (SIZE.0 * SCALE as u32, SIZE.1 * SCALE as u32);
         let area: Area<'_> = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        let (x, y) = (chart.x_axis(), chart.y_axis());
         let mut context = ChartBuilder::on(&area)
             .margin_top(8 * SCALE)
             .margin_right(14 * SCALE)
@@ -199,6 +220,7 @@ pub(crate) fn draw(chart: &Chart) -> Result<String, String> {
             .build_cartesian_2d(x.clone(), y.clone())
             .map_err(text)?;
         draw_mesh(&mut context, chart)?;
+        draw_line_at(&mut context, chart.line_at, &x, &y)?;
         draw_marks(&mut context, chart, &x, &y)?;
         let logarithmic = chart.is_logarithmic();
         for curve in &chart.curves {
@@ -206,9 +228,45 @@ pub(crate) fn draw(chart: &Chart) -> Result<String, String> {
                 draw_curve(&mut context, curve, segment, logarithmic)?;
             }
         }
+        frame = context.plotting_area().get_pixel_range();
         area.present().map_err(text)?;
     }
-    Ok(svg)
+    let (across, down) = frame;
+    let values = json!({
+        "frame": [across.start, down.start, across.end, down.end],
+        "x": [x.low, x.high], "y": [y.low, y.high],
+        "log": chart.is_logarithmic(), "share": chart.scale == Scale::Share,
+        "xTitle": chart.x_title, "xCounts": chart.x_counts,
+        "curves": chart.curves.iter().filter_map(named_values).collect::<Vec<_>>(),
+    });
+    Ok(Drawing { svg: with_title(&svg, title), values })
+}
+
+/// What the script needs of a curve; none of one that only lies behind another one.
+fn named_values(curve: &Curve) -> Option<Value> {
+    if curve.style == Style::Faint {
+        return None;
+    }
+    let points = curve.segments.iter().flat_map(|segment| thin(segment, NAMED_PARTS));
+    let points: Vec<[f64; 2]> = points.map(|p| [p.x.round(), significant(p.y)]).collect();
+    let colour = curve.ink.hex();
+    (!points.is_empty()).then(|| json!({ "label": curve.label, "ink": colour, "points": points }))
+}
+
+/// Five significant digits.
+fn significant(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
+}
+
+/// The picture without the size and name space that a page does not need, and with a title for who
+/// cannot see it.
+fn with_title(svg: &str, title: &str) -> String {
+    let svg = svg.trim_end();
+    let (head, rest) = svg.split_once('>').unwrap_or(("<svg", svg));
+    let view = head.split("viewBox=").nth(1).and_then(|rest| rest.split('"').nth(1));
+    let view = view.map_or_else(String::new, |view| format!(" viewBox=\"{view}\""));
+    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<svg role=\"img\"{view}><title>{title}</title>{rest}")
 }
 
 fn text(error: impl Display) -> String {
@@ -240,27 +298,40 @@ fn draw_mesh(context: &mut Context<'_>, chart: &Chart) -> Drawn {
         .map_err(text)
 }
 
-/// Dashed lines where stages begin, named where there is room.
+/// A line across, such as that of plain decoding's speed.
+fn draw_line_at(context: &mut Context<'_>, at: Option<f64>, x: &Axis, y: &Axis) -> Drawn {
+    let Some(at) = at.filter(|at| (y.low..=y.high).contains(at)) else { return Ok(()) };
+    let style = Ink::Axis.colour().stroke_width((2 * SCALE) as u32);
+    let line = [(x.low, at), (x.high, at)];
+    let dashes = DashedLineSeries::new(line, 6 * SCALE, 4 * SCALE, style);
+    context.draw_series(dashes).map(drop).map_err(text)
+}
+
+/// Dashed lines where stages begin, every one named: names that would meet stand one below the other.
 fn draw_marks(context: &mut Context<'_>, chart: &Chart, x: &Axis, y: &Axis) -> Drawn {
     let width = x.high - x.low;
-    for (i, mark) in chart.marks.iter().enumerate() {
+    let shown = f64::from(SIZE.0 - 82);
+    // Where the last name of each line ends, as shown.
+    let mut ends: Vec<f64> = Vec::new();
+    for mark in chart.marks.iter().filter(|mark| mark.x < x.high) {
         if mark.x > x.low {
             let line = [(mark.x, y.low), (mark.x, y.high)];
             let style = Ink::Axis.colour().stroke_width(SCALE as u32);
             let dashes = DashedLineSeries::new(line, 4 * SCALE, 3 * SCALE, style);
             context.draw_series(dashes).map_err(text)?;
         }
-        let next = chart.marks[i + 1..].iter().map(|next| next.x).find(|next| *next > mark.x);
-        let room = (next.unwrap_or(x.high) - mark.x) / width * f64::from(SIZE.0 - 82);
-        // Letters are some 7 wide.
-        let letters = (room / 7.0) as usize;
-        if letters < 4 {
-            continue;
-        }
-        let label = shorten(&mark.label, letters - 1);
-        let place = Pos::new(HPos::Left, VPos::Top);
-        let style = font(12.0, Ink::Text).pos(place);
-        let offset = (4 * SCALE, SCALE);
+        let label = shorten(&mark.label, LABEL_LETTERS);
+        let long = LETTER.0 * (label.chars().count() + 1) as f64;
+        let at = (mark.x - x.low) / width * shown;
+        // At the right edge a name stands left of its line.
+        let flips = at + long > shown;
+        let start = if flips { at - long } else { at };
+        let line = ends.iter().position(|end| *end <= start).unwrap_or(ends.len());
+        ends.resize(ends.len().max(line + 1), 0.0);
+        ends[line] = start + long;
+        let (side, away) = if flips { (HPos::Right, -4) } else { (HPos::Left, 4) };
+        let style = font(12.0, Ink::Text).pos(Pos::new(side, VPos::Top));
+        let offset = (away * SCALE, (1 + LETTER.1 * line as i32) * SCALE);
         let element = EmptyElement::at((mark.x, y.high)) + Text::new(label, offset, style);
         context.draw_series([element]).map_err(text)?;
     }
@@ -330,18 +401,23 @@ mod tests {
             y_title: "loss <nats>".into(),
             scale,
             curves: vec![Curve {
+                label: "a".into(),
                 ink: Ink::Series(1),
                 style: Style::Line,
                 segments: vec![segment],
             }],
             marks: vec![Mark { x: 0.0, label: "</svg><script>".into() }],
+            line_at: None,
         }
     }
 
     #[test]
     fn labels_are_escaped_and_curves_are_in_the_frame() {
-        let svg = draw(&chart(Scale::Fitting, &[3.0, 2.0, 1.0])).expect("drawn");
+        let drawing = draw("<b>&", &chart(Scale::Fitting, &[3.0, 2.0, 1.0])).expect("drawn");
+        let svg = drawing.svg;
         assert!(!svg.contains("<script") && svg.contains("&lt;script&gt;"), "{svg}");
+        assert!(svg.contains("<title>&lt;b&gt;&amp;</title>") && !svg.contains("://"), "{svg}");
+        assert_eq!(drawing.values["curves"][0]["points"][1], json!([1000.0, 2.0]));
         assert!(svg.contains("loss &lt;nats&gt;"));
         let polyline = svg.lines().find(|line| line.contains("#D55E00")).expect("the curve");
         let points = polyline.split("points=\"").nth(1).expect("points");
@@ -365,8 +441,24 @@ mod tests {
     fn odd_ranges_are_drawn_without_a_panic() {
         for scale in [Scale::Fitting, Scale::FromZero, Scale::Share] {
             for ys in [&[0.0][..], &[1.0, 1.0], &[-5.0, 5.0], &[1e-300, 1e300], &[f64::MAX]] {
-                draw(&chart(scale, ys)).expect("drawn");
+                draw("odd", &chart(scale, ys)).expect("drawn");
             }
         }
+    }
+
+    #[test]
+    fn every_stage_is_named_however_short() {
+        let mut chart = chart(Scale::Fitting, &[3.0, 2.0, 1.0]);
+        let places = [(0.0, "base"), (1000.0, "long"), (1001.0, "reasoning"), (1999.0, "last one")];
+        chart.marks =
+            places.into_iter().map(|(x, label)| Mark { x, label: label.into() }).collect();
+        let svg = draw("stages", &chart).expect("drawn").svg;
+        let mut heights = Vec::new();
+        for (_, label) in places {
+            let at = svg.find(&format!("\n{label}\n")).expect(label);
+            let text = &svg[svg[..at].rfind("<text").expect("a text")..at];
+            heights.push(text.split(" y=\"").nth(1).and_then(|y| y.split('"').next()));
+        }
+        assert_ne!(heights[1], heights[2], "names that would meet stand one below the other");
     }
 }

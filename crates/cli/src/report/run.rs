@@ -1,12 +1,13 @@
-//! What a report reads of a run: one directory of `longdraft train`, or a curriculum's directory
-//! whose stages are such directories.
+//! What a report reads of a run: one directory of `longdraft train`, a curriculum's directory whose
+//! stages are such directories, or what `eval decode` measured alone.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::metrics_log::MetricsLog;
+use super::metrics_log::{Agreement, MetricsLog};
 use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
@@ -21,12 +22,14 @@ pub(crate) struct Run {
     pub(crate) name: String,
     /// As given.
     pub(crate) folder: PathBuf,
-    /// At least one, each with at least one step.
+    /// Each with at least one step; none where only decoding was measured.
     pub(crate) stages: Vec<Stage>,
     /// What `eval decode` measured, when it wrote here.
     pub(crate) decoding: Option<DecodeRecord>,
     /// What was skipped, as `file:line: cause` or `file: cause`.
     pub(crate) problems: Vec<String>,
+    /// When the newest of its records was written.
+    pub(crate) written: Option<SystemTime>,
 }
 
 /// One training stage.
@@ -76,8 +79,8 @@ impl Run {
         }
         if !failures.is_empty() {
             return Err(Failure::usage(failures.join("\n  ")).hint(
-                "give the `output` directory of `longdraft train`, or of a curriculum; metrics \
-                 are there after the first logged step",
+                "give the `output` directory of `longdraft train`, of a curriculum, or of `eval \
+                 decode`; metrics are there after the first logged step",
             ));
         }
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -93,10 +96,16 @@ impl Run {
     fn read_decoding(&mut self) {
         let path = self.folder.join(DECODE_FILE);
         let Ok(text) = std::fs::read_to_string(&path) else { return };
+        self.note_time(&path);
         match serde_json::from_str(&text) {
             Ok(record) => self.decoding = Some(record),
             Err(error) => self.problems.push(format!("{DECODE_FILE}: {error}")),
         }
+    }
+
+    fn note_time(&mut self, path: &Path) {
+        let changed = std::fs::metadata(path).and_then(|file| file.modified()).ok();
+        self.written = self.written.max(changed);
     }
 
     fn open(folder: &Path) -> std::result::Result<Self, String> {
@@ -106,6 +115,7 @@ impl Run {
             stages: Vec::new(),
             decoding: None,
             problems: Vec::new(),
+            written: None,
         };
         run.read_decoding();
         let curriculum = folder.join(CURRICULUM_FILE);
@@ -116,14 +126,16 @@ impl Run {
             }
         } else if folder.join(METRICS_FILE).is_file() {
             run.read_stage(folder, None);
-        } else {
+        } else if run.decoding.is_none() {
             let what = if folder.is_dir() { "no metrics are there" } else { "no such directory" };
-            return Err(format!(
-                "{}: {what}; looked for {METRICS_FILE} and {CURRICULUM_FILE}",
+            let mut lines = vec![format!(
+                "{}: {what}; looked for {METRICS_FILE}, {CURRICULUM_FILE} and {DECODE_FILE}",
                 folder.display()
-            ));
+            )];
+            lines.extend(run.problems);
+            return Err(lines.join("\n    "));
         }
-        if run.stages.is_empty() {
+        if run.stages.is_empty() && run.decoding.is_none() {
             let mut lines = vec![format!("{}: no steps are logged", folder.display())];
             lines.extend(run.problems.into_iter().take(8));
             return Err(lines.join("\n    "));
@@ -146,8 +158,11 @@ impl Run {
             self.problems.push(format!("{}: no steps are logged", path.display()));
             return;
         }
+        self.note_time(&path);
         let config = self.read_config(&folder.join(CONFIG_FILE));
-        self.stages.push(Stage { name: name.map(str::to_owned), log, config });
+        let mut stage = Stage { name: name.map(str::to_owned), log, config };
+        stage.complete_held_out_loss();
+        self.stages.push(stage);
     }
 
     fn read_config(&mut self, path: &Path) -> Option<Config> {
@@ -194,9 +209,22 @@ impl Stage {
         self.log.steps.last().map_or(0, |record| record.tokens)
     }
 
-    /// Weight of the soft loss, as the configuration states it.
-    pub(crate) fn soft_weight(&self) -> Option<f64> {
-        self.config.as_ref()?.value.as_ref()?.get("objective")?.get("soft_weight")?.as_f64()
+    /// A value of the configuration by its keys.
+    pub(crate) fn configured(&self, keys: &[&str]) -> Option<&Value> {
+        let value = self.config.as_ref()?.value.as_ref()?;
+        keys.iter().try_fold(value, |value, key| value.get(key))
+    }
+
+    /// Runs of before the held-out loss was logged have its parts.
+    fn complete_held_out_loss(&mut self) {
+        let weight = self.configured(&["objective", "soft_weight"]).and_then(Value::as_f64);
+        let Some(weight) = weight else { return };
+        for record in &mut self.log.held_out {
+            let Agreement { loss, hard_loss, soft_loss, .. } = &mut record.held_out;
+            if let (None, Some(hard), Some(soft)) = (*loss, *hard_loss, *soft_loss) {
+                *loss = Some((1.0 - weight) * hard + weight * soft);
+            }
+        }
     }
 }
 
@@ -231,15 +259,18 @@ mod tests {
         let stages = "{\"stages\": [{\"name\": \"base\", \"output\": \"a\"}, \
                       {\"name\": \"long\", \"output\": \"b\"}, {\"name\": \"cot\", \"output\": \"c\"}]}";
         write(&dir.path().join("curriculum.json"), stages);
-        write(&dir.path().join("a/metrics.jsonl"), STEP);
+        let held_out = "{\"step\":1,\"held_out\":{\"hard_loss\":2,\"soft_loss\":1}}\n";
+        write(&dir.path().join("a/metrics.jsonl"), &format!("{STEP}{held_out}"));
         write(&dir.path().join("a/config.yaml"), "objective: {soft_weight: 0.25}\n");
         write(&dir.path().join("b/metrics.jsonl"), STEP);
         let run = Run::open(dir.path()).expect("two stages have metrics");
         let on_axis: Vec<_> = run
             .stages_on_axis()
-            .map(|(start, stage)| (start, stage.name.as_deref(), stage.soft_weight()))
+            .map(|(start, stage)| (start, stage.name.as_deref(), stage.log.held_out.len()))
             .collect();
-        assert_eq!(on_axis, [(0.0, Some("base"), Some(0.25)), (10.0, Some("long"), None)]);
+        assert_eq!(on_axis, [(0.0, Some("base"), 1), (10.0, Some("long"), 0)]);
+        // Of a time when the loss of held-out rows was not logged.
+        assert_eq!(run.stages[0].log.held_out[0].held_out.loss, Some(1.75));
         assert_eq!(run.problems.len(), 2, "{:?}", run.problems);
     }
 

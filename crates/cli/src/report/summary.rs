@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::metrics_log::Agreement;
+use super::metrics_log::{Agreement, MetricsLog};
 use super::run::{Run, Stage};
 use super::series::mean_of_last;
 use crate::commands::median;
@@ -18,6 +18,8 @@ pub(crate) struct StageSummary {
     pub(crate) tokens: u64,
     /// Mean of the last twentieth of the logged steps, nats per learned row.
     pub(crate) final_loss: Option<f64>,
+    /// Of the last evaluation, the same quantity as `final_loss`; none where it was not measured.
+    pub(crate) held_out_loss: Option<f64>,
     /// Of the last evaluation, nats per learned row.
     pub(crate) held_out_hard_loss: Option<f64>,
     /// Of the last evaluation, index 0 is delay 1.
@@ -26,6 +28,8 @@ pub(crate) struct StageSummary {
     pub(crate) held_out_acceptance_by_delay: Vec<Option<f64>>,
     /// Of the last evaluation, greedy.
     pub(crate) simulated_acceptance_length: Option<f64>,
+    /// Of the last evaluation, greedy decoding of the text replayed.
+    pub(crate) replayed_acceptance_length: Option<f64>,
     /// Of the last evaluation, sampling.
     pub(crate) simulated_acceptance_length_sampling: Option<f64>,
     /// Over the logged steps.
@@ -46,7 +50,8 @@ impl StageSummary {
         let log = &stage.log;
         let none = Agreement::default();
         let held_out = log.held_out.last().map_or(&none, |record| &record.held_out);
-        let losses: Vec<f64> = log.steps.iter().filter_map(|record| record.loss).collect();
+        let losses: Vec<f64> =
+            log.steps.iter().filter_map(|record| record.agreement.loss).collect();
         let speeds: Vec<f64> =
             log.steps.iter().filter_map(|record| record.tokens_per_second).collect();
         Self {
@@ -54,10 +59,12 @@ impl StageSummary {
             steps: log.steps.last().map_or(0, |record| record.step),
             tokens: stage.tokens(),
             final_loss: mean_of_last(&losses),
+            held_out_loss: loss_as_trained(log),
             held_out_hard_loss: held_out.hard_loss,
             held_out_top1_by_delay: held_out.top1_by_delay.clone(),
             held_out_acceptance_by_delay: held_out.acceptance_by_delay.clone(),
             simulated_acceptance_length: held_out.simulated_acceptance_length,
+            replayed_acceptance_length: held_out.replayed_acceptance_length,
             simulated_acceptance_length_sampling: held_out.simulated_acceptance_length_sampling,
             median_tokens_per_second: (!speeds.is_empty()).then(|| median(&speeds)),
             seconds: log.seconds(),
@@ -68,4 +75,17 @@ impl StageSummary {
                 .max_by(f64::total_cmp),
         }
     }
+}
+
+/// The last held-out loss that is measured against what the last step's loss is.
+fn loss_as_trained(log: &MetricsLog) -> Option<f64> {
+    let against = |agreement: &Agreement| {
+        agreement.measured_against.as_ref().map(|quantities| quantities.loss.clone())
+    };
+    let trained = against(&log.steps.last()?.agreement)?;
+    let held_out = &log.held_out.last()?.held_out;
+    let all = [Some(held_out), held_out.as_trained.as_deref()];
+    let same =
+        all.into_iter().flatten().find(|figures| against(figures).as_ref() == Some(&trained));
+    same?.loss
 }

@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
+use serde::{Deserialize, Serialize};
 
 use crate::drafter::Drafter;
 use crate::error::Result;
@@ -87,7 +88,7 @@ pub enum EndReason {
 }
 
 /// A token as it is committed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
     /// The token.
     pub token: TargetTokenId,

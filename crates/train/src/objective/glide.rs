@@ -12,19 +12,20 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
+use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::target::{Tap, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Normalisation, Objective, Prepared};
+use super::{Normalisation, Objective, Prepared, top_k_in_words};
 use crate::error::Result;
 use crate::features::{
     BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
 };
 use crate::loss::{Loss, Share};
-use crate::metrics::{DraftMetrics, LossPart};
+use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::rounds::Rounds;
 
 /// Form of the teacher's part.
@@ -148,26 +149,44 @@ impl GlideObjective {
         Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
     }
 
-    /// The loss, and whether draft and target have the same most likely token at every learned row.
-    fn evaluate(
+    /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless `train`.
+    fn learned_states(
         &self,
         batch: &Batch,
         features: &BatchFeatures,
         train: bool,
-    ) -> Result<(Loss, Vec<bool>)> {
-        let rows = batch.learned.len();
-        if rows == 0 {
-            let metrics = DraftMetrics::default();
-            return Ok((Loss { numerator: None, denominator: 0, metrics }, Vec::new()));
-        }
+    ) -> Result<Tensor> {
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
         let learned = learned_of(batch, features.rows().as_ref(), hidden.device())?;
-        let mut hidden = hidden.index_select(&learned, 0)?;
-        if !train {
-            hidden = hidden.detach();
-        }
+        let states = hidden.index_select(&learned, 0)?;
+        Ok(if train { states } else { states.detach() })
+    }
+
+    /// The teacher as training rows have it, where held-out rows have more of it.
+    fn teacher_of_training(&self, held_out: &TeacherFeatures) -> Result<Option<TeacherFeatures>> {
+        let TeacherFeatures::Full { hidden } = held_out else { return Ok(None) };
+        Ok(match self.needs().teacher {
+            TeacherKind::None => Some(TeacherFeatures::None),
+            TeacherKind::TopK(k) => {
+                let k = k.min(self.target.config().vocab_size);
+                let entries = linear_top_k(hidden, &self.target.head()?, k)?;
+                Some(TeacherFeatures::TopK { entries, k, hidden: None })
+            }
+            _ => None,
+        })
+    }
+
+    /// The loss of the learned rows' states, and whether draft and target have the same most likely
+    /// token at each of them.
+    fn judge(
+        &self,
+        batch: &Batch,
+        hidden: &Tensor,
+        teacher: &TeacherFeatures,
+    ) -> Result<(Loss, Vec<bool>)> {
+        let rows = batch.learned.len();
         let head = &self.target.head()?;
-        let (teacher, soft, soft_weight) = match &features.teacher {
+        let (teacher, soft, soft_weight) = match teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
                 let teacher = Teacher { hidden, rows: None, head };
@@ -192,7 +211,7 @@ impl GlideObjective {
             }
         };
         let output = linear_cross_entropy(&Inputs {
-            hidden: &hidden,
+            hidden,
             head,
             labels: &batch.labels(),
             soft,
@@ -237,7 +256,12 @@ impl Objective for GlideObjective {
     }
 
     fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
-        Ok(self.evaluate(batch, features, train)?.0)
+        if batch.learned.is_empty() {
+            let metrics = DraftMetrics::default();
+            return Ok(Loss { numerator: None, denominator: 0, metrics });
+        }
+        let hidden = self.learned_states(batch, features, train)?;
+        Ok(self.judge(batch, &hidden, &features.teacher)?.0)
     }
 
     fn normalisation(&self) -> Normalisation {
@@ -274,20 +298,57 @@ impl Objective for GlideObjective {
         FeatureNeeds { teacher: TeacherKind::Full, ..self.needs() }
     }
 
+    fn quantities(&self, teacher: TeacherKind) -> Quantities {
+        let (text, target) = (Quantities::TEXT, Quantities::TARGET);
+        let delays = format!("mean over delays 1 to {}", self.draft.config().gamma);
+        let (soft, agreement, acceptance) = match teacher {
+            TeacherKind::None => (text.to_owned(), text, text.to_owned()),
+            TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k) => {
+                let entries = top_k_in_words(k, self.config.tail);
+                (entries, target, format!("{target}'s top {k}"))
+            }
+            TeacherKind::Full | TeacherKind::EveryToken => {
+                (target.to_owned(), target, target.to_owned())
+            }
+        };
+        // Rounded, because 1 - 0.9 is not 0.1.
+        let hard_weight = (1e6 * (1.0 - self.config.soft_weight)).round() / 1e6;
+        let loss = match self.config.soft_weight {
+            0.0 => text.to_owned(),
+            1.0 => soft,
+            weight => format!("{weight} × ({soft}) + {hard_weight} × {text}"),
+        };
+        Quantities {
+            loss: format!("{loss}; {delays}"),
+            hard_loss: format!("{text}; {delays}"),
+            agreement: agreement.to_owned(),
+            acceptance,
+        }
+    }
+
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let mut metrics = DraftMetrics::default();
         let mut batch = batch.clone();
+        if batch.learned.is_empty() {
+            return Ok(metrics);
+        }
         let gamma = self.draft.config().gamma;
-        // Whether level `d` has the token behind `t`, `[gamma][T]`.
+        let of_training = self.teacher_of_training(&features.teacher)?;
+        // Whether level `d` has the token after `t`, `[gamma][T]`.
         let mut right = vec![vec![false; batch.ids.len()]; gamma];
         for (delay, right) in (1..).zip(&mut right) {
             batch.delays.fill(delay);
-            let (loss, agrees) = self.evaluate(&batch, features, false)?;
+            let hidden = self.learned_states(&batch, features, false)?;
+            let (loss, agrees) = self.judge(&batch, &hidden, &features.teacher)?;
             metrics.merge(&loss.metrics);
+            if let Some(teacher) = &of_training {
+                let (loss, _) = self.judge(&batch, &hidden, teacher)?;
+                metrics.as_trained.get_or_insert_default().merge(&loss.metrics);
+            }
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
         }
         // Ranks that share a row know a part of it each.
-        if features.part.is_none() && !batch.learned.is_empty() {
+        if features.part.is_none() {
             let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
             metrics.replayed = Rounds::replay(&batch, gamma, holds);
         }

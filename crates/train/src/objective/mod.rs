@@ -7,15 +7,23 @@ use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds};
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use crate::loss::{Loss, Share};
-use crate::metrics::DraftMetrics;
+use crate::metrics::{DraftMetrics, Quantities};
 
 pub use eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
     MaskRule, OovRows, RowPlan, StepCounts, TeacherLaw,
 };
 pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
+
+/// A teacher's k most likely tokens and what becomes of the rest, in words.
+fn top_k_in_words(k: usize, tail: TailKind) -> String {
+    match tail {
+        TailKind::Bucket => format!("{}'s top {k} + tail", Quantities::TARGET),
+        TailKind::Renormalise => format!("{}'s top {k}, rescaled", Quantities::TARGET),
+    }
+}
 
 /// What micro-batches are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +91,12 @@ pub trait Objective {
         self.needs()
     }
 
-    /// Counters of a held-out row, at every delay or step.
+    /// What figures are measured against when the teacher has this form: that of [`Self::needs`] for
+    /// training rows, that of [`Self::held_out_needs`] for held-out rows.
+    fn quantities(&self, teacher: TeacherKind) -> Quantities;
+
+    /// Counters of a held-out row, at every delay or step; where training rows are measured against
+    /// something else, also as they are.
     ///
     /// # Errors
     /// - as [`Self::loss`], with [`Self::held_out_needs`]

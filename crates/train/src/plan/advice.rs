@@ -14,9 +14,15 @@ use crate::parallel::ZeroStage;
 pub struct Verdict {
     /// Whether the estimate is at most what is free; `None` where that is not known.
     pub fits: Option<bool>,
-    /// What to change if it does not, the most effective first.
+    /// What to change if it does not, the most effective first. Where free memory is known, only
+    /// changes that are enough, if there are any.
     pub remedies: Vec<String>,
+    /// Whether each of `remedies` is enough; `None` where that is not known.
+    pub is_enough: Option<bool>,
 }
+
+/// Changes of a combination at most.
+const MOST_CHANGES: usize = 12;
 
 impl Verdict {
     /// An estimate beside `free` bytes; `remedies` lists changes with what the estimate would be then.
@@ -26,20 +32,69 @@ impl Verdict {
         remedies: impl FnOnce() -> Vec<(String, u64)>,
     ) -> Self {
         let fits = free.map(|free| estimate.bytes() <= free);
-        let remedies = if fits == Some(true) { Vec::new() } else { remedies() };
+        if fits == Some(true) {
+            return Self { fits, remedies: Vec::new(), is_enough: None };
+        }
+        let mut remedies = remedies();
+        let enough = |bytes: u64| free.is_some_and(|free| bytes <= free);
+        let is_enough = free.map(|_| remedies.iter().any(|(_, bytes)| enough(*bytes)));
+        if is_enough == Some(true) {
+            remedies.retain(|(_, bytes)| enough(*bytes));
+        }
         let text = |(text, bytes)| format!("{text}: {}", size(bytes));
-        Self { fits, remedies: remedies.into_iter().map(text).collect() }
+        Self { fits, remedies: remedies.into_iter().map(text).collect(), is_enough }
     }
 }
 
 impl Workload {
-    /// Whether this fits into `free` bytes, with what each change would bring.
+    /// Whether this fits into `free` bytes, with what each change would bring; several together where
+    /// none alone is enough.
     pub fn verdict(&self, estimate: &Estimate, free: Option<u64>) -> Verdict {
-        Verdict::of(estimate, free, || self.remedies(estimate.bytes()))
+        Verdict::of(estimate, free, || {
+            let single = self.remedies(estimate.bytes());
+            match free {
+                Some(free) if single.iter().all(|(_, bytes)| *bytes > free) => {
+                    self.combination(estimate.bytes(), free).map_or(single, |all| vec![all])
+                }
+                _ => single,
+            }
+        })
+    }
+
+    /// Changes that make it fit together, the most effective one first at each turn.
+    fn combination(&self, mut bytes: u64, free: u64) -> Option<(String, u64)> {
+        let mut workload = self.clone();
+        let mut taken: Vec<String> = Vec::new();
+        let key = |text: &str| text.split('=').next().unwrap_or_default().to_owned();
+        for _ in 0..MOST_CHANGES {
+            let changes = workload.changes().into_iter();
+            let with_bytes = changes.map(|(text, other)| (other.estimate().bytes(), text, other));
+            let (lower, text, other) = with_bytes.min_by_key(|(bytes, ..)| *bytes)?;
+            if lower >= bytes {
+                return None;
+            }
+            // A value that is halved again stands once.
+            taken.retain(|known| key(known) != key(&text));
+            taken.push(text);
+            (bytes, workload) = (lower, other);
+            if bytes <= free {
+                return Some((taken.join(" and "), bytes));
+            }
+        }
+        None
     }
 
     /// Changes that lower the estimate, with what it would be then; the most effective first.
     fn remedies(&self, bytes: u64) -> Vec<(String, u64)> {
+        let changes = self.changes().into_iter();
+        let with_bytes = changes.map(|(text, other)| (text, other.estimate().bytes()));
+        let mut lower: Vec<(String, u64)> = with_bytes.filter(|(_, b)| *b < bytes).collect();
+        lower.sort_by_key(|(_, bytes)| *bytes);
+        lower
+    }
+
+    /// What can be changed, with what the workload is then.
+    fn changes(&self) -> Vec<(String, Self)> {
         let mut changes: Vec<(String, Self)> = Vec::new();
         let mut change = |text: String, edit: &dyn Fn(&mut Self)| {
             let mut other = self.clone();
@@ -59,7 +114,7 @@ impl Workload {
             change(text.to_owned(), &|other| other.holds_step = false);
         }
         if self.features.store().is_none() {
-            let text = "train.features=FOLDER behind `longdraft capture` (no layers of the target)";
+            let text = "train.features=FOLDER after `longdraft capture` (no layers of the target)";
             change(text.to_owned(), &|other| {
                 other.features = FeatureMode::Stored("FOLDER".to_owned());
                 other.layers = longdraft_models::target::Layers::None;
@@ -92,10 +147,7 @@ impl Workload {
         if let Some(tensor) = shared.filter(|_| whole_rows && self.features.store().is_none()) {
             change(format!("parallel.tensor={tensor}"), &|other| other.layout.tensor = tensor);
         }
-        let with_bytes = changes.into_iter().map(|(text, other)| (text, other.estimate().bytes()));
-        let mut lower: Vec<(String, u64)> = with_bytes.filter(|(_, b)| *b < bytes).collect();
-        lower.sort_by_key(|(_, bytes)| *bytes);
-        lower
+        changes
     }
 }
 
@@ -185,9 +237,30 @@ mod tests {
             assert!(lower.iter().any(|(text, _)| text == sharing), "{lower:?}");
         }
         let fits = workload.verdict(&estimate, Some(estimate.bytes()));
-        assert_eq!(fits, Verdict { fits: Some(true), remedies: Vec::new() });
+        assert_eq!(fits, Verdict { fits: Some(true), remedies: Vec::new(), is_enough: None });
         let tight = workload.verdict(&estimate, Some(estimate.bytes() - 1));
         assert_eq!((tight.fits, tight.remedies.len()), (Some(false), lower.len()));
-        assert_eq!(workload.verdict(&estimate, None).fits, None);
+        assert_eq!(tight.is_enough, Some(true));
+        let unknown = workload.verdict(&estimate, None);
+        assert_eq!((unknown.fits, unknown.is_enough), (None, None));
+    }
+
+    #[test]
+    fn advice_is_enough_or_says_that_it_is_not() {
+        let workload = workload(1);
+        let estimate = workload.estimate();
+        let single = workload.remedies(estimate.bytes());
+        let (best, second) = (single[0].1, single[1].1);
+        // Room for the best change alone: nothing else is told.
+        let narrow = workload.verdict(&estimate, Some(best));
+        assert!(best < second && narrow.remedies.len() == 1, "{narrow:?}");
+        assert!(narrow.remedies[0].starts_with(&single[0].0) && narrow.is_enough == Some(true));
+        // Room for several together.
+        let together = workload.verdict(&estimate, Some(best - 1));
+        assert_eq!((together.remedies.len(), together.is_enough), (1, Some(true)), "{together:?}");
+        assert!(together.remedies[0].contains(" and "), "{together:?}");
+        // Room for nothing.
+        let nothing = workload.verdict(&estimate, Some(1));
+        assert_eq!((nothing.remedies.len(), nothing.is_enough), (single.len(), Some(false)));
     }
 }

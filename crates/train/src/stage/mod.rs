@@ -22,7 +22,7 @@ use longdraft_data::{Batch, Document};
 use longdraft_models::draft::eagle3::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::checkpoint::{
     Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock, SaveClock,
@@ -30,7 +30,7 @@ use crate::checkpoint::{
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::FeatureSource;
-use crate::metrics::{DraftMetrics, Rate};
+use crate::metrics::{DraftMetrics, Quantities, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, Traffic};
@@ -265,13 +265,35 @@ impl Stage {
         if !report.step.is_multiple_of(self.config.train.log_every) {
             return Ok(());
         }
-        self.log.write(&report.to_json(self.objective.draft_len()))
+        let mut record = report.to_json(self.objective.draft_len());
+        record[Quantities::KEY] = json!(self.training_quantities());
+        self.log.write(&record)
+    }
+
+    /// What figures of training rows are measured against.
+    fn training_quantities(&self) -> Quantities {
+        let mut quantities = self.objective.quantities(self.objective.needs().teacher);
+        // Held-out rows take every delay as often as every other one.
+        let weights = &self.draws.delay_weights;
+        if weights.windows(2).any(|pair| pair[0].total_cmp(&pair[1]).is_ne()) {
+            let weights: Vec<String> = weights.iter().map(f64::to_string).collect();
+            for loss in [&mut quantities.loss, &mut quantities.hard_loss] {
+                *loss = format!("{loss} weighted {}", weights.join(" "));
+            }
+        }
+        quantities
     }
 
     fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {
         let gamma = self.objective.draft_len();
-        let record = json!({ "step": self.progress.step, "held_out": metrics.to_json(gamma) });
-        self.log.write(&record)
+        let mut figures = Value::from(metrics.to_json(gamma));
+        let teacher = self.objective.held_out_needs().teacher;
+        figures[Quantities::KEY] = json!(self.objective.quantities(teacher));
+        if metrics.as_trained.is_some() {
+            let teacher = self.objective.needs().teacher;
+            figures["as_trained"][Quantities::KEY] = json!(self.objective.quantities(teacher));
+        }
+        self.log.write(&json!({ "step": self.progress.step, "held_out": figures }))
     }
 
     /// Numbers of the step that was just taken.

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 /// Scalars of a record under `group/`: numbers keep their key; the entries of a list get their
 /// place, `acceptance_by_delay: [..]` becomes `group/acceptance_1`, `group/acceptance_2`, ...
+/// A figure inside of another one's object has the object's key in its name: `group/as_trained/loss`.
 /// Numbers that are not finite are null in a record and left out.
 pub fn scalars(group: &str, record: &Value) -> Vec<(String, f64)> {
     let mut scalars = Vec::new();
@@ -12,6 +13,10 @@ pub fn scalars(group: &str, record: &Value) -> Vec<(String, f64)> {
             // Trackers have an axis for steps.
             Value::Number(number) if key != "step" => {
                 scalars.extend(number.as_f64().map(|value| (format!("{group}/{key}"), value)));
+            }
+            Value::Object(_) => {
+                let of_object = self::scalars(&format!("{group}/{key}"), value);
+                scalars.extend(of_object);
             }
             Value::Array(values) => {
                 let key = key.split_once("_by_").map_or(key.as_str(), |(name, _)| name);
@@ -35,13 +40,15 @@ mod tests {
     fn lists_are_numbered_from_one_and_nulls_left_out() {
         let record = json!({
             "step": 3, "loss": 0.5, "grad_norm": f64::NAN, "name": "x",
-            "acceptance_by_delay": [0.25, 0.5], "learning_rate": 1e-4
+            "acceptance_by_delay": [0.25, 0.5], "learning_rate": 1e-4,
+            "as_trained": { "loss": 0.75 }, "measured_against": { "loss": "text" }
         });
         let expected = [
             ("train/loss", 0.5),
             ("train/acceptance_1", 0.25),
             ("train/acceptance_2", 0.5),
             ("train/learning_rate", 1e-4),
+            ("train/as_trained/loss", 0.75),
         ];
         let expected: Vec<_> = expected.map(|(name, value)| (name.to_owned(), value)).into();
         assert_eq!(scalars("train", &record), expected);

@@ -60,7 +60,7 @@ fn print(names: &[String], measured: &[RowMetrics], row_tokens: usize) {
         let (low, high) = rows.interval();
         outln!("  {name}: {:.3} [{low:.3}, {high:.3}]", rows.simulated_length());
         let rates = agreement(rows).map(|rate| format!("{:.1}", 100.0 * rate));
-        outln!("    agreement at position 1, 2, ...: {} %", rates.collect::<Vec<_>>().join(" "));
+        outln!("    agreement by position: {} %", rates.collect::<Vec<_>>().join(" "));
         if index > 0 {
             let (gain, (low, high)) = rows.gain_over(first);
             outln!("    against the first: {gain:+.3} [{low:+.3}, {high:+.3}]");

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::cli::{EvalDecodeArguments, WeightDtype};
 use crate::commands::recorded::last_change;
 use crate::decode_record::{
-    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, acceptance_intervals,
+    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
 };
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::draft_source::DraftSource;
@@ -50,6 +50,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         .map(|temperature| decoding.options(*temperature, PaceChoice::Fixed))
         .collect::<Result<Vec<DecodeOptions>>>()?;
     let models = decoding.open(&arguments.target)?;
+    let started = Instant::now();
     let set = PromptSet {
         name: &arguments.prompts,
         field: &arguments.field,
@@ -60,19 +61,13 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     };
     let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
     let interrupts = Interrupts::listen();
-    errln!("{} prompts, {} runs with and without drafting", prompts.len(), arguments.runs);
-    let mut record = DecodeRecord {
-        version: DecodeRecord::VERSION,
-        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
-        target: arguments.target.clone(),
-        target_fingerprint: models.target.fingerprint().to_owned(),
-        draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
-        prompts: arguments.prompts.clone(),
-        dtype: format!("{:?}", decoding.dtype).to_lowercase(),
-        threads: rayon::current_num_threads(),
-        max_new_tokens: arguments.max_tokens,
-        cells: Vec::new(),
-    };
+    errln!(
+        "{} prompts, each answered {} times plainly and with drafting",
+        prompts.len(),
+        arguments.runs
+    );
+    let about = (arguments.target.as_str(), arguments.prompts.as_str());
+    let mut record = DecodeRecord::new(about, decoding, &models, arguments.max_tokens);
     let settings = settings(arguments, &models, &prompts, &requests);
     let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
     for (index, mut options) in requests.into_iter().enumerate() {
@@ -97,6 +92,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         print(&cell);
         record.cells.push(cell);
     }
+    record.end(&models, started.elapsed().as_secs_f64());
     if let Some(folder) = &arguments.output {
         write(folder, &record)?;
     }
@@ -159,7 +155,7 @@ pub(crate) fn measure(
             last_line = Instant::now();
             let totals = &progress.comparison;
             errln!(
-                "    run {} of {runs}, {} of {} prompts: tau {:.3}, {:.1} tok/s without, {:.1} with",
+                "    run {} of {runs}, {} of {} prompts: tau {:.3}, {:.1} tok/s plain, {:.1} with drafting",
                 progress.runs + 1,
                 progress.prompts,
                 prompts.len(),
@@ -174,7 +170,9 @@ pub(crate) fn measure(
         return Ok(None);
     }
     let drafter = decoding.drafter_name(models);
-    Ok(Some(cell((drafter, verifier), options, runs, &comparison)))
+    let mut cell = cell((drafter, verifier), options, runs, &comparison);
+    cell.sample = prompts.first().and_then(|first| Sample::of(&comparison, &first.tokens, models));
+    Ok(Some(cell))
 }
 
 /// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
@@ -229,6 +227,7 @@ fn cell(
             .map(of_group)
             .collect(),
         contexts: contexts.into_iter().map(|(k, group)| of_group((k.to_string(), group))).collect(),
+        sample: None,
     }
 }
 
@@ -277,8 +276,8 @@ pub(crate) fn require_lossless(cell: &Cell, dtype: WeightDtype) -> Result<()> {
     }
     let regret = cell.largest_regret.unwrap_or_default();
     Err(Failure::work(format!(
-        "{differing} outputs differ between plain and draft decoding at temperature {} (largest \
-         regret {regret:.3} nats)",
+        "{differing} outputs differ between plain and draft decoding at temperature {} (where they \
+         part, the target prefers plain decoding's token by up to {regret:.3} nats)",
         cell.temperature
     ))
     .in_result())

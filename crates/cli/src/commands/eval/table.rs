@@ -1,68 +1,73 @@
 //! A cell on the terminal.
 
 use crate::decode_record::{Cell, Figures};
+use crate::report::words;
 
-/// The figures with their conventions.
+/// The result first, then how it came about.
 pub(crate) fn print(cell: &Cell) {
     let Cell { figures, milliseconds: ms, .. } = cell;
     outln!(
-        "{}, {}, temperature {}, verified by {}, pace {}",
-        cell.drafter,
-        cell.rule,
-        cell.temperature,
+        "{} ({}, {}, verified by {}, pace {})",
+        words::way(&cell.drafter),
+        words::rule(&cell.rule),
+        words::temperature(cell.temperature),
         cell.verifier,
         cell.pace
     );
-    outln!(
-        "tau {:.3} [{:.3}, {:.3}] tokens per target pass{}; {:.3} as mean over prompts",
-        figures.tau_incl_bonus,
-        figures.tau_interval.0,
-        figures.tau_interval.1,
-        sum_of_tau(figures.tau_incl_bonus, &cell.accepted_share),
-        figures.tau_per_prompt
-    );
-    let percent = |rates: &[f64]| {
-        rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
-    };
-    outln!("proposal 1, 2, ... accepted, of passes that");
-    outln!("    drafted it: {}", percent(&cell.survival));
-    outln!("    had accepted all before it: {}", percent(&cell.conditional_acceptance));
-    if cell.lookup_share > 0.0 {
-        outln!("of accepted tokens, from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
-    }
-    outln!(
-        "decoding: {:.1} tok/s plain, {:.1} drafted; with prefill {:.1} and {:.1}",
-        figures.plain_decode_tok_s,
-        figures.decode_tok_s,
-        figures.plain_e2e_tok_s,
-        figures.e2e_tok_s
-    );
     let runs: Vec<String> = cell.speed_up_of_runs.iter().map(|s| format!("{s:.2}")).collect();
     outln!(
-        "speed-up x {:.2} [{:.2}, {:.2}] over prompts, runs {}{}",
+        "  speed-up {:.2} [{:.2}, {:.2}]: {:.1} tok/s, {:.1} plain; runs {}{}",
         figures.speed_up,
         figures.speed_up_interval.0,
         figures.speed_up_interval.1,
+        figures.decode_tok_s,
+        figures.plain_decode_tok_s,
         runs.join(" "),
         if figures.small_sample { " (small sample)" } else { "" }
     );
     outln!(
-        "a round: draft {:.1} ms, target pass {:.1} ms, rest {:.1} ms; a plain step {:.1} ms; {:.0} % \
-         of rounds plain",
+        "  tau {:.3} [{:.3}, {:.3}] tokens per target pass{}",
+        figures.tau_incl_bonus,
+        figures.tau_interval.0,
+        figures.tau_interval.1,
+        sum_of_tau(figures.tau_incl_bonus, &cell.accepted_share)
+    );
+    match (cell.checked, cell.largest_regret) {
+        (0, _) => outln!(
+            "  outputs follow the target's distribution and need not be equal (--verify match \
+             makes them)"
+        ),
+        (checked, None) => outln!("  outputs equal: {} of {checked}", cell.equal),
+        (checked, Some(regret)) => outln!(
+            "  outputs equal: {} of {checked}; where they part, the target prefers plain \
+             decoding's token by up to {regret:.4} nats",
+            cell.equal
+        ),
+    }
+    let percent = |rates: &[f64]| {
+        rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
+    };
+    outln!("  proposal 1, 2, ... accepted, of passes that");
+    outln!("      drafted it: {}", percent(&cell.survival));
+    outln!("      had accepted all before it: {}", percent(&cell.conditional_acceptance));
+    if cell.lookup_share > 0.0 {
+        outln!("  accepted tokens from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
+    }
+    outln!(
+        "  a round: draft {:.1} ms, target {:.1} ms, rest {:.1} ms; a plain step {:.1} ms; {:.0} % of \
+         rounds plain",
         ms.draft,
         ms.verify,
         ms.rest,
         ms.plain_step,
         100.0 * ms.plain_share
     );
-    if cell.checked > 0 {
-        outln!("outputs equal: {} of {}", cell.equal, cell.checked);
-    } else {
-        outln!("outputs follow the same law and need not be equal (--verify match makes them)");
-    }
-    if let Some(regret) = cell.largest_regret {
-        outln!("largest regret where outputs part: {regret:.4} nats");
-    }
+    outln!(
+        "  with the prompt's time: {:.1} tok/s, {:.1} plain; tau as mean over prompts {:.3}",
+        figures.e2e_tok_s,
+        figures.plain_e2e_tok_s,
+        figures.tau_per_prompt
+    );
     for (title, rows) in [("category", &cell.categories), ("prompt tokens ≤", &cell.contexts)] {
         if rows.len() > 1 {
             print_rows(title, rows);

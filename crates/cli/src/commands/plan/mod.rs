@@ -250,6 +250,7 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
         "free_bytes": machine.free,
         "fits": verdict.fits,
         "remedies": verdict.remedies,
+        "remedies_are_enough": verdict.is_enough,
         "sent_bytes": estimate.sent_bytes(),
         "sent": estimate.sent,
         "tokens_per_step": estimate.tokens,
@@ -309,9 +310,10 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
     ));
     let verdict = workload.verdict(&estimate, free);
     if verdict.fits == Some(false) {
-        voice.say(&format!(
-            "warning: this may not fit; lower one of these: {}",
-            verdict.remedies.join("; ")
-        ));
+        let advice = match verdict.is_enough {
+            Some(false) => "nothing here makes it fit, but these lower it",
+            _ => "one of these makes it fit",
+        };
+        voice.say(&format!("warning: this may not fit; {advice}: {}", verdict.remedies.join("; ")));
     }
 }

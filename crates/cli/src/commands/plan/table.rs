@@ -56,7 +56,11 @@ fn write(
     match (verdict.fits, machine.free) {
         (Some(true), Some(free)) => writeln!(out, "fits: {} free", readable_bytes(free)),
         (Some(false), Some(free)) => {
-            writeln!(out, "does not fit: {} free; one of these lowers it:", readable_bytes(free))?;
+            let advice = match verdict.is_enough {
+                Some(false) => "nothing here makes it fit, but these lower it:",
+                _ => "one of these makes it fit:",
+            };
+            writeln!(out, "does not fit: {} free; {advice}", readable_bytes(free))?;
             verdict.remedies.iter().try_for_each(|remedy| writeln!(out, "  {remedy}"))
         }
         _ => writeln!(out, "how much memory is free is not known here: give --memory"),

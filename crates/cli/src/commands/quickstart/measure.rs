@@ -1,6 +1,7 @@
 //! Decoding with the trained draft, alone and with prompt lookup, against plain decoding.
 
 use std::path::Path;
+use std::time::Instant;
 
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
@@ -14,6 +15,7 @@ use crate::decode_record::DecodeRecord;
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
+use crate::report::words;
 
 pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
 
@@ -50,18 +52,8 @@ pub(super) fn run(
         max_tokens: NEW_TOKENS,
     };
     let prompts = eval::prompts::read(&set, opened, tokenizer)?;
-    let mut record = DecodeRecord {
-        version: DecodeRecord::VERSION,
-        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
-        target: target.to_owned(),
-        target_fingerprint: opened.fingerprint().to_owned(),
-        draft: Some(draft.display().to_string()),
-        prompts: TEST_FILE.to_owned(),
-        dtype: format!("{DTYPE:?}").to_lowercase(),
-        threads: rayon::current_num_threads(),
-        max_new_tokens: NEW_TOKENS,
-        cells: Vec::new(),
-    };
+    let mut record = DecodeRecord::new((target, TEST_FILE), &alone, &models, NEW_TOKENS);
+    let started = Instant::now();
     let mut measure = |decoding: &DecodingArguments, pace| -> Result<bool> {
         let mut options = decoding.options(0.0, pace)?;
         options.max_new_tokens = NEW_TOKENS;
@@ -77,6 +69,7 @@ pub(super) fn run(
     };
     let combined = DecodingArguments { lookup: Some(LookupChoice::Switch), ..alone.clone() };
     let whole = measure(&alone, PaceChoice::Fixed)? && measure(&combined, PaceChoice::Measured)?;
+    record.end(&models, started.elapsed().as_secs_f64());
     Ok(whole.then_some(record))
 }
 
@@ -85,13 +78,13 @@ pub(super) fn tell(record: &DecodeRecord) {
     for cell in &record.cells {
         let figures = &cell.figures;
         outln!(
-            "{}: {:.2} tokens a pass of the target (1 without), {:.0} tok/s against {:.0}: {:.2} \
-             times as fast; {} of {} outputs equal",
-            cell.drafter,
-            figures.tau_incl_bonus,
+            "{}: {:.2} times as fast ({:.0} tok/s, {:.0} plain), {:.2} tokens per target pass, {} of \
+             {} outputs equal",
+            words::way(&cell.drafter),
+            figures.speed_up,
             figures.decode_tok_s,
             figures.plain_decode_tok_s,
-            figures.speed_up,
+            figures.tau_incl_bonus,
             cell.equal,
             cell.checked
         );

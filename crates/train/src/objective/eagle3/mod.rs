@@ -26,11 +26,11 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
 
-use super::{Normalisation, Objective, Prepared};
+use super::{Normalisation, Objective, Prepared, top_k_in_words};
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::{Loss, Share};
-use crate::metrics::DraftMetrics;
+use crate::metrics::{DraftMetrics, Quantities};
 use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
@@ -281,14 +281,41 @@ impl Objective for Eagle3Objective {
         Ok(Share { loss: outcome.loss, metrics })
     }
 
+    fn quantities(&self, teacher: TeacherKind) -> Quantities {
+        let target = Quantities::TARGET.to_owned();
+        let (law, acceptance) = match (teacher, self.law) {
+            (
+                TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k),
+                TeacherLaw::TopK { tail, .. },
+            ) => (top_k_in_words(k, tail), format!("{target}'s top {k}")),
+            _ => (target.clone(), target.clone()),
+        };
+        let form = match self.config.loss {
+            Eagle3Loss::Ce => "",
+            Eagle3Loss::LkAlpha => "LK (-log acceptance), ",
+            Eagle3Loss::LkLambda => "LK (mixed with rejection), ",
+        };
+        let weights: Vec<String> =
+            self.config.weights().iter().map(|weight| format!("{weight:.2}")).collect();
+        let loss = format!("{form}{law}; steps weighted {}", weights.join(" "));
+        Quantities { loss, hard_loss: String::new(), agreement: target, acceptance }
+    }
+
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let plan = self.plan_with(batch, features, TeacherLaw::Whole)?;
         let denominators = self.denominators(&plan);
         let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
-        let mut metrics = outcome.metrics.by_delay(&self.config.weights());
+        let weights = self.config.weights();
+        let mut metrics = outcome.metrics.by_delay(&weights);
         // Ranks that share a row know a part of it each.
         if features.part.is_none() {
             metrics.replayed = plan.replay(batch, &outcome.agrees);
+        }
+        if self.law != TeacherLaw::Whole {
+            let plan = self.plan(batch, features)?;
+            let denominators = self.denominators(&plan);
+            let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
+            metrics.as_trained = Some(Box::new(outcome.metrics.by_delay(&weights)));
         }
         Ok(metrics)
     }

@@ -1,0 +1,92 @@
+"use strict";
+// Names the values under the pointer, and enlarges charts. The page is whole without it.
+function readable(value, share) {
+  if (share) return (100 * value).toFixed(1) + " %";
+  const size = Math.abs(value);
+  for (const [unit, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= unit) return Number((value / (suffix === "k" ? 1e3 : unit)).toPrecision(4)) + suffix;
+  }
+  return size !== 0 && size < 1e-2 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  return made;
+}
+
+function nearest(points, x) {
+  let best = points[0];
+  for (const point of points) {
+    if (Math.abs(point[0] - x) < Math.abs(best[0] - x)) best = point;
+  }
+  return best;
+}
+
+function watch(figure) {
+  const svg = figure.querySelector("svg");
+  const { frame, x, y, log, share, xTitle, xCounts, curves } = JSON.parse(figure.dataset.values);
+  const [left, top, right, bottom] = frame;
+  const toX = (value) => left + (value - x[0]) / (x[1] - x[0]) * (right - left);
+  const toY = (value) => bottom - ((log ? Math.log10(value) : value) - y[0]) / (y[1] - y[0]) * (bottom - top);
+  const marks = document.createElementNS(svg.namespaceURI, "g");
+  svg.append(marks);
+  let tip = null;
+
+  function leave() {
+    marks.replaceChildren();
+    if (tip) tip.remove();
+    tip = null;
+  }
+
+  function draw(name, attributes) {
+    const made = document.createElementNS(svg.namespaceURI, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    marks.append(made);
+  }
+
+  function move(event) {
+    const box = svg.getBoundingClientRect();
+    const scale = svg.viewBox.baseVal.width / box.width;
+    const at = x[0] + ((event.clientX - box.left) * scale - left) / (right - left) * (x[1] - x[0]);
+    if (curves.length === 0 || at < x[0] || at > x[1]) return leave();
+    const found = curves.map((curve) => ({ curve, point: nearest(curve.points, at) }));
+    const away = (entry) => Math.abs(entry.point[0] - at);
+    const closest = found.reduce((a, b) => (away(b) < away(a) ? b : a)).point[0];
+    // A curve that has nothing near the pointer is left out.
+    const near = found.filter(({ point }) => Math.abs(point[0] - closest) <= 0.04 * (x[1] - x[0]));
+    marks.replaceChildren();
+    draw("line", { class: "cursor", x1: toX(closest), x2: toX(closest), y1: top, y2: bottom });
+    for (const { curve, point } of near) {
+      draw("circle", { class: "spot", cx: toX(point[0]), cy: toY(point[1]), r: 11, fill: curve.ink });
+    }
+    if (!tip) figure.append(tip = element("div", "tip"));
+    const title = xCounts ? `${xTitle} ${closest}` : `${readable(closest, false)} ${xTitle}`;
+    tip.replaceChildren(element("div", "", title));
+    for (const { curve, point } of near) {
+      const line = element("div");
+      const dot = element("i");
+      dot.style.background = curve.ink;
+      line.append(dot, element("span", "", curve.label), element("b", "", readable(point[1], share)));
+      tip.append(line);
+    }
+    const place = figure.getBoundingClientRect();
+    const beside = event.clientX - place.left + 16;
+    const fits = beside + tip.offsetWidth < place.width;
+    tip.style.left = Math.max(4, fits ? beside : beside - tip.offsetWidth - 32) + "px";
+    tip.style.top = Math.max(4, event.clientY - place.top - tip.offsetHeight - 8) + "px";
+  }
+
+  svg.addEventListener("pointermove", move);
+  svg.addEventListener("pointerdown", move);
+  svg.addEventListener("pointerleave", leave);
+  const button = figure.querySelector("button");
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const isWide = figure.classList.toggle("wide");
+    button.textContent = isWide ? "smaller" : "larger";
+  });
+}
+
+document.querySelectorAll("figure[data-values]").forEach(watch);
