@@ -25,6 +25,7 @@ use crate::cli::{Cli, Command, EvalCommand, OpsChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use fetch::cache_folder;
+pub(crate) use pretrain::check_grid;
 pub(crate) use train::median;
 
 /// Runs what the arguments ask for.
