@@ -1,11 +1,13 @@
 //! What fuzzing starts from: valid inputs, and inputs that once did harm.
 //!
-//! Harmful inputs are files in `seeds/READER/`.
+//! Small harmful inputs are files in `seeds/READER/`. Long ones are built in [`built`].
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::readers::Reader;
+
+mod built;
 
 /// An input with a name.
 #[derive(Debug, Clone)]
@@ -23,7 +25,9 @@ pub struct Seed {
 pub fn seeds(reader: &Reader) -> Vec<Seed> {
     let valid = (reader.valid)().into_iter().enumerate();
     let valid = valid.map(|(at, bytes)| Seed { name: format!("valid-{at}"), bytes });
-    valid.chain(kept(reader.name)).collect()
+    let built = built::of(reader.name).into_iter();
+    let built = built.map(|(name, bytes)| Seed { name: name.to_owned(), bytes });
+    valid.chain(built).chain(kept(reader.name)).collect()
 }
 
 /// The files of `seeds/NAME/`, by name.

@@ -8,6 +8,9 @@ mod text;
 mod training;
 mod weights;
 
+pub(crate) use serving::other_export_configs;
+pub(crate) use text::sentence_piece_model;
+
 /// A kind of input.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader {

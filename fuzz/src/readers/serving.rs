@@ -79,6 +79,12 @@ pub(super) fn export_configs() -> Vec<Vec<u8>> {
     vec![scratch::made(CONFIG, write_vllm)]
 }
 
+/// Configurations that belong to other weights than those in the folder.
+pub(crate) fn other_export_configs() -> [Vec<u8>; 2] {
+    [Profile::Sglang, Profile::Speculators]
+        .map(|profile| scratch::made(CONFIG, |folder| write_export(folder, profile)))
+}
+
 /// Reads the weights of an export.
 pub(super) fn export_weights(bytes: &[u8]) -> bool {
     check(&scratch::folder_with("export-weights", write_vllm, WEIGHTS, bytes))

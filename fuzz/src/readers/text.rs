@@ -156,7 +156,7 @@ pub(super) fn sentence_piece(bytes: &[u8]) -> bool {
 }
 
 /// A SentencePiece model of a few pieces; `model_type` 1 is unigram, 2 is BPE.
-fn sentence_piece_model(model_type: u8, characters: Option<&[u8]>) -> Vec<u8> {
+pub(crate) fn sentence_piece_model(model_type: u8, characters: Option<&[u8]>) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| {
         let mut out = vec![number << 3 | 2];
         let mut length = bytes.len();
