@@ -12,12 +12,14 @@ use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
-    CheckpointState, Located, Wanted, draft_file, read_draft, read_state, stages,
+    CheckpointState, LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
 };
 use longdraft_train::method::Method;
 use serde_json::Value;
 
-use crate::decode_record::DECODE_FILE;
+use crate::commands::CONFIG_FILE;
+use crate::configuration::recorded_text;
+use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 /// How deep below a path drafts are looked for, to name them.
@@ -72,12 +74,10 @@ impl DraftSource {
     }
 
     /// The target that the run's configuration names.
-    pub(crate) fn target(&self) -> Option<String> {
+    pub(crate) fn target(&self) -> Result<Option<String>> {
         match self {
-            Self::Checkpoint(located) => {
-                Some(configuration(&located.run)["target"].as_str()?.to_owned())
-            }
-            Self::Files(_) => None,
+            Self::Checkpoint(located) => recorded_text(&located.run.join(CONFIG_FILE), "target"),
+            Self::Files(_) => Ok(None),
         }
     }
 
@@ -123,8 +123,12 @@ fn missing(path: &Path, wanted: &str) -> Failure {
     if let Err(error) = std::fs::metadata(path) {
         return Failure::usage(format!("{}: {error}", path.display())).hint(likely(path));
     }
-    if let Some(Err(error)) = path.is_dir().then(|| std::fs::read_dir(path)) {
-        return Failure::usage(format!("{}: {error}", path.display()));
+    // A folder that cannot be looked into is not one without checkpoints.
+    let checkpoints = path.join("checkpoints");
+    for folder in [path, &checkpoints, &checkpoints.join(LAST)] {
+        if let Some(Err(error)) = folder.is_dir().then(|| std::fs::read_dir(folder)) {
+            return Failure::file(format!("{}: {error}", folder.display()), &error);
+        }
     }
     let below = below(path, wanted == "checkpoint");
     let stages = stages(path);
@@ -262,9 +266,11 @@ pub(crate) fn configuration(run: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
+/// What was measured of a run; texts, commands and the machine's name stay at home.
 fn evaluation(run: &Path) -> Option<Value> {
     let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
-    serde_json::from_str(&text).ok()
+    let record: DecodeRecord = serde_json::from_str(&text).ok()?;
+    serde_json::to_value(record.without_circumstances()).ok()
 }
 
 #[cfg(test)]

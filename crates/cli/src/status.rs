@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::terminal::colours_aside;
+
 /// Time between two pictures of a sign of life.
 const TICK: Duration = Duration::from_millis(120);
 /// Columns from which a bar is wide.
@@ -29,19 +31,9 @@ const LABELS: [(&str, &str); 4] = [
 const STAGE: &str = "\x1b[1;32m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Whether stderr takes colours: a terminal, and `NO_COLOR` is not set.
-pub(crate) fn colours() -> bool {
-    static COLOURS: OnceLock<bool> = OnceLock::new();
-    *COLOURS.get_or_init(|| {
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        std::io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
-    })
-}
-
 /// A message with its label in colour, where stderr takes colours.
 pub(crate) fn coloured(text: &str) -> Cow<'_, str> {
-    if colours() { with_colours(text) } else { Cow::Borrowed(text) }
+    if colours_aside() { with_colours(text) } else { Cow::Borrowed(text) }
 }
 
 fn with_colours(text: &str) -> Cow<'_, str> {

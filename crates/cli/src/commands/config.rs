@@ -70,6 +70,11 @@ fn is_override(argument: &str) -> bool {
     (argument.starts_with('~') || argument.contains('=')) && !Path::new(argument).exists()
 }
 
+/// What is wrong with a file's keys and values; nothing that it names is opened.
+pub(crate) fn key_problems(path: &Path, overrides: &[String]) -> Vec<Problem> {
+    check(path, overrides, true)
+}
+
 fn check(path: &Path, overrides: &[String], keys_alone: bool) -> Vec<Problem> {
     let problems = kind_of(path).and_then(|kind| match kind {
         Kind::Train => {

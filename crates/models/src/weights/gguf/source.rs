@@ -208,7 +208,10 @@ impl WeightSource for GgufSource {
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
         let Stored { name, .. } = self.names.get(name)?;
-        Some(type_name(self.content.tensor_infos.get(name)?.ggml_dtype))
+        match self.header.tensors.get(name)?.element {
+            ElementType::Weight(dtype) => Some(type_name(dtype)),
+            _ => None,
+        }
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {

@@ -1,0 +1,244 @@
+//! Inputs that once did harm and are long, or a valid input with a change.
+
+use serde_json::{Value, json};
+
+use crate::readers::{READERS, other_export_configs, sentence_piece_model};
+
+type Named = (&'static str, Vec<u8>);
+
+/// The built seeds of a reader.
+pub(super) fn of(name: &str) -> Vec<Named> {
+    match name {
+        "pickle" => pickles(),
+        "configuration" => configurations(),
+        "gguf" => gguf_files(),
+        "target_config" => target_configs(),
+        "eagle3_config" => changed_configs(name, EAGLE3_SIZES),
+        "glide_config" => changed_configs(name, GLIDE_SIZES),
+        "sentence_piece" => sentence_piece_models(),
+        "tokenizer_json" => tokenizers(),
+        "chat_template" => chat_templates(),
+        "export_config" => {
+            ["of-sglang", "of-speculators"].into_iter().zip(other_export_configs()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn valid(name: &str) -> Vec<u8> {
+    let reader = READERS.iter().find(|reader| reader.name == name).expect("a reader");
+    (reader.valid)().remove(0)
+}
+
+/// Lists and dicts that grow while the memo holds them: copies of the whole for every item.
+fn pickles() -> Vec<Named> {
+    const ITEMS: usize = 300_000;
+    let grown = |start: &[u8], item: &[u8]| [start, &item.repeat(ITEMS), b"."].concat();
+    vec![
+        ("append", grown(b"\x80\x02]", b"Na")),
+        ("append-to-a-remembered-list", grown(b"\x80\x02]q\0", b"Na")),
+        ("extend-a-remembered-list", grown(b"\x80\x02]q\0", b"(Ne")),
+        ("set-items-of-a-remembered-dict", grown(b"\x80\x02}q\0", b"NNs")),
+        ("remember-every-list", grown(b"\x80\x02]", b"\x94Na")),
+    ]
+}
+
+/// References that double, a chain of them, and keys of very many parts.
+fn configurations() -> Vec<Named> {
+    const SMALL: &str = "target: a/b\noutput: x\ndata: {train: [{path: rows.jsonl}]}\n";
+    let doubling: String = (0..40).map(|i| format!("k{}: ${{k{i}}}${{k{i}}}\n", i + 1)).collect();
+    let maps: String =
+        (0..40).map(|i| format!("k{}: {{a: ${{k{i}}}, b: ${{k{i}}}}}\n", i + 1)).collect();
+    let chain: String = (0..20_000).map(|i| format!("k{}: ${{k{i}}}\n", i + 1)).collect();
+    let key = vec!["a"; 15_000].join(".");
+    let nested = |open: &str, close: &str| {
+        format!("{SMALL}x: {}1{}\n", open.repeat(20_000), close.repeat(20_000))
+    };
+    let bytes = |text: String| text.into_bytes();
+    vec![
+        ("doubling-references", bytes(format!("{SMALL}k0: abcdefgh\n{doubling}"))),
+        ("doubling-maps", bytes(format!("{SMALL}k0: {{c: 1}}\n{maps}"))),
+        ("chain-of-references", bytes(format!("{SMALL}k0: 1\n{chain}"))),
+        ("reference-of-references", bytes(format!("{SMALL}x: {}\n", "${".repeat(20_000)))),
+        ("override-of-many-parts", bytes(format!("{SMALL}\0{key}=1"))),
+        ("added-override-of-many-parts", bytes(format!("{SMALL}\0+{key}=1"))),
+        ("removed-override-of-many-parts", bytes(format!("{SMALL}\0~{key}"))),
+        ("override-of-nested-lists", bytes(format!("{SMALL}\0output={}", "[".repeat(20_000)))),
+        ("nested-lists", bytes(nested("[", "]"))),
+        ("nested-maps", bytes(nested("{a: ", "}"))),
+        ("reference-of-many-parts", bytes(format!("{SMALL}x: ${{{key}}}\n"))),
+        ("climbing-reference", bytes(format!("{SMALL}x: ${{{}a}}\n", ".".repeat(20_000)))),
+    ]
+}
+
+/// `bytes` with the 4 bytes behind `key` and a type of u32 replaced.
+fn with_number(bytes: &[u8], key: &str, number: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let place = bytes.windows(key.len()).position(|window| window == key.as_bytes());
+    let at = place.expect("the key is there") + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn gguf_files() -> Vec<Named> {
+    let whole = valid("gguf");
+    let mut named = vec![
+        ("no-alignment", with_number(&whole, "general.alignment", 0)),
+        ("odd-alignment", with_number(&whole, "general.alignment", 3)),
+        ("large-alignment", with_number(&whole, "general.alignment", u32::MAX)),
+        ("very-many-layers", with_number(&whole, "llama.block_count", 1 << 24)),
+        ("no-heads", with_number(&whole, "llama.attention.head_count", 0)),
+        ("wide", with_number(&whole, "llama.embedding_length", u32::MAX)),
+    ];
+    for (name, part) in [("cut-in-tokens", 8), ("cut-in-tensors", 2), ("cut-at-the-start", 400)] {
+        named.push((name, whole[..whole.len() / part].to_vec()));
+    }
+    named
+}
+
+/// The first valid configuration with other values.
+fn changed(name: &str, changes: &[(&str, Value)]) -> Vec<u8> {
+    let mut config: Value = serde_json::from_slice(&valid(name)).expect("JSON");
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    config.to_string().into_bytes()
+}
+
+const LARGEST: u64 = 1 << 24;
+
+fn target_configs() -> Vec<Named> {
+    let of = |changes: &[(&str, Value)]| changed("target_config", changes);
+    let many = json!(LARGEST);
+    vec![
+        ("very-many-layers", of(&[("num_hidden_layers", many.clone())])),
+        (
+            "very-many-experts",
+            of(&[
+                ("model_type", json!("mixtral")),
+                ("num_local_experts", many.clone()),
+                ("num_experts_per_tok", json!(2)),
+            ]),
+        ),
+        (
+            "layers-of-experts",
+            of(&[
+                ("model_type", json!("qwen3_moe")),
+                ("num_hidden_layers", json!(1 << 16)),
+                ("num_experts", json!(1 << 16)),
+                ("num_experts_per_tok", json!(2)),
+                ("moe_intermediate_size", json!(4)),
+            ]),
+        ),
+        ("wide-heads", of(&[("head_dim", json!(1_u64 << 32))])),
+        ("long-context", of(&[("max_position_embeddings", json!(u64::MAX))])),
+        ("wide", of(&[("hidden_size", many.clone()), ("num_attention_heads", many)])),
+    ]
+}
+
+const EAGLE3_SIZES: &[(&str, &str)] = &[
+    ("wide-heads", "head_dim"),
+    ("very-many-heads", "num_attention_heads"),
+    ("wide", "hidden_size"),
+    ("very-wide-layer", "intermediate_size"),
+    ("large-vocabulary", "vocab_size"),
+    ("large-draft-vocabulary", "draft_vocab_size"),
+    ("very-many-layers", "num_hidden_layers"),
+    ("long-context", "max_position_embeddings"),
+];
+
+const GLIDE_SIZES: &[(&str, &str)] = &[
+    ("large-window", "self_window"),
+    ("long-drafts", "gamma"),
+    ("wide-heads", "head_dim"),
+    ("very-many-heads", "num_attention_heads"),
+    ("very-wide-layer", "intermediate_size"),
+];
+
+/// The valid configuration with one size far too large, and with it 2^32.
+fn changed_configs(name: &str, sizes: &[(&'static str, &str)]) -> Vec<Named> {
+    let of = |size: u64| {
+        move |&(named, key): &(&'static str, &str)| (named, changed(name, &[(key, json!(size))]))
+    };
+    let larger = sizes.iter().map(of(1 << 32)).map(|(named, bytes)| match named {
+        "wide-heads" => ("heads-of-32-bits", bytes),
+        "large-window" => ("window-of-32-bits", bytes),
+        _ => ("", bytes),
+    });
+    sizes.iter().map(of(LARGEST)).chain(larger.filter(|(named, _)| !named.is_empty())).collect()
+}
+
+/// Tables of replaced characters that are none.
+fn sentence_piece_models() -> Vec<Named> {
+    let of = |table: &[u8]| sentence_piece_model(1, Some(table));
+    let trie = |size: u32, unit: u32| {
+        let mut table = size.to_le_bytes().to_vec();
+        table.extend(unit.to_le_bytes().repeat(size as usize / 4));
+        table.extend(b"a\0bc\0");
+        table
+    };
+    vec![
+        ("table-of-one-byte", of(&[1])),
+        ("table-that-ends-early", of(&[0xFF; 20])),
+        ("table-without-units", of(&[0; 8])),
+        ("table-of-zeros", of(&trie(64, 0))),
+        ("table-of-ones", of(&trie(64, u32::MAX))),
+        ("table-that-leads-out", of(&trie(64, 0x7FFF_FF00))),
+        ("table-of-leaves", of(&trie(1024, 0x8000_0100))),
+        ("table-that-points-behind-its-texts", of(&trie(1024, 0x0000_0541))),
+    ]
+}
+
+fn tokenizers() -> Vec<Named> {
+    let with = |key: &str, part: Value| changed("tokenizer_json", &[(key, part)]);
+    let strip = |start: u64, stop: u64| {
+        let strip = json!({"type": "Strip", "content": "a", "start": start, "stop": stop});
+        with("decoder", strip)
+    };
+    let truncation = |length: u64, stride: u64| {
+        let part = json!({"direction": "Right", "max_length": length,
+                          "strategy": "LongestFirst", "stride": stride});
+        with("truncation", part)
+    };
+    let padding = |length: u64| {
+        with(
+            "padding",
+            json!({"strategy": {"Fixed": length}, "direction": "Right",
+            "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}),
+        )
+    };
+    vec![
+        ("strip-more-than-is-there", strip(0, 5)),
+        ("strip-more-than-memory", strip(u64::from(u32::MAX), u64::from(u32::MAX))),
+        ("truncation-to-nothing", truncation(0, 0)),
+        ("stride-of-all", truncation(2, 2)),
+        ("padding-of-gigabytes", padding(1 << 40)),
+        (
+            "split-by-backtracking",
+            with(
+                "pre_tokenizer",
+                json!({"type": "Split",
+            "pattern": {"Regex": "(?=((.*)*)*)\\1(x+x+)+y"}, "behavior": "Isolated", "invert": false}),
+            ),
+        ),
+        (
+            "cut-to-chunks-of-none",
+            with("pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
+        ),
+    ]
+}
+
+/// Templates that nest very deeply.
+fn chat_templates() -> Vec<Named> {
+    const DEPTH: usize = 20_000;
+    let around = |open: &str, inner: &str, close: &str| {
+        format!("{{{{ {}{inner}{} }}}}", open.repeat(DEPTH), close.repeat(DEPTH)).into_bytes()
+    };
+    vec![
+        ("deep-expression", around("(", "1", ")")),
+        ("deep-list", around("[", "", "]")),
+        ("deep-negation", around("not ", "1", "")),
+        ("deep-condition", "{% if 1 %}".repeat(DEPTH).into_bytes()),
+        ("deep-loops", "{% for i in [1] %}".repeat(DEPTH).into_bytes()),
+    ]
+}
