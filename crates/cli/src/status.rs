@@ -3,8 +3,7 @@
 //! At most one bar stands there at a time. Whatever is printed meanwhile goes above it.
 
 use std::borrow::Cow;
-use std::io::IsTerminal;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
