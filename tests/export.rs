@@ -133,7 +133,7 @@ fn exports_are_warm_starts_and_other_networks_are_refused() {
         let warm =
             ["train", &config, "draft.method=eagle3", "data.anchor.enabled=false", &from, &output];
         let warm = [&warm[..], &["train.steps=1", "objective.eagle3.ttt_steps=2"]].concat();
-        let text = fail(&warm, 1);
+        let text = fail(&warm, 2);
         assert!(text.contains("set `draft.eagle3.norm_before_residual: true`"), "{text}");
         succeed(&[&warm[..], &["draft.eagle3.norm_before_residual=true"]].concat());
     }

@@ -288,7 +288,7 @@ fn impossible_routing_is_refused_before_any_weight_is_read() {
         ("num_experts_per_tok", json!(0), "`num_experts_per_tok` = 0"),
         ("num_experts_per_tok", Value::Null, "`num_experts_per_tok` is missing"),
         ("num_experts", json!(u64::MAX), "`num_experts` ="),
-        ("num_experts", json!(1 << 19), "more than 1048576 in all"),
+        ("num_experts", json!(1 << 19), "more than 131072 in all"),
         ("moe_intermediate_size", json!(0), "`moe_intermediate_size` = 0"),
         ("decoder_sparse_step", json!(0), "`decoder_sparse_step` = 0"),
         ("mlp_only_layers", json!(["a"]), "`mlp_only_layers`"),

@@ -208,10 +208,10 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     assert!(text.contains("  train.features=FOLDER after `longdraft capture`"), "{text}");
     assert!(text.contains(" and data.row_tokens="), "{text}");
     assert!(!text.contains("  data.row_tokens="), "{text}");
-    let text = succeed(&[&base[..], &["--memory", "0.15"]].concat());
+    let text = lacking(&[&base[..], &["--memory", "0.15"]].concat());
     assert!(text.contains("one of these makes it fit:\n"), "{text}");
     assert!(text.contains("  data.row_tokens=2048: "), "{text}");
-    let text = succeed(&[&base[..], &["--memory", "0.01"]].concat());
+    let text = lacking(&[&base[..], &["--memory", "0.01"]].concat());
     assert!(text.contains("nothing here makes it fit, but these lower it:"), "{text}");
     assert!(text.contains("  data.row_tokens=2048: "), "{text}");
     let text = succeed(&[&base[..], &["--memory", "64"]].concat());

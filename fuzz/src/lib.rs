@@ -17,6 +17,7 @@ mod seeds;
 use std::alloc::System;
 
 use cap::Cap;
+use longdraft_kernels::memory::Allocator;
 
 pub use readers::{READERS, Reader};
 pub use seeds::{Seed, dictionary, seeds};
@@ -26,11 +27,11 @@ pub use seeds::{Seed, dictionary, seeds};
 pub const MEMORY_LIMIT: usize = 512 << 20;
 
 #[global_allocator]
-static ALLOCATOR: Cap<System> = Cap::new(System, MEMORY_LIMIT);
+static ALLOCATOR: Allocator<Cap<System>> = Allocator::over(Cap::new(System, MEMORY_LIMIT));
 
 /// Allows [`MEMORY_LIMIT`] on top of what is held now: fixtures, and what earlier inputs left.
 fn allow_memory() {
-    let limit = ALLOCATOR.allocated() + MEMORY_LIMIT;
+    let memory = ALLOCATOR.inner();
     // It cannot be refused: more is allowed than is held.
-    let _ = ALLOCATOR.set_limit(limit);
+    let _ = memory.set_limit(memory.allocated() + MEMORY_LIMIT);
 }

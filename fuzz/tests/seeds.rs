@@ -7,7 +7,7 @@ use std::time::Duration;
 use longdraft_fuzz::{READERS, Reader, Seed, seeds};
 
 /// An input takes milliseconds. What is not done by now never ends, or nearly so.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_mins(1);
 
 /// The stack of the threads that commands run on.
 const STACK: usize = 2 << 20;

@@ -2,6 +2,7 @@
 //! elsewhere. Every command that takes a draft finds it here.
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::AnyDraft;
@@ -126,8 +127,10 @@ fn missing(path: &Path, wanted: &str) -> Failure {
     // A folder that cannot be looked into is not one without checkpoints.
     let checkpoints = path.join("checkpoints");
     for folder in [path, &checkpoints, &checkpoints.join(LAST)] {
-        if let Some(Err(error)) = folder.is_dir().then(|| std::fs::read_dir(folder)) {
-            return Failure::file(format!("{}: {error}", folder.display()), &error);
+        if let Err(error) = std::fs::read_dir(folder)
+            && !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+        {
+            return Failure::work(format!("{}: {error}", folder.display()));
         }
     }
     let below = below(path, wanted == "checkpoint");

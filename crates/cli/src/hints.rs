@@ -221,7 +221,10 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
         let name = entry.file_name().to_string_lossy().into_owned();
         if path.is_dir() {
             sources(&path, found);
-        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") && name != "hints.rs" {
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && !name.ends_with("tests.rs")
+            && name != "hints.rs"
+        {
             found.push(path);
         }
     }

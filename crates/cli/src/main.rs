@@ -6,7 +6,7 @@ use longdraft_kernels::memory::Allocator;
 
 /// A process without memory says so.
 #[global_allocator]
-static MEMORY: Allocator = Allocator;
+static MEMORY: Allocator = Allocator::new();
 
 fn main() -> ExitCode {
     longdraft::main()

@@ -112,7 +112,7 @@ impl Drop for Waiting {
 
 /// A bar with a message, never wider than the terminal.
 pub(crate) struct Bar {
-    bar: ProgressBar,
+    shown: ProgressBar,
     columns: usize,
     /// Columns of the line that stands there.
     drawn: usize,
@@ -125,7 +125,7 @@ impl Bar {
         let bar = ProgressBar::new(0);
         bar.set_style(style(columns));
         set_shown(Some(bar.clone()));
-        Some(Self { bar, columns, drawn: 0 })
+        Some(Self { shown: bar, columns, drawn: 0 })
     }
 
     /// Moves the bar and says something after it.
@@ -135,33 +135,33 @@ impl Bar {
             let rows = self.drawn.div_ceil(columns);
             if columns < self.columns && rows > 1 {
                 // The terminal broke the line that stands there.
-                self.bar.suspend(|| {
+                self.shown.suspend(|| {
                     let _ = console::Term::stderr().clear_last_lines(rows - 1);
                 });
             }
             self.columns = columns;
-            self.bar.set_style(style(columns));
+            self.shown.set_style(style(columns));
         }
         let before = cells(columns) + format!(" {position}/{length} ").len();
         let message = cut(message, columns.saturating_sub(before + 1));
         self.drawn = before + message.chars().count();
-        self.bar.set_length(length);
-        self.bar.set_message(message);
-        self.bar.set_position(position);
+        self.shown.set_length(length);
+        self.shown.set_message(message);
+        self.shown.set_position(position);
     }
 
     /// Takes the line away; one that is dropped leaves it as it stands.
     pub(crate) fn clear(self) {
         set_shown(None);
-        self.bar.finish_and_clear();
+        self.shown.finish_and_clear();
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
         set_shown(None);
-        if !self.bar.is_finished() {
-            self.bar.abandon();
+        if !self.shown.is_finished() {
+            self.shown.abandon();
         }
     }
 }

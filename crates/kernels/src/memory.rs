@@ -1,7 +1,7 @@
 //! The memory of a process: an end in words where none is left, and budgets for work on what others
 //! wrote.
 //!
-//! A program opts in with `#[global_allocator] static MEMORY: Allocator = Allocator;`. Without it
+//! A program opts in with `#[global_allocator] static MEMORY: Allocator = Allocator::new();`. Without it
 //! budgets hold nothing, and a process without memory is ended by `abort` as ever.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,36 +15,63 @@ use std::time::Duration;
 /// Exit code of a process that has no memory left.
 const FAILED: i32 = 1;
 
-/// The system's allocator. A process that cannot have memory says so and exits with code 1.
+/// An allocator, by default the system's. A process that cannot have memory says so and exits with code 1.
 #[derive(Debug)]
-pub struct Allocator;
+pub struct Allocator<A = System>(A);
 
-// SAFETY: every request is handed to the system's allocator as it came, and its answer is handed
+impl Allocator {
+    /// The system's allocator.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(System)
+    }
+}
+
+impl Default for Allocator {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<A> Allocator<A> {
+    /// Another allocator.
+    #[must_use]
+    pub const fn over(allocator: A) -> Self {
+        Self(allocator)
+    }
+
+    /// The allocator that memory comes from.
+    pub const fn inner(&self) -> &A {
+        &self.0
+    }
+}
+
+// SAFETY: every request is handed to the inner allocator as it came, and its answer is handed
 // back. What is done besides neither allocates nor unwinds: counting, sleeping, ending the process.
-unsafe impl GlobalAlloc for Allocator {
+unsafe impl<A: GlobalAlloc> GlobalAlloc for Allocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         charge(layout.size());
         // SAFETY: the caller's promise.
-        granted(unsafe { System.alloc(layout) }, layout.size())
+        granted(unsafe { self.0.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         charge(layout.size());
         // SAFETY: the caller's promise.
-        granted(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        granted(unsafe { self.0.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         charge(size.saturating_sub(layout.size()));
         refund(layout.size().saturating_sub(size));
         // SAFETY: the caller's promise.
-        granted(unsafe { System.realloc(block, layout, size) }, size)
+        granted(unsafe { self.0.realloc(block, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         refund(layout.size());
         // SAFETY: the caller's promise.
-        unsafe { System.dealloc(block, layout) }
+        unsafe { self.0.dealloc(block, layout) }
     }
 }
 
@@ -132,7 +159,7 @@ fn charge(bytes: usize) {
     if left < bytes {
         budget.exceeded.store(true, Ordering::Release);
         loop {
-            std::thread::sleep(Duration::from_secs(3600));
+            std::thread::sleep(Duration::from_hours(1));
         }
     }
 }
@@ -152,7 +179,7 @@ mod tests {
     use super::*;
 
     #[global_allocator]
-    static MEMORY: Allocator = Allocator;
+    static MEMORY: Allocator = Allocator::new();
 
     #[test]
     fn what_is_given_back_can_be_had_again_and_more_stops_the_thread() {
@@ -183,7 +210,8 @@ mod tests {
         std::thread::spawn(move || {
             held.within(|| {
                 loop {
-                    drop(Box::new([0_u8; 64]));
+                    // Otherwise the compiler leaves the request out.
+                    drop(std::hint::black_box(Box::new([0_u8; 64])));
                     std::thread::yield_now();
                 }
             });

@@ -27,4 +27,4 @@ pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};
 
 #[cfg(test)]
 #[global_allocator]
-static MEMORY: longdraft_kernels::memory::Allocator = longdraft_kernels::memory::Allocator;
+static MEMORY: longdraft_kernels::memory::Allocator = longdraft_kernels::memory::Allocator::new();

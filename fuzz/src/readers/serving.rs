@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use longdraft_models::draft::AnyDraft;
-use longdraft_serving::hub::{Client, Content, Upload, card, uploads};
+use longdraft_models::hub::{Endpoint, Token};
+use longdraft_serving::hub::{Client, Content, Package, Upload, card};
 use longdraft_serving::verify::{VerifyOptions, verify};
 use longdraft_serving::{
     ExportOptions, MANIFEST_FILE, Manifest, Profile, Provenance, TargetFacts, WeightType, export,
@@ -53,7 +54,7 @@ pub(super) fn export_manifest(bytes: &[u8]) -> bool {
     let clean = check(&folder);
     let Ok(manifest) = serde_json::from_slice::<Manifest>(bytes) else { return false };
     let card = card::render(&manifest, "org/name", Some("mit"));
-    let _ = uploads(&folder, &manifest, &card);
+    let _ = Package::of(&folder, &manifest, &card);
     clean
 }
 
@@ -141,8 +142,11 @@ fn answer(mut stream: &TcpStream, answers: &Mutex<Vec<Vec<u8>>>) -> std::io::Res
 }
 
 /// The client, which keeps its connections.
-static CLIENT: LazyLock<Client> =
-    LazyLock::new(|| Client::new(&HUB.base, "token", "org/name").expect("this machine"));
+static CLIENT: LazyLock<Client> = LazyLock::new(|| {
+    let endpoint = Endpoint::parse(&HUB.base).expect("an address");
+    let token = Token::parse("token").expect("a token");
+    Client::new(endpoint, token, "org/name").expect("this machine")
+});
 
 /// Sends a file to a hub that may answer anything.
 pub(super) fn hub_answers(bytes: &[u8]) -> bool {

@@ -191,6 +191,8 @@ fn write_checkpoint(folder: &Path) {
         best: None,
         evaluations_since_best: 0,
         ended: false,
+        first_steps: None,
+        max_minutes: None,
         metrics_bytes: 100,
         identity: RunIdentity { values: vec![("data".into(), "x".into())] },
         method: Method::default(),

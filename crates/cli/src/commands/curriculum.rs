@@ -210,6 +210,28 @@ fn begun(stages: &[LocatedStage]) -> Option<String> {
 
 /// What a curriculum left whose every stage is finished and compared; it is told here.
 fn all_finished(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
+    let (table, found) = finished_stages(output, stages)?;
+    let named = stages.iter().map(|stage| &stage.name);
+    for (number, (name, (config, run))) in (1..).zip(named.zip(&found)) {
+        let (count, steps) = (stages.len(), run.steps);
+        errln!("stage {number}/{count} {name}: already finished, after {steps} steps");
+        run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
+    }
+    table.print();
+    let last_run = found.last().map(|(config, _)| config.output.clone()).unwrap_or_default();
+    Some(Finished { last_run, held_out: json!(table) })
+}
+
+/// Whether every stage was trained to its end and compared before.
+pub(crate) fn were_finished(output: &Path, stages: &[LocatedStage]) -> bool {
+    finished_stages(output, stages).is_some()
+}
+
+/// The comparison of all stages and each one's run, if all of them are finished.
+fn finished_stages(
+    output: &Path,
+    stages: &[LocatedStage],
+) -> Option<(HeldOutTable, Vec<(TrainConfig, FinishedRun)>)> {
     let path = output.join(TABLE_FILE);
     let table: HeldOutTable = serde_json::from_str(&std::fs::read_to_string(&path).ok()?).ok()?;
     let compared = last_change(&path)?;
@@ -221,14 +243,7 @@ fn all_finished(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
         before = Some(config.output.clone());
         found.push((config, finished));
     }
-    let named = stages.iter().map(|stage| &stage.name);
-    for (number, (name, (config, run))) in (1..).zip(named.zip(&found)) {
-        let (count, steps) = (stages.len(), run.steps);
-        errln!("stage {number}/{count} {name}: already finished, after {steps} steps");
-        run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
-    }
-    table.print();
-    Some(Finished { last_run: before.unwrap_or_default(), held_out: json!(table) })
+    Some((table, found))
 }
 
 /// Names and folders of the stages, relative where they lie inside.

@@ -25,8 +25,8 @@ use longdraft_kernels::dispatch::{Ops, set_ops};
 use crate::cli::{Cli, Command, EvalCommand, OpsChoice};
 use crate::failure::{Failure, Result};
 
-pub(crate) use fetch::cache_folder;
 pub(crate) use config::key_problems;
+pub(crate) use fetch::cache_folder;
 pub(crate) use train::{CONFIG_FILE, median};
 
 /// Runs what the arguments ask for.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::cli::TrainArguments;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{Composed, file_text, read_with_inputs};
+use crate::configuration::{Composed, file_text, read, require_inputs};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
@@ -36,13 +36,18 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     if arguments.planning.plan {
         return plan::run(world, arguments, json);
     }
-    let config = match read_with_inputs(&arguments.config, &arguments.changes(), Reach::All)? {
+    let composed = read(&arguments.config, &arguments.changes())?;
+    check_shared_layers(&composed, world)?;
+    // A finished run needs nothing of what it was made from.
+    if policy != ResumePolicy::Strict || !was_finished(&composed) {
+        require_inputs(&composed, Reach::All)?;
+    }
+    let config = match composed {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
             return curriculum::run(&output, stages, policy, world, json);
         }
     };
-    config.check_shared_layers(world.size())?;
     if is_finished(&config, policy, world, json) {
         return Ok(());
     }
@@ -65,7 +70,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         let speeds = &progress.speeds;
         let speed = if speeds.is_empty() { recorded.speed() } else { Some(median(speeds)) };
         let finished = ending == Ending::Finished;
-        let held_out = held_out.or(recorded.held_out);
+        let held_out = recorded.held_out.or(held_out);
         outln!("{}", summary(&config, (steps, finished), held_out.as_ref(), speed));
     } else if ending == Ending::Finished {
         outln!("done: {output}; write the draft with `longdraft extract {output}`");
@@ -73,6 +78,24 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         outln!("stopped after step {steps}: the same command goes on from there");
     }
     outcome
+}
+
+fn check_shared_layers(composed: &Composed, world: &World) -> Result<()> {
+    let configs: Vec<&TrainConfig> = match composed {
+        Composed::Stage(located) => vec![&located.config],
+        Composed::Curriculum { stages, .. } => {
+            stages.iter().map(|stage| &stage.located.config).collect()
+        }
+    };
+    Ok(configs.into_iter().try_for_each(|config| config.check_shared_layers(world.size()))?)
+}
+
+/// Whether all that is asked for was trained to its end before.
+fn was_finished(composed: &Composed) -> bool {
+    match composed {
+        Composed::Stage(located) => FinishedRun::find(&located.config).is_some(),
+        Composed::Curriculum { output, stages } => curriculum::were_finished(output, stages),
+    }
 }
 
 /// Whether nothing is left to do for the run that is asked for; the first rank looks, and tells.

@@ -238,6 +238,8 @@ fn environment(name: &str) -> Result<Tree, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+
     use std::path::Path;
 
     use super::*;
@@ -273,7 +275,7 @@ mod tests {
             let mut text = "a0: word\n".to_owned();
             for i in 1..=40 {
                 let value = line.replace('@', &(i - 1).to_string());
-                text += &format!("a{i}: {value}\n");
+                let _ = writeln!(text, "a{i}: {value}");
             }
             let problems = resolved(&text).expect_err("too much");
             assert!(problems[0].contains("comes to more than 1048576 values"), "{problems:?}");
@@ -286,7 +288,7 @@ mod tests {
     fn chains_of_references_have_a_limit() {
         let mut text = "a0: 1\n".to_owned();
         for i in 1..=20_000 {
-            text += &format!("a{i}: ${{a{}}}\n", i - 1);
+            let _ = writeln!(text, "a{i}: ${{a{}}}", i - 1);
         }
         let problems = resolved(&text).expect_err("too long");
         assert!(problems[0].contains("more than 64 references"), "{}", problems[0]);
@@ -296,7 +298,7 @@ mod tests {
         let mut text = "a0: 1\n".to_owned();
         for i in 1..=60 {
             let (open, close) = ("{b: ".repeat(12), "}".repeat(12));
-            text += &format!("a{i}: {open}'${{a{}}}'{close}\n", i - 1);
+            let _ = writeln!(text, "a{i}: {open}'${{a{}}}'{close}", i - 1);
         }
         let problems = resolved(&text).expect_err("too deep");
         assert!(problems[0].contains("inside of each other"), "{}", problems[0]);

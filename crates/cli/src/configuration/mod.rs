@@ -148,15 +148,10 @@ pub(crate) fn read(path: &Path, arguments: &[String]) -> Result<Composed> {
     compose(path, arguments).map_err(|problems| failure(&problems))
 }
 
-/// As [`read`], and tries what every stage opens.
-pub(crate) fn read_with_inputs(
-    path: &Path,
-    arguments: &[String],
-    reach: Reach,
-) -> Result<Composed> {
-    let composed = read(path, arguments)?;
-    let problems = input_problems(&composed, reach, Purpose::Training);
-    if problems.is_empty() { Ok(composed) } else { Err(failure(&problems)) }
+/// Tries what every stage opens; every problem is an exit 2.
+pub(crate) fn require_inputs(composed: &Composed, reach: Reach) -> Result<()> {
+    let problems = input_problems(composed, reach, Purpose::Training);
+    if problems.is_empty() { Ok(()) } else { Err(failure(&problems)) }
 }
 
 /// As [`read`] for one stage; of a curriculum `stage=NAME` among the arguments picks it.

@@ -50,6 +50,9 @@ pub(super) struct Figure {
     pub(super) with_target: bool,
 }
 
+/// A value among those of an evaluation or a step, if it is there.
+pub(super) type Value = Box<dyn Fn(&Agreement) -> Option<f64>>;
+
 /// A curve's values.
 pub(super) struct Part {
     /// As the page names it; empty for the only one.
@@ -57,7 +60,7 @@ pub(super) struct Part {
     /// Its colour where a chart shows one run; the run's, if there is none.
     pub(super) ink: Option<Ink>,
     /// Its value among an evaluation's or a step's.
-    pub(super) of: Box<dyn Fn(&Agreement) -> Option<f64>>,
+    pub(super) of: Value,
 }
 
 impl Part {

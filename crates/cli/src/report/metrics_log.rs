@@ -85,7 +85,7 @@ pub(crate) struct HeldOutRecord {
 
 enum Record {
     Step(Box<StepRecord>),
-    HeldOut(HeldOutRecord),
+    HeldOut(Box<HeldOutRecord>),
 }
 
 impl MetricsLog {
@@ -137,7 +137,7 @@ impl MetricsLog {
                         record.step, last.step
                     ));
                 }
-                self.held_out.push(record);
+                self.held_out.push(*record);
             }
         }
         Ok(())
@@ -177,7 +177,10 @@ fn parse(line: &[u8]) -> Result<Record, String> {
         return Err("no JSON object".into());
     }
     if value.get("held_out").is_some() {
-        serde_json::from_value(value).map(Record::HeldOut).map_err(|error| bare(&error))
+        serde_json::from_value(value)
+            .map(Box::new)
+            .map(Record::HeldOut)
+            .map_err(|error| bare(&error))
     } else {
         serde_json::from_value(value)
             .map(|record| Record::Step(Box::new(record)))

@@ -16,8 +16,9 @@ use serde_json::{Map, Value, json};
 use crate::bounded::{self, Limits, Stopped};
 use crate::error::{ModelError, Result};
 
-/// Memory and time of a rendering. Templates take milliseconds and some copies of the conversation.
-const LIMITS: Limits = Limits { bytes: 512 << 20, seconds: if cfg!(test) { 20 } else { 60 } };
+/// Memory and time of a rendering. Templates take milliseconds, also on a busy machine less than a
+/// second, and some copies of the conversation.
+const LIMITS: Limits = Limits { bytes: 512 << 20, seconds: 10 };
 
 /// Instructions of a rendering: published templates take some hundred a message, those that look at
 /// all messages for each one some ten a pair.

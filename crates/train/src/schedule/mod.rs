@@ -124,11 +124,11 @@ mod tests {
         let cosine = Schedule::new(Kind::WarmupCosine, 1e-3, 100);
         assert_eq!(
             cosine.describe_extension(&cosine.extended_to(200), 100),
-            "100 steps become 200: the learning rate goes from 1.000e-7 at step 100 to 5.366e-4 at the \
+            "100 steps become 200: the learning rate goes from 1.000e-7 at step 100 to 5.331e-4 at the \
              next, and falls to 1.000e-7 at step 200; the warm-up is as before"
         );
         assert!(cosine.describe_extension(&cosine.extended_to(200), 50).starts_with(
-            "100 steps become 200: the learning rate of step 51 becomes 8.911e-4, not 5.698e-4"
+            "100 steps become 200: the learning rate of step 51 becomes 8.894e-4, not 5.696e-4"
         ));
         let flat = Schedule::new(Kind::Constant, 1e-3, 100);
         let told = flat.describe_extension(&flat.extended_to(101), 100);

@@ -363,7 +363,7 @@ mod tests {
         let plain: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
         let packed = zstd::encode_all(plain.as_slice(), 1).expect("packed");
         assert_eq!(unpacked(&packed).expect("unpacked"), plain);
-        let bomb = zstd::encode_all([0_u8; 1 << 26].as_slice(), 1).expect("packed");
+        let bomb = zstd::encode_all(vec![0_u8; 1 << 26].as_slice(), 1).expect("packed");
         assert!(unpacked(&bomb).expect_err("refused").to_string().contains("more than"));
         assert!(unpacked(b"no zstd").is_err());
     }
