@@ -40,15 +40,19 @@ pub enum Precision {
 }
 
 impl DeviceChoice {
-    /// Opens the device for a process; several processes on one machine take turns through its GPUs
-    /// with [`Self::Auto`].
+    /// Opens the device for a process. With [`Self::Auto`] the processes of one machine are assigned
+    /// to its GPUs round-robin by `local_rank`, their place among the machine's processes.
     ///
     /// # Errors
     /// - the build cannot use it, there is no driver, or no GPU of the index
-    pub fn open(self, rank: usize) -> Result<Device> {
+    /// - [`Self::Auto`]: the driver shows a GPU, and it cannot be opened
+    pub fn open(self, local_rank: usize) -> Result<Device> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => Ok(first_gpu(rank).unwrap_or(Device::Cpu)),
+            Self::Auto => match gpu_of(local_rank, cuda_gpus().unwrap_or(0), metal_is_there()) {
+                Some(gpu) => gpu.open(local_rank),
+                None => Ok(Device::Cpu),
+            },
             Self::Cuda(index) => self.cuda(index),
             Self::Metal(index) => self.metal(index),
         }
@@ -93,11 +97,17 @@ impl DeviceChoice {
     }
 }
 
-fn first_gpu(rank: usize) -> Option<Device> {
-    if let Ok(count @ 1..) = cuda_gpus() {
-        return Device::new_cuda(rank % count).ok();
+/// The GPU that `auto` means for a process of this machine, if there is one. A GPU that is there and
+/// fails must not become the CPU, so it is opened by its name.
+fn gpu_of(local_rank: usize, nvidia: usize, metal: bool) -> Option<DeviceChoice> {
+    match nvidia {
+        0 => metal.then_some(DeviceChoice::Metal(0)),
+        count => Some(DeviceChoice::Cuda(local_rank % count)),
     }
-    if candle_core::utils::metal_is_available() { Device::new_metal(0).ok() } else { None }
+}
+
+fn metal_is_there() -> bool {
+    candle_core::utils::metal_is_available()
 }
 
 /// Number of NVIDIA GPUs, or what keeps the driver from telling.
@@ -220,6 +230,14 @@ mod tests {
             let error = text.parse::<DeviceChoice>().expect_err(text);
             assert!(error.contains("cuda:0"), "{error}");
         }
+    }
+
+    #[test]
+    fn auto_means_the_machines_gpus_in_turn() {
+        assert_eq!(gpu_of(0, 2, false), Some(DeviceChoice::Cuda(0)));
+        assert_eq!(gpu_of(3, 2, false), Some(DeviceChoice::Cuda(1)));
+        assert_eq!(gpu_of(0, 0, false), None);
+        assert_eq!(gpu_of(5, 0, true), Some(DeviceChoice::Metal(0)));
     }
 
     #[test]

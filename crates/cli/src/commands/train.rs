@@ -167,7 +167,7 @@ pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Tar
 
 /// Device and type of a stage's target; the process's products follow them.
 pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOptions> {
-    let device = config.device.open(world.rank())?;
+    let device = config.device.open(world.local_rank())?;
     let dtype = config.precision.apply(&device);
     Ok(TargetOptions { dtype, device, ..TargetOptions::default() })
 }

@@ -151,6 +151,11 @@ impl World {
         &self.hosts
     }
 
+    /// This process's place among those of its machine, from 0: it chooses the GPU.
+    pub fn local_rank(&self) -> usize {
+        local_rank_of(self.rank(), &self.hosts)
+    }
+
     /// What this process has sent to others and how long it has waited since its start, groups
     /// included.
     pub fn traffic(&self) -> Traffic {
@@ -317,9 +322,25 @@ impl Ranks for World {
     }
 }
 
+fn local_rank_of(rank: usize, hosts: &[String]) -> usize {
+    hosts.iter().take(rank).filter(|host| Some(*host) == hosts.get(rank)).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::in_threads;
+    use super::local_rank_of;
+
+    #[test]
+    fn ranks_are_counted_machine_by_machine_however_they_are_placed() {
+        let counted = |hosts: &[&str]| -> Vec<usize> {
+            let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+            (0..hosts.len()).map(|rank| local_rank_of(rank, &hosts)).collect()
+        };
+        assert_eq!(counted(&["a", "a", "b", "b"]), [0, 1, 0, 1]);
+        // Placed in turn: by global rank, a node with two GPUs would open one of them twice.
+        assert_eq!(counted(&["a", "b", "a", "b"]), [0, 0, 1, 1]);
+    }
 
     #[test]
     fn collectives_follow_the_order_of_the_ranks() {

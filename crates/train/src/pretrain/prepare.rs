@@ -54,7 +54,7 @@ impl Pretraining {
         identity.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
-        let device = config.device.open(world.rank())?;
+        let device = config.device.open(world.local_rank())?;
         config.precision.apply(&device);
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;
         let model = if matches!(device, Device::Cpu) { model } else { model.to_device(&device)? };
