@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use crate::dispatch::fused;
 use crate::matrix::{Matrix, linear_each};
+use crate::rows::select_rows;
 use crate::storage::with_f32;
 use crate::swiglu::swiglu;
 use crate::top_k::top_k_of_row;
@@ -150,7 +151,7 @@ fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     if rows.len() == x.dim(0)? {
         return Ok(x.clone());
     }
-    x.index_select(&Tensor::from_slice(rows, rows.len(), x.device())?, 0)
+    select_rows(x, rows)
 }
 
 /// The same grouping from plain tensor ops, where rows are added on the device.

@@ -30,6 +30,7 @@ pub mod random;
 pub mod relu_squared;
 pub mod rms_norm;
 pub mod rope;
+pub mod rows;
 pub mod swiglu;
 pub mod threads;
 pub mod top_k;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle_core::Tensor;
+use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Extension, Features, KvCache, Tap, Taps, Target};
 
@@ -279,10 +280,7 @@ fn predicted(tree: &Tree) -> Option<f64> {
 /// Tapped states of some rows.
 fn select(features: &Features, rows: &[usize]) -> Result<Features> {
     let rows: Vec<u32> = rows.iter().map(|row| *row as u32).collect();
-    let of_rows = |tensor: &Tensor| -> Result<Tensor> {
-        let at = Tensor::from_slice(&rows, rows.len(), tensor.device())?;
-        Ok(tensor.index_select(&at, 0)?)
-    };
+    let of_rows = |tensor: &Tensor| -> Result<Tensor> { Ok(select_rows(tensor, &rows)?) };
     let hidden = features.hidden.iter().map(|(layer, states)| Ok((*layer, of_rows(states)?)));
     Ok(Features { hidden: hidden.collect::<Result<BTreeMap<_, _>>>()?, ..Features::default() })
 }

@@ -67,6 +67,9 @@ fn compile(source: &Path, built: &Path) -> Result<()> {
 type Start = unsafe extern "C" fn(*const u32, u32, u32, *mut *mut c_void);
 
 pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
+    if launch.grid.contains(&0) || launch.threads == 0 {
+        bail!("{}: a driver refuses to start a kernel without blocks", launch.kernel);
+    }
     let library = library(launch.program)?;
     let symbol = format!("launch_{}", launch.kernel);
     // SAFETY: every kernel's text ends with KERNEL(name), which defines this symbol with this type.
@@ -101,6 +104,7 @@ pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
                 None => bail!("{}: an argument is missing", launch.kernel),
             },
             Argument::U32(value) => u64::from(*value),
+            Argument::Count(value) => *value as u64,
             Argument::F32(value) => u64::from(value.to_bits()),
         });
     }

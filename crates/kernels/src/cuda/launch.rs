@@ -14,8 +14,13 @@ pub(crate) enum Argument<'a> {
     /// Contiguous f32, bf16 or u32 values.
     Tensor(&'a Tensor),
     U32(u32),
+    /// Passed as a `u32`; [`Launch::run`] refuses one that is larger.
+    Count(usize),
     F32(f32),
 }
+
+/// Blocks that a grid may have in each direction.
+const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
 
 impl<'a> From<&'a Tensor> for Argument<'a> {
     fn from(tensor: &'a Tensor) -> Self {
@@ -25,7 +30,7 @@ impl<'a> From<&'a Tensor> for Argument<'a> {
 
 impl From<usize> for Argument<'_> {
     fn from(value: usize) -> Self {
-        Self::U32(value as u32)
+        Self::Count(value)
     }
 }
 
@@ -76,6 +81,7 @@ impl Launch<'_> {
                 bail!("{}: contiguous values expected, found {:?}", self.kernel, tensor.layout());
             }
         }
+        self.check_counts()?;
         if self.grid.contains(&0) {
             let empty = |shape: &Shape| Tensor::zeros(shape, candle_core::DType::F32, device);
             return self.results.iter().map(empty).collect();
@@ -89,6 +95,22 @@ impl Launch<'_> {
                 bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
             }
         }
+    }
+
+    /// Whether all counts are what a kernel and a grid can hold.
+    fn check_counts(&self) -> Result<()> {
+        for (place, argument) in self.arguments.iter().enumerate() {
+            if let Argument::Count(count) = argument
+                && u32::try_from(*count).is_err()
+            {
+                bail!("{}: argument {place} is {count}, at most {} fit", self.kernel, u32::MAX);
+            }
+        }
+        if self.grid.iter().zip(LARGEST_GRID).any(|(blocks, most)| *blocks > most) {
+            let grid = self.grid;
+            bail!("{}: a grid of {grid:?} blocks, at most {LARGEST_GRID:?} fit", self.kernel);
+        }
+        Ok(())
     }
 }
 
@@ -113,8 +135,8 @@ mod on_cuda {
     use super::super::Program;
     use super::{Argument, Launch};
 
-    /// Dynamic memory that a kernel has without asking.
-    const GRANTED_MEMORY: usize = 48 * 1024;
+    /// Dynamic memory that a kernel has without asking: 48 KiB, less what its static arrays take.
+    const GRANTED_MEMORY: usize = 46 * 1024;
 
     /// Bytes of dynamic memory that a block may ask for.
     pub(in super::super) fn block_memory(device: &CudaDevice) -> Result<usize> {
@@ -198,6 +220,7 @@ mod on_cuda {
                 }
                 (Argument::F32(value), _) => Passed::Number(*value),
                 (Argument::U32(value), _) => Passed::Integer(*value),
+                (Argument::Count(value), _) => Passed::Integer(*value as u32),
                 (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
             });
         }
@@ -234,5 +257,31 @@ mod on_cuda {
             Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
         };
         Ok(results.into_iter().zip(launch.results).map(tensor).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(grid: [usize; 3], arguments: &[Argument<'_>]) -> String {
+        let launch = Launch {
+            program: &Program::new("rows", "", &[]),
+            kernel: "rms_norm",
+            grid,
+            threads: 32,
+            memory: 0,
+            arguments,
+            results: &[],
+        };
+        launch.check_counts().expect_err("more than fits").to_string()
+    }
+
+    #[test]
+    fn counts_that_a_kernel_cannot_hold_are_refused_by_name() {
+        let rows = u32::MAX as usize + 1;
+        let error = refused([1, 1, 1], &[Argument::from(1), Argument::from(rows)]);
+        assert!(error.contains("rms_norm: argument 1 is 4294967296"), "{error}");
+        assert!(refused([1, 65_536, 1], &[]).contains("a grid of [1, 65536, 1] blocks"));
     }
 }

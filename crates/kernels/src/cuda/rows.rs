@@ -8,6 +8,9 @@ use super::{Argument, Launch, Program, exactly};
 use crate::composed::differentiable;
 use crate::rope::RopeTable;
 
+/// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
+const MOST_PIECES: usize = 65_535;
+
 static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("rows", include_str!("rows.cu"), &[]));
 
@@ -44,14 +47,15 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
         let results = run("rms_norm_backward", [rows, 1, 1], &arguments, &shapes, &of_x)?;
         let [dx, inverse] = exactly(results)?;
         let dw = if want[1] {
-            let pieces = rows.div_ceil(ROWS_EACH);
+            let rows_each = ROWS_EACH.max(rows.div_ceil(MOST_PIECES));
+            let pieces = rows.div_ceil(rows_each);
             let arguments: [Argument<'_>; 6] = [
                 (&of_x).into(),
                 (&gradient).into(),
                 (&inverse).into(),
                 rows.into(),
                 hidden.into(),
-                ROWS_EACH.into(),
+                rows_each.into(),
             ];
             let grid = [hidden.div_ceil(THREADS), pieces, 1];
             let shapes = [Shape::from((pieces, hidden))];

@@ -8,6 +8,7 @@ use super::fused::with_weight;
 use super::row::{Softmax, TeacherRow};
 use super::{Inputs, SoftTargets, Teacher};
 use crate::linear::{Weight, product_nt};
+use crate::rows::select_rows;
 use crate::storage::with_f32;
 
 /// Rows in the order of their teachers; `None` if that is how they come.
@@ -74,8 +75,7 @@ fn distinct(teacher: &Teacher<'_>, rows: &[u32]) -> Result<(Tensor, Vec<usize>)>
         chosen.len() - 1
     };
     let places = rows.iter().map(place).collect();
-    let chosen = Tensor::from_slice(&chosen, chosen.len(), teacher.hidden.device())?;
-    Ok((teacher.hidden.index_select(&chosen, 0)?, places))
+    Ok((select_rows(teacher.hidden, &chosen)?, places))
 }
 
 /// Rounds logits to a 16-bit head's type.

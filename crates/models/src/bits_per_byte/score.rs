@@ -1,6 +1,7 @@
 //! Windows through a model, and the sums.
 
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::rows::select_rows;
 
 use super::Window;
 use crate::error::{ModelError, Result};
@@ -36,8 +37,7 @@ impl Scorer for LanguageModel {
         let lengths: Vec<usize> = windows.iter().map(|window| window.length).collect();
         let layout = Layout::new(self.config(), &lengths, window)?;
         let hidden = self.hidden(&inputs, &layout)?;
-        let rows = candle_core::Tensor::from_slice(&rows, rows.len(), hidden.device())?;
-        Ok(self.cross_entropy(&hidden.index_select(&rows, 0)?, &labels)?.rows.hard)
+        Ok(self.cross_entropy(&select_rows(&hidden, &rows)?, &labels)?.rows.hard)
     }
 }
 
@@ -55,9 +55,8 @@ impl Scorer for TargetScorer<'_> {
         };
         let features = self.0.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
         let hidden = features.final_hidden()?;
-        let rows = candle_core::Tensor::from_slice(&rows, rows.len(), hidden.device())?;
         let output = linear_cross_entropy(&Inputs {
-            hidden: &hidden.index_select(&rows, 0)?,
+            hidden: &select_rows(hidden, &rows)?,
             head: &self.0.head()?,
             labels: &labels,
             soft: SoftTargets::None,

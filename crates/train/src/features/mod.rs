@@ -7,8 +7,9 @@ pub mod store;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::ModelError;
 use longdraft_models::target::{Features, LastKv, PackedSequence, RowPart, Tap, Taps, Target};
@@ -246,14 +247,9 @@ pub(crate) fn forward(
 }
 
 /// The learned rows, counted from the first token that this rank runs.
-pub(crate) fn learned_of(
-    batch: &Batch,
-    rows: Option<&Range<usize>>,
-    device: &Device,
-) -> Result<Tensor> {
+pub(crate) fn learned_of(batch: &Batch, rows: Option<&Range<usize>>) -> Vec<u32> {
     let first = rows.map_or(0, |rows| rows.start as u32);
-    let learned: Vec<u32> = batch.learned.iter().map(|token| token - first).collect();
-    Ok(Tensor::from_slice(&learned, learned.len(), device)?)
+    batch.learned.iter().map(|token| token - first).collect()
 }
 
 fn taps_of(needs: &FeatureNeeds) -> Taps {
@@ -282,7 +278,7 @@ pub fn run_target(
     let _ends = of_head.then(|| target.hold_ends()).transpose()?;
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;
-        Ok(hidden.index_select(&learned_of(batch, rows.as_ref(), hidden.device())?, 0)?)
+        Ok(select_rows(hidden, &learned_of(batch, rows.as_ref()))?)
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,

@@ -12,6 +12,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
@@ -157,8 +158,7 @@ impl GlideObjective {
         train: bool,
     ) -> Result<Tensor> {
         let hidden = self.hidden(batch, features, &mut Vec::new())?;
-        let learned = learned_of(batch, features.rows().as_ref(), hidden.device())?;
-        let states = hidden.index_select(&learned, 0)?;
+        let states = select_rows(&hidden, &learned_of(batch, features.rows().as_ref()))?;
         Ok(if train { states } else { states.detach() })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::rows::select_rows;
 use longdraft_models::target::{RowPart, Tap, Taps};
 
 use super::{Event, Observer, Stage};
@@ -311,9 +312,9 @@ impl Stage {
                 continue;
             }
             let own = part.as_ref().map(RowPart::rows);
-            let learned = learned_of(batch, own.as_ref(), self.target.device())?;
+            let learned = learned_of(batch, own.as_ref());
             let output = linear_cross_entropy(&Inputs {
-                hidden: &features.final_hidden()?.index_select(&learned, 0)?,
+                hidden: &select_rows(features.final_hidden()?, &learned)?,
                 head: &self.target.head()?,
                 labels: &batch.labels(),
                 soft: SoftTargets::None,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::rows::select_rows;
 
 use super::model::{Eagle3Draft, KeyValues};
 use crate::error::{ModelError, Result};
@@ -227,8 +228,7 @@ fn select(tensor: &Tensor, at: &[u32]) -> Result<Tensor> {
     if at.len() == tensor.dim(0)? {
         return Ok(tensor.clone());
     }
-    let at = Tensor::from_slice(at, at.len(), tensor.device())?;
-    Ok(tensor.index_select(&at, 0)?)
+    Ok(select_rows(tensor, at)?)
 }
 
 fn invalid(message: impl Into<String>) -> ModelError {

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::target::{LastKv, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -177,8 +178,7 @@ impl StoredFeatures {
             if places.len() == record.teacher_rows.len() {
                 return Ok(hidden);
             }
-            let chosen = Tensor::from_slice(&places, places.len(), device)?;
-            Ok(hidden.index_select(&chosen, 0)?)
+            Ok(select_rows(&hidden, &places)?)
         };
         Ok(match kind {
             TeacherKind::None => TeacherFeatures::None,

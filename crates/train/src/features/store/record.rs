@@ -17,6 +17,7 @@
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use longdraft_data::Batch;
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_kernels::transfer::upload_ahead;
 use longdraft_models::ModelError;
@@ -124,8 +125,7 @@ impl Record {
         contents: &Contents,
         teacher_rows: &[u32],
     ) -> Result<()> {
-        let rows = Tensor::from_slice(teacher_rows, teacher_rows.len(), hidden.device())?;
-        let hidden = hidden.index_select(&rows, 0)?;
+        let hidden = select_rows(hidden, teacher_rows)?;
         match contents.teacher {
             StoredTeacher::TopK(k) => {
                 let k = k.min(target.config().vocab_size);

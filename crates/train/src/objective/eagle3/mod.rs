@@ -21,6 +21,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
@@ -78,7 +79,7 @@ impl Eagle3Objective {
             head.clone()
         } else {
             let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
-            head.index_select(&Tensor::from_slice(&kept, kept.len(), head.device())?, 0)?
+            select_rows(head, &kept)?
         };
         Ok(Self { draft, head: head.clone(), kept_head, config, law: TeacherLaw::Whole })
     }
@@ -159,7 +160,7 @@ impl Eagle3Objective {
         let states = |hidden: &Tensor| -> Result<Tensor> {
             lengths(hidden.dim(0)?, known.len())?;
             let at: Vec<u32> = rows.iter().map(|row| row - known.start as u32).collect();
-            Ok(hidden.index_select(&Tensor::from_slice(&at, at.len(), hidden.device())?, 0)?)
+            Ok(select_rows(hidden, &at)?)
         };
         match (&features.teacher, law) {
             (TeacherFeatures::EveryToken { hidden }, TeacherLaw::Whole) => {

@@ -6,6 +6,7 @@ use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Rejection, RowStatistics, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
+use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::eagle3::TestTimeSteps;
 use longdraft_models::target::RowPart;
 
@@ -313,5 +314,5 @@ fn rows_of(hidden: &Tensor, active: &[u32], step: &StepRows) -> Result<Tensor> {
     let place = |t: u32| places.find(|(row, _)| **row == t).map(|(_, at)| at);
     // Every row of a step is active in it, in the same order.
     let at: Vec<u32> = step.rows.iter().map(|row| row.t).filter_map(place).collect();
-    Ok(hidden.index_select(&Tensor::from_slice(&at, at.len(), hidden.device())?, 0)?)
+    Ok(select_rows(hidden, &at)?)
 }
