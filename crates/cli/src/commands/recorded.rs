@@ -65,8 +65,8 @@ impl FinishedRun {
         inputs.extend(sources.map(|source| source.path.as_path()));
         inputs.extend(config.draft.from.as_deref());
         inputs.extend(config.train.features.store().map(Path::new));
-        // What lies elsewhere has no time here.
-        if inputs.iter().any(|input| last_change(input).is_some_and(|change| change > saved)) {
+        // What lies elsewhere has no time here. Clocks of files are coarse: equal may be later.
+        if inputs.iter().any(|input| last_change(input).is_some_and(|change| change >= saved)) {
             return None;
         }
         verify(&checkpoint).ok()?;
