@@ -71,7 +71,7 @@ fn configurations() -> Vec<Named> {
     ]
 }
 
-/// `bytes` with the 4 bytes behind `key` and a type of u32 replaced.
+/// `bytes` with the 4 bytes after `key` and a type of u32 replaced.
 fn with_number(bytes: &[u8], key: &str, number: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let place = bytes.windows(key.len()).position(|window| window == key.as_bytes());
@@ -185,7 +185,7 @@ fn sentence_piece_models() -> Vec<Named> {
         ("table-of-ones", of(&trie(64, u32::MAX))),
         ("table-that-leads-out", of(&trie(64, 0x7FFF_FF00))),
         ("table-of-leaves", of(&trie(1024, 0x8000_0100))),
-        ("table-that-points-behind-its-texts", of(&trie(1024, 0x0000_0541))),
+        ("table-that-points-beyond-its-texts", of(&trie(1024, 0x0000_0541))),
     ]
 }
 

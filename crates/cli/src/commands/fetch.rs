@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use longdraft_models::weights::temporary::temporary;
 use serde_json::json;
 
 use crate::cli::FetchArguments;
@@ -56,7 +57,7 @@ pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
     // Beside the destination, so that the last step is a rename on one file system.
-    let temporary = folder.join(format!(".fetching-{}", std::process::id()));
+    let temporary = temporary(&path, ".", ".writing");
     let result = download(&temporary, &path);
     let _ = std::fs::remove_dir_all(&temporary);
     result?;

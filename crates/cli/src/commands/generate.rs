@@ -70,7 +70,7 @@ fn prompt_text(arguments: &GenerateArguments) -> Result<Option<String>> {
         return Ok(None);
     }
     let mut text = read_text(Path::new("-"))?;
-    // What `echo` puts behind a line is no part of it.
+    // `echo` ends a line with a break, which is not part of the prompt.
     if text.ends_with('\n') {
         text.pop();
     }

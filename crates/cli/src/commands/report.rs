@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::weights::temporary::temporary;
 use serde_json::json;
 
 use crate::cli::ReportArguments;
@@ -55,13 +56,13 @@ fn write(output: &Path, page: &str) -> Result<()> {
         Failure::work(format!("{}: {error}", output.display()))
             .hint("name another file with --output FILE")
     };
-    let name = output.file_name().ok_or_else(|| fail(&"no file name"))?;
+    if output.file_name().is_none() {
+        return Err(fail(&"no file name"));
+    }
     if output.is_dir() {
         return Err(fail(&"is a directory"));
     }
-    let mut temporary = name.to_os_string();
-    temporary.push(format!(".{}.part", std::process::id()));
-    let temporary: PathBuf = output.with_file_name(temporary);
+    let temporary = temporary(output, "", ".tmp");
     std::fs::write(&temporary, page).map_err(|error| fail(&error))?;
     std::fs::rename(&temporary, output).map_err(|error| {
         let _ = std::fs::remove_file(&temporary);

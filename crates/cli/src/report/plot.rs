@@ -242,7 +242,7 @@ pub(crate) fn draw(title: &str, chart: &Chart) -> Result<Drawing, String> {
     Ok(Drawing { svg: with_title(&svg, title), values })
 }
 
-/// What the script needs of a curve; none of one that only lies behind another one.
+/// What the script needs of a curve; nothing for one that another curve covers.
 fn named_values(curve: &Curve) -> Option<Value> {
     if curve.style == Style::Faint {
         return None;
