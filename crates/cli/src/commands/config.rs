@@ -65,7 +65,7 @@ fn check_all(arguments: &[String], keys_alone: bool, json: bool) -> Result<()> {
     if problems.is_empty() { Ok(()) } else { Err(failure(&problems).in_result()) }
 }
 
-/// Whether an argument changes a value, and is no file.
+/// Whether an argument changes a value. An argument that names a file is that file.
 fn is_override(argument: &str) -> bool {
     (argument.starts_with('~') || argument.contains('=')) && !Path::new(argument).exists()
 }
