@@ -53,6 +53,14 @@ fn a_run_becomes_one_page_that_needs_no_network() {
     }
     assert_eq!(count(&page, "<figure"), count(&page, "</svg></figure>"));
     assert_eq!(count(&page, "<figure"), count(&page, "<title>") - 1, "charts have titles");
+    // Every chart of training once for each axis, what they share once.
+    let axes = ["tokens", "steps", "time"];
+    let groups = axes.map(|axis| count(&page, &format!("<g class=\"by-{axis}\">")));
+    let titles = ["\ntraining tokens\n", "\noptimizer steps\n", "\nseconds in steps\n"];
+    assert_eq!(groups, titles.map(|title| count(&page, title)));
+    let inputs =
+        axes.map(|axis| count(&page, &format!("type=\"radio\" name=\"axis\" id=\"by-{axis}\"")));
+    assert_eq!((inputs, groups[0] > 5, groups), ([1; 3], true, [groups[0]; 3]));
     // Nothing of what was written on the way is left.
     let left = std::fs::read_dir(&run).expect("list").flatten();
     assert!(!left.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("part")));
@@ -99,8 +107,8 @@ fn a_curriculum_is_one_run_with_marked_stages() {
     assert_eq!(out["stages"][1]["name"], "curriculum / long & far");
     let page = page(&shop.path("curriculum/report.html"));
     assert!(!page.contains("<1k>") && !page.contains("long & far"), "names are not escaped");
-    // In every chart over tokens.
-    let charts = count(&page, "\ntraining tokens\n");
+    // In every chart over training, on each axis.
+    let charts = count(&page, "<g class=\"by-");
     for name in ["base &lt;1k&gt;", "long &amp; far"] {
         assert!(charts > 5 && count(&page, &format!("\n{name}\n")) == charts, "{name}: {page}");
     }
@@ -136,6 +144,68 @@ fn a_run_without_metrics_is_named_with_what_was_looked_for() {
     let folder = shop.path("target");
     let text = fail(&["report", &shop.path("run"), "--output", &folder], 1);
     assert!(text.contains("is a directory") && text.contains("--output"), "{text}");
+}
+
+/// What the charts of a page have under the pointer.
+fn named_values(page: &str) -> Vec<(String, serde_json::Value)> {
+    let unescaped = |text: String| text.replace("&quot;", "\"").replace("&#x27;", "'");
+    let parse = |values: String| serde_json::from_str(&unescaped(values)).expect("JSON");
+    charts(page).into_iter().map(|(title, values)| (title, parse(values))).collect()
+}
+
+#[test]
+fn charts_of_training_have_places_on_every_axis() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let stage = |name: &str, lines: &str| {
+        std::fs::create_dir(folder.path().join(name)).expect("folder");
+        std::fs::write(folder.path().join(name).join("metrics.jsonl"), lines).expect("metrics");
+    };
+    // Two minutes for a thousand tokens, then a second each for as many.
+    let line = |step: u32, speed: f64| {
+        format!(
+            "{{\"step\":{step},\"tokens\":{},\"loss\":3,\"tokens_per_second\":{speed}}}\n",
+            500 * step
+        )
+    };
+    stage("one", &[line(1, 500.0 / 60.0), line(2, 500.0 / 60.0)].concat());
+    let evaluation = "{\"step\":1,\"held_out\":{\"loss\":4}}\n";
+    stage("two", &[line(1, 1000.0), evaluation.to_owned(), line(4, 1000.0)].concat());
+    let stages = r#"{"stages": [{"name": "a", "output": "one"}, {"name": "b", "output": "two"}]}"#;
+    std::fs::write(folder.path().join("curriculum.json"), stages).expect("curriculum");
+    let run = folder.path().display().to_string();
+    succeed(&["report", &run]);
+    let values = named_values(&page(&format!("{run}/report.html")));
+    let of = |title: &str, curve: &str| {
+        let holds = |values: &&serde_json::Value| values["curves"][0]["label"] == curve;
+        let mut of_title = values.iter().filter(|(name, _)| name.starts_with(title));
+        of_title.find_map(|(_, values)| Some(values).filter(holds)).expect(curve).clone()
+    };
+    let training = of("Loss", "training, smoothed");
+    let titles = ["training tokens", "optimizer steps", "minutes in steps"];
+    for (axis, title) in training["x"].as_array().expect("axes").iter().zip(titles) {
+        assert_eq!(axis["title"], title);
+    }
+    // Height, tokens, steps, minutes.
+    let want = serde_json::json!([
+        [3, 500, 1, 1],
+        [3, 1000, 2, 2],
+        [3, 1500, 3, 2.0083],
+        [3, 3000, 6, 2.0333]
+    ]);
+    assert_eq!(training["curves"][0]["points"], want);
+    let held_out = of("Loss", "held-out");
+    assert_eq!(held_out["curves"][0]["points"], serde_json::json!([[4, 1500, 3, 2.0083]]));
+
+    // A stage that did not log its speed has no time; the other axes stay.
+    std::fs::write(
+        folder.path().join("two/metrics.jsonl"),
+        "{\"step\":1,\"tokens\":9,\"loss\":3}\n",
+    )
+    .expect("metrics");
+    succeed(&["report", &run]);
+    let page = page(&format!("{run}/report.html"));
+    let inputs = ["tokens", "steps", "time"].map(|axis| count(&page, &format!("id=\"by-{axis}\"")));
+    assert_eq!((inputs, count(&page, "<g class=\"by-time")), ([1, 1, 0], 0));
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! Which charts a report shows of training, and from which records.
 
+use super::axes::Place;
+use super::chart::{Chart, Curve, Horizontal, Mark, Scale, Style};
 use super::decoding;
 use super::figures::{Figure, Part};
 use super::ink::Ink;
 use super::metrics_log::{Agreement, StepRecord};
-use super::plot::{Chart, Curve, Mark, Scale, Style};
 use super::run::{Run, Stage};
 use super::series::{Point, smooth};
 
 /// Delays shown at most: no draft looks further.
 const MOST_DELAYS: usize = 32;
 
-const TOKENS: &str = "training tokens";
 const NATS: &str = "nats per learned row";
 const PER_PASS: &str = "tokens per target pass";
 
@@ -37,6 +37,13 @@ pub(crate) struct Card {
     pub(crate) detail: String,
     /// Never empty in a section.
     pub(crate) chart: Chart,
+}
+
+impl Section {
+    /// Whether some of its charts are over training, on whichever axis the reader wants.
+    pub(crate) fn is_over_training(&self) -> bool {
+        self.cards.iter().any(|card| card.chart.across == Horizontal::Training)
+    }
 }
 
 /// Figures of a training step or an evaluation, one for each delay.
@@ -191,13 +198,13 @@ fn at_the_end(runs: &[Run]) -> Section {
             let last = run.stages.iter().rev().find_map(|stage| stage.log.held_out.last());
             let rates = last.map_or(&[][..], |record| of(&record.held_out));
             let points = rates.iter().take(MOST_DELAYS).enumerate();
-            let points = points.filter_map(|(i, y)| point((i + 1) as f64, *y)).collect();
+            let points =
+                points.filter_map(|(i, y)| point(Place::fixed((i + 1) as f64), *y)).collect();
             let label = run.name.clone();
             vec![Curve { label, ink, style: Style::Dots, segments: vec![points] }]
         });
         let chart = Chart {
-            x_title: "draft position",
-            x_counts: true,
+            across: Horizontal::Counts("draft position"),
             y_title: y_title.into(),
             scale: Scale::Share,
             curves,
@@ -220,7 +227,7 @@ fn at_the_end(runs: &[Run]) -> Section {
 
 fn machine(runs: &[Run]) -> Section {
     let card = |title: &str, unit: &str, scale, curves| {
-        let chart = over_tokens(runs, unit, scale, curves);
+        let chart = over_training(runs, unit, scale, curves);
         Card { title: title.into(), detail: String::new(), chart }
     };
     let plain = |of: OfStep| {
@@ -262,8 +269,8 @@ fn delays(runs: &[Run]) -> usize {
         .min(MOST_DELAYS)
 }
 
-/// A chart over the tokens of all stages, whose marks are those of `runs`.
-pub(super) fn over_tokens<'a>(
+/// A chart over the training of all stages, whose marks are those of `runs`.
+pub(super) fn over_training<'a>(
     runs: impl IntoIterator<Item = &'a Run>,
     y_title: &str,
     scale: Scale,
@@ -274,8 +281,7 @@ pub(super) fn over_tokens<'a>(
         curves.into_iter().partition(|curve| curve.style == Style::Faint);
     faint.extend(others);
     Chart {
-        x_title: TOKENS,
-        x_counts: false,
+        across: Horizontal::Training,
         y_title: y_title.into(),
         scale,
         curves: faint,
@@ -284,21 +290,10 @@ pub(super) fn over_tokens<'a>(
     }
 }
 
-/// Where the stages of curricula begin; a place where several runs begin a stage is marked once.
+/// Where the stages of curricula begin.
 fn marks<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Vec<Mark> {
-    let mut marks: Vec<Mark> = Vec::new();
-    for (x, stage) in runs.into_iter().flat_map(Run::stages_on_axis) {
-        let Some(name) = &stage.name else { continue };
-        match marks.iter_mut().find(|mark| mark.x.total_cmp(&x).is_eq()) {
-            Some(mark) if !mark.label.split(" · ").any(|label| label == name) => {
-                mark.label = format!("{} · {name}", mark.label);
-            }
-            Some(_) => {}
-            None => marks.push(Mark { x, label: name.clone() }),
-        }
-    }
-    marks.sort_by(|a, b| a.x.total_cmp(&b.x));
-    marks
+    let stages = runs.into_iter().flat_map(Run::stages_on_axis);
+    stages.filter_map(|(at, stage)| Some(Mark { at, label: stage.name.clone()? })).collect()
 }
 
 fn each_run(runs: &[Run], curves: impl Fn(&Run, Ink) -> Vec<Curve>) -> Vec<Curve> {
@@ -337,7 +332,7 @@ fn segments(run: &Run, points: impl Fn(&Stage) -> Vec<Point>) -> Vec<Vec<Point>>
     run.stages_on_axis()
         .map(|(start, stage)| {
             let mut points = points(stage);
-            points.iter_mut().for_each(|point| point.x += start);
+            points.iter_mut().for_each(|point| point.at = start + point.at);
             points
         })
         .collect()
@@ -345,12 +340,12 @@ fn segments(run: &Run, points: impl Fn(&Stage) -> Vec<Point>) -> Vec<Vec<Point>>
 
 fn of_steps(stage: &Stage, of: impl Fn(&StepRecord) -> Option<f64>) -> Vec<Point> {
     let records = stage.log.steps.iter();
-    records.filter_map(|record| point(record.tokens as f64, of(record))).collect()
+    records.filter_map(|record| point(record.place(), of(record))).collect()
 }
 
-pub(super) fn point(x: f64, y: Option<f64>) -> Option<Point> {
+pub(super) fn point(at: Place, y: Option<f64>) -> Option<Point> {
     let y = y.filter(|y| y.is_finite())?;
-    Some(Point { x, y })
+    Some(Point { at, y })
 }
 
 #[cfg(test)]
@@ -358,6 +353,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::report::axes::TrainingAxis;
     use crate::report::metrics_log::{HeldOutRecord, MetricsLog};
 
     fn agreement(rate: f64) -> Agreement {
@@ -422,10 +418,11 @@ mod tests {
         let runs = [run(vec![stage(Some("base"), 100), stage(Some("long"), 50)])];
         let sections = sections(&runs);
         let chart = &sections[0].cards[0].chart;
-        let marks: Vec<(f64, &str)> =
-            chart.marks.iter().map(|mark| (mark.x, mark.label.as_str())).collect();
+        let marks: Vec<_> =
+            chart.marks.iter().map(|mark| (mark.at.tokens, mark.label.as_str())).collect();
         assert_eq!(marks, [(0.0, "base"), (100.0, "long")]);
-        let ends: Vec<f64> = chart.curves[0].segments.iter().map(|s| s[9].x).collect();
-        assert_eq!(ends, [100.0, 150.0]);
+        let ends = |axis| chart.curves[0].segments.iter().map(|s| s[9].at.on(axis)).collect();
+        let ends: [Vec<f64>; 2] = [TrainingAxis::Tokens, TrainingAxis::Steps].map(ends);
+        assert_eq!(ends, [vec![100.0, 150.0], vec![10.0, 20.0]]);
     }
 }

@@ -1,8 +1,9 @@
 //! Charts of what `eval decode` measured.
 
+use super::axes::Place;
+use super::chart::{Chart, Curve, Horizontal, Scale, Style};
 use super::charts::{Card, Section, point};
 use super::ink::Ink;
-use super::plot::{Chart, Curve, Scale, Style};
 use super::run::Run;
 use super::series::Point;
 use super::words;
@@ -60,19 +61,24 @@ pub(super) fn section(runs: &[Run]) -> Section {
     let by_position = |of: fn(&Cell) -> &[f64]| {
         let rates = |cell: &Cell| {
             let rates = of(cell).iter().enumerate();
-            rates.filter_map(|(i, rate)| point((i + 1) as f64, Some(*rate))).collect()
+            rates.filter_map(|(i, rate)| point(Place::fixed((i + 1) as f64), Some(*rate))).collect()
         };
-        chart(("draft position", true), "share accepted", Scale::Share, curves(&rates))
+        chart(Horizontal::Counts("draft position"), "share accepted", Scale::Share, curves(&rates))
     };
     let by_context = |y_title: &str, of: fn(&Figures) -> f64| {
         // One length alone is no dependence on it.
         let several = |cell: &Cell| cell.contexts.len() > 1;
         let lengths = |cell: &Cell| {
-            let place = |row: &Figures| point(row.name.parse().ok()?, Some(of(row)));
+            let place = |row: &Figures| point(Place::fixed(row.name.parse().ok()?), Some(of(row)));
             let rows = cell.contexts.iter().filter(|_| several(cell));
             rows.filter_map(place).collect()
         };
-        chart(("prompt tokens, at most", false), y_title, Scale::FromZero, curves(&lengths))
+        chart(
+            Horizontal::FromZero("prompt tokens, at most"),
+            y_title,
+            Scale::FromZero,
+            curves(&lengths),
+        )
     };
     let card = |title: &str, detail: &str, chart| Card {
         title: title.into(),
@@ -112,12 +118,7 @@ pub(super) fn section(runs: &[Run]) -> Section {
     }
 }
 
-fn chart(
-    (x_title, x_counts): (&'static str, bool),
-    y_title: &str,
-    scale: Scale,
-    curves: Vec<Curve>,
-) -> Chart {
+fn chart(across: Horizontal, y_title: &str, scale: Scale, curves: Vec<Curve>) -> Chart {
     let y_title = y_title.into();
-    Chart { x_title, x_counts, y_title, scale, curves, marks: Vec::new(), line_at: None }
+    Chart { across, y_title, scale, curves, marks: Vec::new(), line_at: None }
 }

@@ -7,10 +7,10 @@
 
 use longdraft_train::metrics::Quantities;
 
-use super::charts::{Card, held_out_ink, over_tokens, point};
+use super::chart::{Curve, Scale, Style};
+use super::charts::{Card, held_out_ink, over_training, point};
 use super::ink::Ink;
 use super::metrics_log::Agreement;
-use super::plot::{Curve, Scale, Style};
 use super::run::{Run, Stage};
 use super::series::{Point, smooth};
 
@@ -140,7 +140,7 @@ impl Figure {
                 format!("{which}: the log does not say what it was measured against")
             }
         };
-        let chart = over_tokens(drawn, self.unit, self.scale, curves);
+        let chart = over_training(drawn, self.unit, self.scale, curves);
         Card { title: self.name.clone(), detail, chart }
     }
 
@@ -151,7 +151,7 @@ impl Figure {
                 let series = self.series(stage, part).into_iter();
                 let wanted = series.filter(|series| series.rows == rows && series.quantity == *of);
                 let mut points: Vec<Point> = wanted.flat_map(|series| series.points).collect();
-                points.iter_mut().for_each(|point| point.x += start);
+                points.iter_mut().for_each(|point| point.at = start + point.at);
                 points
             })
             .collect()
@@ -172,23 +172,23 @@ impl Figure {
             }
         };
         for record in &stage.log.steps {
-            let (x, agreement) = (record.tokens as f64, &record.agreement);
+            let (at, agreement) = (record.place(), &record.agreement);
             let quantity = self.quantity(agreement, Rows::Training);
             if self.with_target {
-                add(Rows::Target, quantity.clone(), point(x, record.target_loss));
+                add(Rows::Target, quantity.clone(), point(at, record.target_loss));
             }
-            add(Rows::Training, quantity, point(x, (part.of)(agreement)));
+            add(Rows::Training, quantity, point(at, (part.of)(agreement)));
         }
         for record in &stage.log.held_out {
-            let x = stage.log.tokens_at(record.step);
+            let at = stage.log.place_at(record.step);
             let own = self.quantity(&record.held_out, Rows::HeldOut);
             if let Some(as_trained) = &record.held_out.as_trained {
                 let quantity = self.quantity(as_trained, Rows::HeldOut);
                 if quantity != own {
-                    add(Rows::HeldOut, quantity, point(x, (part.of)(as_trained)));
+                    add(Rows::HeldOut, quantity, point(at, (part.of)(as_trained)));
                 }
             }
-            add(Rows::HeldOut, own, point(x, (part.of)(&record.held_out)));
+            add(Rows::HeldOut, own, point(at, (part.of)(&record.held_out)));
         }
         all
     }

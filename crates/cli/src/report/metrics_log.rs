@@ -11,6 +11,8 @@ use longdraft_train::metrics::Quantities;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::axes::Place;
+
 /// What a run logged.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MetricsLog {
@@ -69,6 +71,10 @@ pub(crate) struct StepRecord {
     pub(crate) tokens_per_second: Option<f64>,
     /// Peak resident set.
     pub(crate) memory_mib: Option<f64>,
+    /// Time in steps since the start of the run: tokens between two records by the speed that the
+    /// later one states.
+    #[serde(skip)]
+    pub(crate) seconds: f64,
     /// On the step's rows.
     #[serde(flatten)]
     pub(crate) agreement: Agreement,
@@ -118,14 +124,18 @@ impl MetricsLog {
 
     fn push(&mut self, record: Record) -> Result<(), String> {
         match record {
-            Record::Step(record) => {
-                let last = self.steps.last().map_or((0, 0), |last| (last.step, last.tokens));
-                if record.step <= last.0 || record.tokens < last.1 {
+            Record::Step(mut record) => {
+                let none = StepRecord::default();
+                let last = self.steps.last().unwrap_or(&none);
+                if record.step <= last.step || record.tokens < last.tokens {
                     return Err(format!(
                         "step {} at {} tokens after step {} at {}",
-                        record.step, record.tokens, last.0, last.1
+                        record.step, record.tokens, last.step, last.tokens
                     ));
                 }
+                let speed = record.tokens_per_second.filter(|speed| *speed > 0.0);
+                let tokens = (record.tokens - last.tokens) as f64;
+                record.seconds = last.seconds + speed.map_or(0.0, |speed| tokens / speed);
                 self.steps.push(*record);
             }
             Record::HeldOut(record) => {
@@ -143,31 +153,33 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// Tokens trained on after `step` steps, between logged steps by linear interpolation.
-    pub(crate) fn tokens_at(&self, step: u64) -> f64 {
-        let next = self.steps.partition_point(|record| record.step < step);
-        let point = |record: &StepRecord| (record.step as f64, record.tokens as f64);
-        let (from, to) = match (next.checked_sub(1), self.steps.get(next)) {
-            (before, Some(after)) => {
-                (before.map_or((0.0, 0.0), |i| point(&self.steps[i])), point(after))
-            }
-            (Some(last), None) => ((0.0, 0.0), point(&self.steps[last])),
-            (None, None) => return step as f64,
-        };
-        from.1 + (to.1 - from.1) * (step as f64 - from.0) / (to.0 - from.0).max(1.0)
+    /// The end of the logged steps.
+    pub(crate) fn end(&self) -> Place {
+        self.steps.last().map_or_else(Place::default, StepRecord::place)
     }
 
-    /// Time spent in steps: tokens between two records by the speed that the later one states.
+    /// Where training is after `step` steps: between logged steps by linear interpolation, after
+    /// them as far as they lead to expect.
+    pub(crate) fn place_at(&self, step: u64) -> Place {
+        let next = self.steps.partition_point(|record| record.step < step);
+        let place = |index: usize| self.steps.get(index).map(StepRecord::place);
+        let (from, to) = match (next.checked_sub(1).and_then(place), place(next)) {
+            (before, Some(after)) => (before.unwrap_or_default(), after),
+            (_, None) => (Place::default(), self.end()),
+        };
+        from.towards(to, (step as f64 - from.steps) / (to.steps - from.steps).max(1.0))
+    }
+
+    /// Time spent in steps.
     pub(crate) fn seconds(&self) -> f64 {
-        let mut before = 0;
-        let mut seconds = 0.0;
-        for record in &self.steps {
-            if let Some(speed) = record.tokens_per_second.filter(|speed| *speed > 0.0) {
-                seconds += (record.tokens - before) as f64 / speed;
-            }
-            before = record.tokens;
-        }
-        seconds
+        self.end().seconds
+    }
+}
+
+impl StepRecord {
+    /// Where training is after the step.
+    pub(crate) fn place(&self) -> Place {
+        Place { tokens: self.tokens as f64, steps: self.step as f64, seconds: self.seconds }
     }
 }
 
@@ -250,14 +262,16 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_find_their_tokens() {
+    fn evaluations_find_their_places() {
         let log = read(
             b"{\"step\":10,\"tokens\":100}\n{\"step\":20,\"tokens\":300}\n\
               {\"step\":20,\"held_out\":{\"hard_loss\":1.5,\"top1_by_delay\":[0.25]}}\n",
         );
         assert_eq!(log.held_out[0].held_out.hard_loss, Some(1.5));
-        let tokens: Vec<f64> = [5, 10, 15, 20, 30].map(|step| log.tokens_at(step)).into();
-        assert_eq!(tokens, [50.0, 100.0, 200.0, 300.0, 450.0]);
+        let places = [5, 10, 15, 20, 30].map(|step| log.place_at(step));
+        let places = places.map(|place| (place.tokens, place.steps));
+        let want = [(50.0, 5.0), (100.0, 10.0), (200.0, 15.0), (300.0, 20.0), (450.0, 30.0)];
+        assert_eq!(places, want);
     }
 
     #[test]
@@ -268,5 +282,6 @@ mod tests {
               {\"step\":3,\"tokens\":500,\"tokens_per_second\":0}\n",
         );
         assert!((log.seconds() - 5.0).abs() < 1e-12);
+        assert_eq!(log.steps[0].place(), Place { tokens: 100.0, steps: 1.0, seconds: 2.0 });
     }
 }

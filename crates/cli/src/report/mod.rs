@@ -7,6 +7,8 @@
 //! config.yaml   -> run -> header, differences ---------------------------------------->
 //! ```
 
+mod axes;
+mod chart;
 mod charts;
 mod decoding;
 mod differences;
@@ -20,6 +22,7 @@ mod result;
 mod run;
 mod series;
 mod summary;
+mod svg;
 mod ticks;
 pub(crate) mod words;
 

@@ -16,19 +16,19 @@ function element(name, className, text) {
   return made;
 }
 
-function nearest(points, x) {
+// A point is its height, then its place on every axis.
+function nearest(points, axis, x) {
   let best = points[0];
   for (const point of points) {
-    if (Math.abs(point[0] - x) < Math.abs(best[0] - x)) best = point;
+    if (Math.abs(point[axis] - x) < Math.abs(best[axis] - x)) best = point;
   }
   return best;
 }
 
 function watch(figure) {
   const svg = figure.querySelector("svg");
-  const { frame, x, y, log, share, xTitle, xCounts, curves } = JSON.parse(figure.dataset.values);
+  const { frame, x: axes, y, log, share, xCounts, curves } = JSON.parse(figure.dataset.values);
   const [left, top, right, bottom] = frame;
-  const toX = (value) => left + (value - x[0]) / (x[1] - x[0]) * (right - left);
   const toY = (value) => bottom - ((log ? Math.log10(value) : value) - y[0]) / (y[1] - y[0]) * (bottom - top);
   const marks = document.createElementNS(svg.namespaceURI, "g");
   svg.append(marks);
@@ -47,40 +47,46 @@ function watch(figure) {
   }
 
   function move(event) {
+    const chosen = document.querySelector("[name=axis]:checked");
+    const index = Math.max(0, axes.findIndex(({ name }) => chosen && chosen.id === "by-" + name));
+    const { title, range: x } = axes[index];
+    const axis = index + 1;
+    const toX = (value) => left + (value - x[0]) / (x[1] - x[0]) * (right - left);
     const box = svg.getBoundingClientRect();
     const scale = svg.viewBox.baseVal.width / box.width;
     const at = x[0] + ((event.clientX - box.left) * scale - left) / (right - left) * (x[1] - x[0]);
     if (curves.length === 0 || at < x[0] || at > x[1]) return leave();
-    const found = curves.map((curve) => ({ curve, point: nearest(curve.points, at) }));
-    const away = (entry) => Math.abs(entry.point[0] - at);
-    const closest = found.reduce((a, b) => (away(b) < away(a) ? b : a)).point[0];
+    const found = curves.map((curve) => ({ curve, point: nearest(curve.points, axis, at) }));
+    const away = (entry) => Math.abs(entry.point[axis] - at);
+    const closest = found.reduce((a, b) => (away(b) < away(a) ? b : a)).point[axis];
     // A curve that has nothing near the pointer is left out.
-    const near = found.filter(({ point }) => Math.abs(point[0] - closest) <= 0.04 * (x[1] - x[0]));
+    const near = found.filter(({ point }) => Math.abs(point[axis] - closest) <= 0.04 * (x[1] - x[0]));
     marks.replaceChildren();
     draw("line", { class: "cursor", x1: toX(closest), x2: toX(closest), y1: top, y2: bottom });
     for (const { curve, point } of near) {
-      draw("circle", { class: "spot", cx: toX(point[0]), cy: toY(point[1]), r: 11, fill: curve.ink });
+      draw("circle", { class: "spot", cx: toX(point[axis]), cy: toY(point[0]), r: 11, fill: curve.ink });
     }
     if (!tip) figure.append(tip = element("div", "tip"));
-    const title = xCounts ? `${xTitle} ${closest}` : `${readable(closest, false)} ${xTitle}`;
-    tip.replaceChildren(element("div", "", title));
+    const place = xCounts ? `${title} ${closest}` : `${readable(closest, false)} ${title}`;
+    tip.replaceChildren(element("div", "", place));
     for (const { curve, point } of near) {
       const line = element("div");
       const dot = element("i");
       dot.style.background = curve.ink;
-      line.append(dot, element("span", "", curve.label), element("b", "", readable(point[1], share)));
+      line.append(dot, element("span", "", curve.label), element("b", "", readable(point[0], share)));
       tip.append(line);
     }
-    const place = figure.getBoundingClientRect();
-    const beside = event.clientX - place.left + 16;
-    const fits = beside + tip.offsetWidth < place.width;
+    const around = figure.getBoundingClientRect();
+    const beside = event.clientX - around.left + 16;
+    const fits = beside + tip.offsetWidth < around.width;
     tip.style.left = Math.max(4, fits ? beside : beside - tip.offsetWidth - 32) + "px";
-    tip.style.top = Math.max(4, event.clientY - place.top - tip.offsetHeight - 8) + "px";
+    tip.style.top = Math.max(4, event.clientY - around.top - tip.offsetHeight - 8) + "px";
   }
 
   svg.addEventListener("pointermove", move);
   svg.addEventListener("pointerdown", move);
   svg.addEventListener("pointerleave", leave);
+  document.querySelectorAll("[name=axis]").forEach((input) => input.addEventListener("change", leave));
   const button = figure.querySelector("button");
   button.hidden = false;
   button.addEventListener("click", () => {

@@ -8,6 +8,7 @@ use minijinja::{AutoEscape, Environment, Value, context};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use super::axes::TrainingAxis;
 use super::charts::{Card, Section, sections};
 use super::header::facts;
 use super::ink::{Ink, schemes};
@@ -93,8 +94,13 @@ const COLUMNS: [&str; 7] = [
 /// - a chart cannot be drawn
 pub(crate) fn render(runs: &[Run]) -> Result<String> {
     let fail = |cause: String| Failure::work(format!("report: {cause}"));
-    let sections =
-        sections(runs).into_iter().map(draw_section).collect::<Result<Vec<DrawnSection>>>()?;
+    let axes = TrainingAxis::of_runs(runs);
+    let sections = sections(runs);
+    // The first section with charts that change with the axis.
+    let switched = sections.iter().find(|section| section.is_over_training());
+    let switched = switched.map(|section| section.title);
+    let sections = sections.into_iter().map(|section| draw_section(section, &axes));
+    let sections = sections.collect::<Result<Vec<DrawnSection>>>()?;
     let (configurations, differences) = differences::of_runs(runs);
     let texts: Vec<ShownConfig<'_>> = runs
         .iter()
@@ -115,7 +121,9 @@ pub(crate) fn render(runs: &[Run]) -> Result<String> {
                 version => env!("CARGO_PKG_VERSION"), names, sections, configurations,
                 differences, texts, problems, schemes => schemes(), columns => COLUMNS,
                 style => STYLE, script => SCRIPT, script_hash => hash(SCRIPT),
-                glossary => GLOSSARY, ..of_result(runs)
+                glossary => GLOSSARY, switched,
+                axes => axes.iter().map(|axis| axis.name()).collect::<Vec<_>>(),
+                ..of_result(runs)
             },
         )
         .map_err(|error| fail(error.to_string()))
@@ -152,19 +160,20 @@ fn legend(runs: &[Run]) -> Vec<LegendEntry> {
     entries.map(entry).collect()
 }
 
-fn draw_section(section: Section) -> Result<DrawnSection> {
-    let charts = section.cards.into_iter().map(draw_card).collect::<Result<Vec<DrawnChart>>>()?;
+fn draw_section(section: Section, axes: &[TrainingAxis]) -> Result<DrawnSection> {
+    let charts = section.cards.into_iter().map(|card| draw_card(card, axes));
+    let charts = charts.collect::<Result<Vec<DrawnChart>>>()?;
     let legend = section.legend.into_iter();
     let legend = legend.map(|(ink, label)| LegendEntry { colour: ink.hex(), label }).collect();
     let Section { title, note, is_folded, .. } = section;
     Ok(DrawnSection { title, note, legend, charts, is_folded })
 }
 
-fn draw_card(card: Card) -> Result<DrawnChart> {
+fn draw_card(card: Card, axes: &[TrainingAxis]) -> Result<DrawnChart> {
     let Card { title, detail, chart } = card;
     let name = if detail.is_empty() { title.clone() } else { format!("{title} ({detail})") };
-    let Drawing { svg, values } =
-        draw(&name, &chart).map_err(|cause| Failure::work(format!("chart `{title}`: {cause}")))?;
+    let Drawing { svg, values } = draw(&name, &chart, axes)
+        .map_err(|cause| Failure::work(format!("chart `{title}`: {cause}")))?;
     let axis = if chart.is_logarithmic() { "logarithmic" } else { "" };
     let details = [detail.as_str(), axis].into_iter().filter(|detail| !detail.is_empty());
     let detail = details.collect::<Vec<_>>().join("; ");

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::axes::Place;
 use super::metrics_log::{Agreement, MetricsLog};
 use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
@@ -193,12 +194,12 @@ impl Run {
         }
     }
 
-    /// Every stage with the tokens that the stages before it trained on.
-    pub(crate) fn stages_on_axis(&self) -> impl Iterator<Item = (f64, &Stage)> {
-        self.stages.iter().scan(0, |offset, stage| {
+    /// Every stage with where the stages before it ended.
+    pub(crate) fn stages_on_axis(&self) -> impl Iterator<Item = (Place, &Stage)> {
+        self.stages.iter().scan(Place::default(), |offset, stage| {
             let start = *offset;
-            *offset += stage.tokens();
-            Some((start as f64, stage))
+            *offset = start + stage.log.end();
+            Some((start, stage))
         })
     }
 }
@@ -266,7 +267,7 @@ mod tests {
         let run = Run::open(dir.path()).expect("two stages have metrics");
         let on_axis: Vec<_> = run
             .stages_on_axis()
-            .map(|(start, stage)| (start, stage.name.as_deref(), stage.log.held_out.len()))
+            .map(|(start, stage)| (start.tokens, stage.name.as_deref(), stage.log.held_out.len()))
             .collect();
         assert_eq!(on_axis, [(0.0, Some("base"), 1), (10.0, Some("long"), 0)]);
         // Of a time when the loss of held-out rows was not logged.

@@ -1,10 +1,12 @@
 //! Points of a curve: smoothing for the eye, thinning for the page.
 
+use super::axes::Place;
+
 /// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Point {
-    /// Tokens since the start of the first stage, or a delay.
-    pub(crate) x: f64,
+    /// Progress of training, or a draft position.
+    pub(crate) at: Place,
     /// Always finite.
     pub(crate) y: f64,
 }
@@ -27,7 +29,7 @@ pub(crate) fn smooth(points: &[Point]) -> Vec<Point> {
         .iter()
         .zip(forward.iter().zip(&backward))
         // Both sums hold the point itself.
-        .map(|(point, (f, b))| Point { x: point.x, y: (f.0 + b.0 - point.y) / (f.1 + b.1 - 1.0) })
+        .map(|(point, (f, b))| Point { at: point.at, y: (f.0 + b.0 - point.y) / (f.1 + b.1 - 1.0) })
         .collect()
 }
 
@@ -78,7 +80,8 @@ mod tests {
     use super::*;
 
     fn points(ys: impl IntoIterator<Item = f64>) -> Vec<Point> {
-        ys.into_iter().enumerate().map(|(i, y)| Point { x: i as f64, y }).collect()
+        let point = |(i, y)| Point { at: Place::fixed(i as f64), y };
+        ys.into_iter().enumerate().map(point).collect()
     }
 
     #[test]
@@ -110,7 +113,7 @@ mod tests {
         curve[92_653].y = -1e6;
         let thinned = thin(&curve, 100);
         assert!(thinned.len() <= 400, "{}", thinned.len());
-        assert!(thinned.windows(2).all(|pair| pair[0].x < pair[1].x), "order");
+        assert!(thinned.windows(2).all(|pair| pair[0].at.tokens < pair[1].at.tokens), "order");
         for index in [0, 31_415, 92_653, 99_999] {
             assert!(thinned.contains(&curve[index]), "{index} is lost");
         }

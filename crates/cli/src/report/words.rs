@@ -1,5 +1,8 @@
 //! What records name in short, in plain words.
 
+/// Without a drafter.
+const PLAIN: &str = "plain decoding";
+
 /// Name of a way to draft: "draft + prompt lookup".
 pub(crate) fn way(drafter: &str) -> String {
     let (model, lookup) = parts(drafter);
@@ -7,7 +10,7 @@ pub(crate) fn way(drafter: &str) -> String {
         (Some(_), Some(_)) => "draft + prompt lookup".into(),
         (Some(_), None) => "draft alone".into(),
         (None, Some(_)) => "prompt lookup alone".into(),
-        (None, None) => drafter.to_owned(),
+        (None, None) => PLAIN.to_owned(),
     }
 }
 
@@ -48,7 +51,7 @@ pub(crate) fn drafter(drafter: &str) -> String {
             None => how.to_owned(),
         });
     }
-    if all.is_empty() { drafter.to_owned() } else { all.join("; ") }
+    if all.is_empty() { PLAIN.to_owned() } else { all.join("; ") }
 }
 
 /// Draft model and lookup of a drafter's name.
@@ -102,7 +105,7 @@ mod tests {
             (way("lookup"), drafter("lookup")),
             ("prompt lookup alone".into(), "prompt lookup".into())
         );
-        assert_eq!((way("none"), drafter("<b>")), ("none".into(), "<b>".into()));
+        assert_eq!((way("none"), drafter("<b>")), (PLAIN.into(), "<b>".into()));
         assert_eq!(rule("chain 4"), "chains of 4 tokens");
         assert_eq!(rule("odd"), "odd");
         assert_eq!(
