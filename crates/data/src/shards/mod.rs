@@ -10,7 +10,7 @@
 //! index.json        hashes and counts of all shards
 //! ```
 //!
-//! A shard is a function of the rows that it is cut from. So a run that was killed goes on behind
+//! A shard is a function of the rows that it is cut from. So a run that was killed goes on after
 //! its complete shards, checks by hash that their rows are still the same, and ends with the same
 //! bytes as a run that was not.
 

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_behind_its_complete_shards_and_ends_with_the_same_bytes() -> Result<()> {
+    fn a_run_goes_on_after_its_complete_shards_and_ends_with_the_same_bytes() -> Result<()> {
         let shop = Shop::new();
         shop.prepare("whole")?;
         let (_, all) = shop.prepare("cut")?;
@@ -410,6 +410,10 @@ mod tests {
         std::fs::write(&index, text.replace("\"bytes\"", "\"other\"")).expect("write");
         let message = read(&folder, &Bytes, None).expect_err("tokenizer").to_string();
         assert!(message.contains("another tokenizer (other, the target's is bytes)"), "{message}");
+        let elsewhere = text.replace("shard-00001.bin", "../shard-00001.bin");
+        std::fs::write(&index, elsewhere).expect("write");
+        let message = read(&folder, &Bytes, None).expect_err("elsewhere").to_string();
+        assert!(message.contains("index.json") && message.contains("not the name"), "{message}");
         Ok(())
     }
 }

@@ -94,5 +94,10 @@ pub(super) fn index(folder: &Path) -> Result<Index> {
         let problem = format!("format `{}` is not `{FORMAT}`", index.format);
         return Err(DataError::shards(path, problem));
     }
+    let is_name = |file: &str| Path::new(file).file_name().is_some_and(|name| name == file);
+    if let Some(shard) = index.shards.iter().find(|shard| !is_name(&shard.file)) {
+        let problem = format!("shard {:?}: not the name of a file in this folder", shard.file);
+        return Err(DataError::shards(path, problem));
+    }
     Ok(index)
 }
