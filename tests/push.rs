@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use support::{Workshop, last_json, longdraft, stderr, stdout, succeed};
 
@@ -313,6 +315,55 @@ fn stray_files_stay_here_and_the_dry_run_names_them() {
             assert!(!body.contains(secret), "{secret} in {line}");
         }
     }
+}
+
+/// Without `--target-name` an export knows its target by a path, which is of use on this machine alone.
+#[test]
+fn no_path_of_this_machine_is_sent() {
+    let shop = Workshop::new();
+    let folder = exported(&shop);
+    let kept = folder.join("longdraft-manifest.json");
+    let export = ["export", &shop.path("run"), "--to", "vllm", "--output", &shop.path("export")];
+    succeed(&export);
+    let here = shop.folder.path().display().to_string();
+    let text = std::fs::read_to_string(&kept).expect("manifest");
+    assert!(text.contains(&format!("{here}/target")), "for commands on this machine");
+    let (endpoint, log) = serve(Behaviour::Whole);
+    let output = push(&shop, &endpoint, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains("call the target `target`") && told.contains("--target-name"), "{told}");
+    let sent = sent_files(&log);
+    for (name, content) in &sent {
+        assert!(!content.contains(&here), "{name}: {content}");
+    }
+    let manifest: Value = serde_json::from_str(&sent["longdraft-manifest.json"]).expect("JSON");
+    assert_eq!(manifest["target"]["name"], "target");
+    let evaluation = &manifest["provenance"]["evaluation"];
+    assert_eq!(
+        (&evaluation["target"], &evaluation["prompts"]),
+        (&json!("target"), &json!("prompts.jsonl"))
+    );
+    let command = manifest["serve"]["vllm"].as_str().expect("a command");
+    assert!(command.starts_with("vllm serve ORG/NAME --speculative-config"), "{command}");
+    assert!(sent["README.md"].contains("# Draft model for target"), "{}", sent["README.md"]);
+    assert_eq!(std::fs::read_to_string(&kept).expect("manifest"), text, "the folder's own stays");
+    let dry = stdout(&push(&shop, &endpoint, &["--dry-run"]));
+    assert!(dry.contains("longdraft-manifest.json (without paths of this machine)"), "{dry}");
+}
+
+/// Names and texts of the small files of a commit.
+fn sent_files(log: &Log) -> HashMap<String, String> {
+    let log = log.lock().expect("log");
+    let commit = log.iter().find(|(line, ..)| line.contains("/commit/")).expect("a commit");
+    let lines = commit.2.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines = lines.map(|line| serde_json::from_slice::<Value>(line).expect("JSON"));
+    let file = |line: Value| {
+        let value = (line["key"] == "file").then(|| line["value"].clone())?;
+        let bytes = STANDARD.decode(value["content"].as_str()?).expect("base64");
+        Some((value["path"].as_str()?.to_owned(), String::from_utf8(bytes).expect("UTF-8")))
+    };
+    lines.filter_map(file).collect()
 }
 
 #[test]

@@ -110,9 +110,8 @@ pub fn export(
         target.tokenizer.save(new.path())?;
     }
     let manifest = manifest(rendered, target, options, new.path(), fit.warnings.clone())?;
-    let text = serde_json::to_string_pretty(&manifest)
-        .map_err(|error| ServingError::io(folder)(std::io::Error::other(error)))?;
-    write_atomically(&new.path().join(MANIFEST_FILE), format!("{text}\n").as_bytes())?;
+    let text = manifest.text().map_err(ServingError::io(folder))?;
+    write_atomically(&new.path().join(MANIFEST_FILE), text.as_bytes())?;
     new.finish()?;
     let mut files: Vec<String> = manifest.files.keys().cloned().collect();
     files.push(MANIFEST_FILE.into());

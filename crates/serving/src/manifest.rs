@@ -45,6 +45,13 @@ pub struct Manifest {
     pub serve: BTreeMap<String, String>,
 }
 
+impl Manifest {
+    /// The file's content.
+    pub(crate) fn text(&self) -> std::io::Result<String> {
+        Ok(serde_json::to_string_pretty(self).map_err(std::io::Error::other)? + "\n")
+    }
+}
+
 /// The target as it was at export.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TargetRecord {

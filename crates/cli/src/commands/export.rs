@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_models::draft::AnyDraft;
 use longdraft_serving::engine::commands;
-use longdraft_serving::hub::card::is_hub_name;
+use longdraft_serving::hub::is_hub_name;
 use longdraft_serving::{
     ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
 };

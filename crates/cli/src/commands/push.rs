@@ -1,7 +1,7 @@
 //! `longdraft push`: an export to the Hugging Face hub.
 
 use longdraft_models::hub::{Endpoint, Login, Token, environment, is_repository};
-use longdraft_serving::hub::{CARD, Client, Content, HubError, Package, card};
+use longdraft_serving::hub::{CARD, Client, Content, HubError, Package, card, is_hub_name};
 use longdraft_serving::verify::{VerifyOptions, verify};
 use longdraft_serving::{MANIFEST_FILE, Manifest, Profile};
 use serde_json::json;
@@ -23,13 +23,16 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
         return Err(Failure::work("the export has errors: nothing was sent")
             .hint("export again; `longdraft verify` lists every problem"));
     }
-    if !card::is_hub_name(&manifest.target.name) {
+    let public = manifest.public();
+    if !is_hub_name(&manifest.target.name) {
         errln!(
-            "warning: the model card names no `base_model`: export with --target-name org/name to name \
-             the target"
+            "warning: manifest and model card call the target `{}`, without the path that it has on this \
+             machine, and the card names no `base_model`: export with --target-name org/name to name the \
+             target",
+            public.target.name
         );
     }
-    let text = card::render(&manifest, &arguments.repo, arguments.license.as_deref());
+    let text = card::render(&public, &arguments.repo, arguments.license.as_deref());
     let package = Package::of(&arguments.folder, &manifest, &text)?;
     if arguments.dry_run {
         show(arguments, &package, &text, json);
@@ -40,7 +43,7 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
     let client = Client::new(endpoint, token()?, &arguments.repo)?;
     let summary = format!(
         "Upload a draft for {} ({})",
-        manifest.target.name.rsplit('/').next().unwrap_or_default(),
+        public.target.name.rsplit('/').next().unwrap_or_default(),
         manifest.profile.name()
     );
     let sent = client.send(&package.files, &summary, arguments.private)?;
@@ -95,8 +98,11 @@ fn show(arguments: &PushArguments, package: &Package, card: &str, json: bool) {
     let (count, bytes) = (package.files.len(), package.bytes());
     outln!("{count} files, {bytes} bytes would go to {}:", arguments.repo);
     for file in &package.files {
-        let is_made = matches!(file.content, Content::Bytes(_));
-        let made = if is_made { " (made from the manifest)" } else { "" };
+        let made = match &file.content {
+            Content::File(_) => "",
+            Content::Bytes(_) if file.name == MANIFEST_FILE => " (without paths of this machine)",
+            Content::Bytes(_) => " (made from the manifest)",
+        };
         outln!("  {:>12}  {}{made}", file.size, file.name);
     }
     if !package.left_out.is_empty() {
@@ -123,7 +129,7 @@ fn manifest(arguments: &PushArguments) -> Result<Manifest> {
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).hint(hint))?;
     let manifest: Manifest = serde_json::from_str(&text)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).hint(hint))?;
-    if manifest.profile == Profile::Speculators && !card::is_hub_name(&manifest.target.name) {
+    if manifest.profile == Profile::Speculators && !is_hub_name(&manifest.target.name) {
         return Err(Failure::usage(format!(
             "the export names its target `{}`, which nobody else can load",
             manifest.target.name

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::Profile;
-use crate::hub::card::is_hub_name;
+use crate::hub::is_hub_name;
 
 /// Stands for the target's name on the hub where that is not known.
 pub const HUB_NAME: &str = "ORG/NAME";

@@ -2,20 +2,21 @@
 
 use std::fmt::Write;
 
-use longdraft_models::hub::is_repository;
 use serde_json::Value;
 
+use super::public::is_hub_name;
 use crate::Manifest;
 use crate::engine::commands::HUB_NAME;
 
-/// Markdown with the hub's front matter; `license` as the hub spells licences.
+/// Markdown with the hub's front matter, from a manifest without paths ([`Manifest::public`]);
+/// `license` as the hub spells licences.
 pub fn render(manifest: &Manifest, repo: &str, license: Option<&str>) -> String {
     let mut out = String::from("---\n");
-    let target = public_name(&manifest.target.name);
+    let target = &manifest.target.name;
     if let Some(license) = license {
         line(&mut out, format_args!("license: {license}"));
     }
-    if is_hub_name(&manifest.target.name) {
+    if is_hub_name(target) {
         line(&mut out, format_args!("base_model: {target}\nbase_model_relation: adapter"));
     }
     line(
@@ -52,14 +53,9 @@ pub fn render(manifest: &Manifest, repo: &str, license: Option<&str>) -> String 
     }
     acceptance(&mut out, manifest.provenance.evaluation.as_ref());
     line(&mut out, format_args!("\n## Serve\n"));
-    let commands: Vec<(&String, String)> = manifest
-        .serve
-        .iter()
-        .map(|(engine, command)| {
-            let target = in_command(&manifest.target.name);
-            (engine, command.replace("DIR", repo).replace(&manifest.target.name, target))
-        })
-        .collect();
+    let commands = manifest.serve.iter();
+    let commands: Vec<(&String, String)> =
+        commands.map(|(engine, command)| (engine, command.replace("DIR", repo))).collect();
     if commands.iter().any(|(_, command)| command.contains(HUB_NAME)) {
         let words = "stands for the target's name on the hub, which is not known here.";
         line(&mut out, format_args!("`{HUB_NAME}` {words}\n"));
@@ -84,7 +80,6 @@ fn acceptance(out: &mut String, evaluation: Option<&Value>) {
         return;
     };
     let prompts = evaluation.and_then(|record| record["prompts"].as_str()).unwrap_or("prompts");
-    let prompts = prompts.rsplit('/').next().unwrap_or(prompts);
     line(
         out,
         format_args!(
@@ -123,47 +118,5 @@ fn acceptance(out: &mut String, evaluation: Option<&Value>) {
                 cell["checked"],
             ),
         );
-    }
-}
-
-/// `org/name`, not a path on this machine.
-pub fn is_hub_name(name: &str) -> bool {
-    let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending);
-    let is_file = ends(".gguf") || ends(".safetensors");
-    is_repository(name) && !is_file
-}
-
-/// What a command of the card loads: no path of this machine, but for a file's name.
-fn in_command(name: &str) -> &str {
-    if is_hub_name(name) || name.to_ascii_lowercase().ends_with(".gguf") {
-        public_name(name)
-    } else {
-        HUB_NAME
-    }
-}
-
-/// A name that tells nothing about the machine that it was made on.
-fn public_name(name: &str) -> &str {
-    if is_hub_name(name) {
-        name
-    } else {
-        name.trim_end_matches('/').rsplit('/').next().unwrap_or(name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_hub_names_are_told() {
-        assert!(is_hub_name("Qwen/Qwen3-8B"));
-        for path in ["/data/models/x", "models/x.gguf", "./a", "a", "a/b/c", "../b"] {
-            assert!(!is_hub_name(path), "{path}");
-        }
-        assert_eq!(public_name("/data/models/smollm"), "smollm");
-        assert_eq!(in_command("/data/models/smollm"), HUB_NAME);
-        assert_eq!(in_command("/data/models/smollm.Q4_1.gguf"), "smollm.Q4_1.gguf");
-        assert_eq!(in_command("Qwen/Qwen3-8B"), "Qwen/Qwen3-8B");
     }
 }

@@ -3,9 +3,11 @@
 pub mod card;
 mod client;
 mod package;
+mod public;
 
 pub use client::{Client, HubError, Sent};
 pub use package::{Content, LeftOut, Package, Upload};
+pub use public::is_hub_name;
 
 /// Name of the model card.
 pub const CARD: &str = "README.md";

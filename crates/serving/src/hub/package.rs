@@ -26,6 +26,14 @@ pub struct Upload {
     pub content: Content,
 }
 
+impl Upload {
+    /// A file that is not on disk.
+    fn made(name: &str, bytes: Vec<u8>) -> Self {
+        let (size, sha256) = (bytes.len() as u64, crate::export::hash(&bytes));
+        Self { name: name.to_owned(), size, sha256, content: Content::Bytes(bytes) }
+    }
+}
+
 /// Bytes in a file, or in memory.
 #[derive(Debug, Clone)]
 pub enum Content {
@@ -64,7 +72,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// Reads the folder of an export.
+    /// Reads the folder of an export. Of the manifest goes what is public ([`Manifest::public`]).
     ///
     /// # Errors
     /// - the manifest lists hidden or unfinished files, links, or files outside the folder: all of
@@ -84,8 +92,14 @@ impl Package {
         rest(folder, "", &names, &mut left_out)?;
         left_out.sort_by(|a, b| a.name.cmp(&b.name));
         let mut files = Vec::new();
+        let public = manifest.public();
         for name in names {
             let path = folder.join(name);
+            if name == MANIFEST_FILE && public != *manifest {
+                let text = public.text().map_err(ServingError::io(&path))?;
+                files.push(Upload::made(name, text.into_bytes()));
+                continue;
+            }
             let (size, sha256) = hash_file(&path).map_err(ServingError::io(&path))?;
             files.push(Upload {
                 name: name.to_owned(),
@@ -94,10 +108,7 @@ impl Package {
                 content: Content::File(path),
             });
         }
-        let bytes = card.as_bytes().to_vec();
-        let sha256 = crate::export::hash(&bytes);
-        let size = bytes.len() as u64;
-        files.push(Upload { name: CARD.into(), size, sha256, content: Content::Bytes(bytes) });
+        files.push(Upload::made(CARD, card.as_bytes().to_vec()));
         Ok(Self { files, left_out })
     }
 

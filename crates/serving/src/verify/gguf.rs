@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::GgmlDType;
 use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, GgufDraftSource, LAYER_KEYS};
 use longdraft_models::ids::EnteredLayerId;
 use longdraft_models::weights::WeightSource;
@@ -225,10 +224,10 @@ fn tensors(checks: &mut Checks<'_>, header: &Header, bytes: &[u8]) {
             checks.push(problem.remedy("export again, unless you changed it on purpose"));
         }
         let dtype = match tensor.element {
-            ElementType::Weight(GgmlDType::F32) => "F32",
-            ElementType::Weight(GgmlDType::F16) => "F16",
-            ElementType::Weight(GgmlDType::BF16) => "BF16",
-            ElementType::Weight(_) => continue,
+            ElementType::F32 => "F32",
+            ElementType::F16 => "F16",
+            ElementType::Bf16 => "BF16",
+            ElementType::Blocks(_) => continue,
             ElementType::I64 | ElementType::I32 if name == "d2t" => continue,
             other => {
                 checks.error(
