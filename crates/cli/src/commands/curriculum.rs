@@ -37,15 +37,9 @@ struct OpenedAs {
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
 
-/// Runs every stage; a second call goes on where the first one stopped.
-pub(crate) fn run(
-    output: &Path,
-    stages: Vec<LocatedStage>,
-    policy: ResumePolicy,
-    world: &World,
-    json: bool,
-) -> Result<()> {
-    let finished = match train_all(output, stages, policy, world, &mut |_| {})? {
+/// Says how the stages ended, and draws their page.
+pub(crate) fn tell(output: &Path, end: End, world: &World, json: bool) -> Result<()> {
+    let finished = match end {
         End::Stopped(stopped) => {
             if world.is_first() {
                 stopped.tell(output, json);
@@ -110,7 +104,21 @@ pub(crate) struct Finished {
     pub(crate) held_out: Value,
 }
 
-/// Trains all stages and compares their drafts; `before_stage` hears the name of each as it starts.
+/// The end of stages of which nothing is left to do; the first rank looks, and tells.
+pub(crate) fn finished(
+    output: &Path,
+    stages: &[LocatedStage],
+    policy: ResumePolicy,
+    world: &World,
+) -> Option<End> {
+    let looks = policy == ResumePolicy::Strict && world.is_first();
+    let done = if looks { all_finished(output, stages) } else { None };
+    (world.of_first(u64::from(done.is_some())) > 0)
+        .then(|| done.map_or(End::OnFirstRank, End::Finished))
+}
+
+/// Trains all stages from where an earlier call stopped and compares their drafts; `before_stage` hears
+/// the name of each as it starts.
 pub(crate) fn train_all(
     output: &Path,
     stages: Vec<LocatedStage>,
@@ -120,11 +128,6 @@ pub(crate) fn train_all(
 ) -> Result<End> {
     for stage in &stages {
         stage.located.config.check_shared_layers(world.size())?;
-    }
-    let done = policy == ResumePolicy::Strict && world.is_first();
-    let done = if done { all_finished(output, &stages) } else { None };
-    if world.of_first(u64::from(done.is_some())) > 0 {
-        return Ok(done.map_or(End::OnFirstRank, End::Finished));
     }
     if world.is_first() {
         describe(output, &stages).write(output)?;
@@ -220,11 +223,6 @@ fn all_finished(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
     table.print();
     let last_run = found.last().map(|(config, _)| config.output.clone()).unwrap_or_default();
     Some(Finished { last_run, held_out: json!(table) })
-}
-
-/// Whether every stage was trained to its end and compared before.
-pub(crate) fn were_finished(output: &Path, stages: &[LocatedStage]) -> bool {
-    finished_stages(output, stages).is_some()
 }
 
 /// The comparison of all stages and each one's run, if all of them are finished.

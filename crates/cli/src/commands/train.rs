@@ -39,18 +39,28 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let composed = read(&arguments.config, &arguments.changes())?;
     check_shared_layers(&composed, world)?;
     // A finished run needs nothing of what it was made from.
-    if policy != ResumePolicy::Strict || !was_finished(&composed) {
+    let done = match &composed {
+        Composed::Stage(located) if is_finished(&located.config, policy, world, json) => {
+            return Ok(());
+        }
+        Composed::Stage(_) => None,
+        Composed::Curriculum { output, stages } => {
+            curriculum::finished(output, stages, policy, world)
+        }
+    };
+    if done.is_none() {
         require_inputs(&composed, Reach::All)?;
     }
     let config = match composed {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
-            return curriculum::run(&output, stages, policy, world, json);
+            let end = match done {
+                Some(end) => end,
+                None => curriculum::train_all(&output, stages, policy, world, &mut |_| {})?,
+            };
+            return curriculum::tell(&output, end, world, json);
         }
     };
-    if is_finished(&config, policy, world, json) {
-        return Ok(());
-    }
     let target = open_target(&config, world)?;
     let voice = Voice::of(world, &config.output)?;
     let interrupts = Interrupts::listen();
@@ -88,14 +98,6 @@ fn check_shared_layers(composed: &Composed, world: &World) -> Result<()> {
         }
     };
     Ok(configs.into_iter().try_for_each(|config| config.check_shared_layers(world.size()))?)
-}
-
-/// Whether all that is asked for was trained to its end before.
-fn was_finished(composed: &Composed) -> bool {
-    match composed {
-        Composed::Stage(located) => FinishedRun::find(&located.config).is_some(),
-        Composed::Curriculum { output, stages } => curriculum::were_finished(output, stages),
-    }
 }
 
 /// Whether nothing is left to do for the run that is asked for; the first rank looks, and tells.
