@@ -4,8 +4,9 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ const TICKS_PER_SECOND: u32 = 10;
 pub(crate) struct Limits {
     /// Bytes, where the program counts them ([`longdraft_kernels::memory::Allocator`]).
     pub(crate) bytes: usize,
+    /// Time of a processor, where the system tells it (Linux): a busy machine takes none of it.
+    pub(crate) processor: Duration,
+    /// Seconds in all.
     pub(crate) seconds: u32,
 }
 
@@ -80,9 +84,15 @@ pub(crate) fn run<T: Send + 'static>(
     let budget = Budget::new(limits.bytes);
     let (sender, receiver) = sync_channel(1);
     let work = Arc::new(Mutex::new(Some(work)));
+    let clock = Arc::new(OnceLock::new());
     let start = |stack: &usize| {
         let (work, sender, budget) = (Arc::clone(&work), sender.clone(), Arc::clone(&budget));
+        let clock = Arc::clone(&clock);
         let task = move || {
+            if let Some(own) = own_clock() {
+                // The first thread that starts is the only one.
+                let _ = clock.set(own);
+            }
             let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(work) = work {
                 // Nobody waits for an answer that comes too late.
@@ -105,7 +115,15 @@ pub(crate) fn run<T: Send + 'static>(
                 let problem = format!("it asks for more than {mebibytes} MiB of memory");
                 return Err(Stopped::Limit(problem));
             }
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                let used = clock.get().and_then(|clock| processor_time(clock));
+                if used.is_some_and(|used| used >= limits.processor) {
+                    budget.withdraw();
+                    let seconds = limits.processor.as_secs_f64();
+                    let problem = format!("it has not ended after {seconds} s of a processor");
+                    return Err(Stopped::Limit(problem));
+                }
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Stopped::Panic("its thread is gone".to_owned()));
             }
@@ -115,11 +133,29 @@ pub(crate) fn run<T: Send + 'static>(
     Err(Stopped::Limit(format!("it has not ended after {} seconds", limits.seconds)))
 }
 
+/// The file that tells what this thread has used, if the system has such files.
+fn own_clock() -> Option<PathBuf> {
+    let thread = std::fs::read_link("/proc/thread-self").ok()?;
+    Some(Path::new("/proc").join(thread).join("stat"))
+}
+
+/// Time of a processor that a thread has used, of its own and of the system for it.
+fn processor_time(clock: &Path) -> Option<Duration> {
+    /// Of the kernel's interface, whatever its own clock does.
+    const TICKS_PER_SECOND: u64 = 100;
+    let text = std::fs::read_to_string(clock).ok()?;
+    // The name of the thread stands in brackets and may hold anything.
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
+    Some(Duration::from_millis((times.next()? + times.next()?) * 1000 / TICKS_PER_SECOND))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { bytes: 64 << 20, seconds: 1 };
+    const LIMITS: Limits =
+        Limits { bytes: 64 << 20, processor: Duration::from_millis(500), seconds: 2 };
 
     #[test]
     fn results_and_panics_come_back() {
@@ -146,7 +182,23 @@ mod tests {
             }
         });
         let Err::<(), _>(Stopped::Limit(problem)) = idle else { panic!("{idle:?}") };
-        assert!(problem.contains("not ended after 1 seconds"), "{problem}");
+        assert!(problem.contains("not ended after 2 seconds"), "{problem}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn work_is_held_to_the_processor_time_that_it_uses() {
+        let limits = Limits { seconds: 3600, ..LIMITS };
+        let busy = run(limits, || {
+            loop {
+                drop(std::hint::black_box(Box::new([0_u8; 64])));
+            }
+        });
+        let Err::<(), _>(Stopped::Limit(problem)) = busy else { panic!("{busy:?}") };
+        assert!(problem.contains("not ended after 0.5 s of a processor"), "{problem}");
+        // Waiting uses none.
+        let waited = run(limits, || std::thread::sleep(Duration::from_secs(1)));
+        assert_eq!(waited, Ok(()));
     }
 
     #[test]

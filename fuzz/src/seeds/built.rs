@@ -1,5 +1,7 @@
 //! Inputs that once did harm and are long, or a valid input with a change.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use crate::readers::{READERS, other_export_configs, sentence_piece_model};
@@ -181,6 +183,9 @@ fn sentence_piece_models() -> Vec<Named> {
         ("table-of-one-byte", of(&[1])),
         ("table-that-ends-early", of(&[0xFF; 20])),
         ("table-without-units", of(&[0; 8])),
+        // 2^31 bytes are 4 GiB of units, 2^28 are 512 MiB.
+        ("table-of-gigabytes", of(&[&0x7FFF_FFFF_u32.to_le_bytes()[..], &[0; 64]].concat())),
+        ("table-of-half-a-gigabyte", of(&[&(1_u32 << 28).to_le_bytes()[..], &[0; 64]].concat())),
         ("table-of-zeros", of(&trie(64, 0))),
         ("table-of-ones", of(&trie(64, u32::MAX))),
         ("table-that-leads-out", of(&trie(64, 0x7FFF_FF00))),
@@ -207,7 +212,13 @@ fn tokenizers() -> Vec<Named> {
             "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}),
         )
     };
+    let map = |size: u32| {
+        let map = BASE64.encode([&size.to_le_bytes()[..], &[0; 64]].concat());
+        with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": map}))
+    };
     vec![
+        ("map-of-gigabytes", map(0x7FFF_FFFF)),
+        ("map-of-half-a-gigabyte", map(1 << 28)),
         ("strip-more-than-is-there", strip(0, 5)),
         ("strip-more-than-memory", strip(u64::from(u32::MAX), u64::from(u32::MAX))),
         ("truncation-to-nothing", truncation(0, 0)),

@@ -6,6 +6,7 @@
 use std::io::Write;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
 
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, State, context};
@@ -16,9 +17,10 @@ use serde_json::{Map, Value, json};
 use crate::bounded::{self, Limits, Stopped};
 use crate::error::{ModelError, Result};
 
-/// Memory and time of a rendering. Templates take milliseconds, also on a busy machine less than a
-/// second, and some copies of the conversation.
-const LIMITS: Limits = Limits { bytes: 512 << 20, seconds: 10 };
+/// Memory and time of a rendering. Templates take milliseconds of a processor, and some copies of the
+/// conversation.
+const LIMITS: Limits =
+    Limits { bytes: 256 << 20, processor: Duration::from_millis(500), seconds: 10 };
 
 /// Instructions of a rendering: published templates take some hundred a message, those that look at
 /// all messages for each one some ten a pair.
@@ -26,7 +28,7 @@ const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 20_000;
 
 /// Longest text of a conversation.
-const LONGEST_TEXT: usize = 64 << 20;
+const LONGEST_TEXT: usize = 32 << 20;
 
 /// Longest template; published ones have up to 30 KB.
 const LONGEST_TEMPLATE: usize = 1 << 20;

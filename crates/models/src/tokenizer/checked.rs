@@ -1,5 +1,7 @@
 //! Tokenizers that a file describes, made within bounds.
 
+use std::time::Duration;
+
 use base64::Engine;
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -18,7 +20,8 @@ const MOST_GROWTH: f64 = 1024.0;
 
 /// Memory that a file of so many bytes may take: published ones take some ten times their size.
 fn limits(length: usize) -> Limits {
-    Limits { bytes: (1 << 30) + 64 * length, seconds: 600 }
+    let bytes = (256 << 20) + 64 * length;
+    Limits { bytes, processor: Duration::from_mins(10), seconds: 600 }
 }
 
 /// The tokenizer that a `tokenizer.json` describes. What it says of padding and of cutting texts

@@ -128,10 +128,12 @@ impl SentencePieces {
             Ok(Piece { text, score: piece.score.unwrap_or(0.0), kind })
         };
         let pieces = proto.pieces.into_iter().enumerate().map(piece);
+        let normalizer = proto.normalizer.unwrap_or_default();
+        check_table(normalizer.precompiled_charsmap.as_deref().unwrap_or_default())?;
         Ok(Self {
             pieces: pieces.collect::<std::result::Result<_, _>>()?,
             bpe: proto.trainer.and_then(|spec| spec.model_type).unwrap_or(1) == BPE,
-            normalizer: proto.normalizer.unwrap_or_default(),
+            normalizer,
             hash: blake3::hash(bytes).to_hex().to_string(),
             path: None,
         })
@@ -252,6 +254,20 @@ impl SentencePieces {
     }
 }
 
+/// Refuses a map of characters whose table is longer than the map: its reader asks for the memory
+/// before it looks.
+fn check_table(map: &[u8]) -> std::result::Result<(), String> {
+    let Some((size, rest)) = map.split_first_chunk() else { return Ok(()) };
+    let size = u32::from_le_bytes(*size) as usize;
+    if size > rest.len() {
+        let length = rest.len();
+        return Err(format!(
+            "its map of characters has a table of {size} bytes, but {length} bytes follow"
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_behind_bytes_that_are_no_character() -> Result<()> {
+    fn a_stream_goes_on_after_bytes_that_are_no_character() -> Result<()> {
         let tokenizer = SentencePieces::parse(&model()).expect("model").tokenizer()?;
         let mut stream = tokenizer.stream();
         let mut text = String::new();
