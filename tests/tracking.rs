@@ -209,4 +209,12 @@ fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
             "{said}"
         );
     }
+    // An innocent name does not make the value one.
+    let with_job = [("MY_SECRET", place.as_str()), ("JOB", place.as_str())];
+    let output = run_with(&["train", &config, "tracking.tags=['${oc.env:JOB}']"], &with_job);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for part in ["`tracking.tags.0` is shown", "the value of `JOB` holds that of `MY_SECRET`"] {
+        assert!(said.contains(part) && !said.contains(secret), "{part} not in {said}");
+    }
 }

@@ -98,6 +98,7 @@ impl Failure {
         if self.is_interruption() {
             return;
         }
+        terminal::end_line();
         errln!("error: {}", self.message);
         if let Some(hint) = &self.hint {
             errln!("hint: {hint}");

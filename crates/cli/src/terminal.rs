@@ -14,6 +14,8 @@ use crate::failure::{Failure, PIPE_CLOSED, Result};
 
 static OUTLIVES_READERS: AtomicBool = AtomicBool::new(false);
 static MACHINE_READABLE: AtomicBool = AtomicBool::new(false);
+/// Whether the last line of stdout is not ended.
+static IN_LINE: AtomicBool = AtomicBool::new(false);
 static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Prints to stdout.
@@ -82,11 +84,21 @@ pub(crate) fn print(text: Arguments<'_>) {
         return;
     }
     let text = text.to_string();
+    if let Some(last) = text.bytes().last() {
+        IN_LINE.store(last != b'\n', Ordering::Relaxed);
+    }
     let mut written = Ok(());
     crate::status::aside(|| written = write_whole(std::io::stdout().lock(), text.as_bytes()));
     if let Err(error) = written {
         end_without_reader(&error);
         *lost = Some(error);
+    }
+}
+
+/// Ends the line of stdout that was begun, if one was, so that what comes stands on its own.
+pub(crate) fn end_line() {
+    if IN_LINE.load(Ordering::Relaxed) {
+        print(format_args!("\n"));
     }
 }
 

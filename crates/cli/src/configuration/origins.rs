@@ -1,6 +1,10 @@
 //! Which values of a composed configuration came from environment variables.
+//!
+//! Folder names and labels show what a variable holds, such as a job's number: that is what they are
+//! for. So what would show a secret there is refused, by the variable's name and by its value.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 
 use longdraft_train::config::References;
 use serde_json::Value;
@@ -14,11 +18,33 @@ const VARIABLE: &str = "oc.env:";
 const SHOWN: [&str; 2] = ["output", "tracking"];
 /// Words in the names of variables that hold secrets.
 const SECRET: [&str; 6] = ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "API_KEY", "ACCESS_KEY"];
+/// How tokens begin that services hand out: Hugging Face, GitHub, GitLab, Slack, AWS, Google, OpenAI,
+/// Anthropic; signed tokens (JWT) and keys in PEM.
+const TOKENS: [&str; 13] = [
+    "hf_",
+    "ghp_",
+    "gho_",
+    "ghs_",
+    "github_pat_",
+    "glpat-",
+    "xox",
+    "AKIA",
+    "AIza",
+    "sk-proj-",
+    "sk-ant-",
+    "eyJ",
+    "-----BEGIN",
+];
+/// Letters of a secret at least: shorter values of secret variables stand in many texts by chance.
+const SHORTEST_SECRET: usize = 8;
+/// Letters of a token at least.
+const SHORTEST_TOKEN: usize = 16;
 
 /// The references of `root` that lead to the environment; `resolved` is what it came to.
 ///
 /// # Errors
-/// - a variable that looks like a secret stands where it would be shown: all of them
+/// - a variable that looks like a secret, or whose value does, stands where it would be shown: all
+///   of them
 pub(super) fn references(root: &Node, resolved: &Node) -> Result<References, Vec<Problem>> {
     let mut found = Found { root, references: References::default(), problems: Vec::new() };
     found.walk(root, resolved, &mut Vec::new());
@@ -58,9 +84,9 @@ impl Found<'_> {
             return;
         }
         let is_shown = path.first().is_some_and(|first| SHOWN.contains(&first.as_str()));
-        let secret = variables.iter().find(|name| looks_secret(name));
-        if let Some(name) = secret.filter(|_| is_shown) {
-            let problem = format!("`{key}` is shown to others, and `{name}` looks like a secret");
+        let secret = variables.iter().filter(|_| is_shown).find_map(|name| why_secret(name));
+        if let Some(why) = secret {
+            let problem = format!("`{key}` is shown to others, and {why}");
             self.problems.push(Problem::at(&node.origin, problem));
         }
         self.references.push(path.to_vec(), text.to_owned(), resolved.to_json());
@@ -74,6 +100,40 @@ fn same_child<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
         Tree::List(items) => items.get(key.parse::<usize>().ok()?),
         Tree::Scalar(_) => None,
     }
+}
+
+/// Why a variable's value is not for others, if so.
+fn why_secret(name: &str) -> Option<String> {
+    if looks_secret(name) {
+        return Some(format!("`{name}` looks like a secret"));
+    }
+    let value = std::env::var(name).ok()?;
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    why_secret_value(&value, std::env::vars_os().filter_map(text))
+        .map(|why| format!("the value of `{name}` {why}"))
+}
+
+/// Why a value is not for others, by its form and by the other variables.
+fn why_secret_value(
+    value: &str,
+    mut variables: impl Iterator<Item = (String, String)>,
+) -> Option<String> {
+    let value = value.trim();
+    let has_login = value.split_once("://").is_some_and(|(_, rest)| rest.contains('@'));
+    if has_login {
+        return Some("is an address with a login".to_owned());
+    }
+    let is_token = TOKENS.iter().any(|start| value.starts_with(start));
+    if is_token && value.chars().count() >= SHORTEST_TOKEN {
+        return Some("looks like a token".to_owned());
+    }
+    let holds = |(name, secret): &(String, String)| {
+        let secret = secret.trim();
+        looks_secret(name) && secret.chars().count() >= SHORTEST_SECRET && value.contains(secret)
+    };
+    variables.find(holds).map(|(name, _)| format!("holds that of `{name}`"))
 }
 
 fn looks_secret(name: &str) -> bool {
@@ -164,5 +224,26 @@ mod tests {
         }
         assert!(record(&format!("target: {secret}\n")).is_ok());
         assert!(record("tracking: {name: 'job-${oc.env:JOB_ID,1}'}\n").is_ok());
+    }
+
+    #[test]
+    fn secrets_of_innocent_names_are_known_by_their_values() {
+        let variables =
+            [("MY_TOKEN", "correct horse\n"), ("PIN_TOKEN", "4711"), ("HOME", "/home/me/x")];
+        let why = |value: &str| {
+            let variables = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            why_secret_value(value, variables)
+        };
+        for (value, says) in [
+            ("hf_abcdefghijklmnopqrst", "looks like a token"),
+            ("eyJhbGciOi.eyJzdWIi.c2ln", "looks like a token"),
+            ("https://me:s3cret@host/path", "address with a login"),
+            ("the correct horse", "that of `MY_TOKEN`"),
+        ] {
+            assert!(why(value).is_some_and(|why| why.contains(says)), "{value}");
+        }
+        for value in ["job-4711", "/home/me/x", "hf_small", "s3://bucket/runs", "", "2026-11-23"] {
+            assert_eq!(why(value), None, "{value}");
+        }
     }
 }
