@@ -1,0 +1,1 @@
+"""Parts of scripts/gpu-check and scripts/gpu-bundle."""

@@ -1,0 +1,117 @@
+"""What is asked of a GPU in each call, in the order of what must not be missed.
+
+call1: does it compute right?   call2: how fast, beside PyTorch?   call3: where does the time go?   call4: what a user does.
+"""
+
+import pathlib
+from dataclasses import dataclass, field
+
+from .steps import Step
+
+HERE = pathlib.Path(__file__).resolve().parent
+SHAPE = "llama3.1-8b"
+SMALL = "smollm2-135m"
+# Kernels that take most of the time of a step.
+KERNELS = ("attention_forward", "attention_backward_queries", "attention_backward_keys", "cross_entropy_rows")
+
+
+@dataclass
+class Place:
+    """Programs and files of a call."""
+
+    longdraft: pathlib.Path
+    python: str
+    device: str
+    cases: list = field(default_factory=list)
+    baselines: pathlib.Path = HERE
+
+    def bench(self, what, *arguments, device=True):
+        return [self.longdraft, "bench", *what.split(), *(["--device", self.device] if device else []), *arguments]
+
+    def kernel_check(self, *arguments):
+        return [self.longdraft, "kernel-check", "--device", self.device, *arguments, "--json"]
+
+    def pytorch(self, program, *arguments):
+        return [self.python, self.baselines / f"pytorch_{program}.py", "--device", self.device, *arguments]
+
+    def probe(self, what):
+        return [self.python, HERE / "device.py", what]
+
+
+def call1(place):
+    sanitizer = lambda tool, ceiling: Step(
+        tool, ["compute-sanitizer", "--tool", tool, "--error-exitcode", "86", *place.kernel_check("--smoke")], ceiling, "checks",
+        needs="compute-sanitizer")
+    return [
+        Step("machine", place.probe("machine"), 15, "last", decisive=False),
+        Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
+        Step("doctor", [place.longdraft, "doctor", "--json"], 20, "last"),
+        Step("pool", place.probe("pool"), 25, "last", decisive=False),
+        Step("kernels_small", place.kernel_check("--small"), 100, "checks"),
+        Step("parity", [place.longdraft, "parity", *place.cases, "--device", place.device, "--json"], 100, "parity"),
+        Step("parity_bf16", [place.longdraft, "parity", *place.cases, "--device", place.device, "--precision", "bf16", "--json"], 100,
+             "parity"),
+        Step("kernels_real", place.kernel_check("--real"), 120, "checks"),
+        Step("kernels_speed", place.kernel_check("--bench"), 90, "figures"),
+        sanitizer("racecheck", 90),
+        sanitizer("memcheck", 90),
+        Step("peak", place.probe("peak"), 40, "last", decisive=False),
+    ]
+
+
+def call2(place):
+    glide = ("--shape", SHAPE, "--tokens", "32768")
+    small = ("--shape", SMALL, "--tokens", "1024")
+    beside = lambda name, command, ceiling: Step(name, command, ceiling, "figures", decisive=False)
+    return [
+        Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
+        Step("glide", place.bench("glide --soft", *glide, "--documents", "1,8"), 150, "figures"),
+        Step("eagle3", place.bench("eagle3", "--shape", SHAPE, "--tokens", "4096,16384,32768"), 150, "figures"),
+        Step("capture", place.bench("capture", "--shape", SHAPE, "--tokens", "4096"), 60, "figures"),
+        # Compiling takes most of these; the lengths that matter most come first.
+        beside("pytorch_glide", place.pytorch("glide", "--soft", *glide, "--documents", "1,8", "--compile"), 130),
+        beside("pytorch_eagle3", place.pytorch("eagle3", "--shape", SHAPE, "--tokens", "4096,32768,16384", "--attention", "flex",
+                                               "--compile"), 160),
+        Step("glide_135m", place.bench("glide --soft", *small), 30, "figures"),
+        Step("eagle3_135m", place.bench("eagle3", *small), 30, "figures"),
+        beside("pytorch_glide_135m", place.pytorch("glide", "--soft", *small), 60),
+        beside("pytorch_eagle3_135m", place.pytorch("eagle3", *small), 60),
+        beside("pytorch_eagle3_explicit", place.pytorch("eagle3", "--shape", SHAPE, "--tokens", "4096", "--attention",
+                                                        "explicit"), 60),
+        beside("pytorch_glide_eager", place.pytorch("glide", "--soft", *glide), 60),
+    ]
+
+
+def call3(place):
+    # One layer of the target: the kernels are the same as with 32, and a profiler runs each of them a dozen times.
+    work = place.bench("glide --soft", "--shape", SHAPE, "--layers", "1", "--tokens", "16384", "--warm-ups", "0", "--steps", "1")
+    profile = lambda kernel: Step(
+        f"profile_{kernel}", ["ncu", "--clock-control", "none", "--set", "full", "--target-processes", "all", "--kernel-name",
+                              kernel, "--launch-count", "2", *work], 120, "text", needs="ncu")
+    return [
+        Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
+        Step("plain", work, 60, "figures"),
+        *[profile(kernel) for kernel in KERNELS],
+        Step("peak", place.probe("peak"), 40, "last", decisive=False),
+    ]
+
+
+def call4(place):
+    curves = ("quickstart/*/metrics.jsonl",)
+
+    def quickstart(name, ceiling, *overrides):
+        command = [place.longdraft, "quickstart", "--output", "quickstart", "--json", *overrides]
+        return Step(name, command, ceiling, "quickstart", keep=curves)
+
+    rows = ("--shape", SHAPE, "--rows", "1,2,4,8,16,32", "--context", "2048", "--steps", "30")
+    return [
+        Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
+        quickstart("quickstart", 180, f"device={place.device}"),
+        quickstart("quickstart_f32", 180, f"device={place.device}", "precision=f32"),
+        quickstart("quickstart_cpu", 150, "device=cpu"),
+        Step("decode", place.bench("decode", *rows), 90, "figures"),
+        Step("decode_f32", place.bench("decode", *rows, "--precision", "f32"), 90, "figures"),
+    ]
+
+
+PLANS = {"call1": call1, "call2": call2, "call3": call3, "call4": call4}
