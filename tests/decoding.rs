@@ -123,6 +123,25 @@ fn a_datastore_proposes_what_other_texts_say() {
     std::fs::write(&store, "{\"input_ids\": [1, 2, 99999999]}\n").expect("file");
     let error = refused(&["--lookup", "--datastore", &store], 1);
     assert!(error.contains("store.jsonl:1") && error.contains("token 99999999"), "{error}");
+    std::fs::write(&store, "{\"unheard_of\": 1}\n").expect("file");
+    let error = refused(&["--lookup", "--datastore", &store], 2);
+    assert!(error.contains("store.jsonl:1") && error.contains("unheard_of"), "{error}");
+}
+
+#[test]
+fn without_a_draft_plain_decoding_is_measured() {
+    let shelf = Shelf::new();
+    let target = shelf.path("target");
+    let prompts = shelf.path("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a dog\"}\n")
+        .expect("prompts");
+    let common = ["eval", "decode", "--target", &target, "--prompts", &prompts, "--json"];
+    let text = succeed(&[&common[..], &["--max-tokens", "8"]].concat());
+    let value = last_json(&text);
+    assert!(text.starts_with("plain decoding ("), "{text}");
+    assert!(text.contains("outputs equal: 2 of 2") && !text.contains("proposal 1"), "{text}");
+    assert_eq!((&value["tau"], &value["lossless"]), (&json!(1.0), &json!(true)));
+    assert!(value["plain_tokens_per_second"].as_f64() > Some(0.0), "{value}");
 }
 
 #[test]
@@ -248,6 +267,48 @@ fn lines_with_a_slash_are_commands_of_a_conversation() {
     let with =
         last_json(&stdout(&fed(&[&common[..], &["--system", "be brief"]].concat(), "hello\n")));
     assert_eq!(other["tokens"], with["tokens"]);
+}
+
+/// A token that the tokenizer cannot put into words ends an answer in the middle of a line.
+#[test]
+fn an_error_in_the_middle_of_a_line_begins_a_new_one() {
+    let shelf = Shelf::new();
+    let written = |seed: &String| -> Vec<u8> {
+        let prompt = ["--prompt", "the cat", "--no-draft", "--temperature", "0.9", "--seed", seed];
+        let ids = shelf.generate(&prompt)["tokens"].as_array().expect("tokens").clone();
+        ids.iter().filter_map(|id| u8::try_from(id.as_u64()?).ok()).collect()
+    };
+    // An answer that begins with two letters: the first one is printed, the other is none that can be.
+    let is_fit = |seed: &String| {
+        let bytes = written(seed);
+        bytes[..2].iter().all(u8::is_ascii_graphic) && bytes[0] != bytes[1]
+    };
+    let seed = (0..200).map(|seed| seed.to_string()).find(is_fit).expect("two letters");
+    let prompt = ["--prompt", "the cat", "--no-draft", "--temperature", "0.9", "--seed", &seed];
+    let bytes = written(&seed);
+    // Cutting a lone letter off on both sides is more than the library can do.
+    let path = shelf.path("target/tokenizer.json");
+    let mut tokenizer = support::byte_tokenizer();
+    let letter = char::from(bytes[1]).to_string();
+    let cut = json!({"type": "Strip", "content": letter, "start": 1, "stop": 1});
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("a map");
+    vocabulary.remove(&format!("<0x{:02X}>", bytes[1]));
+    vocabulary.insert(letter, bytes[1].into());
+    tokenizer["decoder"]["decoders"] = json!([{"type": "ByteFallback"}, cut, {"type": "Fuse"}]);
+    std::fs::write(path, tokenizer.to_string()).expect("tokenizer");
+    let target = shelf.path("target");
+    let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
+    let failed = support::run(&[&common[..], &prompt].concat());
+    assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
+    let printed = stdout(&failed);
+    let (text, last) = printed.trim_end().rsplit_once('\n').expect("text, then a line of its own");
+    let error: Value = serde_json::from_str(last).expect("the last line is JSON");
+    assert!(error["error"]["message"].as_str().is_some_and(|m| m.contains("tokenizer")), "{error}");
+    assert!(text.contains(char::from(bytes[0])), "{printed:?}");
+    // Without text there is no line to end.
+    let refused = ["generate", "--target", &target, "--max-tokens", "0", "--prompt", "a", "--json"];
+    let refused = stdout(&support::run(&refused));
+    assert_eq!((refused.lines().count(), refused.starts_with('{')), (1, true), "{refused:?}");
 }
 
 #[test]

@@ -40,6 +40,28 @@ fn finding<'a>(report: &'a Value, check: &str) -> &'a Value {
 }
 
 #[test]
+fn a_targets_weights_are_measured_by_type() {
+    let target = tempfile::tempdir().expect("tempdir");
+    support::write_target(target.path(), &support::tiny_config("llama"));
+    let path = target.path().display().to_string();
+    let output = doctor(&["--target", &path, "--json"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report = last_json(&stdout(&output));
+    let findings = report["findings"].as_array().expect("findings");
+    let facts: Vec<&str> = findings
+        .iter()
+        .filter(|finding| finding["check"] == "target")
+        .filter_map(|finding| finding["fact"].as_str())
+        .collect();
+    assert_eq!(facts.len(), 2, "{facts:?}");
+    assert!(facts[0].starts_with("F32: ") && facts[0].contains(" ms a token"), "{facts:?}");
+    assert!(facts[1].starts_with("weights take "), "{facts:?}");
+    let missing = doctor(&["--target", "nowhere.gguf"], &[]);
+    assert!(!missing.status.success());
+    assert!(stderr(&missing).contains("nowhere.gguf"), "{}", stderr(&missing));
+}
+
+#[test]
 fn every_finding_has_a_status_a_fact_and_a_remedy() {
     let output = doctor(&["--json"], &[("HF_TOKEN", "hf_s3cret"), ("WANDB_API_KEY", "s3cret")]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -37,8 +37,8 @@ fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.len(), 8);
-    for (line, name) in [(2, "mixtral"), (4, "qwen2_moe"), (6, "qwen3_moe")] {
+    assert_eq!(lines.len(), 9);
+    for (line, name) in [(2, "mixtral"), (5, "qwen2_moe"), (7, "qwen3_moe")] {
         let case: Value = serde_json::from_str(lines[line]).expect("JSON");
         assert_eq!((&case["case"], &case["kind"]), (&name.into(), &"forward".into()));
         let checks = case["checks"].as_array().expect("checks");
@@ -53,7 +53,7 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     for (line, name, kind) in [
         (0, "eagle31_norms", "eagle3"),
         (1, "eagle3_lk_lambda", "eagle3"),
-        (5, "qwen2_short", "glide"),
+        (6, "qwen2_short", "glide"),
     ] {
         let case: Value = serde_json::from_str(lines[line]).expect("JSON");
         assert_eq!((&case["case"], &case["kind"]), (&name.into(), &kind.into()));
@@ -63,7 +63,7 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
         }
         assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
     }
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 7, "passed": 7, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
 }
 
 #[test]
@@ -143,6 +143,75 @@ fn unknown_and_broken_cases_are_exit_2_or_1_without_a_panic() {
     fail(&["parity", "no/such/folder"], 2);
 }
 
+#[test]
+fn a_case_that_cannot_be_computed_fails_beside_others_that_still_run() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    for name in ["packed_agree", "eagle3_lk_lambda", "qwen2_short"] {
+        let case = copy_case(name);
+        let to = folder.path().join(name);
+        std::fs::create_dir(&to).expect("a folder");
+        for entry in std::fs::read_dir(case.path()).expect("case") {
+            let path = entry.expect("entry").path();
+            std::fs::copy(&path, to.join(path.file_name().expect("name"))).expect("copy");
+        }
+    }
+    edit_meta(&folder.path().join("eagle3_lk_lambda"), |meta| meta["kind"] = "riddle".into());
+    let weights = folder.path().join("packed_agree/weights.safetensors");
+    std::fs::write(weights, b"short").expect("write");
+    let path = folder.path().display().to_string();
+    let output = run(&["parity", &path, "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let out = stdout(&output);
+    let lines: Vec<Value> = out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    assert_eq!(lines.len(), 4, "{out}");
+    assert_eq!(
+        (&lines[0]["case"], &lines[0]["error"]["code"]),
+        (&"eagle3_lk_lambda".into(), &2.into())
+    );
+    assert_eq!((&lines[1]["pass"], &lines[1]["error"]["code"]), (&false.into(), &1.into()));
+    assert_eq!((&lines[2]["case"], &lines[2]["pass"]), (&"qwen2_short".into(), &true.into()));
+    assert_eq!(lines[3], serde_json::json!({"cases": 3, "passed": 1, "pass": false}));
+    let output = run(&["parity", &path]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("unknown kind `riddle`"), "{errors}");
+    assert!(stdout(&output).contains("1 of 3 cases passed"));
+}
+
+#[test]
+fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
+    let path = cases().display().to_string();
+    let out = succeed(&["parity", &path, "--precision", "bf16", "--json"]);
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
+    // Blocks are multiplied as integers whatever the precision is.
+    let errors = |out: &str| -> Vec<f64> {
+        let cases = out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON"));
+        let rounded = cases.filter(|case| case["kind"].is_string() && case["kind"] != "quants");
+        let of = |case: Value| {
+            let checks = case["checks"].as_array().cloned().unwrap_or_default();
+            checks.iter().filter_map(|check| check["error"].as_f64()).fold(0.0, f64::max)
+        };
+        rounded.map(of).collect()
+    };
+    let exact = errors(&succeed(&["parity", &path, "--json"]));
+    assert_eq!(exact.len(), 7);
+    for (rounded, exact) in errors(&out).iter().zip(exact) {
+        assert!(*rounded > 10.0 * exact, "{rounded} {exact}");
+    }
+    for edit in [
+        (|meta: &mut Value| meta["steps"][0]["loss"] = 9.0.into()) as fn(&mut Value),
+        |meta| meta["steps"][0]["by_delay"]["1"]["rows"] = 3.into(),
+        |meta| meta["objective"]["self_window"] = 1.into(),
+    ] {
+        let case = copy_case("packed_agree");
+        edit_meta(case.path(), edit);
+        let case = case.path().display().to_string();
+        let output = run(&["parity", &case, "--precision", "bf16", "--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(last_json(&stdout(&output))["pass"], false);
+    }
+}
+
 /// The folder of larger reference cases beside a development checkout.
 fn shared(name: &str) -> Option<PathBuf> {
     let path = root().join("../shared").join(name);
@@ -183,12 +252,55 @@ fn every_development_case_passes_where_they_are_at_hand() {
 }
 
 #[test]
+fn golden_cases_pass_in_bf16() {
+    for kind in ["glide", "eagle3"] {
+        let Some(folder) = shared(&format!("golden/{kind}")) else { return };
+        let folder = folder.display().to_string();
+        let out = succeed(&["parity", &folder, "--precision", "bf16", "--json"]);
+        assert!(last_json(&out)["cases"].as_u64() >= Some(3), "{kind}");
+    }
+}
+
+#[test]
 fn composed_ops_pass_the_shipped_cases_too() {
     let out = succeed(&["parity", &cases().display().to_string(), "--ops", "composed", "--json"]);
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 7, "passed": 7, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
     let fused = succeed(&["parity", &cases().display().to_string(), "--json"]);
     // They are other ops: some last digit differs.
     assert_ne!(out, fused);
+}
+
+#[test]
+fn blocks_of_every_type_have_the_values_of_the_case_and_others_fail() {
+    let case = copy_case("quants");
+    let folder = case.path().display().to_string();
+    let report = |out: &str| -> Value {
+        serde_json::from_str(out.lines().next().expect("a line")).expect("JSON")
+    };
+    let checks = report(&succeed(&["parity", &folder, "--json"]))["checks"].clone();
+    let checks = checks.as_array().expect("checks");
+    for name in ["Q2_K values", "MXFP4 values in memory", "Q4_K product 1", "IQ4_XS product 0"] {
+        let check = checks.iter().find(|check| check["name"] == name).expect(name);
+        assert_eq!(check["pass"], true, "{check}");
+    }
+    // Products with other activations than those of the case.
+    let types = serde_json::json!({ "Q5_K": { "activations": "Q8_0" } });
+    edit_meta(case.path(), |meta| meta["types"] = types.clone());
+    let output = run(&["parity", &folder, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    let report = report(&stdout(&output));
+    assert_eq!(report["checks"][0]["pass"], true, "values do not depend on activations");
+    assert_eq!(report["pass"], false);
+    for (types, says) in [
+        (serde_json::json!({ "IQ1_S": { "activations": "Q8_K" } }), "unknown type `IQ1_S`"),
+        (serde_json::json!({ "Q4_K": { "activations": "Q8_9" } }), "times activations"),
+        (Value::Null, "`types` is missing"),
+    ] {
+        edit_meta(case.path(), |meta| meta["types"] = types.clone());
+        let output = run(&["parity", &folder]);
+        assert_eq!(output.status.code(), Some(2), "{says}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(says), "{says}");
+    }
 }
 
 #[test]
@@ -199,7 +311,7 @@ fn composed_ops_pass_the_golden_cases() {
         return;
     }
     // Those of `pretrain` take half a minute of a core; `scripts/gpu-check` runs them.
-    for kind in ["glide", "eagle3"] {
+    for kind in ["glide", "eagle3", "targets/quants"] {
         let folder = golden.join(kind).display().to_string();
         let out = succeed(&["parity", &folder, "--ops", "composed", "--json"]);
         let summary = last_json(&out);

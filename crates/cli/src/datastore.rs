@@ -44,13 +44,18 @@ pub(crate) fn open(
     Ok(Datastore::new(texts.iter().map(Vec::as_slice)))
 }
 
+/// What a file may hold.
+const FORMATS: &str =
+    "give rows of a format that is recognised: `longdraft data inspect FILE` names it";
+
 enum Text {
     Words(String),
     Tokens(Vec<u32>),
 }
 
 fn answers(mut row: Row, vocabulary: usize) -> Result<Vec<Text>> {
-    let template = Template::detect(&row.fields, None).map_err(|problem| row.problem(problem))?;
+    let template = Template::detect(&row.fields, None)
+        .map_err(|problem| Failure::usage(row.problem(problem)).hint(FORMATS))?;
     Ok(match template.example(&mut row)? {
         Example::Plain { mut text, answer } => vec![Text::Words(text.split_off(answer))],
         Example::Tokens { ids, .. } => match ids.iter().find(|id| **id as usize >= vocabulary) {

@@ -10,6 +10,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{
     DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
 };
+use longdraft_kernels::matrix::block_products;
 use longdraft_models::draft::{AnyDraft, Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
@@ -17,6 +18,7 @@ use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 
 use crate::cli::WeightDtype;
 use crate::datastore;
+use crate::doctor::readable_bytes;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::status::Waiting;
@@ -267,6 +269,11 @@ impl DecodingArguments {
         })
     }
 
+    /// Whether a draft, lookup or both are asked for.
+    pub(crate) fn drafts(&self) -> bool {
+        self.draft.is_some() || self.lookup.is_some()
+    }
+
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
         let model = match &models.draft {
@@ -346,18 +353,28 @@ pub(crate) fn open_target(
     };
     let device = device.open(0)?;
     precision.apply(&device);
-    let on_cpu = device.is_cpu();
     let options = TargetOptions { dtype, device, as_stored, ..TargetOptions::default() };
     let target = Target::open(target, &options)?;
     if !target.widened().is_empty() {
-        let remedy = if on_cpu {
-            "slower and larger than a file of Q4_0, Q4_1 or Q8_0, which is computed as it is"
-        } else {
-            "--dtype bf16 takes half the memory"
-        };
-        errln!("note: {} weights are held in f32: {remedy}", target.widened().join(", "));
+        errln!(
+            "note: {} weights are held in f32: blocks are multiplied on the CPU only; --dtype bf16 \
+             takes half the memory",
+            target.widened().join(", ")
+        );
     }
     Ok(target)
+}
+
+/// How a target's matrices are held.
+pub(crate) fn holdings(target: &Target) -> String {
+    let of_type = |(name, bytes): &(&str, u64)| format!("{name} {}", readable_bytes(*bytes));
+    let held: Vec<String> = target.held().iter().map(of_type).collect();
+    let products = if target.holds_blocks() {
+        format!("; blocks times activations of 8 bits by {}", block_products())
+    } else {
+        String::new()
+    };
+    format!("weights: {}{products}", held.join(", "))
 }
 
 /// How a text ended, in the words of files of answers and of `--json`.

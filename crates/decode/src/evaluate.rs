@@ -227,20 +227,21 @@ pub struct Progress {
 }
 
 /// Decodes every prompt plainly and with `drafter`, in turns and in alternating order, from where
-/// `progress` stands (the default: all), and hears of it after each; `false` ends it early.
+/// `progress` stands (the default: all), and hears of it after each; `false` ends it early. Without a
+/// drafter both sides decode plainly: what they differ by is the error of the measurement.
 ///
 /// # Errors
 /// - a prompt does not fit, or a model cannot run
 pub fn compare(
     target: &Target,
-    drafter: Box<dyn Drafter + '_>,
+    drafter: Option<Box<dyn Drafter + '_>>,
     prompts: &[Prompt],
     schedule: &Schedule<'_>,
     mut progress: Progress,
     on_prompt: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Comparison> {
     let mut plain = SpeculativeDecoder::new(target, None);
-    let mut drafted = SpeculativeDecoder::new(target, Some(drafter));
+    let mut drafted = SpeculativeDecoder::new(target, drafter);
     let all = &mut |_| ControlFlow::Continue(());
     if let Some(first) = prompts.first() {
         let limit = schedule.options.max_new_tokens.min(WARM_UP_TOKENS);

@@ -127,7 +127,7 @@ impl Weights {
     fn quantised(layers: BlockFormat, head: BlockFormat) -> Self {
         Self::of(|inputs, outputs| {
             let format = if outputs > 10_000 { head } else { layers };
-            let bytes = vec![17; inputs * outputs / 32 * format.bytes()];
+            let bytes = vec![17; inputs * outputs / format.values() * format.bytes()];
             let size = bytes.len();
             let matrix = QuantisedMatrix::new(format, outputs, inputs, &bytes).expect("matrix");
             (Matrix::Quantised(Arc::new(matrix)), size)
@@ -153,6 +153,7 @@ fn one_token() {
         ("f32", Weights::dense(DType::F32)),
         ("bf16", Weights::dense(DType::BF16)),
         ("Q4_1, head Q8_0", Weights::quantised(BlockFormat::Q4_1, BlockFormat::Q8_0)),
+        ("Q5_0, head Q8_0", Weights::quantised(BlockFormat::Q5_0, BlockFormat::Q8_0)),
     ];
     for (name, weights) in all {
         let inputs = ROWS.map(|rows| {

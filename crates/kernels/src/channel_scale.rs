@@ -22,6 +22,10 @@ const ROWS_PER_CHUNK: usize = 64;
 /// - `weight` is not `[C]`
 pub fn scale_channels(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check(x, weight)?;
+    if x.elem_count() == 0 {
+        // A GPU's driver refuses to start a kernel without blocks.
+        return Ok(x.clone());
+    }
     if !fused(&[x, weight]) {
         return x.broadcast_mul(weight);
     }
@@ -40,6 +44,9 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tens
     check(x, weight)?;
     if residual.shape() != x.shape() {
         bail!("add_scaled: {:?} and {:?} differ in shape", residual.shape(), x.shape());
+    }
+    if x.elem_count() == 0 {
+        return Ok(residual.clone());
     }
     if !fused(&[residual, x, weight]) {
         return reference(residual, x, weight);

@@ -7,18 +7,19 @@
 //!
 //! Rows are grouped by expert, so that a pass reads the weights of an expert once, however many
 //! rows chose it, and none of the others. A row's sum runs over its experts in ascending order: its
-//! bits depend neither on the rows beside it nor on what they chose. Frozen weights only: nothing
-//! flows back.
+//! bits depend neither on the rows beside it nor on what they chose. On a device every expert's outputs
+//! are kept, and one pass over memory adds each row's. Frozen weights only: nothing flows back.
+
+use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::dispatch::fused;
 use crate::matrix::{Matrix, linear_each};
-use crate::rows::select_rows;
+use crate::rows::{Sums, select_rows};
 use crate::storage::with_f32;
 use crate::swiglu::swiglu;
-use crate::top_k::top_k_of_row;
+use crate::top_k::row_top_k;
 
 /// The matrices of one expert.
 pub struct Expert {
@@ -37,18 +38,16 @@ impl Expert {
     }
 }
 
-/// Which rows go to an expert, ascending, and the weights of its outputs.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Visitors {
-    rows: Vec<u32>,
-    weights: Vec<f32>,
-}
-
-/// The experts of every row.
+/// The experts of every row: rows sorted by expert.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routes {
     rows: usize,
-    experts: Vec<Visitors>,
+    /// Where each expert's rows begin in `visitors`; a last entry says where they end.
+    starts: Vec<usize>,
+    /// The rows of every expert, ascending.
+    visitors: Vec<u32>,
+    /// What each of them takes of the expert's output.
+    weights: Vec<f32>,
 }
 
 impl Routes {
@@ -64,23 +63,50 @@ impl Routes {
         if per_row == 0 || per_row > count {
             bail!("experts: {per_row} of {count} for every row");
         }
-        let logits = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-        let chosen: Vec<Vec<(u32, f32)>> =
-            logits.par_iter().map(|logits| choice(logits, per_row, normalise)).collect();
-        let mut experts = vec![Visitors::default(); count];
-        for (row, chosen) in chosen.iter().enumerate() {
-            for &(expert, weight) in chosen {
-                let visitors = &mut experts[expert as usize];
-                visitors.rows.push(row as u32);
-                visitors.weights.push(weight);
-            }
+        let mut chosen = row_top_k(&logits.to_dtype(DType::F32)?, per_row)?;
+        for log_probs in chosen.log_probs.chunks_mut(per_row) {
+            into_weights(log_probs, normalise);
         }
-        Ok(Self { rows, experts })
+        let mut starts = vec![0; count + 1];
+        chosen.ids.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
+        (0..count).for_each(|expert| starts[expert + 1] += starts[expert]);
+        let mut next = starts.clone();
+        let (mut visitors, mut weights) = (vec![0; rows * per_row], vec![0.0; rows * per_row]);
+        for (i, (&expert, &weight)) in chosen.ids.iter().zip(&chosen.log_probs).enumerate() {
+            let place = &mut next[expert as usize];
+            visitors[*place] = (i / per_row) as u32;
+            weights[*place] = weight;
+            *place += 1;
+        }
+        Ok(Self { rows, starts, visitors, weights })
+    }
+
+    /// Places among the visitors of the rows that visit each expert.
+    fn visits(&self) -> impl Iterator<Item = Range<usize>> {
+        self.starts.windows(2).map(|pair| pair[0]..pair[1])
+    }
+
+    /// What every row adds up of the visitors' outputs: its experts ascending.
+    fn sums(&self) -> Sums {
+        let each = self.visitors.len() / self.rows.max(1);
+        let mut taken = vec![0; self.rows];
+        let mut places = vec![0; self.visitors.len()];
+        let mut weights = vec![0.0; self.visitors.len()];
+        for (place, (&row, &weight)) in self.visitors.iter().zip(&self.weights).enumerate() {
+            let row = row as usize;
+            places[row * each + taken[row]] = place as u32;
+            weights[row * each + taken[row]] = weight;
+            taken[row] += 1;
+        }
+        let from = (0..=self.rows).map(|row| (row * each) as u32).collect();
+        Sums { from, places, weights: Some(weights) }
     }
 
     fn check(&self, residual: &Tensor, x: &Tensor, experts: &[Expert]) -> Result<()> {
         let (rows, _) = x.dims2()?;
-        if x.shape() != residual.shape() || rows != self.rows || experts.len() != self.experts.len()
+        if x.shape() != residual.shape()
+            || rows != self.rows
+            || experts.len() != self.starts.len() - 1
         {
             bail!(
                 "experts: input {:?}, residual {:?} and {} experts for routes of {} rows to {}",
@@ -88,7 +114,7 @@ impl Routes {
                 residual.shape(),
                 experts.len(),
                 self.rows,
-                self.experts.len()
+                self.starts.len() - 1
             );
         }
         if x.track_op() || residual.track_op() {
@@ -98,12 +124,11 @@ impl Routes {
     }
 }
 
-/// Experts of one row and their weights.
-fn choice(logits: &[f32], per_row: usize, normalise: bool) -> Vec<(u32, f32)> {
-    let (experts, log_probs) = top_k_of_row(logits, per_row);
-    let probs: Vec<f64> = log_probs.iter().map(|log_prob| f64::from(*log_prob).exp()).collect();
-    let total = if normalise { probs.iter().sum() } else { 1.0 };
-    experts.into_iter().zip(probs).map(|(expert, prob)| (expert, (prob / total) as f32)).collect()
+/// Turns the log-probabilities of a row's experts into their weights.
+fn into_weights(log_probs: &mut [f32], normalise: bool) {
+    let prob = |log_prob: &f32| f64::from(*log_prob).exp();
+    let total = if normalise { log_probs.iter().map(prob).sum() } else { 1.0 };
+    log_probs.iter_mut().for_each(|of| *of = (prob(of) / total) as f32);
 }
 
 /// `residual` plus the weighted outputs of every row's experts.
@@ -125,18 +150,14 @@ pub fn experts_onto(
     }
     let (rows, width) = x.dims2()?;
     let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;
-    for (expert, visitors) in experts.iter().zip(&routes.experts) {
-        if visitors.rows.is_empty() {
+    for (expert, visits) in experts.iter().zip(routes.visits()) {
+        if visits.is_empty() {
             continue;
         }
-        let out = expert.apply(&rows_of(x, &visitors.rows)?)?;
-        if out.dims() != [visitors.rows.len(), width] {
-            bail!("experts: output {:?} for rows of {width}", out.shape());
-        }
+        let (visitors, weights) = (&routes.visitors[visits.clone()], &routes.weights[visits]);
+        let out = outputs_of(expert, &rows_of(x, visitors)?, width)?;
         with_f32(&out, |out| {
-            for ((row, weight), out) in
-                visitors.rows.iter().zip(&visitors.weights).zip(out.chunks_exact(width))
-            {
+            for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
                 let sum = &mut sums[*row as usize * width..][..width];
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
             }
@@ -154,20 +175,31 @@ fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     select_rows(x, rows)
 }
 
-/// The same grouping from plain tensor ops, where rows are added on the device.
+fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
+    let out = expert.apply(x)?;
+    if out.dims() != [x.dim(0)?, width] {
+        bail!("experts: output {:?} for rows of {width}", out.shape());
+    }
+    Ok(out)
+}
+
+/// The same grouping on a device: the outputs of all experts, `[R·k, H]`, then each row's sum of them.
 fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) -> Result<Tensor> {
-    let mut sum = residual.clone();
-    for (expert, Visitors { rows, weights }) in experts.iter().zip(&routes.experts) {
-        if rows.is_empty() {
+    let (_, width) = x.dims2()?;
+    let visitors = &routes.visitors;
+    if visitors.is_empty() {
+        return Ok(residual.clone());
+    }
+    let at = Tensor::from_slice(visitors, visitors.len(), x.device())?;
+    let outputs = Tensor::zeros((visitors.len(), width), x.dtype(), x.device())?;
+    for (expert, visits) in experts.iter().zip(routes.visits()) {
+        if visits.is_empty() {
             continue;
         }
-        let weights = Tensor::from_slice(weights, (rows.len(), 1), x.device())?;
-        let out = expert.apply(&rows_of(x, rows)?)?;
-        let weighted = out.broadcast_mul(&weights.to_dtype(out.dtype())?)?;
-        let rows = Tensor::from_slice(rows, rows.len(), x.device())?;
-        sum = sum.index_add(&rows, &weighted, 0)?;
+        let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
+        outputs.slice_set(&outputs_of(expert, &own, width)?.contiguous()?, 0, visits.start)?;
     }
-    Ok(sum)
+    routes.sums().of(&outputs, residual)
 }
 
 /// The same with every expert applied to every row, from router logits `[R, E]`, for any device
@@ -206,6 +238,7 @@ pub fn reference(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::emulator::emulated;
     use crate::test_support::{Noise, assert_close};
 
     const HIDDEN: usize = 24;
@@ -242,7 +275,27 @@ mod tests {
             let want = reference(&residual, &x, &experts, &logits, per_row, normalise)?;
             assert_close("fused", &experts_onto(&residual, &x, &experts, &routes)?, &want, 1e-5);
             assert_close("gathered", &gathered(&residual, &x, &experts, &routes)?, &want, 1e-5);
+            let on_gpu = emulated(|| {
+                let routes = Routes::choose(&logits, per_row, normalise)?;
+                experts_onto(&residual, &x, &experts, &routes)
+            })?;
+            assert_close("the GPU's", &on_gpu, &want, 1e-5);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_that_visit_nobody_are_the_residual() -> Result<()> {
+        let mut noise = Noise::new(74);
+        let experts = experts(3, 8, DType::F32, &mut noise)?;
+        let none = Tensor::zeros((0, HIDDEN), DType::F32, &candle_core::Device::Cpu)?;
+        let logits = Tensor::zeros((0, 3), DType::F32, &candle_core::Device::Cpu)?;
+        let run = || {
+            let routes = Routes::choose(&logits, 2, true)?;
+            experts_onto(&none, &none, &experts, &routes)
+        };
+        assert_eq!(run()?.dims(), [0, HIDDEN]);
+        assert_eq!(emulated(run)?.dims(), [0, HIDDEN]);
         Ok(())
     }
 
@@ -258,29 +311,39 @@ mod tests {
             let routes = Routes::choose(&part(&logits)?, per_row, true)?;
             experts_onto(&part(&residual)?, &part(&x)?, &experts, &routes)?.to_vec2()
         };
-        let together = of(0, rows)?;
-        for (row, together) in together.iter().enumerate() {
-            assert_eq!(&of(row, 1)?[0], together);
-        }
-        assert_eq!(of(3, 20)?, together[3..23]);
-        Ok(())
+        let check = || -> Result<()> {
+            let together = of(0, rows)?;
+            for (row, together) in together.iter().enumerate() {
+                assert_eq!(&of(row, 1)?[0], together);
+            }
+            assert_eq!(of(3, 20)?, together[3..23]);
+            Ok(())
+        };
+        check()?;
+        emulated(check)
     }
 
     #[test]
     fn weights_are_probabilities_or_shares_and_ties_go_to_the_lower_expert() {
-        let logits = [0.0, 1.0, -3.0, 1.0];
+        let logits = [0.0_f32, 1.0, -3.0, 1.0];
         let total: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
         let p = (1.0_f64.exp() / total) as f32;
-        let close = |got: Vec<(u32, f32)>, want: &[(u32, f32)]| {
+        for (per_row, normalise, want) in [
+            (1, false, &[(1, p)][..]),
+            (2, false, &[(1, p), (3, p)]),
+            (2, true, &[(1, 0.5), (3, 0.5)]),
+        ] {
+            let row = Tensor::new(&[logits], &candle_core::Device::Cpu).expect("a row");
+            let routes = Routes::choose(&row, per_row, normalise).expect("routes");
+            let visits = routes.visits().enumerate().filter(|(_, visits)| !visits.is_empty());
+            let got: Vec<_> =
+                visits.map(|(expert, visits)| (expert, routes.weights[visits.start])).collect();
             assert_eq!(got.len(), want.len());
             for ((expert, weight), (wanted, share)) in got.iter().zip(want) {
                 assert_eq!(expert, wanted);
                 assert!((weight - share).abs() < 1e-6, "{weight} {share}");
             }
-        };
-        close(choice(&logits, 1, false), &[(1, p)]);
-        close(choice(&logits, 2, false), &[(1, p), (3, p)]);
-        close(choice(&logits, 2, true), &[(1, 0.5), (3, 0.5)]);
+        }
     }
 
     #[test]

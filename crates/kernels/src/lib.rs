@@ -17,6 +17,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod channel_scale;
+pub mod check;
 pub mod dispatch;
 pub mod experts;
 pub mod gated_mlp;
@@ -42,6 +43,7 @@ mod simd;
 mod storage;
 
 pub use composed::{Gradients, differentiable};
+pub use cuda::device;
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;
 pub use cuda::transfer;

@@ -4,12 +4,17 @@
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
 //! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use std::cell::RefCell;
+
+use candle_core::{
+    CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
+};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::composed::{FULL_ROWS, differentiable};
-use crate::cuda::linear::{Addend as OnGpu, few_rows};
+use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
+use crate::cuda::product::product;
 use crate::dispatch::{Products, fused, products_of};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
 use crate::storage::{f32_slice, with_f32};
@@ -22,6 +27,47 @@ use crate::storage::{f32_slice, with_f32};
 /// # Errors
 /// - shapes do not fit, or `weight` is neither f32, bf16 nor f16 on the fused path
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    check(x, weight, bias)?;
+    if !fused(&[x]) {
+        return composed(x, weight, bias);
+    }
+    match bias {
+        Some(bias) => apply(x, weight, bias, Addend::Bias),
+        None => apply(x, weight, &Tensor::zeros(0, DType::F32, x.device())?, Addend::None),
+    }
+}
+
+/// Rows of one start of [`linear_exact`] on a GPU.
+const EXACT_ROWS: usize = 1 << 18;
+
+/// The same with factors of the type of `x`, whatever [`Products`] the process forms: for routers and
+/// gates, where rounded factors would change who is chosen. Where nothing trains a row of f32 has the
+/// same bits however many rows are beside it, on the CPU and on NVIDIA GPUs.
+///
+/// # Errors
+/// - as [`linear`]
+pub fn linear_exact(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    check(x, weight, bias)?;
+    if fused(&[x]) {
+        return linear(x, weight, bias);
+    }
+    let rows = x.dim(0)?;
+    let mut parts = Vec::new();
+    for first in (0..rows).step_by(EXACT_ROWS) {
+        let part = x.narrow(0, first, EXACT_ROWS.min(rows - first))?;
+        match each_row(&part, &[(weight, OnGpu::bias(bias))])? {
+            Some([part]) => parts.push(part),
+            None => return product_in(x.dtype(), x, weight, bias),
+        }
+    }
+    match parts.len() {
+        0 => product_in(x.dtype(), x, weight, bias),
+        1 => Ok(parts.remove(0)),
+        _ => Tensor::cat(&parts, 0),
+    }
+}
+
+fn check(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let (_, inputs) = x.dims2()?;
     let (outputs, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs {
@@ -32,13 +78,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     {
         bail!("linear: bias [{outputs}] expected, found {:?}", bias.shape());
     }
-    if !fused(&[x]) {
-        return composed(x, weight, bias);
-    }
-    match bias {
-        Some(bias) => apply(x, weight, bias, Addend::Bias),
-        None => apply(x, weight, &Tensor::zeros(0, DType::F32, x.device())?, Addend::None),
-    }
+    Ok(())
 }
 
 /// `residual + x Wᵀ + b`: the end of a branch, without a pass over `[R, O]` for the addition.
@@ -63,7 +103,9 @@ pub fn linear_onto(
         return Ok(out);
     }
     if bias.is_some() || !fused(&[x]) {
-        return residual + linear(x, weight, bias)?;
+        let out = linear(x, weight, bias)?;
+        let nothing = rows == 0 && residual.shape() == out.shape();
+        return if nothing { Ok(residual.clone()) } else { residual + out };
     }
     if weight.dims2()?.1 != inputs || residual.dims() != [rows, weight.dim(0)?] {
         bail!(
@@ -118,7 +160,7 @@ pub fn reference(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<T
 }
 
 /// The same on any device: gradients only of what trains, and with [`Products::Half`] 16-bit
-/// factors. The result has the type of `x`.
+/// factors, whose products are summed and kept in f32. The result has the type of `x`.
 ///
 /// # Errors
 /// - as [`linear`]
@@ -135,6 +177,32 @@ pub(crate) fn factor_type(x: &Tensor, weight: &Tensor) -> DType {
     }
 }
 
+thread_local! {
+    /// A weight that was turned into a factor before, and the factor.
+    static KNOWN_FACTOR: RefCell<Option<(TensorId, Tensor)>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`, whose products take `factor` for `weight`: a weight that trains in f32 is turned into 16 bits
+/// once for all chunks of rows.
+pub(crate) fn with_factor<R>(weight: &Tensor, factor: &Tensor, f: impl FnOnce() -> R) -> R {
+    struct Forget;
+    impl Drop for Forget {
+        fn drop(&mut self) {
+            KNOWN_FACTOR.set(None);
+        }
+    }
+    KNOWN_FACTOR.set(Some((weight.id(), factor.clone())));
+    let _forget = Forget;
+    f()
+}
+
+fn known_factor(weight: &Tensor) -> Option<Tensor> {
+    KNOWN_FACTOR.with_borrow(|known| {
+        let (_, factor) = known.as_ref().filter(|(id, _)| *id == weight.id())?;
+        Some(factor.clone())
+    })
+}
+
 fn product_in(
     factors: DType,
     x: &Tensor,
@@ -142,7 +210,12 @@ fn product_in(
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (rows, _) = x.dims2()?;
+    if rows == 0 {
+        return no_rows(x, weight);
+    }
     let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
+    let known = known_factor(weight);
+    let weight_factor = move |weight: &Tensor| known.clone().map_or_else(|| as_factor(weight), Ok);
     let (want_x, want_weight) = (x.track_op(), weight.track_op());
     if let Some([out]) = few_rows(x, &[(weight, OnGpu::bias(bias))])? {
         return Ok(out);
@@ -150,25 +223,30 @@ fn product_in(
     let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
     let factor = as_factor(x)?;
     let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
-    let out = factor.matmul(&as_factor(weight)?.t()?)?;
+    let out = product(&factor, &weight_factor(weight)?.t()?)?;
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
     let out = out.to_dtype(x.dtype())?;
     let (kept_x, kept_weight) = (x.detach(), weight.detach());
     let out = differentiable("linear", [x, weight, weight], out, move |g| {
         let g = as_factor(g)?;
         let dx = if want_x {
-            Some(g.matmul(&as_factor(&kept_weight)?)?.to_dtype(kept_x.dtype())?)
+            Some(product(&g, &weight_factor(&kept_weight)?)?.to_dtype(kept_x.dtype())?)
         } else {
             None
         };
         let dw = if want_weight {
-            Some(g.t()?.matmul(&as_factor(&kept_x)?)?.to_dtype(kept_weight.dtype())?)
+            Some(product(&g.t()?, &as_factor(&kept_x)?)?.to_dtype(kept_weight.dtype())?)
         } else {
             None
         };
         Ok([dx, dw, None])
     })?;
     with_bias(out, bias)
+}
+
+/// The product of no rows: a GPU's driver refuses to start a kernel without blocks.
+fn no_rows(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    Tensor::zeros((0, weight.dim(0)?), x.dtype(), x.device())
 }
 
 fn with_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

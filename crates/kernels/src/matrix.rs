@@ -2,17 +2,23 @@
 //!
 //! Products take the blocks apart in registers and multiply their codes with activations of 8-bit
 //! fixed-point numbers, which a training or f32 target does not need: its products differ by some
-//! 1e-3 of their size. Read is a fifth of the bytes.
+//! 1e-3 of their size. Of blocks of 4 bits a seventh of the bytes is read.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
+use rayon::prelude::*;
 
 use crate::cuda::linear::{Addend, few_rows};
 use crate::dispatch::fused;
-use crate::gemm::{BLOCK, Blocks, GROUP, Mat, Product, Right, matmul_each, side_by_side};
+use crate::gemm::quantised::{FixedRows, Kernel, matmul_quantised};
+use crate::gemm::{
+    BLOCK, Blocks, GROUP, Mat, Product, Right, held_bytes, matmul_each, put_side_by_side,
+};
 use crate::linear::{Weight, linear, linear_onto};
+use crate::rows::select_rows;
 use crate::storage::with_f32;
 
 pub use crate::gemm::BlockFormat;
@@ -27,17 +33,57 @@ pub struct QuantisedMatrix {
     bytes: Vec<u8>,
 }
 
+/// Bytes of stored rows that are put side by side at a time.
+const PIECE: usize = 1 << 20;
+
 impl QuantisedMatrix {
-    /// From blocks as a file holds them, `[O, I / 32]`.
+    /// From blocks as a file holds them, row after row.
     ///
     /// # Errors
     /// - a row does not consist of whole blocks, or the bytes are not those of the shape
     pub fn new(format: BlockFormat, outputs: usize, inputs: usize, bytes: &[u8]) -> Result<Self> {
-        let row = inputs / BLOCK * format.bytes();
-        if !inputs.is_multiple_of(BLOCK) || outputs.checked_mul(row) != Some(bytes.len()) {
-            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {format:?}", bytes.len());
+        let row = inputs / format.values() * format.bytes();
+        if outputs.checked_mul(row) != Some(bytes.len()) {
+            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {}", bytes.len(), format.name());
         }
-        let bytes = side_by_side(format, outputs, inputs, bytes);
+        Self::read(format, outputs, inputs, |rows| {
+            Ok(Cow::Borrowed(&bytes[rows.start * row..rows.end * row]))
+        })
+    }
+
+    /// From rows as a file holds them, some at a time on every thread, so that the whole is never held
+    /// twice.
+    ///
+    /// # Errors
+    /// - those of `read`, which gives the blocks of a range of rows; a row does not consist of whole
+    ///   blocks, or the bytes are not those of its rows
+    pub fn read<'a, E: From<candle_core::Error> + Send>(
+        format: BlockFormat,
+        outputs: usize,
+        inputs: usize,
+        read: impl Fn(Range<usize>) -> std::result::Result<Cow<'a, [u8]>, E> + Sync,
+    ) -> std::result::Result<Self, E> {
+        let wrong = |what: String| E::from(candle_core::Error::Msg(what));
+        let Some(held) = held_bytes(format, outputs, inputs) else {
+            let name = format.name();
+            return Err(wrong(format!("[{outputs}, {inputs}] is no matrix of blocks of {name}")));
+        };
+        let row = inputs / format.values() * format.bytes();
+        let mut bytes = vec![0; held];
+        let groups = outputs.div_ceil(GROUP);
+        let together = (PIECE / (GROUP * row).max(1)).max(1);
+        let pieces = bytes.par_chunks_mut((together * held / groups.max(1)).max(1)).enumerate();
+        pieces.try_for_each(|(piece, out)| {
+            let first = piece * together * GROUP;
+            let rows = first..(first + together * GROUP).min(outputs);
+            let stored = read(rows.clone())?;
+            if stored.len() != rows.len() * row {
+                let found = stored.len();
+                return Err(wrong(format!("{found} bytes for {} rows of {row}", rows.len())));
+            }
+            put_side_by_side(format, inputs, &stored, out);
+            Ok(())
+        })?;
         Ok(Self { format, outputs, inputs, bytes })
     }
 
@@ -51,11 +97,8 @@ impl QuantisedMatrix {
         inputs: usize,
         bytes: Vec<u8>,
     ) -> Result<Self> {
-        let row = inputs / BLOCK * format.bytes();
-        let rows = outputs.checked_next_multiple_of(GROUP);
-        let expected = rows.and_then(|rows| rows.checked_mul(row));
-        if !inputs.is_multiple_of(BLOCK) || expected != Some(bytes.len()) {
-            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {format:?}", bytes.len());
+        if held_bytes(format, outputs, inputs) != Some(bytes.len()) {
+            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {}", bytes.len(), format.name());
         }
         Ok(Self { format, outputs, inputs, bytes })
     }
@@ -68,6 +111,27 @@ impl QuantisedMatrix {
     /// Format, outputs and inputs.
     pub fn layout(&self) -> (BlockFormat, usize, usize) {
         (self.format, self.outputs, self.inputs)
+    }
+
+    /// `W x` for activations that were rounded before: `x = code · scale`, with a scale for every 32
+    /// codes. What [`Matrix::linear`] computes after its own rounding.
+    ///
+    /// # Shapes
+    /// - `codes`: `[I]`, `scales`: `[I / 32]` → `[O]`
+    ///
+    /// # Errors
+    /// - the lengths are others, or a code is -128
+    pub fn of_codes(&self, codes: &[i8], scales: &[f32]) -> Result<Vec<f32>> {
+        if codes.len() != self.inputs || codes.len() != scales.len() * BLOCK {
+            let (codes, scales) = (codes.len(), scales.len());
+            bail!("{codes} codes and {scales} scales for a matrix of {} inputs", self.inputs);
+        }
+        if codes.contains(&i8::MIN) {
+            bail!("codes of activations are -127 and more");
+        }
+        let mut out = vec![0.0; self.outputs];
+        matmul_quantised(&mut out, &FixedRows::of_codes(codes, scales), self.blocks(), false);
+        Ok(out)
     }
 
     fn blocks(&self) -> Blocks<'_> {
@@ -90,18 +154,26 @@ impl QuantisedMatrix {
 
     fn columns(&self, inputs: Range<usize>) -> Result<Self> {
         let &Self { format, outputs, inputs: width, .. } = self;
-        let cut = [inputs.start, inputs.end].iter().any(|end| !end.is_multiple_of(BLOCK));
+        let values = format.values();
+        let cut = [inputs.start, inputs.end].iter().any(|end| !end.is_multiple_of(values));
         if cut || inputs.start > inputs.end || inputs.end > width {
-            bail!("inputs {inputs:?} of {width} are no whole blocks of {BLOCK} of a matrix");
+            bail!("inputs {inputs:?} of {width} are no whole blocks of {values} of a matrix");
         }
-        let size = GROUP * format.bytes();
-        let part = inputs.start / BLOCK * size..inputs.end / BLOCK * size;
-        let mut bytes = Vec::with_capacity(outputs.div_ceil(GROUP) * part.len());
-        for group in self.bytes.chunks_exact((width / BLOCK * size).max(1)) {
+        let groups = outputs.div_ceil(GROUP);
+        let group = self.bytes.len() / groups.max(1);
+        let size = group / (width / values).max(1);
+        let part = inputs.start / values * size..inputs.end / values * size;
+        let mut bytes = Vec::with_capacity(groups * part.len());
+        for group in self.bytes.chunks_exact(group.max(1)) {
             bytes.extend_from_slice(&group[part.clone()]);
         }
         Ok(Self { format, outputs, inputs: inputs.len(), bytes })
     }
+}
+
+/// The instruction set that multiplies blocks here, by its name.
+pub fn block_products() -> &'static str {
+    Kernel::detect().name()
 }
 
 /// A frozen weight.
@@ -156,10 +228,10 @@ impl Matrix {
     /// - an id lies outside the matrix
     pub fn rows(&self, ids: &[u32]) -> Result<Tensor> {
         match self {
-            Self::Dense(weight) => {
-                let ids = Tensor::from_slice(ids, ids.len(), weight.device())?;
-                weight.index_select(&ids, 0)?.to_dtype(DType::F32)
+            Self::Dense(weight) if ids.is_empty() => {
+                Tensor::zeros((0, weight.dim(1)?), DType::F32, weight.device())
             }
+            Self::Dense(weight) => select_rows(weight, ids)?.to_dtype(DType::F32),
             Self::Quantised(matrix) => {
                 matrix.check(ids)?;
                 let blocks = matrix.blocks();
@@ -175,10 +247,7 @@ impl Matrix {
     /// - a row lies outside the matrix
     pub fn select(&self, rows: &[u32]) -> Result<Self> {
         match self {
-            Self::Dense(weight) => {
-                let rows = Tensor::from_slice(rows, rows.len(), weight.device())?;
-                Ok(Self::Dense(weight.index_select(&rows, 0)?))
-            }
+            Self::Dense(weight) => Ok(Self::Dense(select_rows(weight, rows)?)),
             Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.select(rows)?))),
         }
     }
@@ -186,7 +255,7 @@ impl Matrix {
     /// The matrix of some neighbouring inputs, held as this one.
     ///
     /// # Errors
-    /// - they lie outside the matrix, or cut its quantised blocks of 32
+    /// - they lie outside the matrix, or cut its quantised blocks
     pub fn columns(&self, inputs: Range<usize>) -> Result<Self> {
         match self {
             Self::Dense(weight) => {

@@ -22,6 +22,10 @@ pub fn relu_squared(x: &Tensor, slope: f64) -> Result<Tensor> {
     if !(0.0..1.0).contains(&slope) {
         bail!("relu_squared: slope in [0, 1) expected, found {slope}");
     }
+    if x.elem_count() == 0 {
+        // A GPU's driver refuses to start a kernel without blocks.
+        return Ok(x.clone());
+    }
     if fused(&[x]) {
         x.contiguous()?.apply_op1(ReluSquared { slope: slope as f32 })
     } else {

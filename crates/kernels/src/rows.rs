@@ -1,6 +1,13 @@
-//! Some rows of a tensor.
+//! Some rows of a tensor, and sums of them.
+//!
+//! Rows come by [`select_rows`]; its gradient, and what [`scatter_rows`] computes, are sums of the rows
+//! that go to the same place, in the order of their ids. A GPU forms each of them by threads of its own:
+//! the rows are sorted by place beforehand, and nothing is added atomically.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
+
+use crate::composed::differentiable;
+use crate::cuda;
 
 /// The rows `ids` of `x`, `[T, ...]` → `[R, ...]`; gradients flow into them.
 ///
@@ -14,14 +21,122 @@ pub fn select_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
         shape[0] = 0;
         return Tensor::zeros(shape, x.dtype(), x.device());
     }
-    x.index_select(&Tensor::from_slice(ids, ids.len(), x.device())?, 0)
+    let at = Tensor::from_slice(ids, ids.len(), x.device())?;
+    // candle's own gradient adds the rows one after the other.
+    if !x.track_op() || !cuda::takes(&[x]) {
+        return x.index_select(&at, 0);
+    }
+    let rows = x.dim(0)?;
+    let back = Sums::by_id(ids, rows)?;
+    let out = x.detach().index_select(&at, 0)?;
+    differentiable("select_rows", [x; 3], out, move |gradient| {
+        Ok([Some(cuda::rows::sum_rows(gradient, None, &back)?), None, None])
+    })
+}
+
+/// `[rows, ...]` in which row `ids[i]` holds row `i` of `x`, `[R, ...]`; several at one place are added in
+/// their order, and all other rows are 0. Gradients flow into `x`.
+///
+/// # Errors
+/// - there is not an id a row, one is `rows` or more, or the device has no memory
+pub fn scatter_rows(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
+    if x.dim(0)? != ids.len() {
+        bail!("scatter_rows: {} ids for {:?}", ids.len(), x.shape());
+    }
+    let sums = Sums::by_id(ids, rows)?;
+    if ids.is_empty() {
+        let mut shape = x.dims().to_vec();
+        shape[0] = rows;
+        return Tensor::zeros(shape, x.dtype(), x.device());
+    }
+    if !cuda::takes(&[x]) {
+        return reference(x, ids, rows);
+    }
+    let out = cuda::rows::sum_rows(&x.detach(), None, &sums)?;
+    let ids = ids.to_vec();
+    differentiable("scatter_rows", [x; 3], out, move |gradient| {
+        Ok([Some(select_rows(gradient, &ids)?), None, None])
+    })
+}
+
+/// [`scatter_rows`] from plain tensor ops, for any device and type.
+///
+/// # Errors
+/// - as [`scatter_rows`]
+pub fn reference(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
+    let mut shape = x.dims().to_vec();
+    shape[0] = rows;
+    let zeros = Tensor::zeros(shape, x.dtype(), x.device())?;
+    let ids = Tensor::from_slice(ids, ids.len(), x.device())?;
+    zeros.index_add(&ids, &x.contiguous()?, 0)
+}
+
+/// For every row of a result, which rows of another tensor it sums.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sums {
+    /// Where every row's terms begin; a last entry says where they end.
+    pub(crate) from: Vec<u32>,
+    /// Rows of the other tensor, in the order in which they are added.
+    pub(crate) places: Vec<u32>,
+    /// A factor for each of them.
+    pub(crate) weights: Option<Vec<f32>>,
+}
+
+impl Sums {
+    /// Row `ids[i]` of `rows` sums the rows `i`, ascending.
+    fn by_id(ids: &[u32], rows: usize) -> Result<Self> {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+            bail!("row {id} of {rows}");
+        }
+        let mut from = vec![0_u32; rows + 1];
+        ids.iter().for_each(|&id| from[id as usize + 1] += 1);
+        (0..rows).for_each(|row| from[row + 1] += from[row]);
+        let mut next = from.clone();
+        let mut places = vec![0; ids.len()];
+        for (i, &id) in (0..).zip(ids) {
+            places[next[id as usize] as usize] = i;
+            next[id as usize] += 1;
+        }
+        Ok(Self { from, places, weights: None })
+    }
+
+    /// Rows of the result.
+    pub(crate) fn rows(&self) -> usize {
+        self.from.len() - 1
+    }
+
+    /// `base` plus the weighted rows of `x`, both `[.., H]` in f32 without gradients: by the kernel where
+    /// it takes them, else from plain tensor ops, where every row must sum equally many.
+    pub(crate) fn of(&self, x: &Tensor, base: &Tensor) -> Result<Tensor> {
+        if cuda::takes(&[x, base]) {
+            return cuda::rows::sum_rows(x, Some(base), self);
+        }
+        self.composed(x, base)
+    }
+
+    /// The same from plain tensor ops.
+    pub(crate) fn composed(&self, x: &Tensor, base: &Tensor) -> Result<Tensor> {
+        let (rows, terms) = (self.rows(), self.places.len());
+        let each = terms / rows.max(1);
+        if !(0..=rows).all(|row| self.from[row] as usize == row * each) {
+            bail!("sums of rows: not every row sums {each}");
+        }
+        let mut terms = select_rows(x, &self.places)?;
+        if let Some(weights) = &self.weights {
+            let weights = Tensor::from_slice(weights, (weights.len(), 1), x.device())?;
+            terms = terms.broadcast_mul(&weights.to_dtype(x.dtype())?)?;
+        }
+        terms.reshape((rows, each, x.dim(1)?))?.sum(1)? + base
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::{DType, Device, Var};
 
     use super::*;
+    use crate::cuda::emulator::emulated;
+    use crate::test_support::{Noise, gradcheck};
 
     #[test]
     fn rows_come_in_the_order_of_their_ids() -> Result<()> {
@@ -38,8 +153,74 @@ mod tests {
         let none = select_rows(&x, &[])?;
         assert_eq!((none.dims(), none.dtype()), ([0, 2, 5].as_slice(), DType::BF16));
         // A kernel's result would hang on what it was computed from.
-        let variable = candle_core::Var::zeros((3, 2), DType::F32, &Device::Cpu)?;
+        let variable = Var::zeros((3, 2), DType::F32, &Device::Cpu)?;
         assert!(!select_rows(variable.as_tensor(), &[])?.track_op());
+        Ok(())
+    }
+
+    #[test]
+    fn rows_go_to_their_places_and_add_up() -> Result<()> {
+        let x = Tensor::arange(1.0_f32, 7.0, &Device::Cpu)?.reshape((3, 2))?;
+        let want = [[0.0, 0.0], [6.0, 8.0], [0.0, 0.0], [3.0, 4.0]];
+        for emulate in [false, true] {
+            let run = || scatter_rows(&x, &[1, 3, 1], 4)?.to_vec2::<f32>();
+            assert_eq!(if emulate { emulated(run) } else { run() }?, want);
+            let none = || scatter_rows(&select_rows(&x, &[])?, &[], 2)?.to_vec2::<f32>();
+            assert_eq!(if emulate { emulated(none) } else { none() }?, [[0.0; 2]; 2]);
+        }
+        assert!(scatter_rows(&x, &[0, 1], 4).is_err());
+        assert!(scatter_rows(&x, &[0, 1, 4], 4).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_follow_the_rows() {
+        let mut noise = Noise::new(17);
+        gradcheck(&[noise.tensor(&[4, 3])], |t| scatter_rows(&t[0], &[1, 0, 1, 5], 6));
+        gradcheck(&[noise.tensor(&[4, 3])], |t| select_rows(&t[0], &[1, 0, 1, 3, 1]));
+    }
+
+    /// Values and gradients have the bits of one addition after the other, however often a row is asked for.
+    #[test]
+    fn the_gpus_sums_have_the_bits_of_additions_in_order() -> Result<()> {
+        let mut noise = Noise::new(18);
+        for (rows, chosen, shape) in
+            [(1, 1, vec![1]), (5, 40, vec![7]), (300, 90, vec![2, 150]), (3, 700, vec![33])]
+        {
+            let ids: Vec<u32> = (0..chosen).map(|_| noise.below(rows) as u32).collect();
+            let shaped = |count: usize| [&[count], &shape[..]].concat();
+            let (x, picked) = (noise.var(&shaped(rows)), noise.var(&shaped(chosen)));
+            let direction = noise.tensor(&shaped(chosen));
+            let onto = noise.tensor(&shaped(rows));
+            let run = || -> Result<Vec<Vec<f32>>> {
+                let selected = select_rows(&x, &ids)?;
+                let scattered = scatter_rows(&picked, &ids, rows)?;
+                let loss = (&selected * &direction)?.sum_all()?;
+                let loss = (loss + (&scattered * &onto)?.sum_all()?)?;
+                let gradients = loss.backward()?;
+                let of = |variable: &Var| gradients.get(variable).expect("a gradient").clone();
+                let all = [selected, scattered, of(&x), of(&picked)];
+                all.iter().map(|t| t.flatten_all()?.to_vec1()).collect()
+            };
+            assert_eq!(emulated(run)?, run()?, "{chosen} of {rows}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn weighted_sums_onto_a_base_match_plain_tensor_ops() -> Result<()> {
+        let mut noise = Noise::new(19);
+        for (rows, each, width) in [(1, 1, 1), (9, 3, 40), (70, 8, 300)] {
+            let (x, base) = (noise.tensor(&[rows * each, width]), noise.tensor(&[rows, width]));
+            let weights = (0..rows * each).map(|_| noise.next() as f32).collect();
+            let sums = Sums {
+                from: (0..=rows as u32).map(|row| row * each as u32).collect(),
+                places: (0..rows * each).map(|_| noise.below(rows * each) as u32).collect(),
+                weights: Some(weights),
+            };
+            let own = emulated(|| sums.of(&x, &base))?;
+            crate::test_support::assert_close("sums", &own, &sums.composed(&x, &base)?, 1e-6);
+        }
         Ok(())
     }
 }

@@ -75,7 +75,9 @@ impl DeviceChoice {
                 format!("there are {count} GPUs"),
                 format!("take cuda:0 to cuda:{}, or look at CUDA_VISIBLE_DEVICES", count - 1),
             )),
-            Ok(_) => Device::new_cuda(index).map_err(|error| self.unusable(error, remedy)),
+            Ok(_) => {
+                longdraft_kernels::device::open(index).map_err(|error| self.unusable(error, remedy))
+            }
         }
     }
 
@@ -124,14 +126,7 @@ fn cuda_gpus() -> std::result::Result<usize, String> {
 
 /// Free bytes of an NVIDIA GPU's memory; of others the driver does not tell.
 pub fn free_memory(device: &Device) -> Option<u64> {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(device) => {
-            let (free, _) = device.cuda_stream().context().mem_get_info().ok()?;
-            Some(free as u64)
-        }
-        _ => None,
-    }
+    longdraft_kernels::device::free_memory(device).ok().flatten()
 }
 
 impl Precision {

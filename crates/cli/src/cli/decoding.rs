@@ -59,8 +59,7 @@ pub(crate) enum WeightDtype {
     Bf16,
     /// IEEE half.
     F16,
-    /// As the file holds them: 16 or 32 bits, or quantised blocks (Q4_0, Q4_1, Q8_0; other types in 32
-    /// bits). Beside blocks, activations are in 8-bit fixed point, keys and values in f16, and a draft
+    /// As the file holds them: 16 or 32 bits, or the quantised blocks of a GGUF file. Beside blocks, activations are in 8-bit fixed point, keys and values in f16, and a draft
     /// proposes from blocks of 8 bits.
     Stored,
 }

@@ -1,5 +1,8 @@
 //! Command-line arguments.
 
+#[cfg(any(test, feature = "bench"))]
+mod benchmarking;
+mod checking;
 mod configuration;
 mod data;
 mod decoding;
@@ -12,8 +15,14 @@ mod training;
 use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use longdraft_models::DeviceChoice;
 
+#[cfg(any(test, feature = "bench"))]
+pub(crate) use benchmarking::{
+    BenchArguments, BenchCommand, CaptureBenchArguments, DecodeBenchArguments,
+    Eagle3BenchArguments, GlideBenchArguments, MethodChoice, PretrainBenchArguments,
+    ShapeArguments,
+};
+pub(crate) use checking::{KernelCheckArguments, ParityArguments};
 pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
@@ -157,14 +166,24 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft parity cases/qwen2_short --json
     Parity(ParityArguments),
+    /// Check every op against f64, forward and backward, with f32 and bf16 products, or time it.
+    ///
+    /// Example: longdraft kernel-check --device cuda:0 --real --json
+    KernelCheck(KernelCheckArguments),
     /// Results and plots of runs, side by side, as one HTML page that needs no network.
     ///
     /// Example: longdraft report runs/a runs/b --output comparison.html
     Report(ReportArguments),
-    /// Check this machine and say what to do.
+    /// Time steps at the shapes of published models, with random weights; a JSON line a case.
     ///
-    /// Example: longdraft doctor
-    Doctor,
+    /// Example: longdraft bench glide --shape smollm2-135m --tokens 1024
+    #[cfg(any(test, feature = "bench"))]
+    #[command(subcommand, hide = true)]
+    Bench(BenchCommand),
+    /// Check this machine and say what to do; with a target, what its weights cost here.
+    ///
+    /// Example: longdraft doctor --target model.Q4_K_M.gguf
+    Doctor(DoctorArguments),
 }
 
 impl Command {
@@ -176,7 +195,8 @@ impl Command {
             | Self::Generate(_)
             | Self::Verify(_)
             | Self::Parity(_)
-            | Self::Doctor => true,
+            | Self::KernelCheck(_)
+            | Self::Doctor(_) => true,
             Self::Data(data) => {
                 matches!(data, DataCommand::Inspect(_) | DataCommand::Stats(_))
             }
@@ -189,18 +209,12 @@ impl Command {
     }
 }
 
-/// Arguments of `parity`.
+/// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct ParityArguments {
-    /// Case folders, or folders that hold case folders.
-    #[arg(required = true, value_name = "CASE_DIR")]
-    pub(crate) cases: Vec<PathBuf>,
-    /// Weights of `forward` cases: a Hugging Face folder or a GGUF file.
-    #[arg(long)]
+pub(crate) struct DoctorArguments {
+    /// A target's GGUF file or folder: products of every type of its weights are measured.
+    #[arg(long, value_name = "PATH")]
     pub(crate) target: Option<PathBuf>,
-    /// Where it is computed, in f32: auto, cpu, cuda:0, metal:0.
-    #[arg(long, default_value = "cpu")]
-    pub(crate) device: DeviceChoice,
 }
 
 /// Arguments of `quickstart`.

@@ -2,12 +2,16 @@
 
 use serde_json::json;
 
-use crate::doctor::{Finding, Status, examine};
+use crate::cli::DoctorArguments;
+use crate::doctor::{Finding, Status, examine, examine_target};
 use crate::failure::{Failure, Result};
 
 /// Prints every finding; fails if no work is possible.
-pub(crate) fn run(json: bool) -> Result<()> {
-    let findings = examine();
+pub(crate) fn run(arguments: &DoctorArguments, json: bool) -> Result<()> {
+    let mut findings = examine();
+    if let Some(path) = &arguments.target {
+        findings.extend(examine_target(path)?);
+    }
     let count = |status| findings.iter().filter(|finding| finding.status == status).count();
     let (ok, notes, problems) = (count(Status::Ok), count(Status::Note), count(Status::Problem));
     let blocking: Vec<&Finding> = findings.iter().filter(|finding| finding.blocking).collect();

@@ -14,7 +14,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
 use crate::cli::GenerateArguments;
-use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, stop_tokens};
+use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, holdings, stop_tokens};
 use crate::failure::{Failure, Result};
 use chat::{Line, Turns};
 use speaker::{Show, Speaker};
@@ -35,6 +35,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
     let asked =
         if arguments.no_draft { decoding.clone().without_drafts() } else { decoding.clone() };
     let models = asked.open(&arguments.target)?;
+    errln!("{}", holdings(&models.target));
     options.stop_tokens = stops(arguments, &models)?;
     let drafter = asked.drafter(&models)?;
     let decoder = SpeculativeDecoder::new(&models.target, drafter);

@@ -1,5 +1,7 @@
 //! One file per command.
 
+#[cfg(any(test, feature = "bench"))]
+mod bench;
 mod capture;
 mod config;
 mod curriculum;
@@ -10,6 +12,7 @@ mod export;
 mod extract;
 mod fetch;
 mod generate;
+mod kernel_check;
 mod parity;
 mod plan;
 mod pretrain;
@@ -79,7 +82,10 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Data(command) => data::run(&command, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),
+        Command::KernelCheck(check) => kernel_check::run(&check, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),
-        Command::Doctor => doctor::run(arguments.json),
+        #[cfg(any(test, feature = "bench"))]
+        Command::Bench(command) => bench::run(&command),
+        Command::Doctor(doctor) => doctor::run(&doctor, arguments.json),
     }
 }

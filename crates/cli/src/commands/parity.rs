@@ -6,32 +6,37 @@ use serde_json::json;
 
 use crate::cli::ParityArguments;
 use crate::failure::{Failure, Result};
-use crate::parity::{CaseReport, run_case};
+use crate::parity::{CaseReport, Place, run_case};
 
-/// Runs every case; fails if one does not hold.
+/// Runs every case; fails if one does not hold. A case that cannot be computed counts as one that does
+/// not; where it is the only one, its error is the command's.
 pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     let mut folders = Vec::new();
     for path in &arguments.cases {
         collect_cases(path, &mut folders)?;
     }
-    let device = arguments.device.open(0)?;
-    let mut reports = Vec::new();
+    let place = Place::new(arguments.device.open(0)?, arguments.precision.into());
+    let mut passed = 0;
     for folder in &folders {
-        let report = run_case(folder, arguments.target.as_deref(), &device)?;
-        print_report(&report, json);
-        reports.push(report);
+        match run_case(folder, arguments.target.as_deref(), &place) {
+            Ok(report) => {
+                print_report(&report, json);
+                passed += usize::from(report.pass());
+            }
+            Err(failure) if folders.len() == 1 || failure.is_interruption() => return Err(failure),
+            Err(failure) => print_failure(folder, &failure, json),
+        }
     }
-    let passed = reports.iter().filter(|report| report.pass()).count();
-    let all = passed == reports.len();
+    let (count, all) = (folders.len(), passed == folders.len());
     if json {
-        outln!("{}", json!({"cases": reports.len(), "passed": passed, "pass": all}));
+        outln!("{}", json!({"cases": count, "passed": passed, "pass": all}));
     } else {
-        outln!("{passed} of {} cases passed", reports.len());
+        outln!("{passed} of {count} cases passed");
     }
     if all {
         Ok(())
     } else {
-        Err(Failure::work(format!("{} cases failed", reports.len() - passed)).in_result())
+        Err(Failure::work(format!("{} cases failed", count - passed)).in_result())
     }
 }
 
@@ -59,6 +64,18 @@ fn collect_cases(path: &Path, cases: &mut Vec<PathBuf>) -> Result<()> {
             .hint("a case is a folder with meta.json and its tensors"));
     }
     Ok(())
+}
+
+/// A case that could not be computed.
+fn print_failure(folder: &Path, failure: &Failure, json: bool) {
+    let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy();
+    if json {
+        let error = failure.to_json()["error"].take();
+        outln!("{}", json!({"case": name, "kind": null, "pass": false, "error": error}));
+        return;
+    }
+    outln!("FAIL {name}: it could not be computed");
+    failure.print();
 }
 
 fn print_report(report: &CaseReport, json: bool) {

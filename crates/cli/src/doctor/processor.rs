@@ -1,5 +1,6 @@
 //! Cores, threads, instruction sets.
 
+use longdraft_kernels::matrix::block_products;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
 use super::cgroup::Limits;
@@ -53,7 +54,7 @@ pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
         threads: rayon::current_num_threads(),
         quota: limits.cpus,
     };
-    vec![judge_cores(&brand, &cores), judge_threads(&cores), judge_width(width())]
+    vec![judge_cores(&brand, &cores), judge_threads(&cores), judge_width(width(), block_products())]
 }
 
 fn judge_cores(brand: &str, cores: &Cores) -> Finding {
@@ -112,12 +113,16 @@ fn x86_features() -> (bool, bool) {
     (false, false)
 }
 
-fn judge_width(width: Width) -> Finding {
+fn judge_width(width: Width, blocks: &str) -> Finding {
     let check = "instruction set";
+    let ok = |name, numbers| {
+        let fact = format!("{name}: kernels work on {numbers} numbers at a time");
+        Finding::ok(check, format!("{fact}; quantised blocks are multiplied by {blocks}"))
+    };
     match width {
-        Width::Avx512 => Finding::ok(check, "AVX-512: kernels work on 16 numbers at a time"),
-        Width::Avx2 => Finding::ok(check, "AVX2 with FMA: kernels work on 8 numbers at a time"),
-        Width::Neon => Finding::ok(check, "NEON: kernels work on 4 numbers at a time"),
+        Width::Avx512 => ok("AVX-512", 16),
+        Width::Avx2 => ok("AVX2 with FMA", 8),
+        Width::Neon => ok("NEON", 4),
         Width::Plain => Finding::note(
             check,
             "neither AVX2 with FMA nor NEON: kernels run without wide instructions",
@@ -162,7 +167,9 @@ mod tests {
 
     #[test]
     fn plain_loops_are_noted() {
-        assert_eq!(judge_width(Width::Plain).status, Status::Note);
-        assert_eq!(judge_width(Width::Avx2).status, Status::Ok);
+        assert_eq!(judge_width(Width::Plain, "nothing").status, Status::Note);
+        let found = judge_width(Width::Avx2, "AVX-VNNI");
+        assert_eq!(found.status, Status::Ok);
+        assert!(found.fact.contains("AVX2") && found.fact.ends_with("by AVX-VNNI"));
     }
 }

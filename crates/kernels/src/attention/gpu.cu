@@ -56,12 +56,14 @@ DEVICE void load(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
     }
 }
 
-// The same transposed, as [DIM, count + 8].
+// The same transposed, as [DIM, count + 8], for a multiple of 8 rows. A warp takes 8 dimensions of 4 pairs of
+// rows: it reads whole sectors, and as a row of the tile is 4, 12 or 20 banks after the one before, modulo 32,
+// its writes fall into all banks.
 template <class SOURCE>
 DEVICE void load_transposed(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
     int stride = count + 8;
     for (int i = threadIdx.x; i < count / 2 * DIM; i += blockDim.x) {
-        int row = i / DIM * 2, dim = i % DIM;
+        int group = i / 32, row = (group / (DIM / 8) * 4 + i % 32 / 8) * 2, dim = group % (DIM / 8) * 8 + i % 8;
         float low = 0.0f, high = 0.0f;
         if (dim < HEAD_DIM) {
             if (first + row < end) low = rows.at(first + row)[dim];

@@ -5,22 +5,23 @@
 //! begin at fixed keys, and a row's bits depend on what it sees alone: a node of a token tree has those of
 //! the same token in a chain.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+pub(super) mod tables;
 
-use candle_core::{Device, Result, Shape, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{Device, Result, Shape, Tensor, bail};
 
 use super::{Dims, KeyRanges};
 use crate::composed::{FULL_ROWS, differentiable};
-use crate::cuda::{Argument, Launch, Program, block_memory, exactly, upload};
+use crate::cuda::{Argument, Launch, Program, block_memory, exactly};
 use crate::dispatch::{Products, products_of};
+use tables::{SeenBy, Tables};
 
 /// Rows of a block's own tile, and its threads: `TILE` and `32 * WARPS` of the kernels.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 const THREADS: usize = 128;
 /// Keys of a piece, a multiple of every tile of keys.
 const PIECE: usize = 256;
-/// No place among the single keys.
-const NOWHERE: u32 = u32::MAX;
 
 /// As [`super::attention`]; `None` where a head is too wide for the device's blocks.
 ///
@@ -115,128 +116,16 @@ impl Kernels {
     }
 }
 
-/// A call's ranges on the device, u32.
-struct Tables {
-    start: Tensor,
-    end: Tensor,
-    singles: Tensor,
-    singles_end: Tensor,
-    has_singles: bool,
-    backward: Mutex<Option<Arc<BackwardTables>>>,
-}
-
-/// What the gradients of keys need beside: the queries of every tile of keys, and of every single key.
-struct BackwardTables {
-    from: Tensor,
-    until: Tensor,
-    /// Distinct single keys.
-    single: Tensor,
-    count: usize,
-    seen_from: Tensor,
-    seen_by: Tensor,
-    /// Place of every key among `single`.
-    slot: Tensor,
-}
-
-impl Tables {
-    fn new(ranges: &KeyRanges, device: &Device) -> Result<Self> {
-        let queries = 0..ranges.queries();
-        let (mut start, mut end, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-        let mut singles: Vec<u32> = Vec::new();
-        for t in queries {
-            let range = ranges.of(t);
-            start.push(range.start as u32);
-            end.push(range.end as u32);
-            singles.extend(ranges.singles_of(t));
-            ends.push(singles.len() as u32);
-        }
-        Ok(Self {
-            start: upload(&start, device)?,
-            end: upload(&end, device)?,
-            has_singles: !singles.is_empty(),
-            singles: upload(&singles, device)?,
-            singles_end: upload(&ends, device)?,
-            backward: Mutex::new(None),
-        })
-    }
-
-    /// Layers of a pass share their ranges: those of the last call are kept.
-    fn of(ranges: &Arc<KeyRanges>, device: &Device) -> Result<Arc<Self>> {
-        type Kept = (Weak<KeyRanges>, Device, Arc<Tables>);
-        static LAST: Mutex<Option<Kept>> = Mutex::new(None);
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((kept, of_device, tables)) = &*last
-            && kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
-            && of_device.same_device(device)
-        {
-            return Ok(Arc::clone(tables));
-        }
-        let tables = Arc::new(Self::new(ranges, device)?);
-        *last = Some((Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
-        Ok(tables)
-    }
-
-    fn backward(
-        &self,
-        ranges: &KeyRanges,
-        keys: usize,
-        device: &Device,
-    ) -> Result<Arc<BackwardTables>> {
-        let mut kept = self.backward.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tables) = &*kept {
-            return Ok(Arc::clone(tables));
-        }
-        let tables = Arc::new(BackwardTables::new(ranges, keys, device)?);
-        *kept = Some(Arc::clone(&tables));
-        Ok(tables)
-    }
-}
-
-impl BackwardTables {
-    fn new(ranges: &KeyRanges, keys: usize, device: &Device) -> Result<Self> {
-        let tiles = keys.div_ceil(TILE);
-        let (mut from, mut until) = (vec![u32::MAX; tiles], vec![0_u32; tiles]);
-        for t in 0..ranges.queries() {
-            let range = ranges.of(t);
-            if range.is_empty() {
-                continue;
-            }
-            for tile in range.start / TILE..=(range.end - 1) / TILE {
-                from[tile] = from[tile].min(t as u32);
-                until[tile] = t as u32 + 1;
-            }
-        }
-        for (from, until) in from.iter_mut().zip(&until) {
-            *from = (*from).min(*until);
-        }
-        let mut slot = vec![NOWHERE; keys];
-        let (mut single, mut seen_from, mut seen_by) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, query) in ranges.singles_by_key() {
-            if single.last() != Some(&key) {
-                slot[key as usize] = single.len() as u32;
-                single.push(key);
-                seen_from.push(seen_by.len() as u32);
-            }
-            seen_by.push(query);
-        }
-        seen_from.push(seen_by.len() as u32);
-        Ok(Self {
-            from: upload(&from, device)?,
-            until: upload(&until, device)?,
-            count: single.len(),
-            single: upload(&single, device)?,
-            seen_from: upload(&seen_from, device)?,
-            seen_by: upload(&seen_by, device)?,
-            slot: upload(&slot, device)?,
-        })
-    }
+/// The program for one width of heads where blocks have so much memory, to compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) fn program(head_dim: usize, terms: usize, memory: usize) -> Option<Program> {
+    Kernels::new(head_dim, terms, memory).map(|kernels| kernels.program)
 }
 
 /// One call's arguments, detached and contiguous.
 struct Call {
     kernels: Arc<Kernels>,
     tables: Arc<Tables>,
-    ranges: Arc<KeyRanges>,
     dims: Dims,
     queries: usize,
     keys: usize,
@@ -250,11 +139,11 @@ impl Call {
         let dims = Dims::new(q.shape(), k.shape())?;
         let device = q.device();
         let Some(kernels) = Kernels::of(dims.head_dim, terms, device)? else { return Ok(None) };
+        let trained_keys = (k.track_op() || v.track_op()).then(|| k.dim(0)).transpose()?;
         let plain = |t: &Tensor| t.detach().contiguous();
         Ok(Some(Self {
             kernels,
-            tables: Tables::of(ranges, device)?,
-            ranges: Arc::clone(ranges),
+            tables: Tables::of(ranges, trained_keys, device)?,
             dims,
             queries: q.dim(0)?,
             keys: k.dim(0)?,
@@ -380,8 +269,8 @@ impl Call {
     }
 
     fn of_keys(&self, through: &Through<'_>) -> Result<[Tensor; 2]> {
-        let tables = self.tables.backward(&self.ranges, self.keys, self.q.device())?;
-        let [singles_dk, singles_dv] = self.of_singles(through, &tables)?;
+        let Some(tables) = &self.tables.seen_by else { bail!("attention: frozen keys") };
+        let [singles_dk, singles_dv] = self.of_singles(through, tables)?;
         let arguments: [Argument<'_>; 18] = [
             (&self.q).into(),
             (&self.k).into(),
@@ -409,7 +298,7 @@ impl Call {
     }
 
     /// Gradients of the distinct single keys, `[S, K, D]` each.
-    fn of_singles(&self, through: &Through<'_>, tables: &BackwardTables) -> Result<[Tensor; 2]> {
+    fn of_singles(&self, through: &Through<'_>, tables: &SeenBy) -> Result<[Tensor; 2]> {
         if tables.count == 0 {
             let nothing = Tensor::zeros(1, candle_core::DType::F32, self.q.device())?;
             return Ok([nothing.clone(), nothing]);
@@ -423,8 +312,8 @@ impl Call {
             through.lse.into(),
             through.delta.into(),
             (&tables.single).into(),
-            (&tables.seen_from).into(),
-            (&tables.seen_by).into(),
+            (&tables.queries_from).into(),
+            (&tables.queries).into(),
             heads.into(),
             kv_heads.into(),
             self.scale(),

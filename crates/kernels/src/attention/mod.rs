@@ -30,6 +30,8 @@ use crate::dispatch::fused;
 use crate::storage::{f16_slice, f32_slice, with_f32};
 
 pub use composed::composed;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use gpu::program;
 pub use ranges::{Delays, KeyRanges};
 pub use reference::reference;
 

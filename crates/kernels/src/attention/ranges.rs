@@ -176,9 +176,18 @@ impl KeyRanges {
 
     /// The queries that see each single key, ascending: `(key, query)` sorted by key.
     pub(super) fn singles_by_key(&self) -> Vec<(u32, u32)> {
-        let pairs = |t: usize| self.singles_of(t).iter().map(move |&key| (key, t as u32));
-        let mut all: Vec<_> = (0..self.queries()).flat_map(pairs).collect();
-        all.sort_unstable();
+        // By counting: where the pairs of each key begin.
+        let keys = self.singles.iter().max().map_or(0, |&key| key as usize + 1);
+        let mut next = vec![0; keys + 1];
+        self.singles.iter().for_each(|&key| next[key as usize + 1] += 1);
+        (0..keys).for_each(|key| next[key + 1] += next[key]);
+        let mut all = vec![(0, 0); self.singles.len()];
+        for t in 0..self.queries() {
+            for &key in self.singles_of(t) {
+                all[next[key as usize]] = (key, t as u32);
+                next[key as usize] += 1;
+            }
+        }
         all
     }
 
@@ -236,6 +245,17 @@ mod tests {
         assert_eq!((chosen.of(0), chosen.of(1), chosen.queries()), (0..3, 0..1, 2));
         assert_eq!((chosen.singles_of(0), chosen.singles_of(1)), (&[5][..], &[3][..]));
         assert_eq!(KeyRanges::appended(2, 3).select(&[1]).of(0), 0..4);
+    }
+
+    #[test]
+    fn single_keys_are_sorted_by_key_then_query() {
+        let lists = [vec![9, 2], vec![], vec![2, 7, 9], vec![0], vec![9, 9]];
+        let ranges = KeyRanges::shared(&(0..0), lists.len()).with_singles(lists.clone());
+        let pairs = |(t, keys): (usize, Vec<u32>)| keys.into_iter().map(move |key| (key, t as u32));
+        let mut sorted: Vec<(u32, u32)> = lists.into_iter().enumerate().flat_map(pairs).collect();
+        sorted.sort_unstable();
+        assert_eq!(ranges.singles_by_key(), sorted);
+        assert!(KeyRanges::appended(3, 2).singles_by_key().is_empty());
     }
 
     #[test]

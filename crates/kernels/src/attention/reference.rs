@@ -11,6 +11,9 @@ use super::{KeyRanges, check_shapes};
 pub fn reference(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
     let (queries, heads, head_dim) = q.dims3()?;
+    if queries == 0 {
+        return Ok(q.clone());
+    }
     let (keys, kv_heads, _) = k.dims3()?;
     let group = heads / kv_heads;
     let wide = match q.dtype() {

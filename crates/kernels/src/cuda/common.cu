@@ -22,6 +22,9 @@ DEVICE u32 pack(float low, float high) {
     return both;
 }
 
+DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
 DEVICE float unpack_low(u32 both) { return __uint_as_float(both << 16); }
 DEVICE float unpack_high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 

@@ -16,6 +16,7 @@
 #define EMULATED 1
 #define __global__
 #define __launch_bounds__(...)
+#define __align__(...)
 #define __restrict__
 #define __shared__ static
 #define DEVICE static inline

@@ -119,24 +119,15 @@ pub(super) use on_cuda::{block_memory, capability};
 
 #[cfg(feature = "cuda")]
 mod on_cuda {
-    use std::collections::HashMap;
-    use std::sync::{Arc, Mutex, PoisonError};
-
-    use candle_core::cuda_backend::cudarc::driver::sys::{
-        CUdevice_attribute_enum as Attribute, CUfunction_attribute_enum as OfFunction,
-    };
+    use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
     use candle_core::cuda_backend::cudarc::driver::{
         CudaSlice, CudaView, LaunchConfig, PushKernelArg,
     };
-    use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
     use candle_core::op::BackpropOp;
     use candle_core::{CudaDevice, CudaStorage, DType, Error, Result, Storage, Tensor, bail};
 
-    use super::super::Program;
+    use super::super::code::function;
     use super::{Argument, Launch};
-
-    /// Dynamic memory that a kernel has without asking: 48 KiB, less what its static arrays take.
-    const GRANTED_MEMORY: usize = 46 * 1024;
 
     /// Bytes of dynamic memory that a block may ask for.
     pub(in super::super) fn block_memory(device: &CudaDevice) -> Result<usize> {
@@ -155,27 +146,6 @@ mod on_cuda {
         device.cuda_stream().context().attribute(attribute).map_err(Error::wrap)
     }
 
-    /// The program for the device's architecture, compiled once in a process.
-    fn compiled(program: &Program, device: &CudaDevice) -> Result<Arc<str>> {
-        static COMPILED: Mutex<Option<HashMap<String, Arc<str>>>> = Mutex::new(None);
-        let (major, minor) = capability(device)?;
-        let key = format!("{}_sm{major}{minor}", program.name);
-        let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = all.get_or_insert_default();
-        if let Some(text) = all.get(&key) {
-            return Ok(Arc::clone(text));
-        }
-        let options = CompileOptions {
-            options: vec![format!("--gpu-architecture=compute_{major}{minor}")],
-            name: Some(format!("{}.cu", program.name)),
-            ..CompileOptions::default()
-        };
-        let ptx = compile_ptx_with_opts(&program.text, options).map_err(Error::wrap)?;
-        let text: Arc<str> = ptx.to_src().into();
-        all.insert(key, Arc::clone(&text));
-        Ok(text)
-    }
-
     /// An argument as the driver takes it.
     enum Passed<'a> {
         F32(CudaView<'a, f32>),
@@ -186,12 +156,8 @@ mod on_cuda {
     }
 
     pub(super) fn run(launch: &Launch<'_>, device: &CudaDevice) -> Result<Vec<Tensor>> {
-        let ptx = compiled(launch.program, device)?;
-        let function = device.get_or_load_custom_func(launch.kernel, &launch.program.name, &ptx)?;
-        if launch.memory > GRANTED_MEMORY {
-            let most = OfFunction::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(most, launch.memory as i32).map_err(Error::wrap)?;
-        }
+        let function = function(launch.program, launch.kernel, launch.memory, device)?;
+        let stream = device.cuda_stream();
         let held: Vec<_> = launch
             .arguments
             .iter()
@@ -230,7 +196,7 @@ mod on_cuda {
             // or not at all; both are ordered by the device's stream.
             results.push(unsafe { device.alloc::<f32>(shape.elem_count().max(1)) }?);
         }
-        let mut start = function.builder();
+        let mut start = stream.launch_builder(&function);
         for argument in &passed {
             match argument {
                 Passed::F32(values) => start.arg(values),

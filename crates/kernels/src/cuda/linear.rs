@@ -51,13 +51,24 @@ impl<'a> Addend<'a> {
 /// Most products of one start.
 const MOST: usize = 3;
 
+/// [`each_row`] of fewer than [`FULL_ROWS`] rows; the library is faster with more.
+///
+/// # Errors
+/// - as [`each_row`]
+pub(crate) fn few_rows<const N: usize>(
+    x: &Tensor,
+    maps: &[(&Tensor, Addend<'_>); N],
+) -> Result<Option<[Tensor; N]>> {
+    if x.dim(0)? < FULL_ROWS { each_row(x, maps) } else { Ok(None) }
+}
+
 /// `x Wᵀ + addend` of `[R, I]` and every `[O, I]` in f32, in one start; `None` where the library has to do
-/// it: nothing may train, rows be [`FULL_ROWS`] or more, matrices be more than three or of another type. A
-/// row's bits do not depend on the rows beside it.
+/// it: nothing may train, matrices be more than three or of another type. A row's bits do not depend on
+/// the rows beside it.
 ///
 /// # Errors
 /// - the kernel cannot be compiled or started
-pub(crate) fn few_rows<const N: usize>(
+pub(crate) fn each_row<const N: usize>(
     x: &Tensor,
     maps: &[(&Tensor, Addend<'_>); N],
 ) -> Result<Option<[Tensor; N]>> {
@@ -75,7 +86,7 @@ pub(crate) fn few_rows<const N: usize>(
             && Some(weight.dtype()) == dtype
             && addend.tensor().is_none_or(|t| t.is_contiguous() && t.dtype() == DType::F32)
     };
-    if !(1..FULL_ROWS).contains(&rows)
+    if rows == 0
         || N > MOST
         || all.any(Tensor::track_op)
         || !takes(&[x])
@@ -86,6 +97,8 @@ pub(crate) fn few_rows<const N: usize>(
         return Ok(None);
     }
     let x = x.contiguous()?;
+    // The kernel reads 4 values at a time.
+    let x = if x.layout().start_offset().is_multiple_of(4) { x } else { x.force_contiguous()? };
     let mut arguments: Vec<Argument<'_>> = vec![(&x).into(), rows.into(), inputs.into()];
     let (mut results, mut groups) = (Vec::new(), 0);
     for (weight, addend) in maps {
@@ -138,6 +151,24 @@ mod tests {
                     assert_eq!(bits(&alone)?, bits(&own.narrow(0, row, 1)?)?, "row {row}");
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A matrix that does not begin at a multiple of 16 bytes is read by pairs; rows that do not are copied.
+    #[test]
+    fn matrices_and_rows_at_odd_places_have_the_values_of_others() -> Result<()> {
+        let mut noise = Noise::new(17);
+        for (width, dtype) in [(64, DType::F32), (64, DType::BF16), (66, DType::BF16)] {
+            let (own, store) = (noise.tensor(&[3, width]), noise.tensor(&[5 * width + 2]));
+            let weight = store.to_dtype(dtype)?.narrow(0, 2, 5 * width)?.reshape((5, width))?;
+            let flat = Tensor::cat(&[&noise.tensor(&[2]), &own.flatten_all()?], 0)?;
+            let shifted = flat.narrow(0, 2, 3 * width)?.reshape((3, width))?;
+            assert_eq!(shifted.layout().start_offset(), 2);
+            let plain = linear(&own, &weight, None)?;
+            let [at_odd, at_even] = [&shifted, &own].map(|x| emulated(|| linear(x, &weight, None)));
+            assert_close("odd place", at_odd.as_ref().expect("product"), &plain, 2e-6);
+            assert_eq!(at_odd?.to_vec2::<f32>()?, at_even?.to_vec2::<f32>()?);
         }
         Ok(())
     }

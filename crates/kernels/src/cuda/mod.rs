@@ -4,15 +4,21 @@
 //! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0); all else goes the composed
 //! way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
 
+#[cfg(any(test, feature = "cuda"))]
+mod code;
+pub mod device;
 #[cfg(any(test, feature = "emulate-cuda"))]
 pub(crate) mod emulator;
 mod launch;
 pub(crate) mod linear;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+pub(crate) mod product;
 mod program;
 pub(crate) mod rows;
 pub mod transfer;
+#[cfg(any(test, feature = "nccl"))]
+mod wait;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
@@ -27,7 +33,8 @@ pub(crate) fn takes(tensors: &[&Tensor]) -> bool {
     on_gpu && !composed_only() && tensors.iter().all(|t| t.dtype() == DType::F32)
 }
 
-fn runs_on(device: &Device) -> bool {
+/// Whether the kernels run on a device.
+pub(crate) fn runs_on(device: &Device) -> bool {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => launch::capability(device).is_ok_and(|(major, _)| major >= 8),

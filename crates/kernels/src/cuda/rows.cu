@@ -1,4 +1,4 @@
-// Norms, rotations and gates; formulas in rms_norm.rs, rope.rs, swiglu.rs.
+// Norms, rotations, gates and sums of rows; formulas in rms_norm.rs, rope.rs, swiglu.rs, rows.rs.
 
 // A block a row of H values; `inverse` [R] is kept for the weight's gradient.
 extern "C" __global__ void rms_norm(const float *x, const float *weight, u32 hidden, float eps, float *out) {
@@ -69,3 +69,24 @@ extern "C" __global__ void swiglu_backward(const float *gate, const float *up, c
     of_up[i] = g * z * s;
 }
 KERNEL(swiglu_backward)
+
+// Row r of the result is its base (0 without one) plus, in their order, the rows `places[i]` of x times
+// `weights[i]` (1 without weights), i from `from[r]` to `from[r + 1]`. Grid: rows, blocks of columns.
+extern "C" __global__ void sum_rows(const float *x, const float *base, const u32 *from, const u32 *places,
+                                    const float *weights, u32 has_base, u32 has_weights, u32 width, float *out) {
+    u32 row = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= width) return;
+    float sum = has_base ? base[(size_t)row * width + column] : 0.0f;
+    u32 until = from[row + 1];
+    for (u32 i = from[row]; i < until; i += 4) {
+        // Four reads on their way at a time; the sum stays in order.
+        float values[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) values[j] = i + j < until ? x[(size_t)places[i + j] * width + column] : 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+            if (i + j < until) sum = has_weights ? fmaf(weights[i + j], values[j], sum) : sum + values[j];
+    }
+    out[(size_t)row * width + column] = sum;
+}
+KERNEL(sum_rows)

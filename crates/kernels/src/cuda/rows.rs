@@ -1,12 +1,13 @@
-//! Norms, rotations and gates: one pass over memory each.
+//! Norms, rotations, gates and sums of rows: one pass over memory each.
 
 use std::sync::LazyLock;
 
 use candle_core::{Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, exactly};
+use super::{Argument, Launch, Program, exactly, upload};
 use crate::composed::differentiable;
 use crate::rope::RopeTable;
+use crate::rows::Sums;
 
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
 const MOST_PIECES: usize = 65_535;
@@ -111,6 +112,30 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         let [d_gate, d_up] = exactly(run("swiglu_backward", grid, &arguments, &shapes, &of_gate)?)?;
         Ok([Some(d_gate), Some(d_up), None])
     })
+}
+
+/// [`Sums::of`] without a gradient.
+pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result<Tensor> {
+    let (x, base) = (x.contiguous()?, base.map(Tensor::contiguous).transpose()?);
+    let width: usize = x.dims()[1..].iter().product();
+    let rows = sums.rows();
+    let device = x.device();
+    let (from, places) = (upload(&sums.from, device)?, upload(&sums.places, device)?);
+    let weights = sums.weights.as_deref().map(|all| upload(all, device)).transpose()?;
+    let arguments: [Argument<'_>; 8] = [
+        (&x).into(),
+        base.as_ref().unwrap_or(&x).into(),
+        (&from).into(),
+        (&places).into(),
+        weights.as_ref().unwrap_or(&x).into(),
+        base.is_some().into(),
+        weights.is_some().into(),
+        width.into(),
+    ];
+    let grid = [rows, width.div_ceil(THREADS), 1];
+    let shape = Shape::from([&[rows], &x.dims()[1..]].concat());
+    let [out] = exactly(run("sum_rows", grid, &arguments, &[shape], &x)?)?;
+    Ok(out)
 }
 
 #[cfg(test)]

@@ -1,42 +1,117 @@
-//! What NVRTC says to the kernels; needs no GPU.
+//! What NVRTC and its assembler say to the kernels; needs no GPU.
 
-use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+use candle_core::Result;
 
 use super::Program;
+use super::code::{Architecture, compile, on_large_stack};
+use crate::attention::program as attention;
 
-fn attention(head_dim: usize, terms: usize, forward_keys: usize, inner: usize) -> Program {
-    let numbers = [
-        ("HEAD_DIM", head_dim),
-        ("TERMS", terms),
-        ("FORWARD_KEYS", forward_keys),
-        ("BACKWARD_INNER", inner),
-    ];
-    Program::new("attention", include_str!("../attention/gpu.cu"), &numbers)
+/// Compute capabilities, with the dynamic memory that a block may have there.
+const GPUS: [(i32, usize); 3] = [(80, 163 << 10), (90, 227 << 10), (100, 227 << 10)];
+
+/// Bytes that a kernel may move out of its registers: in wide heads two sums of a tile alone fill them.
+const fn spill_limit(head_dim: usize) -> usize {
+    if head_dim > 128 { 1280 } else { 64 }
+}
+
+/// What the assembler says of a kernel.
+#[derive(Debug, PartialEq)]
+struct Usage {
+    kernel: String,
+    registers: usize,
+    /// Bytes.
+    spilled: usize,
+}
+
+fn usages(log: &str) -> Vec<Usage> {
+    let mut all = Vec::new();
+    let (mut kernel, mut spilled) = (String::new(), 0);
+    let before = |line: &str, words: &str| -> Option<usize> {
+        line[..line.find(words)?].rsplit(' ').next()?.parse().ok()
+    };
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Function properties for ") {
+            name.trim().clone_into(&mut kernel);
+        }
+        if let Some(bytes) = before(line, " bytes spill stores") {
+            spilled = bytes;
+        }
+        if let Some(registers) = before(line, " registers") {
+            all.push(Usage { kernel: kernel.clone(), registers, spilled });
+        }
+    }
+    all
 }
 
 #[test]
-fn every_program_compiles_for_every_supported_gpu() {
-    let programs = [
-        Program::new("rows", include_str!("rows.cu"), &[]),
-        Program::new("linear", include_str!("linear.cu"), &[]),
-        Program::new("adamw", include_str!("../adamw/gpu.cu"), &[]),
-        Program::new("cross_entropy", include_str!("../linear_cross_entropy/gpu.cu"), &[]),
-        attention(64, 1, 64, 64),
-        attention(64, 3, 64, 64),
-        attention(80, 3, 64, 32),
-        attention(128, 1, 64, 32),
-        attention(128, 3, 64, 16),
-        attention(256, 1, 32, 16),
+fn the_assemblers_words_are_understood() {
+    let log = "ptxas info    : Compiling entry function 'rope' for 'sm_90'\n\
+               ptxas info    : Function properties for rope\n\
+               ptxas         .     24 bytes stack frame, 36 bytes spill stores, 8 bytes spill loads\n\
+               ptxas info    : Used 20 registers, used 0 barriers\n";
+    let usage = Usage { kernel: "rope".to_owned(), registers: 20, spilled: 36 };
+    assert_eq!(usages(log), [usage]);
+}
+
+/// Every program that a run may need, with the width of its heads.
+fn programs(memory: usize) -> Vec<(Program, usize)> {
+    let mut all = vec![
+        (Program::new("rows", include_str!("rows.cu"), &[]), 0),
+        (Program::new("linear", include_str!("linear.cu"), &[]), 0),
+        (Program::new("adamw", include_str!("../adamw/gpu.cu"), &[]), 0),
+        (Program::new("cross_entropy", include_str!("../linear_cross_entropy/gpu.cu"), &[]), 0),
+        (
+            Program::new(
+                "top_k",
+                include_str!("../top_k/gpu.cu"),
+                &[("THREADS", 512), ("CANDIDATES", 1024)],
+            ),
+            0,
+        ),
     ];
-    for program in programs {
-        for architecture in ["compute_80", "compute_90", "compute_100"] {
-            let options = CompileOptions {
-                options: vec![format!("--gpu-architecture={architecture}")],
-                ..CompileOptions::default()
-            };
-            let ptx = compile_ptx_with_opts(&program.text, options);
-            let ptx = ptx.unwrap_or_else(|e| panic!("{} for {architecture}: {e}", program.name));
-            assert!(ptx.to_src().contains(".entry"), "{}", program.name);
+    for head_dim in [64, 80, 96, 128, 256] {
+        for terms in [1, 3] {
+            all.extend(attention(head_dim, terms, memory).map(|program| (program, head_dim)));
         }
     }
+    all
+}
+
+/// Prints a line a kernel: `scripts/check-cuda-kernels` shows them.
+#[test]
+fn every_program_becomes_code_for_every_supported_gpu() -> Result<()> {
+    let mut too_many = Vec::new();
+    for (gpu, memory) in GPUS {
+        for (program, head_dim) in programs(memory) {
+            let options = ["--ptxas-options=-v"];
+            let compiled = on_large_stack(|| compile(&program, Architecture::Real(gpu), &options))?;
+            assert!(compiled.code.starts_with(b"\x7fELF"), "{}", program.name);
+            let usages = usages(&compiled.log);
+            assert!(!usages.is_empty(), "{}: {}", program.name, compiled.log);
+            for Usage { kernel, registers, spilled } in usages {
+                let line = format!(
+                    "sm_{gpu} {} {kernel}: {registers} registers, {spilled} bytes spilled",
+                    program.name
+                );
+                #[expect(clippy::print_stdout, reason = "the figures are what the check is for")]
+                {
+                    println!("{line}");
+                }
+                if spilled > spill_limit(head_dim) {
+                    too_many.push(line);
+                }
+            }
+        }
+    }
+    assert!(too_many.is_empty(), "{too_many:#?}");
+    Ok(())
+}
+
+#[test]
+fn text_that_is_no_program_is_refused_with_what_nvrtc_says() {
+    let program =
+        Program::new("broken", "extern \"C\" __global__ void kernel(int x) { y = x; }", &[]);
+    let error = compile(&program, Architecture::Real(90), &[]).map(|_| ()).expect_err("no program");
+    let error = error.to_string();
+    assert!(error.contains("sm_90") && error.contains("\"y\" is undefined"), "{error}");
 }

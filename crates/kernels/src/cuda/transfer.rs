@@ -3,65 +3,118 @@
 use candle_core::{Device, Result, Tensor};
 
 /// A contiguous copy on `device`, there when the call returns; to be called by a thread that reads
-/// ahead. On an NVIDIA GPU f32 values go through page-locked memory on the calling thread's stream, beside
+/// ahead. On an NVIDIA GPU values of the host go through page-locked memory on a stream of their own, beside
 /// the kernels that other threads start.
 ///
 /// # Errors
 /// - the device has no memory for it, or the transfer fails
 pub fn upload_ahead(tensor: &Tensor, device: &Device) -> Result<Tensor> {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(device) if on_cuda::takes(tensor) => on_cuda::upload(tensor, device),
-        device => tensor.contiguous()?.to_device(device),
+    let tensor = tensor.contiguous()?;
+    #[cfg(feature = "cuda")]
+    if let (Device::Cuda(device), Device::Cpu) = (device, tensor.device()) {
+        return on_cuda::upload(&tensor, device);
     }
+    let copy = tensor.to_device(device)?;
+    device.synchronize()?;
+    Ok(copy)
 }
 
 #[cfg(feature = "cuda")]
 mod on_cuda {
-    use std::sync::{Mutex, PoisonError};
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, Mutex, PoisonError};
 
-    use candle_core::cuda_backend::cudarc::driver::{CudaSlice, PinnedHostSlice};
+    use candle_core::cuda_backend::CudaDType;
+    use candle_core::cuda_backend::cudarc::driver::{
+        CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice,
+    };
     use candle_core::op::BackpropOp;
-    use candle_core::{CudaDevice, CudaStorage, DType, Device, Error, Result, Storage, Tensor};
+    use candle_core::{
+        CpuStorage, CudaDevice, CudaStorage, Error, Layout, Result, Storage, Tensor, bail,
+    };
 
-    use crate::storage::with_f32;
+    /// Words of the page-locked memory: 16 MiB.
+    const STAGE: usize = 1 << 21;
 
-    /// f32 values of the page-locked memory: 16 MiB.
-    const STAGE: usize = 1 << 22;
+    /// What uploads to a device use, one at a time, once the first was asked for.
+    struct Stage {
+        stream: Arc<CudaStream>,
+        /// Words, so that values of every type are aligned.
+        memory: PinnedHostSlice<u64>,
+    }
 
-    /// Page-locked memory of the process, once it was needed.
-    static STAGE_MEMORY: Mutex<Option<PinnedHostSlice<f32>>> = Mutex::new(None);
+    /// By the device's index.
+    static STAGES: Mutex<BTreeMap<usize, Stage>> = Mutex::new(BTreeMap::new());
 
-    pub(super) fn takes(tensor: &Tensor) -> bool {
-        tensor.dtype() == DType::F32 && matches!(tensor.device(), Device::Cpu)
+    impl Stage {
+        fn new(device: &CudaDevice) -> Result<Self> {
+            let context = Arc::clone(device.cuda_stream().context());
+            let stream = context.new_stream().map_err(Error::wrap)?;
+            // SAFETY: what is sent was written before.
+            let memory = unsafe { context.alloc_pinned(STAGE) }.map_err(Error::wrap)?;
+            Ok(Self { stream, memory })
+        }
+
+        /// The values on the device, there when the call returns.
+        fn send<T: DeviceRepr + Copy>(&mut self, values: &[T]) -> Result<CudaSlice<T>> {
+            // SAFETY: all values are written below, before the call returns. The block is this stream's: if
+            // the other has given it back before, the driver orders the copies after that.
+            let copy = unsafe { self.stream.alloc::<T>(values.len().max(1)) };
+            let mut copy = copy.map_err(Error::wrap)?;
+            let most = STAGE * size_of::<u64>() / size_of::<T>();
+            for (index, piece) in values.chunks(most).enumerate() {
+                let words = self.memory.as_mut_slice().map_err(Error::wrap)?;
+                // SAFETY: the words are aligned for numbers of up to 8 bytes and hold `most` of them.
+                let staged = unsafe {
+                    std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<T>(), piece.len())
+                };
+                staged.copy_from_slice(piece);
+                let mut part = copy.slice_mut(index * most..index * most + piece.len());
+                self.stream.memcpy_htod(&*staged, &mut part).map_err(Error::wrap)?;
+                // Other threads' kernels may read it from now on, and the memory be written again.
+                self.stream.synchronize().map_err(Error::wrap)?;
+            }
+            Ok(copy)
+        }
     }
 
     pub(super) fn upload(tensor: &Tensor, device: &CudaDevice) -> Result<Tensor> {
-        // Every thread has a stream of its own: that of kernels which others start goes on.
-        let stream = device.cuda_stream();
-        stream.context().bind_to_thread().map_err(Error::wrap)?;
-        let mut memory = STAGE_MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
-        if memory.is_none() {
-            // SAFETY: what is sent was written before.
-            let pinned = unsafe { stream.context().alloc_pinned::<f32>(STAGE) };
-            *memory = Some(pinned.map_err(Error::wrap)?);
+        let (storage, layout) = tensor.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { bail!("upload: a CPU tensor expected") };
+        let copy = match storage {
+            CpuStorage::U8(values) => send(values, layout, device),
+            CpuStorage::U32(values) => send(values, layout, device),
+            CpuStorage::I64(values) => send(values, layout, device),
+            CpuStorage::BF16(values) => send(values, layout, device),
+            CpuStorage::F16(values) => send(values, layout, device),
+            CpuStorage::F32(values) => send(values, layout, device),
+            CpuStorage::F64(values) => send(values, layout, device),
+            _ => bail!("upload: values of type {:?}", tensor.dtype()),
+        }?;
+        let shape = tensor.shape();
+        Ok(Tensor::from_storage(Storage::Cuda(copy), shape, BackpropOp::none(), false))
+    }
+
+    fn send<T: CudaDType + DeviceRepr + Copy>(
+        values: &[T],
+        layout: &Layout,
+        device: &CudaDevice,
+    ) -> Result<CudaStorage> {
+        let first = layout.start_offset();
+        let values = &values[first..first + layout.shape().elem_count()];
+        let compute = device.cuda_stream();
+        let mut stages = STAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = compute.context().ordinal();
+        if !stages.contains_key(&index) {
+            stages.insert(index, Stage::new(device)?);
         }
-        let Some(memory) = memory.as_mut() else { candle_core::bail!("no memory") };
-        let copy = with_f32(tensor, |values| {
-            // SAFETY: all values are written below, before the call returns.
-            let mut copy: CudaSlice<f32> = unsafe { device.alloc::<f32>(values.len().max(1)) }?;
-            for (index, piece) in values.chunks(STAGE).enumerate() {
-                let staged = &mut memory.as_mut_slice().map_err(Error::wrap)?[..piece.len()];
-                staged.copy_from_slice(piece);
-                let mut part = copy.slice_mut(index * STAGE..index * STAGE + piece.len());
-                stream.memcpy_htod(&*staged, &mut part).map_err(Error::wrap)?;
-                // Another thread's kernels may read it from now on, and the memory be written again.
-                stream.synchronize().map_err(Error::wrap)?;
-            }
-            Ok(copy)
-        })?;
-        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(copy, device.clone()));
-        Ok(Tensor::from_storage(storage, tensor.shape(), BackpropOp::none(), false))
+        let Some(stage) = stages.get_mut(&index) else { bail!("upload: no stream") };
+        let copy = stage.send(values)?;
+        let count = copy.len();
+        // SAFETY: the address is that of `count` values, which are all there. From here on they are used and
+        // given back in the order of the device's stream.
+        let copy = unsafe { compute.upgrade_device_ptr::<T>(copy.leak(), count) };
+        Ok(CudaStorage::wrap_cuda_slice(copy, device.clone()))
     }
 }
 

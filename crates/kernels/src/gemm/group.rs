@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::blocks::{Output, block};
 use super::micro::Isa;
-use super::quantised::{self, Blocks, FixedRows, matmul_quantised};
+use super::quantised::{self, Blocks, FixedRows, Kernel, matmul_quantised};
 use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
 use crate::threads::split;
 
@@ -82,7 +82,7 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
             tasks.push((whole, *right, first..(first + unpacked::TASK_COLUMNS).min(cols)));
         }
     }
-    let isa = Isa::detect();
+    let (isa, kernel) = (Isa::detect(), Kernel::detect());
     split(tasks.len(), |task| {
         let (whole, right, range) = tasks[task].clone();
         // SAFETY: the assertion above bounds every product to its destination, of which the tasks
@@ -92,7 +92,7 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
             for_each_type!(
                 right,
                 b => block(isa, part, a, b.columns(range)),
-                q => quantised::columns(isa, part, (&fixed, 0..a.rows), q.columns(range))
+                q => quantised::columns(kernel, part, (&fixed, 0..a.rows), q.columns(range))
             );
         }
     });

@@ -11,7 +11,7 @@ mod element;
 mod group;
 mod micro;
 mod pack;
-mod quantised;
+pub(crate) mod quantised;
 mod row_by_row;
 mod unpacked;
 
@@ -23,7 +23,7 @@ pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 use pack::{LeftOrder, PANEL};
 pub use quantised::BlockFormat;
-pub(crate) use quantised::{BLOCK, Blocks, GROUP, side_by_side};
+pub(crate) use quantised::{BLOCK, Blocks, GROUP, held_bytes, put_side_by_side};
 
 use crate::threads::split;
 

@@ -1,4 +1,8 @@
+use candle_core::Var;
+
 use super::*;
+use crate::cuda::emulator::emulated;
+use crate::dispatch::with_half_products;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 #[test]
@@ -133,4 +137,80 @@ fn wrong_shapes_are_errors() {
     let x = noise.tensor(&[3, 4]);
     assert!(linear(&x, &noise.tensor(&[2, 5]), None).is_err());
     assert!(linear(&x, &noise.tensor(&[2, 4]), Some(&noise.tensor(&[3]))).is_err());
+}
+
+#[test]
+fn the_experts_of_a_token_do_not_depend_on_the_tokens_beside_it() -> Result<()> {
+    let mut noise = Noise::new(41);
+    // Experts that are much alike.
+    let own = (noise.tensor(&[16, 64]) * 0.02)?;
+    let (x, router) = (noise.tensor(&[130, 64]), own.broadcast_add(&noise.tensor(&[1, 64]))?);
+    let exact = |x: &Tensor| -> Result<Tensor> {
+        emulated(|| with_half_products(|| linear_exact(x, &router, None)))
+    };
+    let chosen = |logits: &Tensor| -> Result<Vec<Vec<u32>>> {
+        logits.arg_sort_last_dim(false)?.narrow(1, 0, 4)?.contiguous()?.to_vec2()
+    };
+    let (all, want) = (exact(&x)?, linear(&x, &router, None)?);
+    assert_close("router", &all, &want, 2e-6);
+    let experts = chosen(&all)?;
+    for rows in [1, 8, 63, 64, 65] {
+        let part = exact(&x.narrow(0, 130 - rows, rows)?)?;
+        let own = all.narrow(0, 130 - rows, rows)?;
+        assert_eq!(part.to_vec2::<f32>()?, own.to_vec2::<f32>()?, "{rows} rows");
+        assert_eq!(chosen(&part)?, experts[130 - rows..], "{rows} rows");
+    }
+    // The rounded factors of other products do change them.
+    let rounded = emulated(|| with_half_products(|| linear(&x, &router, None)))?;
+    assert!(crate::test_support::relative_error(&rounded, &want) > 1e-4);
+    assert_ne!(chosen(&rounded)?, experts);
+    Ok(())
+}
+
+#[test]
+fn exact_products_train_and_take_any_width() -> Result<()> {
+    let mut noise = Noise::new(42);
+    let (x, w, b) = (noise.var(&[70, 7]), noise.var(&[5, 7]), noise.tensor(&[5]));
+    let want = linear(&x, &w, Some(&b))?;
+    let own = emulated(|| with_half_products(|| linear_exact(&x, &w, Some(&b))))?;
+    assert_close("forward", &own, &want, 1e-6);
+    let gradients = |out: Tensor| out.sqr()?.sum_all()?.backward();
+    let (want, own) = (gradients(want)?, with_half_products(|| gradients(own))?);
+    for (name, var) in [("x", &x), ("weight", &w)] {
+        let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+        assert_close(name, a, b, 1e-5);
+    }
+    let nothing = emulated(|| linear_exact(&x.detach().narrow(0, 0, 0)?, &w.detach(), None))?;
+    assert_eq!(nothing.dims(), [0, 5]);
+    assert!(linear_exact(&x, &w.t()?, None).is_err());
+    Ok(())
+}
+
+/// With half factors, results and gradients lose what rounding the factors loses, and nothing after the sums.
+#[test]
+fn half_products_are_sums_of_f32() -> Result<()> {
+    let mut noise = Noise::new(43);
+    let (x, w) = (noise.var(&[70, 96]), noise.var(&[33, 96]));
+    let direction = noise.tensor(&[70, 33]);
+    let run = |half: bool| -> Result<[Tensor; 3]> {
+        let rounded = |t: &Tensor| t.to_dtype(DType::BF16)?.to_dtype(DType::F64);
+        if half {
+            return emulated(|| {
+                with_half_products(|| {
+                    let out = linear(&x, &w, None)?;
+                    let gradients = (&out * &direction)?.sum_all()?.backward()?;
+                    let of = |var: &Var| gradients.get(var).cloned().expect("gradient");
+                    Ok([out, of(&x), of(&w)])
+                })
+            });
+        }
+        let (x, w, g) = (rounded(&x)?, rounded(&w)?, rounded(&direction)?);
+        let all = [x.matmul(&w.t()?)?, g.matmul(&w)?, g.t()?.matmul(&x)?];
+        Ok(all.map(|t| t.to_dtype(DType::F32).expect("f32")))
+    };
+    for (name, (own, want)) in ["y", "x", "weight"].iter().zip(run(true)?.iter().zip(&run(false)?))
+    {
+        assert_close(name, own, want, 1e-6);
+    }
+    Ok(())
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::composed::{CHUNK_VALUES, differentiable};
 use crate::cuda;
-use crate::linear::factor_type;
+use crate::linear::{factor_type, with_factor};
 use crate::storage::{from_f64, host_f64};
 
 /// As [`super::linear_cross_entropy`], on any device; `[R, V]` is never materialised.
@@ -48,9 +48,16 @@ pub(super) fn in_chunks(
     let (want_hidden, want_head) = (hidden.track_op(), head.track_op());
     let reordered = order.is_some();
     let rows = order.unwrap_or_else(|| (0..count as u32).collect());
-    // Turned into the type of the products once, not for every chunk.
-    let factor = head.detach().to_dtype(factor_type(hidden, head))?;
-    let factor = Leaf::new(&factor, want_head)?;
+    // Turned into the type of the products once, not for every chunk; a head that trains gets its gradients
+    // in its own type, as a chunk's are rounded before they are added.
+    let factor = head.detach().to_dtype(factor_type(hidden, head))?.contiguous()?;
+    let leaf = if !want_head {
+        Leaf::Frozen(factor.clone())
+    } else if head.is_variable() {
+        Leaf::Trained(Var::from_tensor(head)?)
+    } else {
+        Leaf::new(&head.detach(), true)?
+    };
     let mut sums = Sums::new(count);
     for rows in rows.chunks((logits / vocabulary.max(1)).max(1)) {
         let part = if reordered {
@@ -59,8 +66,9 @@ pub(super) fn in_chunks(
             hidden.narrow(0, rows[0] as usize, rows.len())?
         };
         let part = Leaf::new(&part.detach(), want_hidden)?;
-        let output = loss_of(rows, part.tensor(), factor.tensor())?;
-        sums.add(rows, &output, (&part, &factor))?;
+        let loss = || loss_of(rows, part.tensor(), leaf.tensor());
+        let output = with_factor(leaf.tensor(), &factor, loss)?;
+        sums.add(rows, &output, (&part, &leaf))?;
     }
     let dtype = if hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let loss = from_f64(&[sums.loss], (), dtype, hidden.device())?;

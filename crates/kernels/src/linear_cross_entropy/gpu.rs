@@ -21,7 +21,9 @@ const THREADS: usize = 512;
 /// Numbers of a row: `STATISTICS` of the kernel.
 const STATISTICS: usize = 7;
 
-/// As [`super::reference()`]; all rows' logits exist at the same time.
+/// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a backward
+/// pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed on as it is, without a
+/// pass over `[R, V]` to multiply it by 1.
 ///
 /// # Errors
 /// - as [`super::linear_cross_entropy`]
@@ -34,8 +36,8 @@ pub(super) fn output(inputs: &Inputs<'_>) -> Result<Output> {
     let statistics = statistics.to_vec2::<f32>()?;
     let loss: f64 = statistics.iter().map(|row| f64::from(row[6])).sum();
     let loss = Tensor::new(loss as f32, logits.device())?;
-    let loss_sum = differentiable("cross_entropy_rows", [&logits; 3], loss, move |of_loss| {
-        Ok([Some(gradient.broadcast_mul(of_loss)?), None, None])
+    let loss_sum = differentiable("cross_entropy_rows", [&logits; 3], loss, move |_| {
+        Ok([Some(gradient.clone()), None, None])
     })?;
     Ok(Output { loss_sum, rows: row_statistics(inputs, &statistics) })
 }

@@ -28,50 +28,111 @@ fn maps_of_one_input_have_the_bits_of_each_alone() -> Result<()> {
     Ok(())
 }
 
+/// Random bytes, whose scales are all finite because they are small.
+fn stored(noise: &mut Noise, format: BlockFormat, outputs: usize, inputs: usize) -> Vec<u8> {
+    let size = outputs * inputs / format.values() * format.bytes();
+    (0..size).map(|_| noise.below(64) as u8).collect()
+}
+
+fn quantised(format: BlockFormat, outputs: usize, inputs: usize, stored: &[u8]) -> Result<Matrix> {
+    Ok(Matrix::Quantised(Arc::new(QuantisedMatrix::new(format, outputs, inputs, stored)?)))
+}
+
 #[test]
 fn quantised_weights_are_near_their_widened_selves() -> Result<()> {
     let mut noise = Noise::new(25);
-    let (outputs, inputs) = (96, 64);
-    let size = outputs * inputs / BLOCK * BlockFormat::Q8_0.bytes();
-    // Small exponents, so that every scale is finite.
-    let bytes: Vec<u8> = (0..size).map(|_| noise.below(64) as u8).collect();
-    let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes)?;
-    let stored = Matrix::Quantised(Arc::new(matrix));
-    let widened = Matrix::Dense(stored.to_dense()?);
-    let bias = noise.tensor(&[outputs]);
-    let near = |ours: &[Vec<f32>], wanted: &[Vec<f32>]| {
-        let largest = wanted.iter().flatten().fold(0.0, |all: f32, y| all.max(y.abs()));
-        let mut pairs = ours.iter().flatten().zip(wanted.iter().flatten());
-        assert!(pairs.all(|(x, y)| (x - y).abs() <= 1e-2 * largest), "{ours:?} {wanted:?}");
-    };
-    for rows in [1, 5, 40] {
-        let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));
-        for bias in [None, Some(&bias)] {
-            let of = |matrix: &Matrix| -> Result<_> {
-                let (plain, onto) =
-                    (matrix.linear(&x, bias)?, matrix.linear_onto(&residual, &x, bias)?);
-                Ok((plain.to_vec2::<f32>()?, onto.to_vec2::<f32>()?))
-            };
-            let (ours, wanted) = (of(&stored)?, of(&widened)?);
-            near(&ours.0, &wanted.0);
-            near(&ours.1, &wanted.1);
+    for format in BlockFormat::ALL {
+        let (outputs, block) = (96, format.values());
+        let inputs = 2 * block;
+        let stored = stored(&mut noise, format, outputs, inputs);
+        let stored = quantised(format, outputs, inputs, &stored)?;
+        let widened = Matrix::Dense(stored.to_dense()?);
+        let bias = noise.tensor(&[outputs]);
+        let near = |ours: &[Vec<f32>], wanted: &[Vec<f32>]| {
+            let largest = wanted.iter().flatten().fold(0.0, |all: f32, y| all.max(y.abs()));
+            let mut pairs = ours.iter().flatten().zip(wanted.iter().flatten());
+            assert!(pairs.all(|(x, y)| (x - y).abs() <= 2e-2 * largest), "{format:?}");
+        };
+        for rows in [1, 5, 40] {
+            let (x, residual) = (noise.tensor(&[rows, inputs]), noise.tensor(&[rows, outputs]));
+            for bias in [None, Some(&bias)] {
+                let of = |matrix: &Matrix| -> Result<_> {
+                    let (plain, onto) =
+                        (matrix.linear(&x, bias)?, matrix.linear_onto(&residual, &x, bias)?);
+                    Ok((plain.to_vec2::<f32>()?, onto.to_vec2::<f32>()?))
+                };
+                let (ours, wanted) = (of(&stored)?, of(&widened)?);
+                near(&ours.0, &wanted.0);
+                near(&ours.1, &wanted.1);
+            }
+        }
+        let ids = [95, 0, 7];
+        let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
+        assert_eq!(rows(&stored)?, rows(&widened)?);
+        assert_eq!(stored.select(&ids)?.to_dense()?.to_vec2::<f32>()?, rows(&stored)?);
+        for inputs in [0..block, block..inputs, 0..inputs] {
+            let part = stored.columns(inputs.clone())?.to_dense()?.to_vec2::<f32>()?;
+            let wanted = widened.columns(inputs.clone())?.to_dense()?;
+            assert_eq!(wanted.dims(), [outputs, inputs.len()]);
+            assert_eq!(part, wanted.to_vec2::<f32>()?);
+        }
+        assert!(stored.columns(0..block - 8).is_err());
+        assert!(stored.columns(block..3 * block).is_err());
+        assert!(widened.columns(block..3 * block).is_err());
+        assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
+        assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
+        assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn maps_of_several_formats_have_the_bits_of_each_alone_whatever_the_threads() -> Result<()> {
+    let mut noise = Noise::new(26);
+    let inputs = 512;
+    let matrices = BlockFormat::ALL.map(|format| {
+        let stored = stored(&mut noise, format, 70, inputs);
+        quantised(format, 70, inputs, &stored).expect("a matrix")
+    });
+    let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pools = [1, 3].map(|threads| pool(threads).expect("a pool"));
+    for rows in [1, 5, 16, 21] {
+        let x = noise.tensor(&[rows, inputs]);
+        let each = || linear_each(&x, std::array::from_fn::<_, 13, _>(|i| (&matrices[i], None)));
+        let [one, three] = [&pools[0], &pools[1]].map(|pool| pool.install(each));
+        for ((one, three), matrix) in one?.iter().zip(&three?).zip(&matrices) {
+            let alone = matrix.linear(&x, None)?.to_vec2::<f32>()?;
+            assert_eq!(one.to_vec2::<f32>()?, alone);
+            assert_eq!(three.to_vec2::<f32>()?, alone);
         }
     }
-    let ids = [95, 0, 7];
-    let rows = |matrix: &Matrix| matrix.rows(&ids).and_then(|rows| rows.to_vec2::<f32>());
-    assert_eq!(rows(&stored)?, rows(&widened)?);
-    assert_eq!(stored.select(&ids)?.to_dense()?.to_vec2::<f32>()?, rows(&stored)?);
-    for inputs in [0..32, 32..64, 0..64] {
-        let part = stored.columns(inputs.clone())?.to_dense()?.to_vec2::<f32>()?;
-        let wanted = widened.columns(inputs.clone())?.to_dense()?;
-        assert_eq!(wanted.dims(), [outputs, inputs.len()]);
-        assert_eq!(part, wanted.to_vec2::<f32>()?);
-    }
-    assert!(stored.columns(0..24).is_err() && stored.columns(32..96).is_err());
-    assert!(widened.columns(32..96).is_err());
-    assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
-    assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
-    assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
+    Ok(())
+}
+
+#[test]
+fn stored_rows_that_do_not_fit_are_errors() {
+    let read = |outputs, inputs, bytes: usize| {
+        QuantisedMatrix::read(BlockFormat::Q4K, outputs, inputs, |rows| {
+            Ok::<_, candle_core::Error>(Cow::Owned(vec![0; rows.len() * bytes]))
+        })
+    };
+    assert!(read(40, 512, 288).is_ok());
+    assert!(read(0, 512, 288).is_ok());
+    assert!(read(40, 512, 287).is_err() && read(40, 256, 288).is_err());
+    assert!(read(40, 288, 162).is_err() && read(usize::MAX, 512, 288).is_err());
+    let failing = QuantisedMatrix::read(BlockFormat::Q4K, 1, 256, |_| {
+        Err::<Cow<'_, [u8]>, _>(candle_core::Error::Msg("no such rows".into()))
+    });
+    assert!(failing.is_err_and(|error| error.to_string().contains("no such rows")));
+}
+
+#[test]
+fn codes_of_activations_that_do_not_fit_are_errors() -> Result<()> {
+    let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, 2, 64, &[1; 2 * 68])?;
+    assert_eq!(matrix.of_codes(&[0; 64], &[1.0; 2])?, [0.0; 2]);
+    assert!(matrix.of_codes(&[0; 32], &[1.0]).is_err());
+    assert!(matrix.of_codes(&[0; 64], &[1.0; 1]).is_err());
+    assert!(matrix.of_codes(&[i8::MIN; 64], &[1.0; 2]).is_err());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable};
+use longdraft_kernels::rows::select_rows;
 
 use super::block::{Block, Pass, norm};
 use super::llama::{self, LlamaBlock};
@@ -233,8 +234,7 @@ impl LanguageModel {
             return Err(candle_core::Error::Msg(problem).into());
         }
         let table = layout.table.to_device(self.device())?;
-        let ids = Tensor::from_slice(ids, ids.len(), self.device())?;
-        let embedded = self.embedding.index_select(&ids, 0)?;
+        let embedded = select_rows(&self.embedding, ids)?;
         match &self.layers {
             Layers::Baseline { blocks, skips } => {
                 self.baseline(&embedded, blocks, skips.as_ref(), (&layout.ranges, &table))

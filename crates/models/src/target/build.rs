@@ -1,12 +1,12 @@
 //! Decoder layers from named weights, wherever these come from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
-use longdraft_kernels::matrix::Matrix;
+use longdraft_kernels::matrix::{BlockFormat, Matrix};
 
 use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, SharedExpert};
 use super::layer::{DecoderLayer, LayerSizes};
@@ -34,11 +34,24 @@ pub(super) struct FileWeights<'a> {
     pub(super) has_blocks: AtomicBool,
     /// Quantised types that were wanted as stored, and are held as floats.
     pub(super) widened: Mutex<BTreeSet<&'static str>>,
+    /// Bytes of matrices by the type in which they are held.
+    pub(super) held: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl<'a> FileWeights<'a> {
     pub(super) fn new(source: &'a dyn WeightSource, options: &'a TargetOptions) -> Self {
-        Self { source, options, has_blocks: AtomicBool::new(false), widened: Mutex::default() }
+        Self {
+            source,
+            options,
+            has_blocks: AtomicBool::new(false),
+            widened: Mutex::default(),
+            held: Mutex::default(),
+        }
+    }
+
+    fn count(&self, name: &'static str, bytes: usize) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *held.entry(name).or_default() += bytes as u64;
     }
 
     /// The type in which a matrix without blocks is held: 16-bit floats of the file stay such where
@@ -49,7 +62,7 @@ impl<'a> FileWeights<'a> {
         match (stored, device) {
             (Some("BF16"), Device::Cpu | Device::Cuda(_)) => DType::BF16,
             (Some("F16"), Device::Cpu) => DType::F16,
-            (Some(quantised), _) if quantised.starts_with('Q') => {
+            (Some(quantised), _) if BlockFormat::ALL.iter().any(|f| f.name() == quantised) => {
                 let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
                 widened.insert(quantised);
                 *dtype
@@ -67,9 +80,17 @@ impl Weights for FileWeights<'_> {
             && let Some(matrix) = self.source.load_quantised(name)?
         {
             self.has_blocks.store(true, Ordering::Relaxed);
+            self.count(matrix.layout().0.name(), matrix.side_by_side().len());
             return Ok(Matrix::Quantised(Arc::new(matrix)));
         }
-        Ok(Matrix::Dense(self.source.load(name, self.dense_type(name))?.to_device(device)?))
+        let tensor = self.source.load(name, self.dense_type(name))?;
+        let held = match tensor.dtype() {
+            DType::BF16 => "BF16",
+            DType::F16 => "F16",
+            _ => "F32",
+        };
+        self.count(held, tensor.elem_count() * tensor.dtype().size_in_bytes());
+        Ok(Matrix::Dense(tensor.to_device(device)?))
     }
 
     fn vector(&self, name: &str) -> Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use longdraft_kernels::experts::{Expert, Routes, experts_onto};
-use longdraft_kernels::linear::linear;
+use longdraft_kernels::linear::linear_exact;
 use longdraft_kernels::matrix::{Matrix, linear_each};
 use longdraft_kernels::swiglu::swiglu;
 
@@ -50,14 +50,15 @@ impl SharedExpert {
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let gated = self.mlp.gated(x)?;
         let (weight, bias) = self.mlp.down.map();
-        let share = (linear(x, &self.gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
+        let share = (linear_exact(x, &self.gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
         Ok(weight.linear(&gated, bias)?.broadcast_mul(&share)?)
     }
 }
 
 /// A router and its experts.
 pub(super) struct Mixture {
-    /// `[E, H]`, f32 whatever the target is held as: rounding would change who is chosen.
+    /// `[E, H]`, f32 whatever the target is held as and multiplies in: rounding would change who is
+    /// chosen.
     pub(super) router: Tensor,
     pub(super) experts: Vec<Expert>,
     pub(super) experts_per_token: usize,
@@ -92,7 +93,7 @@ impl FeedForward {
 
 impl Mixture {
     fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        let logits = linear(x, &self.router, None)?;
+        let logits = linear_exact(x, &self.router, None)?;
         let routes = Routes::choose(&logits, self.experts_per_token, self.normalise)?;
         let sum = experts_onto(residual, x, &self.experts, &routes)?;
         match &self.shared {

@@ -1,5 +1,6 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
@@ -178,6 +179,50 @@ pub(super) fn check(path: &Path, layers: Layers) -> Result<()> {
     }
 }
 
+/// Matrices of one type in a target's files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredType {
+    /// As the format writes it (`Q4_K`, `BF16`).
+    pub name: &'static str,
+    /// Values of all of them.
+    pub values: u64,
+    /// Values that a pass over one token reads: of the embeddings one row, of experts those chosen.
+    pub values_of_a_token: u64,
+}
+
+/// Types of a local target's matrices, from the headers of its files; the largest first.
+pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
+    let files = files(path)?;
+    let (config, source): (&TargetConfig, &dyn WeightSource) = match &files {
+        Files::Folder(config, source) => (config, source.as_ref()),
+        Files::Gguf(source) => (source.config(), source.as_ref()),
+    };
+    check_tensor_count(source, config, 0..config.num_hidden_layers)?;
+    let mut types = BTreeMap::<&'static str, StoredType>::new();
+    for spec in Layers::All.tensor_specs(config) {
+        let (Some(name), &[outputs, inputs]) =
+            (source.stored_type(&spec.name), spec.shape.as_slice())
+        else {
+            continue;
+        };
+        let values = (outputs * inputs) as u64;
+        let values_of_a_token = match &config.experts {
+            _ if spec.name.contains("embed_tokens") && !config.tie_word_embeddings => inputs as u64,
+            Some(experts) if spec.name.contains(".experts.") => {
+                values * experts.num_experts_per_tok as u64 / experts.num_experts.max(1) as u64
+            }
+            _ => values,
+        };
+        let start = StoredType { name, values: 0, values_of_a_token: 0 };
+        let sum = types.entry(name).or_insert(start);
+        sum.values += values;
+        sum.values_of_a_token += values_of_a_token;
+    }
+    let mut types: Vec<_> = types.into_values().collect();
+    types.sort_by_key(|of_type| std::cmp::Reverse(of_type.values));
+    Ok(types)
+}
+
 pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
         Files::Folder(config, source) => from_source(*config, source.as_ref(), options),
@@ -226,9 +271,13 @@ pub(crate) fn from_source(
     };
     let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
     let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut held: Vec<_> = held.into_iter().collect();
+    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     Ok(Target {
         fingerprint,
         widened: widened.into_iter().collect(),
+        held,
         cache_dtype: if has_blocks { DType::F16 } else { DType::F32 },
         rope: config.rope.build(config.head_dim)?,
         embedding,

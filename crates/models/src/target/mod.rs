@@ -36,7 +36,7 @@ use crate::weights::memory::MemorySource;
 pub use cache::KvCache;
 pub use extend::Extension;
 pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
-pub use load::{Layers, TargetOptions};
+pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
 pub use names::tensor_specs;
 pub use part::RowPart;
@@ -65,6 +65,8 @@ pub struct Target {
     cache_dtype: DType,
     /// Quantised types of the file that are held as floats although they were wanted as stored.
     widened: Vec<&'static str>,
+    /// Bytes of matrices by the type in which they are held, the largest first.
+    held: Vec<(&'static str, u64)>,
     /// What this rank holds of every layer.
     share: LayerShare,
 }
@@ -156,6 +158,14 @@ impl Target {
         load::check(path, layers)
     }
 
+    /// Types of a local target's matrices, from the headers of its files; the largest first.
+    ///
+    /// # Errors
+    /// - there are no weights, or the configuration is unusable
+    pub fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
+        load::stored_types(path)
+    }
+
     /// Sizes and switches.
     pub fn config(&self) -> &TargetConfig {
         &self.config
@@ -180,6 +190,12 @@ impl Target {
     /// order: products read others.
     pub fn widened(&self) -> &[&'static str] {
         &self.widened
+    }
+
+    /// Bytes of the matrices by the type in which they are held (`Q4_K`, `F32`), the largest first; of
+    /// the whole target where ranks hold a part each.
+    pub fn held(&self) -> &[(&'static str, u64)] {
+        &self.held
     }
 
     /// Rotary frequencies.

@@ -319,6 +319,8 @@ impl Muon {
             }
             parallel.write(parameters, index, values)
         };
+        // What the threads submit to a GPU goes to its one stream: whoever reads weights later finds the new
+        // ones.
         let updates = self.state.tensors.par_iter_mut().enumerate().map(update);
         parallel.publish(parameters, updates.collect::<Result<_>>()?)?;
         Ok(MuonOutcome { grad_norm, clip_factor, momentum })

@@ -12,11 +12,13 @@ use crate::config::limits;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
+    /// NCCL's where every rank has a GPU of its own and updates all weights (`parallel.zero: 0`, AdamW),
+    /// whose gradients then stay there; else the order of the ranks.
     #[default]
+    Auto,
+    /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
     RankOrder,
-    /// Whatever the library finds fastest: MPI's, or NCCL's where every rank has a GPU of its own and
-    /// updates all weights (`parallel.zero: 0`, AdamW), whose gradients then stay there.
+    /// Whatever the library finds fastest: NCCL's as with `auto`, else MPI's.
     Library,
 }
 
@@ -67,7 +69,7 @@ impl Default for ParallelConfig {
             tensor: 1,
             optimizer_state: StatePlace::Memory,
             bucket_bytes: 64 << 20,
-            reduction: Reduction::RankOrder,
+            reduction: Reduction::Auto,
             overlap: true,
             timeout_seconds: 1800,
         }

@@ -1,12 +1,14 @@
 //! Gradients of all ranks into one update.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use candle_core::{Shape, Tensor};
+use candle_core::{Device, Shape, Tensor};
 use longdraft_kernels::adamw::{BLOCK, square_sums};
 use longdraft_models::draft::Parameter;
 
 use super::exchange::Exchange;
+use super::gpus::{self, Gpus};
 use super::spread_weights::SpreadWeights;
 use super::transport::GpuRanks;
 use super::{ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
@@ -26,6 +28,8 @@ pub struct DataParallel {
     is_sharded: bool,
     bucket: usize,
     reduction: Reduction,
+    /// Longest wait for the other ranks' GPUs.
+    timeout: Duration,
 }
 
 impl DataParallel {
@@ -76,7 +80,25 @@ impl DataParallel {
             is_sharded,
             bucket: config.bucket_bytes / size_of::<f32>(),
             reduction: config.reduction,
+            timeout: config.timeout(),
         }
+    }
+
+    /// The same, summing gradients on the ranks' GPUs where that can be; else, if there are GPUs, with a
+    /// remark on what keeps it from that. All ranks call it, with their devices.
+    ///
+    /// # Errors
+    /// - the GPUs do not reach each other
+    pub fn with_gpus(
+        self,
+        device: &Device,
+        config: &ParallelConfig,
+    ) -> Result<(Self, Option<String>)> {
+        Ok(match gpus::connect(&self.world, device, config, self.is_sharded)? {
+            Gpus::Joined(gpus) => (Self { world: self.world.over_gpus(gpus), ..self }, None),
+            Gpus::Apart(remark) => (self, Some(remark)),
+            Gpus::Unused => (self, None),
+        })
     }
 
     /// The ranks.
@@ -165,7 +187,7 @@ impl DataParallel {
 
     /// The ranks' GPUs where every rank updates everything and the order of the sums is free.
     fn summing_gpus(&self) -> Option<&dyn GpuRanks> {
-        let free = self.reduction == Reduction::Library && !self.is_sharded;
+        let free = self.reduction != Reduction::RankOrder && !self.is_sharded;
         self.world.gpus().filter(|_| free)
     }
 
@@ -177,7 +199,10 @@ impl DataParallel {
     ) -> Result<Gradients> {
         let known = || (0..reached.len()).filter(|index| reached[*index] > 0);
         let own = known().map(|index| gradients.on(&gpus.device(), index, &self.shapes[index]));
-        let mut sums = gpus.sum(&own.collect::<Result<Vec<_>>>()?)?.into_iter();
+        let own = own.collect::<Result<Vec<_>>>()?;
+        // What this rank has left to do is not the others' time.
+        gpus.device().synchronize()?;
+        let mut sums = self.world.watched(|| gpus.sum(&own, self.timeout))?.into_iter();
         let sums = reached.iter().map(|reached| if *reached > 0 { sums.next() } else { None });
         Ok(Gradients::from_tensors(sums.collect()))
     }
@@ -277,7 +302,7 @@ fn set(parameter: &Parameter, values: Vec<f32>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Var};
+    use candle_core::Var;
 
     use super::super::in_threads;
     use super::*;
@@ -372,7 +397,8 @@ mod tests {
             Device::Cpu
         }
 
-        fn sum(&self, tensors: &[Tensor]) -> candle_core::Result<Vec<Tensor>> {
+        fn sum(&self, tensors: &[Tensor], limit: Duration) -> candle_core::Result<Vec<Tensor>> {
+            assert_eq!(limit, ParallelConfig::default().timeout());
             let sum = |tensor: &Tensor| {
                 let mut values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
                 self.0.all_reduce_sum(&mut values);
@@ -384,15 +410,15 @@ mod tests {
 
     #[test]
     fn gradients_summed_on_gpus_stay_there_and_update_alike() {
-        let run = |on_gpus: bool, zero: u8| {
+        let with = |reduction: Reduction, on_gpus: bool, zero: u8| {
             in_threads(3, |world| {
                 let own = world.clone();
                 let world = if on_gpus { world.over_gpus(Arc::new(Threads(own))) } else { world };
-                let config =
-                    ParallelConfig { zero, reduction: Reduction::Library, ..Default::default() };
+                let config = ParallelConfig { zero, reduction, ..Default::default() };
                 let parameters = parameters();
                 let parallel = DataParallel::by_blocks(&world, &config, &parameters);
-                assert_eq!(parallel.sums_on_gpus(), on_gpus && zero == 0);
+                let free = reduction != Reduction::RankOrder;
+                assert_eq!(parallel.sums_on_gpus(), on_gpus && zero == 0 && free);
                 let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
                 for step in 0..3 {
                     let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
@@ -405,7 +431,11 @@ mod tests {
                 values(&parameters)
             })
         };
+        let run = |on_gpus: bool, zero: u8| with(Reduction::Library, on_gpus, zero);
         let (host, gpus) = (run(false, 0), run(true, 0));
+        assert_eq!(with(Reduction::Auto, true, 0), gpus, "GPUs sum unless it is forbidden");
+        let ordered = with(Reduction::RankOrder, true, 0);
+        assert_eq!(with(Reduction::Auto, false, 0), ordered, "main memory keeps the order");
         assert!(gpus.iter().all(|rank| *rank == gpus[0]));
         for (host, own) in host[0].iter().flatten().zip(gpus[0].iter().flatten()) {
             assert!((host - own).abs() <= 1e-5, "{host} {own}");

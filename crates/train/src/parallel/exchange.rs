@@ -28,7 +28,9 @@ impl Exchange<'_> {
                 }
             }
             let sums = match self.reduction {
-                Reduction::RankOrder => self.world.reduce_scatter(&bucket, &counts),
+                Reduction::Auto | Reduction::RankOrder => {
+                    self.world.reduce_scatter(&bucket, &counts)
+                }
                 Reduction::Library => self.world.reduce_scatter_by_library(&bucket, &counts),
             };
             let mut rest = sums.as_slice();
@@ -105,7 +107,7 @@ pub fn exchanged_bytes(shares: &[usize], bucket_bytes: usize, reduction: Reducti
         gathered += block as u64;
         for (reduced, own) in reduced.iter_mut().zip(&counts) {
             *reduced += match reduction {
-                Reduction::RankOrder => all - own,
+                Reduction::Auto | Reduction::RankOrder => all - own,
                 Reduction::Library => block,
             } as u64;
         }

@@ -118,4 +118,8 @@ impl Transport for Group {
     fn set_timeout(&self, limit: Duration) {
         self.world.set_timeout(limit);
     }
+
+    fn watched(&self, work: &mut dyn FnMut()) {
+        self.world.watched(work);
+    }
 }

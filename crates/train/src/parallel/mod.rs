@@ -8,15 +8,15 @@
 //!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of behind it
 //! ```
 //!
-//! One process is a world of one and walks the same code. Sums run in the order of the ranks unless
-//! the configuration leaves it to the library, so that a run can be repeated and resumed bit for
-//! bit with the same number of ranks; another number differs by rounding.
+//! One process is a world of one and walks the same code. Sums through main memory run in the order of
+//! the ranks unless the configuration leaves it to MPI, so that a run can be repeated and resumed bit
+//! for bit with the same number of ranks; another number differs by rounding. Ranks with a GPU each sum
+//! there, in NCCL's order.
 //! ZeRO: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>.
 
 mod config;
 mod data_parallel;
 mod exchange;
-#[cfg(feature = "nccl")]
 mod gpus;
 mod group;
 mod launcher;

@@ -160,6 +160,10 @@ impl Transport for Mpi {
         SimpleCommunicator::world().abort(i32::from(code))
     }
 
+    fn watched(&self, work: &mut dyn FnMut()) {
+        self.watched(|_| work());
+    }
+
     fn set_timeout(&self, limit: Duration) {
         self.watch.limit.store(limit.as_millis() as u64, Ordering::Relaxed);
     }

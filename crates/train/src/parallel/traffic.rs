@@ -112,4 +112,8 @@ impl Transport for Counted {
     fn set_timeout(&self, limit: Duration) {
         self.transport.set_timeout(limit);
     }
+
+    fn watched(&self, work: &mut dyn FnMut()) {
+        self.count(0, |transport| transport.watched(work));
+    }
 }

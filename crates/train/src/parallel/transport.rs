@@ -1,5 +1,7 @@
 //! Moving bytes between ranks. What is made of them stands in [`super::world`].
 
+use std::time::Duration;
+
 use candle_core::{Device, Tensor};
 
 /// The collectives that everything else is built from. Every rank calls the same ones in the same
@@ -35,7 +37,12 @@ pub(super) trait Transport: Send + Sync {
     fn abort(&self, code: u8) -> !;
 
     /// Ends the job when a collective takes longer.
-    fn set_timeout(&self, limit: std::time::Duration);
+    fn set_timeout(&self, limit: Duration);
+
+    /// Runs what waits for other ranks in another way, under the same limit.
+    fn watched(&self, work: &mut dyn FnMut()) {
+        work();
+    }
 }
 
 /// Sums of tensors between ranks that have a GPU each, where they lie.
@@ -44,8 +51,8 @@ pub(super) trait GpuRanks: Send + Sync {
     fn device(&self) -> Device;
 
     /// Sums of everybody's f32 tensors, the same bits on every rank; all pass the same shapes in the
-    /// same order.
-    fn sum(&self, tensors: &[Tensor]) -> candle_core::Result<Vec<Tensor>>;
+    /// same order. An error if the others do not answer within `limit`.
+    fn sum(&self, tensors: &[Tensor], limit: Duration) -> candle_core::Result<Vec<Tensor>>;
 }
 
 /// A world of one.
@@ -84,5 +91,5 @@ impl Transport for Alone {
         std::process::exit(i32::from(code))
     }
 
-    fn set_timeout(&self, _: std::time::Duration) {}
+    fn set_timeout(&self, _: Duration) {}
 }

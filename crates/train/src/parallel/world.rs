@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
-use candle_core::Device;
 use longdraft_models::target::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -102,21 +101,7 @@ impl World {
         Self::named(Arc::new(group), Arc::clone(&self.meter))
     }
 
-    /// The same ranks, which sum tensors where they lie if each has a GPU of its own and the build has
-    /// NCCL. All call it with their devices.
-    ///
-    /// # Errors
-    /// - the GPUs do not reach each other
-    pub fn with_gpus(&self, device: &Device) -> Result<Self> {
-        #[cfg(feature = "nccl")]
-        if let Some(gpus) = super::gpus::join(self, device)? {
-            return Ok(Self { gpus: Some(gpus), ..self.clone() });
-        }
-        let _ = device;
-        Ok(self.clone())
-    }
-
-    #[cfg(test)]
+    /// The same ranks, which sum tensors where they lie.
     pub(super) fn over_gpus(&self, gpus: Arc<dyn GpuRanks>) -> Self {
         Self { gpus: Some(gpus), ..self.clone() }
     }
@@ -165,6 +150,13 @@ impl World {
     /// Ends the job when other ranks do not answer for so long.
     pub fn set_timeout(&self, limit: Duration) {
         self.transport.set_timeout(limit);
+    }
+
+    /// Runs what waits for other ranks in another way than the collectives, under the same limit.
+    pub(super) fn watched<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (mut work, mut result) = (Some(work), None);
+        self.transport.watched(&mut || result = work.take().map(|work| work()));
+        result.expect("every transport runs the work once")
     }
 
     /// Ends all ranks with an exit code.

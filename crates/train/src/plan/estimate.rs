@@ -277,6 +277,7 @@ impl Workload {
             tapped,
             finishes: self.teacher != TeacherKind::None
                 || matches!(self.draft, DraftSizes::Eagle3(_)),
+            accelerator: self.layout.is_accelerator(),
         }
     }
 

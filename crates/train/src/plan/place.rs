@@ -45,8 +45,13 @@ impl Places {
     /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several whose
     /// sums NCCL makes there.
     pub(super) fn of(layout: &Layout, updates: Updates) -> Self {
-        let one_or_nccl = layout.ranks == 1
-            || updates.zero == ZeroStage::Replicated && updates.reduction == Reduction::Library;
+        let by_nccl = match updates.reduction {
+            Reduction::Library => true,
+            // Of GPUs that may be elsewhere, only the build is known.
+            Reduction::Auto => cfg!(feature = "nccl"),
+            Reduction::RankOrder => false,
+        };
+        let one_or_nccl = layout.ranks == 1 || updates.zero == ZeroStage::Replicated && by_nccl;
         let on_accelerator = layout.is_accelerator();
         let stays = one_or_nccl && !updates.by_muon && !updates.state_in_file;
         Self { on_accelerator, updates_on_host: !stays }

@@ -34,6 +34,8 @@ pub(super) struct ForwardPass {
     pub(super) tapped: u64,
     /// Whether the last layer's MLP runs: not for its keys and values alone.
     pub(super) finishes: bool,
+    /// Whether it runs on a GPU.
+    pub(super) accelerator: bool,
 }
 
 impl ForwardPass {
@@ -42,9 +44,9 @@ impl ForwardPass {
     /// after rotation and values, `3 K·D`; the state behind attention and its norm, `2 H`; and of the
     /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
     /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
-    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP. Of `M` ranks that
-    /// share the layer each holds `1/M` of `N·D`, `K·D` and `I`; to sum their parts they hold
-    /// `(3 − 1/M) H` in place of the MLP's.
+    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP, and on a GPU the
+    /// outputs of its `k` experts, `k H`. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
+    /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's.
     pub(super) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
         let query = (config.query_size() as u64).div_ceil(self.tensor);
@@ -54,8 +56,10 @@ impl ForwardPass {
         let per_token = if self.finishes || config.num_hidden_layers > 1 {
             let inner = inner_values(config).div_ceil(self.tensor);
             let summing = if self.tensor > 1 { 3 * width - width / self.tensor } else { 0 };
-            let mlp = (3 * inner).max(inner + width).max(summing)
-                + if config.experts.is_some() { 2 * width } else { 0 };
+            let mixed = config.experts.as_ref().map_or(0, |experts| {
+                2 + if self.accelerator { experts.num_experts_per_tok as u64 } else { 0 }
+            });
+            let mlp = (3 * inner).max(inner + width).max(summing) + mixed * width;
             projected.max(3 * width + 2 * query + 3 * kv + gathered + mlp)
         } else {
             projected
@@ -93,6 +97,23 @@ fn inner_values(config: &TargetConfig) -> u64 {
 mod tests {
     use super::*;
     use longdraft_models::published::published_config;
+
+    #[test]
+    fn a_gpu_holds_the_outputs_of_all_experts_of_a_token() {
+        let config =
+            published_config("Qwen/Qwen3-30B-A3B-Instruct-2507").expect("a published target");
+        let pass = |accelerator| ForwardPass {
+            tokens: 1024,
+            parts: 1,
+            tensor: 1,
+            tapped: 0,
+            finishes: true,
+            accelerator,
+        };
+        // 8 of 2048 values for each token.
+        let more = pass(true).layer_bytes(&config) - pass(false).layer_bytes(&config);
+        assert_eq!(more, 1024 * 8 * 2048 * 4);
+    }
 
     #[test]
     fn published_targets_have_their_published_sizes() {

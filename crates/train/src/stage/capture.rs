@@ -18,8 +18,8 @@ use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
 use crate::features::published::PublishedRecords;
 use crate::features::store::{
-    Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter, StoredTeacher, Turn,
-    Work,
+    BackgroundWriter, Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter,
+    StoredTeacher, Turn, Work,
 };
 use crate::features::{FeatureNeeds, Part};
 use crate::method::Materials;
@@ -122,12 +122,22 @@ impl Capture {
             self.team.follow(&self.target, &self.recipe, observer)?;
             return Ok(Ending::Finished);
         }
-        let ending = self.take_shards(observer)?;
+        let ending = std::thread::scope(|scope| {
+            let mut writer = BackgroundWriter::new(&self.store, scope);
+            let ending = self.take_shards(&mut writer, observer);
+            // An error of its own is told first; whatever the other one is, it would come again.
+            let written = writer.wait();
+            ending.and_then(|ending| written.map(|()| ending))
+        })?;
         self.team.tell(Next::End);
         Ok(ending)
     }
 
-    fn take_shards(&self, observer: &mut dyn Observer) -> Result<Ending> {
+    fn take_shards(
+        &self,
+        writer: &mut BackgroundWriter<'_, '_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Ending> {
         if let Some(lacking) = self.estimate.lacking() {
             return Err(self.store.refusal(lacking));
         }
@@ -153,7 +163,7 @@ impl Capture {
                             let text = format!("{damage}: captured again");
                             observer.on_event(Event::Warning(&text));
                         }
-                        match self.shard(&shard, work, (done, all), observer)? {
+                        match self.shard(&shard, work, writer, (done, all), observer)? {
                             Shard::Done => done += shard.rows.len(),
                             Shard::Lost => busy.push(shard),
                             Shard::Stopped => return Ok(Ending::Stopped),
@@ -167,6 +177,7 @@ impl Capture {
                 std::thread::sleep(PAUSE);
             }
         }
+        writer.wait()?;
         observer.on_event(Event::Captured(all, all));
         self.store.finish()?;
         Ok(Ending::Finished)
@@ -183,6 +194,7 @@ impl Capture {
         &self,
         shard: &ShardPlan,
         mut work: Work,
+        writer: &mut BackgroundWriter<'_, '_>,
         (done, all): (usize, usize),
         observer: &mut dyn Observer,
     ) -> Result<Shard> {
@@ -197,7 +209,8 @@ impl Capture {
             self.team.tell(Next::Pass(shard.part));
             let added = self
                 .record(&batch, contents, &teacher_rows)
-                .and_then(|record| self.store.add(&mut work, batch, record));
+                .and_then(|record| self.store.add(&mut work, batch, record))
+                .and_then(|ours| writer.check().map(|()| ours));
             match added {
                 // The end is told once, when every shard is complete.
                 Ok(true) if done + count + 1 == all => {}
@@ -210,7 +223,7 @@ impl Capture {
                 }
             }
         }
-        self.store.complete(work)?;
+        writer.complete(work)?;
         Ok(Shard::Done)
     }
 }

@@ -68,8 +68,11 @@ impl Stage {
             &mut draws,
         )?;
         let parameters = objective.draft().parameters();
-        let world = &world.with_gpus(target.device())?;
         let parallel = config.optimizer.spread(world, &config.parallel, parameters);
+        let (parallel, remark) = parallel.with_gpus(target.device(), &config.parallel)?;
+        if let Some(remark) = remark {
+            observer.on_event(Event::Warning(&remark));
+        }
         warn_of_idle_ranks(&config, world, &groups, observer);
         let steps = total_steps(&config, &train);
         let schedule = Schedule {

@@ -37,10 +37,6 @@ const MOST_NEAR_TIES: f64 = 0.01;
 /// Measures; fails if an output differs from plain decoding.
 pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let decoding = &arguments.decoding;
-    if decoding.draft.is_none() && decoding.lookup.is_none() {
-        return Err(Failure::usage("there is nothing to measure")
-            .hint("give --draft PATH, --lookup, or both: plain decoding is measured beside them"));
-    }
     if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
         return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
     }
@@ -61,11 +57,12 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     };
     let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
     let interrupts = Interrupts::listen();
-    errln!(
-        "{} prompts, each answered {} times plainly and with drafting",
-        prompts.len(),
-        arguments.runs
-    );
+    let sides = if decoding.drafts() {
+        "plainly and with drafting"
+    } else {
+        "plainly, twice: without --draft PATH or --lookup the two differ by the measurement's error"
+    };
+    errln!("{} prompts, each answered {} times {sides}", prompts.len(), arguments.runs);
     let about = (arguments.target.as_str(), arguments.prompts.as_str());
     let mut record = DecodeRecord::new(about, decoding, &models, arguments.max_tokens);
     let settings = settings(arguments, &models, &prompts, &requests);
@@ -144,7 +141,6 @@ pub(crate) fn measure(
     goes_on: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Option<Cell>> {
     let drafter = decoding.drafter(models)?;
-    let drafter = drafter.ok_or_else(|| Failure::usage("there is nothing to draft with"))?;
     let mut last_line = Instant::now();
     let verifier = verifier(decoding, options);
     let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };

@@ -44,14 +44,8 @@ pub(crate) fn print(cell: &Cell) {
             cell.equal
         ),
     }
-    let percent = |rates: &[f64]| {
-        rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
-    };
-    outln!("  proposal 1, 2, ... accepted, of passes that");
-    outln!("      drafted it: {}", percent(&cell.survival));
-    outln!("      had accepted all before it: {}", percent(&cell.conditional_acceptance));
-    if cell.lookup_share > 0.0 {
-        outln!("  accepted tokens from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
+    if !cell.survival.is_empty() {
+        print_acceptance(cell);
     }
     outln!(
         "  a round: draft {:.1} ms, target {:.1} ms, rest {:.1} ms; a plain step {:.1} ms; {:.0} % of \
@@ -68,10 +62,22 @@ pub(crate) fn print(cell: &Cell) {
         figures.plain_e2e_tok_s,
         figures.tau_per_prompt
     );
-    for (title, rows) in [("category", &cell.categories), ("prompt tokens ≤", &cell.contexts)] {
+    for (title, rows) in [("category", &cell.categories), ("prompt tokens <=", &cell.contexts)] {
         if rows.len() > 1 {
             print_rows(title, rows);
         }
+    }
+}
+
+fn print_acceptance(cell: &Cell) {
+    let percent = |rates: &[f64]| {
+        rates.iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect::<Vec<_>>().join(", ")
+    };
+    outln!("  proposal 1, 2, ... accepted, of passes that");
+    outln!("      drafted it: {}", percent(&cell.survival));
+    outln!("      had accepted all before it: {}", percent(&cell.conditional_acceptance));
+    if cell.lookup_share > 0.0 {
+        outln!("  accepted tokens from prompt lookup: {:.0} %", 100.0 * cell.lookup_share);
     }
 }
 
@@ -93,7 +99,7 @@ fn print_rows(title: &str, rows: &[Figures]) {
     outln!("{title:>18} {:>7} {:>7} {:>8} {:>9} {:>7}", "prompts", "tau", "first", "tok/s", "x");
     for row in rows {
         let first =
-            row.first_acceptance.map_or("–".into(), |rate| format!("{:.0} %", 100.0 * rate));
+            row.first_acceptance.map_or("-".into(), |rate| format!("{:.0} %", 100.0 * rate));
         outln!(
             "{:>18} {:>7} {:>7.3} {first:>8} {:>9.1} {:>7.2}{}",
             row.name,

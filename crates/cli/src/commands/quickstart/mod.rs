@@ -57,7 +57,11 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     };
     errln!("Ctrl-C at any time: the same command goes on from there.");
     let (policy, world) = (ResumePolicy::Strict, World::single());
-    let finished = match curriculum::train_all(output, stages, policy, &world, &mut tell)? {
+    let end = match curriculum::finished(output, &stages, policy, &world) {
+        Some(end) => end,
+        None => curriculum::train_all(output, stages, policy, &world, &mut tell)?,
+    };
+    let finished = match end {
         End::Stopped(stopped) => {
             stopped.tell(output, json);
             return Err(stopped.failure);

@@ -16,7 +16,7 @@ use longdraft_train::optim::AdamWConfig;
 use serde_json::{Value, json};
 
 use crate::failure::Result;
-use crate::parity::malformed;
+use crate::parity::{Place, ROUNDED, malformed};
 
 /// Prefix of what the weights file holds of the target.
 const OF_TARGET: &str = "target.";
@@ -25,7 +25,7 @@ const OF_TARGET: &str = "target.";
 pub(super) struct Case<'a> {
     pub(super) folder: &'a Path,
     pub(super) meta: &'a Value,
-    pub(super) device: &'a Device,
+    pub(super) place: &'a Place,
     records: SafetensorsSource,
     pub(super) weights: SafetensorsSource,
     pub(super) lengths: Vec<usize>,
@@ -44,24 +44,24 @@ pub(super) struct Tolerance {
 }
 
 impl Tolerance {
-    fn of(meta: &Value) -> Self {
+    fn of(meta: &Value, place: &Place) -> Self {
         let wide = meta["dtype"].as_str().is_some_and(|dtype| dtype.ends_with("float16"));
-        let given = |key: &str, narrow: f64, of_wide: f64| {
+        let given = |key: &str, narrow: f64, of_wide: f64, rounded: f64| {
             let default = if wide { of_wide } else { narrow };
-            meta["tolerance"][key].as_f64().unwrap_or(default)
+            place.allowed(meta["tolerance"][key].as_f64().unwrap_or(default), rounded)
         };
         Self {
-            loss: given("loss_rel", 1e-5, 1e-2),
-            grad: given("grad_rel_max", 1e-4, 5e-2),
-            weight: given("weight_rel_max", 1e-4, 2e-2),
-            rate: if wide { 5e-2 } else { 1e-5 },
-            count: if wide { 5e-2 } else { 0.0 },
+            loss: given("loss_rel", 1e-5, 1e-2, ROUNDED.loss),
+            grad: given("grad_rel_max", 1e-4, 5e-2, ROUNDED.grad),
+            weight: given("weight_rel_max", 1e-4, 2e-2, ROUNDED.weight),
+            rate: place.allowed(if wide { 5e-2 } else { 1e-5 }, ROUNDED.rate),
+            count: place.allowed(if wide { 5e-2 } else { 0.0 }, ROUNDED.count),
         }
     }
 }
 
 impl<'a> Case<'a> {
-    pub(super) fn open(folder: &'a Path, meta: &'a Value, device: &'a Device) -> Result<Self> {
+    pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &'a Place) -> Result<Self> {
         let file = |name: &str| SafetensorsSource::open_file(&folder.join(name));
         let lengths = meta["record_lengths"].as_array().and_then(|lengths| {
             lengths.iter().map(|n| n.as_u64().map(|n| n as usize)).collect::<Option<Vec<_>>>()
@@ -72,11 +72,11 @@ impl<'a> Case<'a> {
         Ok(Self {
             folder,
             meta,
-            device,
+            place,
             records: file("records.safetensors")?,
             weights: file("weights.safetensors")?,
             lengths,
-            tolerance: Tolerance::of(meta),
+            tolerance: Tolerance::of(meta, place),
         })
     }
 
@@ -133,7 +133,8 @@ impl<'a> Case<'a> {
         let all = |name: &str| -> Result<Tensor> {
             let records = 0..self.lengths.len();
             let tensors = records.map(|record| self.record_tensor(record, name));
-            Ok(Tensor::cat(&tensors.collect::<Result<Vec<_>>>()?, 0)?.to_device(self.device)?)
+            Ok(Tensor::cat(&tensors.collect::<Result<Vec<_>>>()?, 0)?
+                .to_device(&self.place.device)?)
         };
         Ok(BatchFeatures {
             part: None,
@@ -148,10 +149,10 @@ impl<'a> Case<'a> {
         let dtype = match self.meta["dtype"].as_str() {
             Some("bfloat16") => DType::BF16,
             Some("float16") => DType::F16,
-            _ => DType::F32,
+            _ => self.place.frozen,
         };
         let head = self.weights.load(&format!("{OF_TARGET}lm_head.weight"), dtype)?;
-        Ok(head.to_device(self.device)?)
+        Ok(head.to_device(&self.place.device)?)
     }
 
     /// The draft and the loss of the case's steps, or of one of its default modes.
@@ -169,8 +170,8 @@ impl<'a> Case<'a> {
             };
             tensors.push((name, tensor));
         }
-        let embedding = self.weights.load("embed_tokens.weight", DType::F32)?;
-        let embedding = embedding.to_device(self.device)?;
+        let embedding = self.weights.load("embed_tokens.weight", self.place.frozen)?;
+        let embedding = embedding.to_device(&self.place.device)?;
         let config = self.draft_config(mode)?;
         let draft = Eagle3Draft::from_source(&MemorySource::new(tensors), &config, &embedding)?;
         Ok(Eagle3Objective::new(draft, &self.target_head()?, self.objective_config(mode)?)?)

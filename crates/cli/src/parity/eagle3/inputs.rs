@@ -124,7 +124,8 @@ fn check_laws(
     let vocabulary = objective.eagle3().vocabulary();
     let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
     let head = case.target_head()?;
-    let kept_head = head.index_select(&Tensor::from_slice(&kept, kept.len(), case.device)?, 0)?;
+    let kept_head =
+        head.index_select(&Tensor::from_slice(&kept, kept.len(), &case.place.device)?, 0)?;
     let rows: Vec<Tensor> = (0..case.lengths.len())
         .filter(|record| case.lengths[*record] > 1)
         .map(|record| {
@@ -135,7 +136,7 @@ fn check_laws(
     if rows.is_empty() {
         return Ok(());
     }
-    let hidden = Tensor::cat(&rows, 0)?.to_device(case.device)?;
+    let hidden = Tensor::cat(&rows, 0)?.to_device(&case.place.device)?;
     let logits = on_host(&linear(&hidden, &kept_head, None)?)?;
     let whole = linear_log_sum_exp(&hidden, &head)?.log_sum_exp;
     let of_kept = logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
@@ -191,7 +192,11 @@ pub(super) fn check_capture(
     let config = TargetConfig::from_json(&case.meta["target_config"])
         .map_err(|problems| malformed(case.folder, format!("target_config: {problems}")))?;
     let weights = SafetensorsSource::open_file(&case.folder.join(name))?;
-    let options = TargetOptions { device: case.device.clone(), ..TargetOptions::default() };
+    let options = TargetOptions {
+        device: case.place.device.clone(),
+        dtype: case.place.frozen,
+        ..TargetOptions::default()
+    };
     let target = Target::from_source(config, &weights, &options)?;
     let layers = objective.eagle3().taps();
     let taps = [layers.as_slice(), &[Tap::FinalHidden]].concat();

@@ -6,7 +6,6 @@ mod inputs;
 
 use std::path::Path;
 
-use candle_core::Device;
 use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
 use longdraft_train::features::BatchFeatures;
@@ -14,7 +13,7 @@ use longdraft_train::objective::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::{AdamW, Gradients};
 use serde_json::Value;
 
-use super::{CaseReport, malformed, relative, worst};
+use super::{CaseReport, Place, malformed, relative, worst};
 use crate::failure::Result;
 
 use case::Case;
@@ -30,8 +29,8 @@ struct Errors {
 }
 
 /// Recomputes the default modes and then every step of the case.
-pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> Result<CaseReport> {
-    let case = Case::open(folder, meta, device)?;
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
+    let case = Case::open(folder, meta, place)?;
     let mut report = CaseReport::new(name, "eagle3");
     let (batch, features) = (case.batch()?, case.features()?);
     let objective = case.objective(None)?;

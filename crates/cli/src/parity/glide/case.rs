@@ -11,7 +11,7 @@ use longdraft_train::optim::{AdamWConfig, DeadParameters};
 use serde_json::Value;
 
 use crate::failure::Result;
-use crate::parity::malformed;
+use crate::parity::{Place, ROUNDED, malformed};
 
 /// A case's files and settings.
 pub(super) struct Case<'a> {
@@ -30,10 +30,21 @@ pub(super) struct Tolerance {
     pub(super) loss: f64,
     pub(super) grad: f64,
     pub(super) weight: f64,
+    /// Absolute, of rates and simulated lengths.
+    pub(super) rate: f64,
+    /// Share of a count that may differ.
+    pub(super) count: f64,
+}
+
+impl Tolerance {
+    /// Of a simulated length: a sum of `gamma` products of rates where these are rounded.
+    pub(super) fn length(&self, gamma: usize) -> f64 {
+        if self.count > 0.0 { self.rate * gamma as f64 } else { self.rate }
+    }
 }
 
 impl<'a> Case<'a> {
-    pub(super) fn open(folder: &'a Path, meta: &'a Value) -> Result<Self> {
+    pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &Place) -> Result<Self> {
         let file = |name: &str| SafetensorsSource::open_file(&folder.join(name));
         let compat = !meta["compat"].is_null();
         let rows = if compat { &meta["batch_size"] } else { &meta["micro_batches"] };
@@ -41,8 +52,9 @@ impl<'a> Case<'a> {
             let size = value.as_u64().map(|n| n as usize).filter(|n| *n > 0);
             size.ok_or_else(|| malformed(folder, format!("meta.json: `{name}` is missing")))
         };
-        let tolerance =
-            |key: &str, default: f64| meta["tolerance"][key].as_f64().unwrap_or(default);
+        let tolerance = |key: &str, default: f64, rounded: f64| {
+            place.allowed(meta["tolerance"][key].as_f64().unwrap_or(default), rounded)
+        };
         Ok(Self {
             folder,
             meta,
@@ -52,9 +64,11 @@ impl<'a> Case<'a> {
             rows: size(rows, "batch_size or micro_batches")?,
             seq_len: size(&meta["seq_len"], "seq_len")?,
             tolerance: Tolerance {
-                loss: tolerance("loss_rel", 1e-5),
-                grad: tolerance("grad_rel_max", 1e-4),
-                weight: tolerance("weight_rel_max", 1e-4),
+                loss: tolerance("loss_rel", 1e-5, ROUNDED.loss),
+                grad: tolerance("grad_rel_max", 1e-4, ROUNDED.grad),
+                weight: tolerance("weight_rel_max", 1e-4, ROUNDED.weight),
+                rate: place.allowed(1e-5, ROUNDED.rate),
+                count: place.allowed(0.0, ROUNDED.count),
             },
         })
     }

@@ -12,12 +12,9 @@ use longdraft_train::objective::GlideObjective;
 use longdraft_train::optim::Gradients;
 use serde_json::Value;
 
-use super::case::Case;
+use super::case::{Case, Tolerance};
 use crate::failure::Result;
 use crate::parity::{CaseReport, on_host, relative, relative_error, worst};
-
-/// Absolute tolerance of rates and simulated lengths.
-const RATE_TOLERANCE: f64 = 1e-5;
 
 /// Compares what the activations file holds of the first step.
 pub(super) fn check_activations(
@@ -127,17 +124,21 @@ pub(super) fn check_metrics(
             report.check(label(key), relative(value, want), case.tolerance.loss);
         }
     }
+    let Tolerance { rate, count, .. } = case.tolerance;
     if let Some(by_delay) = want["by_delay"].as_object() {
         for (delay, want) in by_delay {
             let counts =
                 delay.parse::<usize>().ok().and_then(|d| got.by_delay.get(d.checked_sub(1)?));
             let counts = counts.copied().unwrap_or_default();
+            let rows = counts.rows as f64;
+            // A row that counts on the other side moves a rate by as much.
+            let one_row = (count * rows).ceil() / rows.max(1.0);
             let numbers = [
                 ("rows", counts.rows as f64, 0.0),
-                ("top1_count", counts.top1_count as f64, 0.0),
-                ("acceptance_sum", counts.acceptance_sum, RATE_TOLERANCE * counts.rows as f64),
-                ("top1_agreement", counts.top1_agreement(), RATE_TOLERANCE),
-                ("acceptance_rate", counts.acceptance_rate(), RATE_TOLERANCE),
+                ("top1_count", counts.top1_count as f64, (count * rows).ceil()),
+                ("acceptance_sum", counts.acceptance_sum, rate * rows),
+                ("top1_agreement", counts.top1_agreement(), rate.max(one_row)),
+                ("acceptance_rate", counts.acceptance_rate(), rate),
             ];
             for (key, value, tolerance) in numbers {
                 if let Some(want) = want[key].as_f64() {
@@ -154,10 +155,12 @@ pub(super) fn check_metrics(
         ("simulated_acceptance_length_without_bonus", Rate::Top1, 1.0),
         ("simulated_acceptance_length_sampling_without_bonus", Rate::Acceptance, 1.0),
     ];
+    // Up to gamma rates are multiplied and added.
+    let lengths_within = case.tolerance.length(gamma);
     for (key, rate, bonus) in lengths {
         if let Some(want) = want[key].as_f64() {
             let value = got.simulated_acceptance_length(rate, gamma) - bonus;
-            report.check(label(key), (value - want).abs(), RATE_TOLERANCE);
+            report.check(label(key), (value - want).abs(), lengths_within);
         }
     }
 }

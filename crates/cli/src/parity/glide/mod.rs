@@ -8,7 +8,6 @@ mod step;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::Device;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
@@ -17,7 +16,7 @@ use longdraft_train::objective::{GlideObjective, Objective};
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
-use super::{CaseReport, malformed, relative, worst};
+use super::{CaseReport, Place, malformed, relative, worst};
 use crate::failure::Result;
 
 use batches::batches;
@@ -26,12 +25,16 @@ use checks::{check_gradients, check_metrics, check_weights};
 use step::run_step;
 
 /// Recomputes every step of the case.
-pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> Result<CaseReport> {
-    let case = Case::open(folder, meta)?;
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
+    let case = Case::open(folder, meta, place)?;
     let mut report = CaseReport::new(name, "glide");
     let config = TargetConfig::from_json(&meta["config"])
         .map_err(|problems| malformed(folder, format!("meta.json: config: {problems}")))?;
-    let options = TargetOptions { device: device.clone(), ..TargetOptions::default() };
+    let options = TargetOptions {
+        device: place.device.clone(),
+        dtype: place.frozen,
+        ..TargetOptions::default()
+    };
     let target = Arc::new(Target::from_source(config, &case.weights, &options)?);
     let glide = glide_config(&case, target.config());
     let draft = GlideDraft::from_source(&case.weights, &glide, &target)?;

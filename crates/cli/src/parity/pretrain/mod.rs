@@ -9,10 +9,9 @@ mod units;
 
 use std::path::Path;
 
-use candle_core::Device;
 use serde_json::Value;
 
-use super::CaseReport;
+use super::{CaseReport, Place};
 use crate::failure::Result;
 
 pub(super) use units::run as run_units;
@@ -20,10 +19,10 @@ pub(super) use units::run as run_units;
 use case::Case;
 
 /// Recomputes every part that the case has.
-pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> Result<CaseReport> {
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
     let case = Case::open(folder, meta)?;
     let mut report = CaseReport::new(name, "pretrain");
-    steps::check(&case, device, &mut report)?;
+    steps::check(&case, place, &mut report)?;
     if folder.join("weights_trained.safetensors").is_file() {
         let dequantised = if meta["int8"].is_object() {
             Some(artifact::check(&case, &mut report)?)
@@ -31,7 +30,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, device: &Device) -> R
             None
         };
         if meta["eval"].is_object() {
-            scores::check(&case, dequantised.as_ref(), device, &mut report)?;
+            scores::check(&case, dequantised.as_ref(), place, &mut report)?;
         }
     }
     Ok(report)

@@ -1,6 +1,6 @@
 //! Byte tables, windows, losses of every target and bits per byte.
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use longdraft_data::token_stream::TokenStream;
 use longdraft_models::bits_per_byte::{
     ByteTable, Tail, Window, evaluate, plain_windows, sliding_windows,
@@ -14,10 +14,12 @@ use serde_json::Value;
 
 use super::case::Case;
 use crate::failure::Result;
-use crate::parity::{CaseReport, malformed, relative};
+use crate::parity::{CaseReport, Place, ROUNDED, malformed, relative};
 
 const NLL: f64 = 2e-4;
 const BITS_PER_BYTE: f64 = 1e-6;
+/// Absolute, with 16-bit factors.
+const ROUNDED_NLL: f64 = 0.2;
 
 /// The evaluation stream with its byte counts.
 struct Stream {
@@ -28,7 +30,7 @@ struct Stream {
 pub(super) fn check(
     case: &Case<'_>,
     dequantised: Option<&MemorySource>,
-    device: &Device,
+    place: &Place,
     report: &mut CaseReport,
 ) -> Result<()> {
     let want = case.file("eval.safetensors")?;
@@ -39,10 +41,12 @@ pub(super) fn check(
     for (tag, source) in sources {
         let Some(evaluations) = case.meta["eval"][tag].as_object() else { continue };
         let Some(source) = source else { continue };
-        let model = LanguageModel::from_source(&case.model, source)?.to_device(device)?.frozen()?;
+        let model =
+            LanguageModel::from_source(&case.model, source)?.to_device(&place.device)?.frozen()?;
         for (name, evaluation) in evaluations {
             let tag = format!("{tag}.{name}");
-            check_evaluation(case, &model, &stream, &tag, evaluation, &want, report)?;
+            let stream = (&stream, place);
+            check_evaluation(case, &model, stream, &tag, evaluation, &want, report)?;
         }
     }
     Ok(())
@@ -81,7 +85,7 @@ fn check_stream(
 fn check_evaluation(
     case: &Case<'_>,
     model: &LanguageModel,
-    stream: &Stream,
+    (stream, place): (&Stream, &Place),
     tag: &str,
     evaluation: &Value,
     want: &SafetensorsSource,
@@ -134,6 +138,7 @@ fn check_evaluation(
             let losses = losses.map(|name| want.load(&name, DType::F32)).transpose()?;
             let losses: Option<Vec<f32>> =
                 losses.map(|losses| losses.flatten_all()?.to_vec1()).transpose()?;
+            let stream = (stream, place);
             check_windows(model, stream, (&windows, window), &label, sums, losses, report)?;
         }
     }
@@ -142,7 +147,7 @@ fn check_evaluation(
 
 fn check_windows(
     model: &LanguageModel,
-    stream: &Stream,
+    (stream, place): (&Stream, &Place),
     windows: (&[Window], usize),
     label: &str,
     sums: &Value,
@@ -160,11 +165,13 @@ fn check_windows(
     }
     for (key, got) in [("val_loss", score.loss()), ("val_bpb", score.bits_per_byte())] {
         if let Some(want) = sums[key].as_f64() {
-            report.check(format!("{label} {key}"), (got - want).abs(), BITS_PER_BYTE);
+            let tolerance = place.allowed(BITS_PER_BYTE, ROUNDED.loss);
+            report.check(format!("{label} {key}"), (got - want).abs(), tolerance);
         }
     }
     if let Some(want) = sums["nll_sum"].as_f64() {
-        report.check(format!("{label} nll_sum"), relative(score.nll_sum, want), 1e-6);
+        let tolerance = place.allowed(1e-6, ROUNDED.loss);
+        report.check(format!("{label} nll_sum"), relative(score.nll_sum, want), tolerance);
     }
     if let Some(want) = losses {
         let error = if want.len() == nll.len() {
@@ -173,7 +180,8 @@ fn check_windows(
         } else {
             f64::INFINITY
         };
-        report.check(format!("{label} nll of every target"), error, NLL);
+        let tolerance = place.allowed(NLL, ROUNDED_NLL);
+        report.check(format!("{label} nll of every target"), error, tolerance);
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{Result, Tensor, Var};
 
 use super::super::gpu;
+use super::super::gpu::tables::{NOWHERE, OfKeys};
 use super::super::{Delays, KeyRanges, attention};
 use super::{random_ranges, ranges_with_singles};
 use crate::cuda::emulator::emulated;
@@ -174,4 +175,87 @@ fn queries_that_see_nothing_get_zeros() -> Result<()> {
         assert!(zeros(&gradient.abs()?)?);
     }
     Ok(())
+}
+
+/// The tables by looking at every tile of every query.
+fn quadratic_tables(ranges: &KeyRanges, keys: usize) -> OfKeys {
+    let tiles = keys.div_ceil(gpu::TILE);
+    let (mut from, mut until) = (vec![0; tiles], vec![0; tiles]);
+    for tile in 0..tiles {
+        let own = tile * gpu::TILE..(tile + 1) * gpu::TILE;
+        let sees = |t: &usize| {
+            let range = ranges.of(*t);
+            !range.is_empty() && range.start < own.end && own.start < range.end
+        };
+        from[tile] = (0..ranges.queries()).find(sees).unwrap_or(0) as u32;
+        until[tile] = (0..ranges.queries()).rev().find(sees).map_or(0, |t| t as u32 + 1);
+    }
+    let sees = |key: usize| {
+        let count = move |t: usize| {
+            let times = ranges.singles_of(t).iter().filter(|&&single| single as usize == key);
+            vec![t as u32; times.count()]
+        };
+        (0..ranges.queries()).flat_map(count).collect::<Vec<u32>>()
+    };
+    let of_key: Vec<Vec<u32>> = (0..keys).map(sees).collect();
+    let single: Vec<u32> =
+        (0..keys as u32).filter(|&key| !of_key[key as usize].is_empty()).collect();
+    let place = |key: usize| single.binary_search(&(key as u32)).map_or(NOWHERE, |at| at as u32);
+    let ends = single.iter().scan(0, |end, &key| {
+        *end += of_key[key as usize].len() as u32;
+        Some(*end)
+    });
+    OfKeys {
+        from,
+        until,
+        queries_from: [0].into_iter().chain(ends).collect(),
+        slot: (0..keys).map(place).collect(),
+        queries: of_key.concat(),
+        single,
+    }
+}
+
+#[test]
+fn tables_in_linear_time_are_those_of_every_tile_of_every_query() {
+    for seed in 0..40 {
+        let mut noise = Noise::new(seed + 500);
+        let tokens = 1 + noise.below(400);
+        let ranges = match seed % 4 {
+            0 => (*random_ranges(&mut noise, tokens)).clone(),
+            1 => ranges_with_singles(&mut noise, seed / 4, tokens),
+            // Ranges in no order, as one may choose rows.
+            2 => {
+                let rows: Vec<u32> = (0..tokens).map(|_| noise.below(tokens) as u32).collect();
+                random_ranges(&mut noise, tokens).select(&rows)
+            }
+            _ => KeyRanges::packed(&vec![-1; tokens], None, Delays::Same(0)),
+        };
+        let keys = ranges.max_end() + noise.below(3 * gpu::TILE);
+        assert_eq!(OfKeys::new(&ranges, keys), quadratic_tables(&ranges, keys), "seed {seed}");
+    }
+    let none = KeyRanges::packed(&[], None, Delays::Same(0));
+    assert_eq!(OfKeys::new(&none, 0), quadratic_tables(&none, 0));
+}
+
+/// Layers that train keys and layers that do not may share their ranges, in either order.
+#[test]
+fn tables_that_are_kept_serve_frozen_and_trained_keys() -> Result<()> {
+    let mut noise = Noise::new(77);
+    let ranges = Arc::new(KeyRanges::packed(&[0; 70], None, Delays::Same(0)).with_own_columns(1));
+    let q = noise.var(&[70, 2, 8]);
+    let (k, v) = (noise.var(&[140, 1, 8]), noise.var(&[140, 1, 8]));
+    let loss = |k: &Tensor, v: &Tensor| attention(&q, k, v, &ranges)?.sqr()?.sum_all();
+    let plain = loss(&k, &v)?.backward()?;
+    emulated(|| {
+        for _ in 0..2 {
+            let frozen = loss(&k.detach(), &v.detach())?.backward()?;
+            let trained = loss(&k, &v)?.backward()?;
+            assert!(frozen.get(&k).is_none());
+            for variable in [&q, &k, &v] {
+                let (own, cpu) = (trained.get(variable).expect("own"), plain.get(variable));
+                assert_close("gradient", own, cpu.expect("cpu"), 3e-5);
+            }
+        }
+        Ok(())
+    })
 }

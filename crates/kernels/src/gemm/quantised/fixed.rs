@@ -32,9 +32,8 @@ pub(super) struct FixedBlock {
     pub(super) scale: f32,
     /// Sum of the values.
     pub(super) offset: f32,
-    /// Sum of the codes.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "of the vector kernels"))]
-    pub(super) sum: i32,
+    /// Sums of the first 16 codes and of the others.
+    pub(super) sums: [i32; 2],
 }
 
 impl FixedRows {
@@ -56,6 +55,19 @@ impl FixedRows {
             codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(row);
         }
         Self { rows, cols, codes, blocks }
+    }
+
+    /// One row that is given as codes from -127 on, whose scales are of [`BLOCK`] of them each.
+    pub(crate) fn of_codes(codes: &[i8], scales: &[f32]) -> Self {
+        assert_eq!(codes.len(), scales.len() * BLOCK, "a scale for every {BLOCK} codes");
+        let block = |(codes, scale): (&[i8], &f32)| {
+            let sum = |codes: &[i8]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
+            let (first, second) = codes.split_at(BLOCK / 2);
+            let sums = [sum(first), sum(second)];
+            FixedBlock { scale: *scale, offset: scale * (sums[0] + sums[1]) as f32, sums }
+        };
+        let blocks = codes.chunks_exact(BLOCK).zip(scales).map(block).collect();
+        Self { rows: 1, cols: codes.len(), codes: codes.to_vec(), blocks }
     }
 }
 
@@ -83,20 +95,23 @@ impl FixedBlock {
             f32::from_bits(values.iter().map(magnitude).fold(0, i32::max).cast_unsigned());
         let inverse = LARGEST / largest;
         if !largest.is_finite() {
-            return Self { scale: f32::NAN, offset: f32::NAN, sum: 0 };
+            return Self { scale: f32::NAN, offset: f32::NAN, sums: [0; 2] };
         }
         if !inverse.is_finite() {
             // Zeros, or numbers below 1e-34.
             return Self::default();
         }
-        let mut sum = 0;
-        for (code, value) in codes.iter_mut().zip(values) {
-            let rounded = (value * inverse + ROUNDING).to_bits().cast_signed();
-            let rounded = rounded - ROUNDING.to_bits().cast_signed();
-            sum += rounded;
-            *code = rounded as i8;
+        let mut sums = [0; 2];
+        let halves = codes.chunks_exact_mut(BLOCK / 2).zip(values.chunks_exact(BLOCK / 2));
+        for (sum, (codes, values)) in sums.iter_mut().zip(halves) {
+            for (code, value) in codes.iter_mut().zip(values) {
+                let rounded = (value * inverse + ROUNDING).to_bits().cast_signed();
+                let rounded = rounded - ROUNDING.to_bits().cast_signed();
+                *sum += rounded;
+                *code = rounded as i8;
+            }
         }
         let scale = largest / LARGEST;
-        Self { scale, offset: scale * sum as f32, sum }
+        Self { scale, offset: scale * (sums[0] + sums[1]) as f32, sums }
     }
 }

@@ -1,205 +1,328 @@
-//! Block layouts of GGML, and how longdraft holds them in memory.
+//! The block types of GGML: one description each.
 //!
-//! A file holds a row's blocks one behind the other. In memory 16 rows lie side by side: block by
-//! block all scales, then all minima, then words of which each holds some values of one row. A
-//! vector register then holds the same values of 16 rows. A byte of a word holds the code of one of four
-//! steps, or its low half one of them and its high half one of the next four: a mask brings four codes of
-//! every row to bytes. Codes are unsigned, as the products of bytes want them: signed ones have their
-//! first bit turned. The bytes are the file's in another order otherwise.
+//! A block holds 32 or 256 values: one or two 16-bit floats, in the larger ones bytes that scale 16 or
+//! 32 values each, and a code for every value.
+//!
+//! ```text
+//! value = scale · code + least       scale = d · s,   least = m, or −m · s'
+//! ```
+//!
+//! Here codes are unsigned, as products of bytes want them; `zero` is the code of 0, and where
+//! there is a table it holds the codes that nibbles stand for. Scales and products are exact in f32, and a
+//! value is rounded once.
 
-use half::f16;
-use rayon::prelude::*;
+use half::{bf16, f16};
 
-/// Values of a block.
+/// Values with one activation scale, and of the smaller blocks.
 pub(crate) const BLOCK: usize = 32;
-/// Rows that lie side by side.
-pub(crate) const GROUP: usize = 16;
-/// Bytes of a word of every row.
-pub(super) const WORDS: usize = 4 * GROUP;
 
-/// The first bit of a byte.
-const SIGN: u8 = 0x80;
+/// Values of the larger blocks.
+const LARGE: usize = 256;
 
-/// Block layouts of GGML.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Most blocks of [`BLOCK`] values that a stored one holds.
+pub(super) const PARTS: usize = LARGE / BLOCK;
+
+/// What turns the first bit of a byte: signed codes become unsigned.
+pub(super) const SIGN: u8 = 0x80;
+
+/// Values of IQ4, with 128 added.
+const IQ4: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+/// Twice the values of FP4 (1 bit of sign, 2 of exponent, 1 of mantissa), with 12 added.
+const FP4: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// Block types of GGML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockFormat {
-    /// f16 scale; 16 bytes of 4 bits: low halves first, minus 8.
+    /// 32 values: f16 scale; 4 bits, minus 8.
     Q4_0,
-    /// f16 scale, f16 minimum; 16 bytes of 4 bits: low halves first.
+    /// 32 values: f16 scale, f16 minimum; 4 bits.
     Q4_1,
-    /// f16 scale; 32 signed bytes.
+    /// 32 values: f16 scale; 5 bits, minus 16.
+    Q5_0,
+    /// 32 values: f16 scale, f16 minimum; 5 bits.
+    Q5_1,
+    /// 32 values: f16 scale; signed bytes.
     Q8_0,
+    /// 256 values: f16 scale and minimum; 4 bits of each for 16 values; 2 bits.
+    Q2K,
+    /// 256 values: f16 scale; 6 bits of it for 16 values, minus 32; 3 bits, minus 4.
+    Q3K,
+    /// 256 values: f16 scale and minimum; 6 bits of each for 32 values; 4 bits.
+    Q4K,
+    /// 256 values: f16 scale and minimum; 6 bits of each for 32 values; 5 bits.
+    Q5K,
+    /// 256 values: f16 scale; a signed byte for 16 values; 6 bits, minus 32.
+    Q6K,
+    /// 32 values: f16 scale; 4 bits that choose among 16 uneven values.
+    Iq4Nl,
+    /// 256 values: f16 scale; 6 bits of it for 32 values, minus 32; 4 bits as [`Self::Iq4Nl`].
+    Iq4Xs,
+    /// 32 values: a power of two in one byte; FP4 numbers.
+    Mxfp4,
 }
 
-impl BlockFormat {
-    /// Bytes of a block of 32 values.
-    pub const fn bytes(self) -> usize {
-        self.head() + self.codes()
-    }
+/// What the floats of a block are in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Floats {
+    /// f16 scale.
+    Scale,
+    /// f16 scale and minimum.
+    ScaleAndLeast,
+    /// A power of two as bf16, whose smallest numbers it holds exactly.
+    Power,
+}
 
-    /// Bytes of scale and minimum.
-    const fn head(self) -> usize {
-        if matches!(self, Self::Q4_1) { 4 } else { 2 }
-    }
+/// What scales the values of a larger block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    /// The floats alone.
+    None,
+    /// A signed byte for 32 values.
+    Signed,
+    /// A signed byte for each 16 values.
+    SignedHalves,
+    /// A byte of the scale, then one of the minimum, for 32 values.
+    WithLeast,
+    /// A byte for each 16 values: 4 bits of the scale, then 4 of the minimum.
+    NibbleHalves,
+}
 
-    /// Bytes of the codes.
-    const fn codes(self) -> usize {
-        if matches!(self, Self::Q8_0) { BLOCK } else { BLOCK / 2 }
-    }
-
-    /// Codes of a word.
-    const fn codes_of_word(self) -> usize {
-        4 * BLOCK / self.codes()
-    }
-
-    /// The words of a stored block's codes, in the order of their values.
-    fn words(self, codes: &[u8]) -> impl Iterator<Item = u32> {
-        let of_word = self.codes_of_word();
-        (0..BLOCK / of_word).map(move |word| {
-            (0..of_word).fold(0, |sum, i| {
-                let step = of_word * word + i;
-                let code = match self {
-                    Self::Q8_0 => codes[step] ^ SIGN,
-                    _ if step < BLOCK / 2 => codes[step] & 15,
-                    _ => codes[step - BLOCK / 2] >> 4,
-                };
-                sum | u32::from(code) << self.shift(i)
-            })
-        })
-    }
-
-    /// Where code `i` of a word begins.
-    const fn shift(self, i: usize) -> usize {
-        debug_assert!(i < self.codes_of_word());
-        8 * (i % 4) + 4 * (i / 4)
-    }
-
-    /// Code `i` of a word.
-    #[inline]
-    fn code(self, word: u32, i: usize) -> i32 {
-        let bits = word >> self.shift(i);
+impl Scales {
+    /// Bytes for 32 values of a row.
+    pub(super) const fn bytes(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 => (bits & 15).cast_signed() - self.zero(),
-            Self::Q8_0 => i32::from(bits as u8) - self.zero(),
+            Self::None => 0,
+            Self::Signed => 1,
+            Self::SignedHalves | Self::WithLeast | Self::NibbleHalves => 2,
         }
     }
 
+    /// Whether 16 values have a scale of their own.
+    pub(super) const fn halves(self) -> bool {
+        matches!(self, Self::SignedHalves | Self::NibbleHalves)
+    }
+}
+
+/// All that tells one type from another once its numbers are taken out of the file's order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Values of a block.
+    pub(super) values: usize,
+    pub(super) floats: Floats,
+    pub(super) scales: Scales,
+    /// Bits of a code: its lower ones and those above.
+    pub(super) planes: [usize; 2],
     /// The unsigned code of zero.
-    pub(super) const fn zero(self) -> i32 {
-        match self {
-            Self::Q4_0 => 8,
-            Self::Q4_1 => 0,
-            Self::Q8_0 => SIGN as i32,
-        }
-    }
-
-    /// A code's value. The product is exact in f32, so that it does not matter whether it is rounded
-    /// before the minimum is added.
-    #[inline]
-    fn value(self, code: i32, scale: f32, least: f32) -> f32 {
-        let value = code as f32 * scale;
-        if self == Self::Q4_1 { value + least } else { value }
-    }
-
-    /// Takes blocks of 16 rows apart.
-    #[inline]
-    pub(super) fn apart(self, blocks: &[u8]) -> Apart {
-        let halves = |from: usize| -> [f32; GROUP] {
-            std::array::from_fn(|row| {
-                f16::from_le_bytes([blocks[from + 2 * row], blocks[from + 2 * row + 1]]).to_f32()
-            })
-        };
-        let scales = halves(0);
-        let least = if self == Self::Q4_1 { halves(2 * GROUP) } else { [0.0; GROUP] };
-        let of_word = self.codes_of_word();
-        let mut codes = [[0; GROUP]; BLOCK];
-        let words = blocks[self.head() * GROUP..].chunks_exact(WORDS);
-        for (words, codes) in words.zip(codes.chunks_exact_mut(of_word)) {
-            for (row, word) in words.as_chunks::<4>().0.iter().enumerate() {
-                let word = u32::from_le_bytes(*word);
-                codes.iter_mut().enumerate().for_each(|(i, step)| step[row] = self.code(word, i));
-            }
-        }
-        Apart { format: self, scales, least, codes }
-    }
+    pub(super) zero: i32,
+    /// The largest unsigned code.
+    pub(super) largest: i32,
+    /// The unsigned codes that the bits choose among.
+    pub(super) table: Option<&'static [u8; 16]>,
 }
 
-/// A block of each of 16 rows.
-pub(super) struct Apart {
-    format: BlockFormat,
-    pub(super) scales: [f32; GROUP],
-    /// 0 where the format knows no minima.
-    pub(super) least: [f32; GROUP],
-    /// Step after step.
-    pub(super) codes: [[i32; GROUP]; BLOCK],
-}
+impl Layout {
+    const fn of_bits(values: usize, floats: Floats, planes: [usize; 2], zero: i32) -> Self {
+        let largest = (1 << (planes[0] + planes[1])) - 1;
+        Self { values, floats, scales: Scales::None, planes, zero, largest, table: None }
+    }
 
-impl Apart {
-    pub(super) fn value(&self, step: usize, row: usize) -> f32 {
-        self.format.value(self.codes[step][row], self.scales[row], self.least[row])
+    const fn scaled(self, scales: Scales) -> Self {
+        Self { scales, ..self }
+    }
+
+    const fn chosen_from(self, table: &'static [u8; 16], largest: i32) -> Self {
+        Self { table: Some(table), largest, ..self }
+    }
+
+    /// Blocks of 32 values.
+    pub(super) const fn parts(&self) -> usize {
+        self.values / BLOCK
+    }
+
+    /// Bytes of a row's floats.
+    pub(super) const fn float_bytes(&self) -> usize {
+        if matches!(self.floats, Floats::ScaleAndLeast) { 4 } else { 2 }
+    }
+
+    /// Bytes of a row's 32 codes, with the bytes that scale them.
+    pub(super) const fn part_bytes(&self) -> usize {
+        self.scales.bytes() + BLOCK / 8 * (self.planes[0] + self.planes[1])
+    }
+
+    /// Bytes of a row's block in memory.
+    pub(super) const fn held_bytes(&self) -> usize {
+        self.float_bytes() + self.parts() * self.part_bytes()
+    }
+
+    /// Whether there are minima.
+    pub(super) const fn has_least(&self) -> bool {
+        matches!(self.floats, Floats::ScaleAndLeast)
+    }
+
+    /// What a code's bits stand for, as a multiple of the scale.
+    #[inline]
+    pub(super) fn signed(&self, bits: u8) -> i32 {
+        let code = self.table.map_or(bits, |table| table[usize::from(bits & 15)]);
+        i32::from(code) - self.zero
     }
 }
 
 impl BlockFormat {
-    /// The 32 values of one row in blocks of 16.
-    pub(super) fn widen_row(self, blocks: &[u8], row: usize, out: &mut [f32]) {
-        let half = |at: usize| f16::from_le_bytes([blocks[2 * at], blocks[2 * at + 1]]).to_f32();
-        let scale = half(row);
-        let least = if self == Self::Q4_1 { half(GROUP + row) } else { 0.0 };
-        let of_word = self.codes_of_word();
-        let words = blocks[self.head() * GROUP..].chunks_exact(WORDS);
-        for (words, out) in words.zip(out.chunks_exact_mut(of_word)) {
-            let at = 4 * row;
-            let bytes = [words[at], words[at + 1], words[at + 2], words[at + 3]];
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = self.value(self.code(u32::from_le_bytes(bytes), i), scale, least);
+    /// Every one.
+    pub const ALL: [Self; 13] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+    ];
+
+    /// Values of a block: a row consists of whole ones.
+    pub const fn values(self) -> usize {
+        self.layout().values
+    }
+
+    /// Bytes of a block in a file.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
+        }
+    }
+
+    /// The type's name as GGML writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
+        }
+    }
+
+    pub(super) const fn layout(self) -> Layout {
+        use Floats::{Power, Scale, ScaleAndLeast};
+        match self {
+            Self::Q4_0 => Layout::of_bits(BLOCK, Scale, [4, 0], 8),
+            Self::Q4_1 => Layout::of_bits(BLOCK, ScaleAndLeast, [4, 0], 0),
+            Self::Q5_0 => Layout::of_bits(BLOCK, Scale, [4, 1], 16),
+            Self::Q5_1 => Layout::of_bits(BLOCK, ScaleAndLeast, [4, 1], 0),
+            Self::Q8_0 => Layout::of_bits(BLOCK, Scale, [8, 0], SIGN as i32),
+            Self::Q2K => {
+                Layout::of_bits(LARGE, ScaleAndLeast, [2, 0], 0).scaled(Scales::NibbleHalves)
+            }
+            Self::Q3K => Layout::of_bits(LARGE, Scale, [2, 1], 4).scaled(Scales::SignedHalves),
+            Self::Q4K => Layout::of_bits(LARGE, ScaleAndLeast, [4, 0], 0).scaled(Scales::WithLeast),
+            Self::Q5K => Layout::of_bits(LARGE, ScaleAndLeast, [4, 1], 0).scaled(Scales::WithLeast),
+            Self::Q6K => Layout::of_bits(LARGE, Scale, [4, 2], 32).scaled(Scales::SignedHalves),
+            Self::Iq4Nl => Layout::of_bits(BLOCK, Scale, [4, 0], 128).chosen_from(&IQ4, 241),
+            Self::Iq4Xs => Layout::of_bits(LARGE, Scale, [4, 0], 128)
+                .chosen_from(&IQ4, 241)
+                .scaled(Scales::Signed),
+            Self::Mxfp4 => Layout::of_bits(BLOCK, Power, [4, 0], 12).chosen_from(&FP4, 24),
+        }
+    }
+
+    /// Widens whole blocks of a file.
+    ///
+    /// # Panics
+    /// - `stored` or `out` does not consist of whole blocks, or one has more of them
+    pub fn widen(self, stored: &[u8], out: &mut [f32]) {
+        let layout = self.layout();
+        let blocks = stored.len() / self.bytes();
+        assert_eq!(stored.len(), blocks * self.bytes(), "bytes of whole blocks");
+        assert_eq!(out.len(), blocks * layout.values, "values of whole blocks");
+        let values = out.chunks_exact_mut(layout.values);
+        for (block, out) in stored.chunks_exact(self.bytes()).zip(values) {
+            let numbers = self.numbers(block);
+            for (part, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+                let factors = layout.factors(numbers.floats, numbers.scales_of(&layout, part));
+                let codes = &numbers.codes[part * BLOCK..][..BLOCK];
+                layout.widen_part(&factors, codes, out);
             }
         }
     }
 }
 
-/// Rows `[outputs, inputs / 32]` of stored blocks, 16 rows side by side; the last group is filled up
-/// with rows of zeros.
-pub(crate) fn side_by_side(
-    format: BlockFormat,
-    outputs: usize,
-    inputs: usize,
-    stored: &[u8],
-) -> Vec<u8> {
-    let (size, row) = (format.bytes(), inputs / BLOCK * format.bytes());
-    let mut out = vec![0; outputs.div_ceil(GROUP) * GROUP * row];
-    let groups = out.par_chunks_mut((GROUP * row).max(1));
-    groups.zip(stored.par_chunks((GROUP * row).max(1))).for_each(|(out, stored)| {
-        for (lane, stored) in stored.chunks_exact(row).enumerate() {
-            for (out, block) in out.chunks_exact_mut(GROUP * size).zip(stored.chunks_exact(size)) {
-                put(format, block, lane, out);
-            }
-        }
-    });
-    out
+/// What the codes of each half of 32 values are multiplied with, and what is added.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Factors {
+    pub(super) scale: [f32; 2],
+    /// 0 where there are no minima.
+    pub(super) least: [f32; 2],
 }
 
-fn put(format: BlockFormat, block: &[u8], lane: usize, out: &mut [u8]) {
-    let (head, codes) = block.split_at(format.head());
-    for (i, half) in head.chunks_exact(2).enumerate() {
-        out[2 * (GROUP * i + lane)..][..2].copy_from_slice(half);
-    }
-    let words = out[GROUP * format.head()..].chunks_exact_mut(WORDS);
-    for (out, word) in words.zip(format.words(codes)) {
-        out[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
-    }
-}
-
-/// Moves one row between blocks of 16, block by block.
-pub(super) fn copy_row(format: BlockFormat, from: (&[u8], usize), to: &mut [u8], lane: usize) {
-    let size = GROUP * format.bytes();
-    let head = GROUP * format.head();
-    for (out, block) in to.chunks_exact_mut(size).zip(from.0.chunks_exact(size)) {
-        let mut copy = |at: usize, width: usize| {
-            let (here, there) = (at + width * from.1, at + width * lane);
-            out[there..there + width].copy_from_slice(&block[here..here + width]);
+impl Layout {
+    /// Of a row's floats, as bits, and the bytes that scale 32 of its values.
+    #[inline]
+    pub(super) fn factors(&self, floats: [u16; 2], scales: [u8; 2]) -> Factors {
+        let d = match self.floats {
+            Floats::Power => bf16::from_bits(floats[0]).to_f32(),
+            _ => f16::from_bits(floats[0]).to_f32(),
         };
-        (0..format.head() / 2).for_each(|i| copy(2 * GROUP * i, 2));
-        (head..size).step_by(WORDS).for_each(|at| copy(at, 4));
+        let m = if self.has_least() { f16::from_bits(floats[1]).to_f32() } else { 0.0 };
+        let signed = |byte: u8| d * f32::from(byte.cast_signed());
+        let both = |scale, least| Factors { scale: [scale; 2], least: [least; 2] };
+        match self.scales {
+            Scales::None => both(d, m),
+            Scales::Signed => both(signed(scales[0]), 0.0),
+            Scales::SignedHalves => Factors { scale: scales.map(signed), least: [0.0; 2] },
+            Scales::WithLeast => both(d * f32::from(scales[0]), -(m * f32::from(scales[1]))),
+            Scales::NibbleHalves => Factors {
+                scale: scales.map(|byte| d * f32::from(byte & 15)),
+                least: scales.map(|byte| -(m * f32::from(byte >> 4))),
+            },
+        }
+    }
+
+    /// 32 values of one row.
+    #[inline]
+    pub(super) fn widen_part(&self, factors: &Factors, codes: &[u8], out: &mut [f32]) {
+        let (codes, out) = (codes.chunks_exact(BLOCK / 2), out.chunks_exact_mut(BLOCK / 2));
+        for (half, (codes, out)) in codes.zip(out).enumerate() {
+            let (scale, least) = (factors.scale[half], factors.least[half]);
+            match self.table {
+                Some(_) => {
+                    let products = codes.iter().map(|code| self.signed(*code) as f32 * scale);
+                    out.iter_mut().zip(products).for_each(|(out, product)| *out = product);
+                }
+                None => {
+                    for (code, out) in codes.iter().zip(&mut *out) {
+                        *out = (i32::from(*code) - self.zero) as f32 * scale;
+                    }
+                }
+            }
+            if self.has_least() {
+                out.iter_mut().for_each(|out| *out += least);
+            }
+        }
     }
 }

@@ -3,13 +3,28 @@
 //! Blocks are never widened: activations become 8-bit fixed-point numbers, a scale for every 32 of
 //! them, and codes are multiplied with them as integers, whose sums are exact. Four products cost one
 //! instruction: decoding stays bound by memory with several rows too. An activation is off by at most
-//! 1/254 of the largest of its 32, as in llama.cpp.
+//! 1/254 of the largest of its 32, as in llama.cpp (whose larger blocks take one scale for 256).
 //!
-//! An element's bits depend on its row and column alone: neither on the other rows nor on the
-//! instruction set.
+//! [`format`] says in what one type differs from another, [`stored`] in which order files hold their
+//! numbers, [`side_by_side`] how memory does, [`lanes`] how they are multiplied on any registers. An
+//! element is, over a column's blocks of 32 in order and with `Σ` exact,
+//!
+//! ```text
+//! acc ← scale·x_scale · Σ q x + acc,  then  least · (x_scale Σ x) + acc
+//! acc ← x_scale · (scale₀ Σ₀ q x + scale₁ Σ₁ q x + least₀ Σ₀ x + least₁ Σ₁ x) + acc
+//! ```
+//!
+//! the latter where 16 values have a scale of their own. Its bits depend on its row and column alone:
+//! neither on the other rows nor on the instruction set.
 
 mod fixed;
 mod format;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod plain;
+mod side_by_side;
+mod stored;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -19,21 +34,24 @@ use rayon::prelude::*;
 
 use super::SMALLEST_TASK;
 use super::blocks::Output;
-use super::micro::{Destination, Isa, store};
-use super::unpacked::{ROWS, TASK_COLUMNS};
+use super::micro::Destination;
+use super::unpacked::TASK_COLUMNS;
 use fixed::FixedBlock;
 pub(crate) use fixed::FixedRows;
+pub(crate) use format::BLOCK;
 pub use format::BlockFormat;
-use format::copy_row;
-pub(crate) use format::{BLOCK, GROUP, side_by_side};
+use side_by_side::copy_row;
+pub(crate) use side_by_side::{GROUP, held_bytes, put_side_by_side};
 
 use crate::threads::split;
 
+/// Most rows for which a block is unpacked once.
+const MOST_ROWS: usize = 16;
 /// Rows of a task: their fixed-point numbers fit the second-level cache.
 const TASK_ROWS: usize = 256;
 
 /// A `[steps, columns]` operand: a column is a row of the stored matrix, and 16 columns lie side by
-/// side.
+/// side, as [`put_side_by_side`] leaves them.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks<'a> {
     data: &'a [u8],
@@ -44,14 +62,14 @@ pub(crate) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// The transposed view of an `[outputs, inputs]` matrix that went through [`side_by_side`].
+    /// The transposed view of an `[outputs, inputs]` matrix whose rows lie side by side.
     pub(crate) fn transposed(
         data: &'a [u8],
         format: BlockFormat,
         outputs: usize,
         inputs: usize,
     ) -> Self {
-        assert!(inputs.is_multiple_of(BLOCK), "a row does not consist of blocks");
+        assert!(inputs.is_multiple_of(format.values()), "a row does not consist of blocks");
         let view = Self { data, format, rows: inputs, cols: outputs };
         assert_eq!(data.len(), outputs.div_ceil(GROUP) * view.stride(), "bytes of a matrix");
         view
@@ -59,7 +77,7 @@ impl<'a> Blocks<'a> {
 
     /// Bytes from one group of columns to the next.
     fn stride(&self) -> usize {
-        self.rows / BLOCK * self.format.bytes() * GROUP
+        self.rows / self.format.values() * self.format.layout().size()
     }
 
     /// Some columns, from the first of a group on.
@@ -80,16 +98,22 @@ impl<'a> Blocks<'a> {
         let mut out = vec![0.0; self.rows * self.cols];
         let columns = out.par_chunks_mut((GROUP * self.rows).max(1));
         columns.zip(self.data.par_chunks(self.stride().max(1))).for_each(|(out, group)| {
-            let size = GROUP * self.format.bytes();
-            for (block, bytes) in group.chunks_exact(size).enumerate() {
-                let apart = self.format.apart(bytes);
-                for (row, out) in out.chunks_exact_mut(self.rows).enumerate() {
-                    let out = &mut out[block * BLOCK..][..BLOCK];
-                    out.iter_mut().enumerate().for_each(|(i, out)| *out = apart.value(i, row));
-                }
+            for (lane, out) in out.chunks_exact_mut(self.rows).enumerate() {
+                self.widen_row(group, lane, out);
             }
         });
         out
+    }
+
+    /// The values of one column of a group.
+    fn widen_row(&self, group: &[u8], lane: usize, out: &mut [f32]) {
+        let layout = self.format.layout();
+        let parts = layout.parts();
+        for (part, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+            let block = &group[part / parts * layout.size()..][..layout.size()];
+            let (factors, codes) = layout.row_of(block, part % parts, lane);
+            layout.widen_part(&factors, &codes, out);
+        }
     }
 
     /// The bytes of some columns, side by side again.
@@ -97,7 +121,7 @@ impl<'a> Blocks<'a> {
         let mut out = vec![0; cols.len().div_ceil(GROUP) * self.stride()];
         for (out, cols) in out.chunks_exact_mut(self.stride().max(1)).zip(cols.chunks(GROUP)) {
             for (lane, col) in cols.iter().enumerate() {
-                copy_row(self.format, self.group_of(*col as usize), out, lane);
+                copy_row(&self.format.layout(), self.group_of(*col as usize), out, lane);
             }
         }
         out
@@ -105,22 +129,19 @@ impl<'a> Blocks<'a> {
 
     /// One column.
     pub(crate) fn column(&self, col: usize) -> Vec<f32> {
-        let (group, row) = self.group_of(col);
+        let (group, lane) = self.group_of(col);
         let mut out = vec![0.0; self.rows];
-        let blocks = group.chunks_exact(GROUP * self.format.bytes());
-        for (block, out) in blocks.zip(out.chunks_exact_mut(BLOCK)) {
-            self.format.widen_row(block, row, out);
-        }
+        self.widen_row(group, lane, &mut out);
         out
     }
 }
 
 /// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` is row-major without gaps.
 pub(crate) fn matmul_quantised(dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
-    product(Isa::detect(), dst, a, b, accumulate);
+    product(Kernel::detect(), dst, a, b, accumulate);
 }
 
-fn product(isa: Isa, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
+fn product(kernel: Kernel, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
     assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
     assert!(a.rows * b.cols <= dst.len(), "product leaves its destination");
     let whole = Output { at: dst.as_mut_ptr(), stride: b.cols, accumulate };
@@ -137,7 +158,7 @@ fn product(isa: Isa, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: 
         // SAFETY: the assertions bound the product to `dst`, of which tasks have disjoint parts.
         unsafe {
             let at = whole.pointer().add(first_row * b.cols + first);
-            columns(isa, Output { at, ..whole }, (a, rows), b.columns(range));
+            columns(kernel, Output { at, ..whole }, (a, rows), b.columns(range));
         }
     });
 }
@@ -148,19 +169,19 @@ fn product(isa: Isa, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: 
 /// `dst` is writable for the rows x `b.cols` elements, and nobody else touches them; `a` has as many
 /// columns as `b` rows.
 pub(super) unsafe fn columns(
-    isa: Isa,
+    kernel: Kernel,
     dst: Output,
     (a, rows): (&FixedRows, Range<usize>),
     b: Blocks<'_>,
 ) {
     let blocks = a.cols / BLOCK;
-    for first_col in (0..b.cols).step_by(TOGETHER * GROUP) {
-        let cols = (TOGETHER * GROUP).min(b.cols - first_col);
-        for first_row in rows.clone().step_by(ROWS) {
+    for first_col in (0..b.cols).step_by(GROUP) {
+        let cols = GROUP.min(b.cols - first_col);
+        for first_row in rows.clone().step_by(MOST_ROWS) {
             let tile = Tile {
                 format: b.format,
                 codes: &a.codes[first_row * a.cols..],
-                scales: &a.blocks[first_row * blocks..],
+                fixed: &a.blocks[first_row * blocks..],
                 blocks,
                 right: &b.data[first_col / GROUP * b.stride()..],
                 right_stride: b.stride(),
@@ -170,24 +191,21 @@ pub(super) unsafe fn columns(
             unsafe {
                 let Output { at, stride, accumulate } =
                     dst.part(first_row - rows.start, first_col, 0);
-                let rows = ROWS.min(rows.end - first_row);
-                tile.run(isa, Destination { at, stride, rows, cols, accumulate });
+                let rows = MOST_ROWS.min(rows.end - first_row);
+                tile.run(kernel, Destination { at, stride, rows, cols, accumulate });
             }
         }
     }
 }
 
-/// Groups of columns that are worked on together, so that enough sums are independent.
-const TOGETHER: usize = 2;
-
-/// Some rows times the blocks of at most [`TOGETHER`] groups of columns.
+/// Some rows times the blocks of a group of columns.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     format: BlockFormat,
     /// From the first row on, row after row.
     codes: &'a [i8],
-    scales: &'a [FixedBlock],
-    /// Blocks of a row, and of a column.
+    fixed: &'a [FixedBlock],
+    /// Blocks of 32 of a row, and of a column.
     blocks: usize,
     /// The first group on.
     right: &'a [u8],
@@ -195,49 +213,82 @@ struct Tile<'a> {
     right_stride: usize,
 }
 
+/// Instruction sets with a kernel of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kernel {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    Plain,
+}
+
+impl Kernel {
+    /// All that this machine has, the fastest first.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let vectors = {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = has!("avx2") && has!("fma") && has!("f16c");
+            let avx512 = avx2 && has!("avx512f") && has!("avx512bw");
+            [
+                (avx512 && has!("avx512vnni"), Self::Avx512Vnni),
+                (avx2 && has!("avxvnni"), Self::AvxVnni),
+                (avx512, Self::Avx512),
+                (avx2, Self::Avx2),
+            ]
+        };
+        #[cfg(target_arch = "aarch64")]
+        let vectors = [(std::arch::is_aarch64_feature_detected!("neon"), Self::Neon)];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let vectors: [(bool, Self); 0] = [];
+        let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, kernel)| kernel);
+        vectors.chain([Self::Plain])
+    }
+
+    /// The fastest that this machine has.
+    pub(crate) fn detect() -> Self {
+        Self::all().next().unwrap_or(Self::Plain)
+    }
+
+    /// The instruction set's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "AVX-512 VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "AVX-VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "NEON",
+            Self::Plain => "no vector instructions",
+        }
+    }
+}
+
 impl Tile<'_> {
     /// # Safety
     /// The CPU has the instruction set; both operands reach as far as the tile, and `dst` is
     /// writable for its rows and columns.
-    unsafe fn run(self, isa: Isa, dst: Destination) {
+    unsafe fn run(self, kernel: Kernel, dst: Destination) {
         // SAFETY: passed on to the caller.
         unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => x86::avx512(self, dst),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx2 => x86::avx2(self, dst),
-                Isa::Portable => self.portable(dst),
-            }
-        }
-    }
-
-    /// # Safety
-    /// `dst` is writable for its rows and columns.
-    unsafe fn portable(self, dst: Destination) {
-        let size = GROUP * self.format.bytes();
-        for first in (0..dst.cols).step_by(GROUP) {
-            let right = &self.right[first / GROUP * self.right_stride..][..self.blocks * size];
-            let mut sums = [[0.0_f32; GROUP]; ROWS];
-            for (block, bytes) in right.chunks_exact(size).enumerate() {
-                let apart = self.format.apart(bytes);
-                for (row, sums) in sums.iter_mut().take(dst.rows).enumerate() {
-                    let place = row * self.blocks + block;
-                    let codes = &self.codes[place * BLOCK..][..BLOCK];
-                    let FixedBlock { scale, offset, .. } = self.scales[place];
-                    for (col, sum) in sums.iter_mut().enumerate() {
-                        let pairs = codes.iter().zip(&apart.codes);
-                        let exact: i32 = pairs.map(|(x, y)| i32::from(*x) * y[col]).sum();
-                        *sum = (exact as f32).mul_add(apart.scales[col] * scale, *sum);
-                        if self.format == BlockFormat::Q4_1 {
-                            *sum = apart.least[col].mul_add(offset, *sum);
-                        }
-                    }
-                }
-            }
-            for (row, sums) in sums.iter().take(dst.rows).enumerate() {
-                // SAFETY: the row lies within the destination.
-                unsafe { store(sums, dst, row, first) };
+            #[cfg(target_arch = "x86_64")]
+            x86::run(kernel, self, dst);
+            #[cfg(not(target_arch = "x86_64"))]
+            match kernel {
+                #[cfg(target_arch = "aarch64")]
+                Kernel::Neon => neon::run(self, dst),
+                Kernel::Plain => plain::columns(self, dst),
             }
         }
     }

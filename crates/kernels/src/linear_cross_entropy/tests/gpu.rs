@@ -2,11 +2,13 @@
 
 use candle_core::Result;
 
+use super::super::composed::composed_within;
 use super::super::{Inputs, Output, Rejection, RowStatistics, linear_cross_entropy};
 use super::sparse::Laws;
 use super::{Case, KINDS};
 use crate::cuda::emulator::emulated;
-use crate::test_support::assert_close;
+use crate::dispatch::with_half_products;
+use crate::test_support::{assert_close, relative_error};
 
 fn assert_near(name: &str, own: &Output, plain: &Output, case: &Case) -> Result<()> {
     assert_close(name, &own.loss_sum, &plain.loss_sum, 3e-6);
@@ -93,4 +95,27 @@ fn rows_that_share_a_teacher_match_the_cpu() -> Result<()> {
     let inputs = Inputs { teacher, ..inputs };
     let own = emulated(|| linear_cross_entropy(&inputs))?;
     assert_near("shared", &own, &linear_cross_entropy(&inputs)?, &case)
+}
+
+#[test]
+fn gradients_of_chunks_are_not_rounded_to_halves_before_they_are_added() -> Result<()> {
+    let vocabulary = 300;
+    let case = Case::random(22, 60, 16, vocabulary, 8);
+    let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
+    let gradients = |rows: usize| {
+        emulated(|| {
+            with_half_products(|| composed_within(rows * vocabulary, &inputs)?.loss_sum.backward())
+        })
+    };
+    let (whole, chunks) = (gradients(60)?, gradients(2)?);
+    for (name, variable) in [("dh", &case.hidden), ("dW", &case.head)] {
+        let (a, b) = (chunks.get(variable).expect("chunks"), whole.get(variable).expect("whole"));
+        assert_close(name, a, b, 2e-4);
+    }
+    // Factors are halves.
+    let exact = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+    let exact = exact.get(&case.head).expect("exact");
+    let error = relative_error(chunks.get(&case.head).expect("chunks"), exact);
+    assert!((1e-4..2e-2).contains(&error), "{error:.1e}");
+    Ok(())
 }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::quantized::{GgmlDType, ggml_file};
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::rope::RopeScaling;
 
@@ -199,7 +198,7 @@ impl GgufDraftSource {
         };
         let divisors = match self.header.tensors.get("rope_freqs.weight") {
             None => None,
-            Some(tensor) if tensor.element == ElementType::Weight(GgmlDType::F32) => {
+            Some(tensor) if tensor.element == ElementType::F32 => {
                 let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
                 match self.file.read(tensor.bytes.clone()) {
                     Ok(bytes) => Some(bytes.chunks_exact(4).map(value).collect()),
@@ -229,12 +228,15 @@ impl GgufDraftSource {
     }
 
     /// Row-major values; rows of q and k put back into half-split order.
-    fn values(&self, published: &str, tensor: &StoredTensor, dtype: GgmlDType) -> Result<Tensor> {
+    fn values(&self, published: &str, tensor: &StoredTensor) -> Result<Tensor> {
         let width = tensor.shape.last().copied().unwrap_or(1);
         let rows = tensor.shape.iter().product::<usize>() / width.max(1);
         let raw = self.file.read(tensor.bytes.clone())?;
-        let tensor_of = ggml_file::qtensor_from_ggml(dtype, &raw, vec![rows, width], &Device::Cpu)?;
-        let values = tensor_of.dequantize(&Device::Cpu)?;
+        let values = tensor.element.widen(&raw).ok_or_else(|| {
+            let problem = format!("tensor `{published}` is {:?}, not a weight", tensor.element);
+            ModelError::invalid(self.file.path(), problem)
+        })?;
+        let values = Tensor::from_vec(values, (rows, width), &Device::Cpu)?;
         let interleaved =
             published.ends_with("q_proj.weight") || published.ends_with("k_proj.weight");
         let values = if interleaved {
@@ -280,15 +282,7 @@ impl WeightSource for GgufDraftSource {
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let tensor = self.find(name)?;
-        match tensor.element {
-            ElementType::Weight(stored) => {
-                Ok(self.values(name, tensor, stored)?.to_dtype(dtype)?)
-            }
-            other => {
-                let problem = format!("tensor `{name}` is {other:?}, not a weight");
-                Err(ModelError::invalid(self.file.path(), problem))
-            }
-        }
+        Ok(self.values(name, tensor)?.to_dtype(dtype)?)
     }
 
     /// `d2t` as the offsets that other formats hold.

@@ -7,6 +7,7 @@ use longdraft_kernels::linear::{linear, linear_onto};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::swiglu::swiglu;
 use std::sync::Arc;
 
@@ -140,8 +141,7 @@ impl Eagle3Draft {
             let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
             return Err(ModelError::Tokenizer(message));
         }
-        let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
-        let embedded = self.embedding.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        let embedded = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
         if self.config.embed_proj { self.project(&embedded, "embed_proj") } else { Ok(embedded) }
     }
 

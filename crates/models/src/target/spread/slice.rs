@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
+use longdraft_kernels::transfer::upload_ahead;
 
 use super::Ranks;
 use crate::error::{ModelError, Result};
@@ -70,7 +71,8 @@ impl Slice {
                     DType::F16 => self.tensor::<f16>(shape, ranks)?,
                     other => return Err(unsupported(*other)),
                 };
-                Ok(Matrix::Dense(tensor.to_device(device)?))
+                // The next layer's weights come beside the kernels of the one before.
+                Ok(Matrix::Dense(upload_ahead(&tensor, device)?))
             }
         }
     }

@@ -14,8 +14,9 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
 
-use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value;
+use half::{bf16, f16};
+use longdraft_kernels::matrix::BlockFormat;
 
 use crate::error::Problems;
 
@@ -37,11 +38,17 @@ const KEY: u64 = 8 + 4 + 1;
 /// Said where bytes are missing.
 const CUT_OFF: &str = "the file is cut off (is the download complete?)";
 
-/// Element types that drafts are stored in.
+/// Element types of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ElementType {
-    /// Floats, or blocks of quantised values.
-    Weight(GgmlDType),
+    /// 32-bit floats.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Blocks of quantised values.
+    Blocks(BlockFormat),
     /// 64-bit integers.
     I64,
     /// 32-bit integers.
@@ -52,37 +59,73 @@ pub enum ElementType {
 
 impl ElementType {
     fn from_number(number: u32) -> Self {
-        use GgmlDType as D;
-        let weight = match number {
-            0 => D::F32,
-            1 => D::F16,
-            2 => D::Q4_0,
-            3 => D::Q4_1,
-            6 => D::Q5_0,
-            7 => D::Q5_1,
-            8 => D::Q8_0,
-            9 => D::Q8_1,
-            10 => D::Q2K,
-            11 => D::Q3K,
-            12 => D::Q4K,
-            13 => D::Q5K,
-            14 => D::Q6K,
-            15 => D::Q8K,
-            30 => D::BF16,
+        use BlockFormat as B;
+        let format = match number {
+            0 => return Self::F32,
+            1 => return Self::F16,
+            30 => return Self::Bf16,
             26 => return Self::I32,
             27 => return Self::I64,
+            2 => B::Q4_0,
+            3 => B::Q4_1,
+            6 => B::Q5_0,
+            7 => B::Q5_1,
+            8 => B::Q8_0,
+            10 => B::Q2K,
+            11 => B::Q3K,
+            12 => B::Q4K,
+            13 => B::Q5K,
+            14 => B::Q6K,
+            20 => B::Iq4Nl,
+            23 => B::Iq4Xs,
+            39 => B::Mxfp4,
             other => return Self::Unknown(other),
         };
-        Self::Weight(weight)
+        Self::Blocks(format)
     }
 
     /// Elements of a block and its bytes.
     fn block(self) -> Option<(usize, usize)> {
         match self {
-            Self::Weight(dtype) => Some((dtype.block_size(), dtype.type_size())),
+            Self::Blocks(format) => Some((format.values(), format.bytes())),
+            Self::F16 | Self::Bf16 => Some((1, 2)),
+            Self::F32 | Self::I32 => Some((1, 4)),
             Self::I64 => Some((1, 8)),
-            Self::I32 => Some((1, 4)),
             Self::Unknown(_) => None,
+        }
+    }
+
+    /// A weight's type as the format writes it.
+    pub fn weight_name(self) -> Option<&'static str> {
+        match self {
+            Self::F32 => Some("F32"),
+            Self::F16 => Some("F16"),
+            Self::Bf16 => Some("BF16"),
+            Self::Blocks(format) => Some(format.name()),
+            Self::I64 | Self::I32 | Self::Unknown(_) => None,
+        }
+    }
+
+    /// The values of a weight's whole blocks; `None` for types that are no weights.
+    pub(crate) fn widen(self, raw: &[u8]) -> Option<Vec<f32>> {
+        match self {
+            Self::F32 => {
+                Some(raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+            }
+            Self::F16 => {
+                let values = raw.as_chunks::<2>().0.iter();
+                Some(values.map(|b| f16::from_le_bytes(*b).to_f32()).collect())
+            }
+            Self::Bf16 => {
+                let values = raw.as_chunks::<2>().0.iter();
+                Some(values.map(|b| bf16::from_le_bytes(*b).to_f32()).collect())
+            }
+            Self::Blocks(format) => {
+                let mut values = vec![0.0; raw.len() / format.bytes() * format.values()];
+                format.widen(raw, &mut values);
+                Some(values)
+            }
+            Self::I64 | Self::I32 | Self::Unknown(_) => None,
         }
     }
 }

@@ -1,16 +1,16 @@
-//! GGUF files, dequantised tensor by tensor, under the published Hugging Face names.
+//! GGUF files, tensor by tensor, widened or as blocks, under the published Hugging Face names.
 //!
 //! Files of architecture `llama` store the rows of `attn_q` and `attn_k` for interleaved rotary
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
 //! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::{GgmlDType, ggml_file};
-use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
+use candle_core::{DType, Tensor};
+use longdraft_kernels::matrix::QuantisedMatrix;
 use rayon::prelude::*;
 
 use super::header::{ElementType, Header};
@@ -20,7 +20,7 @@ use crate::error::{ModelError, Problems, Result};
 use crate::weights::file::WeightFile;
 use crate::weights::{Collector, WeightSource};
 
-/// Values dequantised at a time by one thread.
+/// Values widened at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
 
 /// Tensors of one GGUF file.
@@ -53,7 +53,7 @@ pub(super) enum Part {
 /// Shape, format and place in the file of what is to be read.
 struct Located {
     dims: Vec<usize>,
-    dtype: GgmlDType,
+    element: ElementType,
     bytes: Range<usize>,
 }
 
@@ -97,7 +97,7 @@ impl GgufSource {
     /// Reads a tensor by its GGUF name, rows as stored.
     ///
     /// # Errors
-    /// - it does not exist or cannot be dequantised
+    /// - it does not exist or is no weight
     pub fn load_stored(&self, gguf_name: &str, dtype: DType) -> Result<Tensor> {
         self.read(&Stored { name: gguf_name.to_owned(), part: Part::Whole }, dtype, |row| row)
     }
@@ -123,9 +123,10 @@ impl GgufSource {
         let Stored { name, part } = stored;
         let tensor =
             self.header.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
-        let ElementType::Weight(dtype) = tensor.element else {
-            return Err(invalid(format!("tensor `{name}` is {:?}, no weight", tensor.element)));
-        };
+        let element = tensor.element;
+        if element.weight_name().is_none() {
+            return Err(invalid(format!("tensor `{name}` is {element:?}, no weight")));
+        }
         let mut bytes = tensor.bytes.clone();
         let dims = part.dims(&tensor.shape);
         if let Part::Expert(index) = part {
@@ -133,7 +134,7 @@ impl GgufSource {
             let start = bytes.start + index * size;
             bytes = start..start + size;
         }
-        Ok(Located { dims, dtype, bytes })
+        Ok(Located { dims, element, bytes })
     }
 
     /// Where a published tensor is stored.
@@ -153,7 +154,14 @@ impl GgufSource {
         head * head_dim + within % 2 * (head_dim / 2) + within / 2
     }
 
-    /// Dequantises a tensor; stored row `r` becomes row `place(r)`.
+    /// Where a row of an interleaved tensor is stored: [`Self::place`] turned around.
+    fn stored_row(&self, row: usize) -> usize {
+        let head_dim = self.config.head_dim;
+        let (head, within) = (row / head_dim, row % head_dim);
+        head * head_dim + within % (head_dim / 2) * 2 + within / (head_dim / 2)
+    }
+
+    /// Widens a tensor; stored row `r` becomes row `place(r)`.
     fn read(
         &self,
         stored: &Stored,
@@ -161,7 +169,7 @@ impl GgufSource {
         place: impl Fn(usize) -> usize + Sync,
     ) -> Result<Tensor> {
         let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
-        let Located { dims, dtype: format, bytes } = self.locate(stored)?;
+        let Located { dims, element, bytes } = self.locate(stored)?;
         let width = dims.last().copied().unwrap_or(1).max(1);
         let rows = dims.iter().product::<usize>() / width;
         let mut collector = Collector::zeros(dtype, rows * width)
@@ -177,7 +185,8 @@ impl GgufSource {
                     let count = chunk_rows.min(rows - first);
                     let start = bytes.start + first * row_bytes;
                     let raw = self.file.read(start..start + count * row_bytes)?;
-                    Ok(dequantise(format, &raw, count, width)?)
+                    let values = element.widen(&raw);
+                    values.ok_or_else(|| invalid(format!("{element:?} is no weight")))
                 })
                 .collect::<Result<_>>()?;
             for (&first, chunk) in starts.iter().zip(&chunks) {
@@ -208,10 +217,7 @@ impl WeightSource for GgufSource {
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
         let Stored { name, .. } = self.names.get(name)?;
-        match self.header.tensors.get(name)?.element {
-            ElementType::Weight(dtype) => Some(type_name(dtype)),
-            _ => None,
-        }
+        self.header.tensors.get(name)?.element.weight_name()
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
@@ -219,56 +225,29 @@ impl WeightSource for GgufSource {
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        let Located { dims, dtype, bytes } = self.locate(self.stored(name)?)?;
-        let format = match dtype {
-            GgmlDType::Q4_0 => BlockFormat::Q4_0,
-            GgmlDType::Q4_1 => BlockFormat::Q4_1,
-            GgmlDType::Q8_0 => BlockFormat::Q8_0,
-            _ => return Ok(None),
+        let Located { dims, element, bytes } = self.locate(self.stored(name)?)?;
+        let (ElementType::Blocks(format), &[outputs, inputs]) = (element, dims.as_slice()) else {
+            return Ok(None);
         };
-        let &[outputs, inputs] = dims.as_slice() else { return Ok(None) };
-        let stored = self.file.read(bytes)?;
-        if !self.is_interleaved(name) {
-            return Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &stored)?));
-        }
-        let row_bytes = stored.len() / outputs.max(1);
-        let mut placed = vec![0; stored.len()];
-        for (row, stored) in stored.chunks_exact(row_bytes.max(1)).enumerate() {
-            placed[self.place(name, row) * row_bytes..][..row_bytes].copy_from_slice(stored);
-        }
-        Ok(Some(QuantisedMatrix::new(format, outputs, inputs, &placed)?))
+        let row_bytes = bytes.len() / outputs.max(1);
+        let read = |rows: Range<usize>| {
+            let rows = bytes.start + rows.start * row_bytes..bytes.start + rows.end * row_bytes;
+            self.file.read(rows)
+        };
+        let interleaved = self.is_interleaved(name);
+        let matrix = QuantisedMatrix::read(format, outputs, inputs, |rows| {
+            if !interleaved {
+                return Ok(Cow::Owned(read(rows)?));
+            }
+            let mut placed = Vec::with_capacity(rows.len() * row_bytes);
+            for row in rows {
+                let stored = self.stored_row(row);
+                placed.extend(read(stored..stored + 1)?);
+            }
+            Ok::<_, ModelError>(Cow::Owned(placed))
+        })?;
+        Ok(Some(matrix))
     }
-}
-
-/// A type's name as the format writes it.
-fn type_name(dtype: GgmlDType) -> &'static str {
-    match dtype {
-        GgmlDType::F32 => "F32",
-        GgmlDType::F16 => "F16",
-        GgmlDType::BF16 => "BF16",
-        GgmlDType::Q4_0 => "Q4_0",
-        GgmlDType::Q4_1 => "Q4_1",
-        GgmlDType::Q5_0 => "Q5_0",
-        GgmlDType::Q5_1 => "Q5_1",
-        GgmlDType::Q8_0 => "Q8_0",
-        GgmlDType::Q8_1 => "Q8_1",
-        GgmlDType::Q2K => "Q2_K",
-        GgmlDType::Q3K => "Q3_K",
-        GgmlDType::Q4K => "Q4_K",
-        GgmlDType::Q5K => "Q5_K",
-        GgmlDType::Q6K => "Q6_K",
-        GgmlDType::Q8K => "Q8_K",
-    }
-}
-
-fn dequantise(
-    dtype: GgmlDType,
-    raw: &[u8],
-    rows: usize,
-    width: usize,
-) -> candle_core::Result<Vec<f32>> {
-    let tensor = ggml_file::qtensor_from_ggml(dtype, raw, vec![rows, width], &Device::Cpu)?;
-    tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()
 }
 
 /// Files of a folder that end in `.gguf`.

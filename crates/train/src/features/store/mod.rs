@@ -8,11 +8,13 @@
 //! index.json                 recipe and all shards, written last
 //! ```
 //!
-//! A shard is a function of the recipe. So a capture that was killed goes on behind its complete
+//! A shard is a function of the recipe. So a capture that was killed goes on after its complete
 //! shards, several processes share the work, a damaged shard is captured again alone, and the bytes
 //! are the same in every case. Nothing read here runs code: JSON and safetensors only.
 
+mod background;
 mod claim;
+mod encode;
 mod int8;
 mod location;
 mod read;
@@ -20,6 +22,7 @@ mod recipe;
 mod record;
 mod write;
 
+pub use background::BackgroundWriter;
 pub use location::free_bytes;
 pub use read::StoredFeatures;
 pub use recipe::{Compression, Contents, Part, PartRecipe, Recipe, StoreDtype, StoredTeacher};

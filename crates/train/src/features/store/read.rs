@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
-use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::rows::{scatter_rows, select_rows};
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::target::{LastKv, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -185,13 +185,14 @@ impl StoredFeatures {
             TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
             TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
                 let width = self.target.config().hidden_size;
-                let all = Tensor::zeros((batch.ids.len(), width), DType::F32, device)?;
-                if rows.is_empty() {
-                    return Ok(TeacherFeatures::EveryToken { hidden: all });
-                }
+                let tokens = batch.ids.len();
                 // Rows that nobody reads stay 0.
-                let at = Tensor::from_slice(rows, rows.len(), device)?;
-                TeacherFeatures::EveryToken { hidden: all.index_add(&at, &hidden()?, 0)? }
+                let hidden = if rows.is_empty() {
+                    Tensor::zeros((tokens, width), DType::F32, device)?
+                } else {
+                    scatter_rows(&hidden()?, rows, tokens)?
+                };
+                TeacherFeatures::EveryToken { hidden }
             }
             TeacherKind::TopK(k) => {
                 let k = k.min(self.target.config().vocab_size);

@@ -15,7 +15,6 @@
 //! Nothing is padded. What int8 stores do not hold in 8 bits they hold as bf16 ones do.
 
 use candle_core::{DType, Device, Tensor};
-use half::{bf16, f16};
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
@@ -24,7 +23,6 @@ use longdraft_models::ModelError;
 use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use safetensors::tensor::{Dtype, TensorView};
 
 use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
@@ -47,9 +45,6 @@ pub struct Record {
     pub(super) top_k: Option<TopK>,
 }
 
-/// A named tensor as bytes.
-type Raw = (String, Dtype, Vec<usize>, Vec<u8>);
-
 impl Record {
     /// The same on a device, beside what that computes.
     ///
@@ -62,6 +57,30 @@ impl Record {
             last_kv: last_kv.transpose()?,
             aux_hidden: self.aux_hidden.map(upload).transpose()?,
             final_hidden: self.final_hidden.map(upload).transpose()?,
+            ..self
+        })
+    }
+
+    /// The same in main memory, as a store of `dtype` holds it: cast where it was computed, and brought over
+    /// tensor by tensor. Layers that become 8 bits stay in f32.
+    ///
+    /// # Errors
+    /// - there is no memory for it, or the transfer fails
+    pub(super) fn on_host(self, dtype: StoreDtype) -> Result<Self> {
+        let stored = |dtype| match dtype {
+            StoreDtype::F32 => DType::F32,
+            StoreDtype::Bf16 | StoreDtype::Int8 => DType::BF16,
+        };
+        let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { stored(dtype) };
+        let fetch = |tensor: Tensor, dtype| tensor.to_dtype(dtype)?.to_device(&Device::Cpu);
+        let last_kv = self.last_kv.map(|(k, v)| {
+            let of = |tensor| fetch(tensor, stored(dtype));
+            candle_core::Result::Ok((of(k)?, of(v)?))
+        });
+        Ok(Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: self.aux_hidden.map(|aux| fetch(aux, of_aux)).transpose()?,
+            final_hidden: self.final_hidden.map(|t| fetch(t, stored(dtype))).transpose()?,
             ..self
         })
     }
@@ -134,71 +153,6 @@ impl Record {
             _ => self.final_hidden = Some(hidden),
         }
         Ok(())
-    }
-
-    /// The record's tensors as bytes; `layers` are tapped.
-    fn raw(&self, batch: &Batch, dtype: StoreDtype, layers: usize) -> Result<Vec<Raw>> {
-        let row = batch.row;
-        let name = |name: &str| format!("{row}.{name}");
-        let ids = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        let documents = batch.document_ids.chunk_by(|a, b| a == b);
-        let lengths: Vec<u32> = documents.map(|run| run.len() as u32).collect();
-        let mut all: Vec<Raw> = Vec::new();
-        for (key, values) in [
-            ("input_ids", &batch.ids),
-            ("position_ids", &batch.position_ids),
-            ("document_lengths", &lengths),
-            ("teacher_rows", &self.teacher_rows),
-        ] {
-            all.push((name(key), Dtype::U32, vec![values.len()], ids(values)));
-        }
-        let bits = batch.loss_mask.chunks(8).map(|eight| {
-            let bits = eight.iter().enumerate();
-            bits.fold(0_u8, |byte, (bit, learned)| byte | (u8::from(*learned) << bit))
-        });
-        let bits: Vec<u8> = bits.collect();
-        all.push((name("loss_mask"), Dtype::U8, vec![bits.len()], bits));
-        if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype == StoreDtype::Int8) {
-            let (tokens, width) = aux.dims2()?;
-            let values: Vec<f32> = aux.flatten_all()?.to_vec1()?;
-            let (codes, scales) = int8::quantise(&values, width / layers.max(1));
-            let codes = codes.iter().map(|code| code.to_le_bytes()[0]).collect();
-            let shape = vec![tokens, scales.len() / tokens.max(1)];
-            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            all.push((name("aux_hidden_states"), Dtype::I8, vec![tokens, width], codes));
-            all.push((name("aux_scales"), Dtype::F32, shape, scales));
-        }
-        let mut add = |key: &str, tensor: &Tensor| -> Result<()> {
-            let (kind, bytes) = bytes_of(tensor, dtype)?;
-            all.push((name(key), kind, tensor.dims().to_vec(), bytes));
-            Ok(())
-        };
-        if let Some((keys, values)) = &self.last_kv {
-            add("keys", keys)?;
-            add("values", values)?;
-        }
-        if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype != StoreDtype::Int8) {
-            add("aux_hidden_states", aux)?;
-        }
-        if let Some(hidden) = &self.final_hidden {
-            add("final_hidden", hidden)?;
-        }
-        if let Some(TopK { ids: top, log_probs }) = &self.top_k {
-            let k = top.len() / self.teacher_rows.len().max(1);
-            let shape = vec![self.teacher_rows.len(), k];
-            all.push((name("topk_ids"), Dtype::U32, shape.clone(), ids(top)));
-            let (kind, bytes) = match dtype {
-                StoreDtype::F32 => {
-                    (Dtype::F32, log_probs.iter().flat_map(|v| v.to_le_bytes()).collect())
-                }
-                StoreDtype::Bf16 | StoreDtype::Int8 => {
-                    let halves = log_probs.iter().map(|v| f16::from_f32(*v));
-                    (Dtype::F16, halves.flat_map(f16::to_le_bytes).collect())
-                }
-            };
-            all.push((name("topk_log_probs"), kind, shape, bytes));
-        }
-        Ok(all)
     }
 
     /// Reads a row of a shard.
@@ -288,45 +242,11 @@ fn aux_hidden(source: &SafetensorsSource, row: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 
-/// Bytes of a shard of these rows, with so many tapped layers.
-///
-/// # Errors
-/// - a tensor cannot be read
-pub(super) fn encode(
-    rows: &[(Batch, Record)],
-    dtype: StoreDtype,
-    layers: usize,
-) -> Result<Vec<u8>> {
-    let mut all: Vec<Raw> = Vec::new();
-    for (batch, record) in rows {
-        all.extend(record.raw(batch, dtype, layers)?);
-    }
-    let fail = |error: safetensors::SafeTensorError| candle_core::Error::Msg(error.to_string());
-    let mut views = Vec::with_capacity(all.len());
-    for (name, kind, shape, bytes) in &all {
-        views.push((name, TensorView::new(*kind, shape.clone(), bytes).map_err(fail)?));
-    }
-    Ok(safetensors::serialize(views, None).map_err(fail)?)
-}
-
-fn bytes_of(tensor: &Tensor, dtype: StoreDtype) -> Result<(Dtype, Vec<u8>)> {
-    let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
-    Ok(match dtype {
-        StoreDtype::F32 => {
-            let values: Vec<f32> = flat.to_dtype(DType::F32)?.to_vec1()?;
-            (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        StoreDtype::Bf16 | StoreDtype::Int8 => {
-            let values: Vec<bf16> = flat.to_dtype(DType::BF16)?.to_vec1()?;
-            (Dtype::BF16, values.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use longdraft_kernels::random::CounterRng;
 
+    use super::super::encode::encode;
     use super::*;
 
     fn contents(teacher: StoredTeacher) -> Contents {
@@ -362,7 +282,11 @@ mod tests {
     fn written(rows: &[(Batch, Record)], dtype: StoreDtype, contents: &Contents) -> Record {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("shard.safetensors");
-        std::fs::write(&path, encode(rows, dtype, 2).expect("bytes")).expect("write");
+        let on_host = |(batch, record): &(Batch, Record)| {
+            (batch.clone(), record.clone().on_host(dtype).expect("on the host"))
+        };
+        let rows: Vec<_> = rows.iter().map(on_host).collect();
+        std::fs::write(&path, encode(&rows, dtype, 2).expect("bytes")).expect("write");
         let source = SafetensorsSource::open_file(&path).expect("open");
         assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
         assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
@@ -410,6 +334,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What waits for its shard takes no more room than in the store.
+    #[test]
+    fn records_wait_in_the_types_of_the_store() {
+        let (_, record) = record();
+        let types = |dtype| {
+            let record = record.clone().on_host(dtype).expect("on the host");
+            let (keys, values) = record.last_kv.expect("kv");
+            let (aux, last) =
+                (record.aux_hidden.expect("aux"), record.final_hidden.expect("final"));
+            [keys, values, last, aux].map(|tensor| tensor.dtype())
+        };
+        assert_eq!(types(StoreDtype::F32), [DType::F32; 4]);
+        assert_eq!(types(StoreDtype::Bf16), [DType::BF16; 4]);
+        let but_layers = [DType::BF16, DType::BF16, DType::BF16, DType::F32];
+        assert_eq!(types(StoreDtype::Int8), but_layers);
     }
 
     #[test]

@@ -8,9 +8,10 @@ use longdraft_data::Batch;
 use serde::{Deserialize, Serialize};
 
 use super::claim::{CLAIMS, Claim, LEASE};
+use super::encode::encode;
 use super::location::{Location, free_bytes};
 use super::recipe::{Compression, Part, Recipe};
-use super::record::{Record, encode};
+use super::record::Record;
 use crate::error::{Result, TrainError};
 use crate::features::key;
 
@@ -252,12 +253,13 @@ impl StoreWriter {
         Ok(Turn::Mine(Work { shard: shard.clone(), claim, rows: Vec::new(), damage }))
     }
 
-    /// Adds a row to a shard and renews its claim; `false` if another process took it over.
+    /// Adds a row to a shard, in main memory as the store holds it, and renews the shard's claim; `false` if
+    /// another process took it over.
     ///
     /// # Errors
-    /// - the store cannot be written
+    /// - the store cannot be written, or the row cannot be brought into main memory
     pub fn add(&self, work: &mut Work, batch: Batch, record: Record) -> Result<bool> {
-        work.rows.push((batch, record));
+        work.rows.push((batch, record.on_host(self.recipe.dtype)?));
         work.claim.renew(&self.location)
     }
 

@@ -1,0 +1,123 @@
+//! Rows through the target into a store: the pass, the encoding and the writing of a shard a row.
+
+use longdraft_data::batch::AnchorOffset;
+use longdraft_models::target::Target;
+use longdraft_train::features::store::{
+    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
+};
+use serde_json::json;
+
+use super::clock::{Timed, time};
+use super::{Cases, Place, eagle3, object, shape};
+use crate::cli::{CaptureBenchArguments, MethodChoice};
+use crate::failure::{Failure, Result};
+
+/// Every length, over one target.
+pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Result<()> {
+    let place = Place::open(&arguments.bench)?;
+    let target = shape::target(&arguments.shape, &place)?;
+    let contents = contents(arguments.method, &target)?;
+    let dtype = StoreDtype::Bf16;
+    for &tokens in &arguments.tokens {
+        let mut about = place.describe("capture");
+        let method = format!("{:?}", arguments.method).to_lowercase();
+        about.extend(object(json!({
+            "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
+            "method": method, "store_dtype": dtype,
+            "row_bytes": contents.row_bytes(target.config(), dtype, (tokens, tokens)),
+        })));
+        cases.steps(about, tokens, || steps(arguments, &place, &target, &contents, tokens));
+    }
+    Ok(())
+}
+
+fn contents(method: MethodChoice, target: &Target) -> Result<Contents> {
+    let teacher = StoredTeacher::FinalHidden;
+    Ok(match method {
+        MethodChoice::Glide => Contents { last_kv: true, layers: Vec::new(), teacher },
+        MethodChoice::Eagle3 => {
+            let config = target.config();
+            let layers = eagle3::sizes(config, config.vocab_size)?.target_layers;
+            Contents { last_kv: false, layers: layers.map(|layer| layer.0).to_vec(), teacher }
+        }
+    })
+}
+
+/// A store of `rows` rows, each a shard.
+fn recipe(target: &Target, contents: &Contents, rows: usize, tokens: usize) -> Recipe {
+    let part = |rows: usize| PartRecipe {
+        contents: contents.clone(),
+        text: String::new(),
+        teacher_rows: String::new(),
+        rows,
+        tokens: rows * tokens,
+        shards: (0..rows).collect(),
+    };
+    Recipe {
+        format: Recipe::FORMAT.to_owned(),
+        target: target.fingerprint().to_owned(),
+        tokenizer: String::new(),
+        dtype: StoreDtype::Bf16,
+        compression: Compression::None,
+        seed: 0,
+        anchor: AnchorOffset { enabled: false, ..AnchorOffset::default() },
+        records: None,
+        train: part(rows),
+        held_out: part(0),
+    }
+}
+
+fn steps(
+    arguments: &CaptureBenchArguments,
+    place: &Place,
+    target: &Target,
+    contents: &Contents,
+    tokens: usize,
+) -> Result<Timed> {
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::work(format!("a folder: {error}")))?;
+    let rows = arguments.bench.warm_ups + arguments.bench.steps;
+    let recipe = recipe(target, contents, rows, tokens);
+    let store = StoreWriter::open(&folder.path().display().to_string(), recipe, false)?;
+    store.begin()?;
+    let shards = store.shards();
+    let teacher_rows: Vec<u32> = (0..tokens as u32).collect();
+    let vocabulary = target.config().vocab_size;
+    let prepare = |step| Ok((&shards[step], eagle3::batch(tokens, step, vocabulary)));
+    let timed = time(place, &arguments.bench, prepare, |(shard, batch)| {
+        let Turn::Mine(mut work) = store.take(shard)? else {
+            let place = folder.path().display();
+            return Err(Failure::work(format!("another process writes to {place}")));
+        };
+        let record = Record::capture(target, &batch, contents, &teacher_rows)?;
+        store.add(&mut work, batch, record)?;
+        store.complete(work)?;
+        Ok(None)
+    })?;
+    // Only a whole store has an index.
+    store.finish()?;
+    Ok(timed)
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::target::TargetOptions;
+    use longdraft_train::features::store::ShardPlan;
+
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_shard_and_nothing_is_held_out() {
+        let plan = |recipe: &PartRecipe| recipe.shards.len();
+        let config = shape::config("tiny", None).expect("known");
+        let target = Target::random(config, 0, &TargetOptions::default()).expect("target");
+        let contents = contents(MethodChoice::Eagle3, &target).expect("contents");
+        assert_eq!(contents.layers.len(), 3);
+        let recipe = recipe(&target, &contents, 4, 16);
+        assert_eq!((plan(&recipe.train), plan(&recipe.held_out), recipe.train.tokens), (4, 0, 64));
+        let folder = tempfile::tempdir().expect("tempdir");
+        let store = StoreWriter::open(&folder.path().display().to_string(), recipe, false);
+        let shards: Vec<ShardPlan> = store.expect("a store").shards();
+        assert!(shards.iter().all(|shard| shard.rows.len() == 1));
+    }
+}

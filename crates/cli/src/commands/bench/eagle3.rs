@@ -1,0 +1,156 @@
+//! EAGLE-3 steps from given features, or with the target online: seven test-time steps, a head over
+//! the draft's own vocabulary, every row learned that has a token to learn.
+
+use candle_core::{Device, Tensor};
+use longdraft_data::Batch;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::{
+    Eagle3Config, Eagle3Draft, TAPPED_LAYERS, VocabularyMap, tensor_specs,
+};
+use longdraft_models::target::Target;
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_models::{TargetConfig, TargetTokenId};
+use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
+use longdraft_train::objective::{Eagle3Objective, Eagle3ObjectiveConfig, Objective, OovRows};
+use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
+use serde_json::json;
+
+use super::clock::{Timed, time};
+use super::{Cases, Place, object, shape};
+use crate::cli::Eagle3BenchArguments;
+use crate::failure::{Failure, Result};
+
+const LEARNING_RATE: f64 = 1e-4;
+
+/// Every length over one draft's sizes and one target.
+pub(super) fn run(arguments: &Eagle3BenchArguments, cases: &mut Cases) -> Result<()> {
+    let place = Place::open(&arguments.bench)?;
+    let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
+    let size = arguments.draft_vocab_size.unwrap_or_else(|| draft_vocabulary(&config));
+    let sizes = sizes(&config, size)?;
+    let target =
+        if arguments.online { Some(shape::target(&arguments.shape, &place)?) } else { None };
+    let tables = Tables::of(&config, target.as_ref(), &place)?;
+    for &tokens in &arguments.tokens {
+        let mut about = place.describe("eagle3");
+        about.extend(object(json!({
+            "shape": arguments.shape.shape, "layers": config.num_hidden_layers,
+            "online": arguments.online, "draft_vocab_size": size,
+        })));
+        cases.steps(about, tokens, || {
+            let objective = objective(&sizes, &tables, &place)?;
+            steps(arguments, &place, (&config, target.as_ref()), &objective, tokens)
+        });
+    }
+    Ok(())
+}
+
+/// Tokens that drafts of published targets propose: 32000, a quarter of small vocabularies.
+fn draft_vocabulary(target: &TargetConfig) -> usize {
+    if target.vocab_size > 100_000 { 32_000 } else { (target.vocab_size / 4).clamp(1, 8192) }
+}
+
+/// A draft's sizes.
+///
+/// # Errors
+/// - the target has too few layers to tap
+pub(super) fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config> {
+    Eagle3Config::for_target(target, draft_vocabulary).map_err(|problems| {
+        Failure::usage(problems.to_string()).hint("take at least 8 layers: --layers 8")
+    })
+}
+
+/// Embedding table and head of a target.
+struct Tables {
+    embedding: Tensor,
+    head: Tensor,
+}
+
+impl Tables {
+    fn of(config: &TargetConfig, target: Option<&Target>, place: &Place) -> Result<Self> {
+        if let Some(target) = target {
+            return Ok(Self { embedding: target.embedding()?, head: target.head()? });
+        }
+        let draw = || -> Result<Tensor> {
+            let shape = [config.vocab_size, config.hidden_size];
+            let table = shape::normal(config.initializer_range, &shape, &place.device)?;
+            Ok(table.to_dtype(place.options.dtype)?)
+        };
+        let embedding = draw()?;
+        let head = if config.tie_word_embeddings { embedding.clone() } else { draw()? };
+        Ok(Self { embedding, head })
+    }
+}
+
+/// A fresh draft that proposes the first tokens of the target's vocabulary.
+fn objective(sizes: &Eagle3Config, tables: &Tables, place: &Place) -> Result<Eagle3Objective> {
+    let kept = (0..sizes.draft_vocab_size as u32).map(TargetTokenId).collect();
+    let map = VocabularyMap::new(kept, sizes.vocab_size)?;
+    let mut tensors = shape::draw(&tensor_specs(sizes), sizes.initializer_range, place)?;
+    if !map.is_identity() {
+        let flags: Vec<u8> = map.membership().into_iter().map(u8::from).collect();
+        let offsets = Tensor::new(map.offsets(), &Device::Cpu)?;
+        tensors.push(("d2t".to_owned(), offsets));
+        tensors.push(("t2d".to_owned(), Tensor::new(flags, &Device::Cpu)?));
+    }
+    let draft = Eagle3Draft::from_source(&MemorySource::new(tensors), sizes, &tables.embedding)?;
+    // A random teacher's most likely token is rarely one that the draft can propose.
+    let config = Eagle3ObjectiveConfig { oov_rows: OovRows::Keep, ..Default::default() };
+    Ok(Eagle3Objective::new(draft, &tables.head, config)?)
+}
+
+/// A row of one document, all of it supervised.
+pub(super) fn batch(tokens: usize, row: usize, vocabulary: usize) -> Batch {
+    Batch {
+        ids: (0..tokens).map(|t| shape::token(t, row, vocabulary)).collect(),
+        position_ids: (0..tokens as u32).collect(),
+        document_ids: vec![0; tokens],
+        loss_mask: vec![true; tokens],
+        ..Batch::default()
+    }
+}
+
+/// Features as a store would give them.
+fn drawn_features(tokens: usize, config: &TargetConfig, place: &Place) -> Result<BatchFeatures> {
+    let states =
+        |layers: usize| shape::normal(1.0, &[tokens, layers * config.hidden_size], &place.device);
+    Ok(BatchFeatures {
+        part: None,
+        last_kv: None,
+        aux_hidden: Some(states(TAPPED_LAYERS)?),
+        teacher: TeacherFeatures::EveryToken { hidden: states(1)? },
+    })
+}
+
+fn steps(
+    arguments: &Eagle3BenchArguments,
+    place: &Place,
+    (config, target): (&TargetConfig, Option<&Target>),
+    objective: &Eagle3Objective,
+    tokens: usize,
+) -> Result<Timed> {
+    let parameters = objective.eagle3().parameters();
+    let clipped = AdamWConfig { clip_norm: 0.5, ..Default::default() };
+    let mut optimizer = AdamW::new(clipped, parameters);
+    let prepare = |step| -> Result<(Batch, Option<BatchFeatures>)> {
+        let given = match target {
+            None => Some(drawn_features(tokens, config, place)?),
+            Some(_) => None,
+        };
+        Ok((batch(tokens, step, config.vocab_size), given))
+    };
+    time(place, &arguments.bench, prepare, |(batch, given)| {
+        let features = match (given, target) {
+            (None, Some(target)) => run_target(target, &batch, None, &objective.needs())?,
+            (given, _) => given.ok_or_else(|| Failure::work("no features were drawn"))?,
+        };
+        let plan = objective.plan(&batch, &features)?;
+        let denominators = objective.denominators(&plan);
+        let outcome = objective.evaluate(&batch, &features, &plan, &denominators, true)?;
+        let loss = outcome.loss.ok_or_else(|| Failure::work("no row is learned"))?;
+        let mut gradients = Gradients::new(parameters);
+        gradients.add(parameters, &loss.backward()?)?;
+        optimizer.step(parameters, &gradients, LEARNING_RATE)?;
+        Ok(Some(loss.detach()))
+    })
+}

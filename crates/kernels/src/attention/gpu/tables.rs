@@ -1,0 +1,182 @@
+//! What a call's queries see, and what sees its keys, as the kernels read it: one buffer of u32 a pass.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use candle_core::{Device, Result, Tensor};
+
+use super::super::KeyRanges;
+use super::TILE;
+use crate::cuda::{exactly, upload};
+
+/// No place among the single keys.
+pub(in super::super) const NOWHERE: u32 = u32::MAX;
+
+/// A call's ranges on the device, u32.
+pub(super) struct Tables {
+    pub(super) start: Tensor,
+    pub(super) end: Tensor,
+    pub(super) singles: Tensor,
+    pub(super) singles_end: Tensor,
+    pub(super) has_singles: bool,
+    /// Where keys train.
+    pub(super) seen_by: Option<SeenBy>,
+}
+
+/// What the gradients of keys need beside: the queries of every tile of keys, and of every single key.
+pub(super) struct SeenBy {
+    keys: usize,
+    pub(super) from: Tensor,
+    pub(super) until: Tensor,
+    /// Distinct single keys.
+    pub(super) single: Tensor,
+    pub(super) count: usize,
+    /// Where the queries of each of them begin; a last entry says where they end.
+    pub(super) queries_from: Tensor,
+    pub(super) queries: Tensor,
+    /// Place of every key among `single`.
+    pub(super) slot: Tensor,
+}
+
+impl Tables {
+    fn new(ranges: &KeyRanges, trained_keys: Option<usize>, device: &Device) -> Result<Self> {
+        let (mut start, mut end, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut singles: Vec<u32> = Vec::new();
+        for t in 0..ranges.queries() {
+            let range = ranges.of(t);
+            start.push(range.start as u32);
+            end.push(range.end as u32);
+            singles.extend(ranges.singles_of(t));
+            ends.push(singles.len() as u32);
+        }
+        let of_keys = trained_keys.map(|keys| (keys, OfKeys::new(ranges, keys)));
+        let mut pieces: Vec<&[u32]> = vec![&start, &end, &singles, &ends];
+        if let Some((_, of)) = &of_keys {
+            let of: [&[u32]; 6] =
+                [&of.from, &of.until, &of.single, &of.queries_from, &of.queries, &of.slot];
+            pieces.extend(of);
+        }
+        let mut tensors = uploaded(&pieces, device)?;
+        let of_keys_tensors = tensors.split_off(4);
+        let [start, end, singles_tensor, singles_end] = exactly(tensors)?;
+        let seen_by = match of_keys {
+            Some((keys, of)) => {
+                let [from, until, single, queries_from, queries, slot] = exactly(of_keys_tensors)?;
+                let count = of.single.len();
+                Some(SeenBy { keys, from, until, single, count, queries_from, queries, slot })
+            }
+            None => None,
+        };
+        let has_singles = !singles.is_empty();
+        Ok(Self { start, end, singles: singles_tensor, singles_end, has_singles, seen_by })
+    }
+
+    /// Layers of a pass share their ranges: the tables of the last call are kept. `trained_keys` is the
+    /// number of keys where they train.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub(super) fn of(
+        ranges: &Arc<KeyRanges>,
+        trained_keys: Option<usize>,
+        device: &Device,
+    ) -> Result<Arc<Self>> {
+        type Kept = (Weak<KeyRanges>, Device, Arc<Tables>);
+        static LAST: Mutex<Option<Kept>> = Mutex::new(None);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((kept, of_device, tables)) = &*last
+            && kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
+            && of_device.same_device(device)
+            && (trained_keys.is_none()
+                || tables.seen_by.as_ref().map(|seen| seen.keys) == trained_keys)
+        {
+            return Ok(Arc::clone(tables));
+        }
+        let tables = Arc::new(Self::new(ranges, trained_keys, device)?);
+        *last = Some((Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
+        Ok(tables)
+    }
+}
+
+/// Views of one upload of all `pieces`, in their order; a kernel's argument must not be empty, so an empty
+/// piece is a 0.
+fn uploaded(pieces: &[&[u32]], device: &Device) -> Result<Vec<Tensor>> {
+    let room = |piece: &[u32]| piece.len().max(1);
+    let mut all = Vec::with_capacity(pieces.iter().map(|piece| room(piece)).sum());
+    for piece in pieces {
+        all.extend_from_slice(piece);
+        all.resize(all.len() + room(piece) - piece.len(), 0);
+    }
+    let all = upload(&all, device)?;
+    let mut first = 0;
+    let mut next = |piece: &&[u32]| {
+        let view = all.narrow(0, first, room(piece));
+        first += room(piece);
+        view
+    };
+    pieces.iter().map(&mut next).collect()
+}
+
+/// The host's part of [`SeenBy`].
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) struct OfKeys {
+    /// The first query that sees a key of a tile by its range, and the one after the last; 0 and 0 for
+    /// a tile that nobody sees.
+    pub(in super::super) from: Vec<u32>,
+    pub(in super::super) until: Vec<u32>,
+    pub(in super::super) single: Vec<u32>,
+    pub(in super::super) queries_from: Vec<u32>,
+    pub(in super::super) queries: Vec<u32>,
+    pub(in super::super) slot: Vec<u32>,
+}
+
+impl OfKeys {
+    /// In time linear in queries, keys and single keys.
+    pub(in super::super) fn new(ranges: &KeyRanges, keys: usize) -> Self {
+        let tiles = keys.div_ceil(TILE);
+        let tiles_of = |t: usize| {
+            let range = ranges.of(t);
+            if range.is_empty() { 0..0 } else { range.start / TILE..(range.end - 1) / TILE + 1 }
+        };
+        let all = 0..ranges.queries();
+        let from = first_over(tiles, all.clone().map(|t| (t as u32, tiles_of(t))));
+        let until = first_over(tiles, all.rev().map(|t| (t as u32 + 1, tiles_of(t))));
+        let mut slot = vec![NOWHERE; keys];
+        let (mut single, mut queries_from, mut queries) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, query) in ranges.singles_by_key() {
+            if single.last() != Some(&key) {
+                slot[key as usize] = single.len() as u32;
+                single.push(key);
+                queries_from.push(queries.len() as u32);
+            }
+            queries.push(query);
+        }
+        queries_from.push(queries.len() as u32);
+        Self { from, until, single, queries_from, queries, slot }
+    }
+}
+
+/// For every tile the name of the first interval that holds it, 0 where none does. A tile is written once;
+/// later intervals step over it, by links that shorten as they are walked.
+fn first_over(tiles: usize, intervals: impl Iterator<Item = (u32, Range<usize>)>) -> Vec<u32> {
+    let mut names = vec![0; tiles];
+    // The next tile from each on that may not be written yet; `tiles` is the end.
+    let mut open: Vec<usize> = (0..=tiles).collect();
+    for (name, interval) in intervals {
+        let mut tile = next_open(&mut open, interval.start.min(tiles));
+        while tile < interval.end.min(tiles) {
+            names[tile] = name;
+            open[tile] = tile + 1;
+            tile = next_open(&mut open, tile);
+        }
+    }
+    names
+}
+
+fn next_open(open: &mut [usize], mut tile: usize) -> usize {
+    while open[tile] != tile {
+        open[tile] = open[open[tile]];
+        tile = open[tile];
+    }
+    tile
+}

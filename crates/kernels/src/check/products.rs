@@ -1,0 +1,225 @@
+//! Products: affine maps of many and of few rows, gated MLPs, mixtures of experts.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::Size::{self, Real, Small, Smoke};
+use super::case::{Case, Input, Output, frozen, only, trained, up_to};
+use crate::experts::{self, Expert, Routes, experts_onto};
+use crate::gated_mlp::{self, GatedMlp, gated_mlp_onto};
+use crate::linear::{self, linear, linear_exact, linear_onto};
+use crate::matrix::{Matrix, linear_each};
+
+/// Rows, inputs, outputs.
+type Map = [usize; 3];
+
+const MAPS: [(Size, Map); 9] = [
+    (Smoke, [0, 8, 4]),
+    (Smoke, [1, 1, 1]),
+    (Smoke, [3, 7, 5]),
+    (Smoke, [70, 33, 65]),
+    (Small, [64, 1000, 130]),
+    (Small, [515, 768, 1024]),
+    (Real, [2048, 4096, 4096]),
+    (Real, [512, 4096, 14_336]),
+    (Real, [512, 14_336, 4096]),
+];
+
+fn shape_of([rows, inputs, outputs]: Map) -> String {
+    format!("[{rows}, {inputs}] by [{outputs}, {inputs}]")
+}
+
+/// Weights whose products are of the size of their inputs.
+fn weight(input: Input, inputs: usize) -> Input {
+    input.times((3.0 / inputs.max(1) as f64).sqrt())
+}
+
+pub(super) fn linear_training(size: Size) -> Vec<Case> {
+    let all_train = |map @ [rows, inputs, outputs]: Map| {
+        let arguments = [
+            trained("x", [rows, inputs]),
+            weight(trained("weight", [outputs, inputs]), inputs),
+            trained("bias", [outputs]),
+        ];
+        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], Some(&t[2])));
+        Case::new(format!("{}, all train", shape_of(map)), arguments, op, |t| {
+            only(linear::reference(&t[0], &t[1], Some(&t[2])))
+        })
+    };
+    let frozen_weight = |(map, dtype): (Map, DType)| {
+        let [rows, inputs, outputs] = map;
+        let arguments = [
+            trained("x", [rows, inputs]),
+            weight(frozen("weight", [outputs, inputs]), inputs).of(dtype),
+        ];
+        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], None));
+        let label = format!("{}, frozen {dtype:?}", shape_of(map));
+        Case::new(label, arguments, op, |t| only(linear::reference(&t[0], &t[1], None)))
+    };
+    let types = [DType::BF16, DType::F16, DType::F32].into_iter().cycle();
+    let frozen = up_to(size, &MAPS).zip(types).map(frozen_weight);
+    up_to(size, &MAPS).map(all_train).chain(frozen).collect()
+}
+
+pub(super) fn onto(size: Size) -> Vec<Case> {
+    let case = |map @ [rows, inputs, outputs]: Map| {
+        let arguments = [
+            trained("residual", [rows, outputs]),
+            trained("x", [rows, inputs]),
+            weight(trained("weight", [outputs, inputs]), inputs),
+        ];
+        let op = |t: &[Tensor]| only(linear_onto(&t[0], &t[1], &t[2], None));
+        Case::new(shape_of(map), arguments, op, |t| {
+            only(&t[0] + linear::reference(&t[1], &t[2], None)?)
+        })
+    };
+    up_to(size, &MAPS).map(case).collect()
+}
+
+/// Factors that stay in f32 whatever the products are: the tolerance is that of f32 either way.
+pub(super) fn exact(size: Size) -> Vec<Case> {
+    let case = |map @ [rows, inputs, outputs]: Map| {
+        let arguments = [
+            trained("x", [rows, inputs]),
+            weight(trained("weight", [outputs, inputs]), inputs),
+            trained("bias", [outputs]),
+        ];
+        let op = |t: &[Tensor]| only(linear_exact(&t[0], &t[1], Some(&t[2])));
+        let case = Case::new(shape_of(map), arguments, op, |t| {
+            only(linear::reference(&t[0], &t[1], Some(&t[2])))
+        });
+        case.within(1e-5, 1e-5)
+    };
+    up_to(size, &MAPS).map(case).collect()
+}
+
+/// Maps of a decoding pass, and the type of their weights.
+const FEW: [(Size, (Map, DType)); 11] = [
+    (Smoke, ([1, 2, 1], DType::F32)),
+    (Smoke, ([3, 130, 5], DType::BF16)),
+    (Smoke, ([21, 96, 40], DType::F32)),
+    (Smoke, ([2, 33, 4], DType::F16)),
+    (Small, ([1, 1024, 3000], DType::BF16)),
+    (Small, ([8, 1024, 1000], DType::F32)),
+    (Small, ([63, 512, 515], DType::BF16)),
+    (Small, ([64, 512, 515], DType::BF16)),
+    (Real, ([1, 4096, 14_336], DType::BF16)),
+    (Real, ([61, 14_336, 4096], DType::BF16)),
+    (Real, ([7, 4096, 128_256], DType::BF16)),
+];
+
+pub(super) fn few_rows(size: Size) -> Vec<Case> {
+    let case = |(map, dtype): (Map, DType)| {
+        let [rows, inputs, outputs] = map;
+        let arguments = [
+            frozen("x", [rows, inputs]),
+            weight(frozen("weight", [outputs, inputs]), inputs).of(dtype),
+            frozen("bias", [outputs]),
+        ];
+        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], Some(&t[2])));
+        Case::new(format!("{}, {dtype:?}", shape_of(map)), arguments, op, |t| {
+            only(linear::reference(&t[0], &t[1], Some(&t[2])))
+        })
+    };
+    up_to(size, &FEW).map(case).collect()
+}
+
+/// Rows that go through two maps in one start have the bits that each has alone in one map.
+pub(super) fn few_rows_bits(size: Size) -> Vec<Case> {
+    let case = |(map, dtype): (Map, DType)| {
+        let [rows, inputs, outputs] = map;
+        let matrix = |name| weight(frozen(name, [outputs, inputs]), inputs).of(dtype);
+        let arguments = [frozen("x", [rows, inputs]), matrix("first"), matrix("second")];
+        let op = |t: &[Tensor]| {
+            let [first, second] = [&t[1], &t[2]].map(|t| Matrix::Dense(t.clone()));
+            let [first, second] = linear_each(&t[0], [(&first, None), (&second, None)])?;
+            Ok(vec![Output::new("first", first), Output::new("second", second)])
+        };
+        let alone = move |t: &[Tensor]| {
+            let of = |weight: &Tensor| -> Result<Tensor> {
+                let row = |row: usize| linear(&t[0].narrow(0, row, 1)?, weight, None);
+                Tensor::cat(&(0..rows).map(row).collect::<Result<Vec<_>>>()?, 0)
+            };
+            Ok(vec![Output::new("first", of(&t[1])?), Output::new("second", of(&t[2])?)])
+        };
+        Case::same(format!("{}, {dtype:?}", shape_of(map)), arguments, op, alone)
+    };
+    // Passes of 64 rows and more are the library's on a device.
+    up_to(size, &FEW).filter(|([rows, ..], _)| *rows < 64).map(case).collect()
+}
+
+/// Rows, width, inner width.
+const MLPS: [(Size, [usize; 3]); 6] = [
+    (Smoke, [0, 3, 5]),
+    (Smoke, [1, 1, 1]),
+    (Smoke, [70, 33, 65]),
+    (Small, [5, 768, 2048]),
+    (Small, [300, 512, 1376]),
+    (Real, [512, 4096, 14_336]),
+];
+
+pub(super) fn gated(size: Size) -> Vec<Case> {
+    fn mlp(t: &[Tensor]) -> GatedMlp<'_> {
+        GatedMlp { gate: &t[2], up: &t[3], down: &t[4] }
+    }
+    let case = |[rows, width, inner]: [usize; 3]| {
+        let arguments = [
+            trained("residual", [rows, width]),
+            trained("x", [rows, width]),
+            weight(trained("gate", [inner, width]), width),
+            weight(trained("up", [inner, width]), width),
+            weight(trained("down", [width, inner]), inner),
+        ];
+        let shape = format!("[{rows}, {width}], inner width {inner}");
+        let op = |t: &[Tensor]| only(gated_mlp_onto(&t[0], &t[1], &mlp(t)));
+        Case::new(shape, arguments, op, |t| only(gated_mlp::reference(&t[0], &t[1], &mlp(t))))
+    };
+    up_to(size, &MLPS).map(case).collect()
+}
+
+/// Rows, experts, those of a row, width, inner width, and the type of weights.
+type Mixture = ([usize; 5], DType);
+
+const MIXTURES: [(Size, Mixture); 6] = [
+    (Smoke, ([1, 1, 1, 8, 4], DType::F32)),
+    (Smoke, ([7, 8, 2, 24, 16], DType::BF16)),
+    (Smoke, ([70, 5, 3, 16, 8], DType::F32)),
+    (Small, ([1, 32, 4, 256, 128], DType::BF16)),
+    (Small, ([300, 16, 4, 256, 96], DType::BF16)),
+    (Real, ([2048, 64, 8, 1024, 512], DType::BF16)),
+];
+
+pub(super) fn mixtures(size: Size) -> Vec<Case> {
+    fn experts_of(t: &[Tensor], count: usize) -> Result<Vec<Expert>> {
+        let part = |all: &Tensor, expert: usize| -> Result<Matrix> {
+            let rows = all.dim(0)? / count;
+            Ok(Matrix::Dense(all.narrow(0, expert * rows, rows)?))
+        };
+        let expert = |e| -> Result<Expert> {
+            let (gate, up, down) = (part(&t[3], e)?, part(&t[4], e)?, part(&t[5], e)?);
+            Ok(Expert { gate, up, down })
+        };
+        (0..count).map(expert).collect()
+    }
+    let case = |([rows, count, per_row, width, inner], dtype): Mixture| {
+        let inward = |name| weight(frozen(name, [count * inner, width]), width).of(dtype);
+        let arguments = [
+            frozen("residual", [rows, width]),
+            frozen("x", [rows, width]),
+            frozen("router logits", [rows, count]).times(3.0),
+            inward("gate"),
+            inward("up"),
+            weight(frozen("down", [count * width, inner]), inner).of(dtype),
+        ];
+        let shape =
+            format!("[{rows}, {width}], {per_row} of {count} experts of width {inner}, {dtype:?}");
+        let op = move |t: &[Tensor]| {
+            let routes = Routes::choose(&t[2], per_row, true)?;
+            only(experts_onto(&t[0], &t[1], &experts_of(t, count)?, &routes))
+        };
+        Case::new(shape, arguments, op, move |t| {
+            let all = experts_of(t, count)?;
+            only(experts::reference(&t[0], &t[1], &all, &t[2], per_row, true))
+        })
+    };
+    up_to(size, &MIXTURES).map(case).collect()
+}

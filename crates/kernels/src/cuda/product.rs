@@ -1,0 +1,261 @@
+//! Products of matrices whose sums and results are f32, whatever their factors are: candle's round the
+//! result of bf16 factors to bf16, and those of f32 factors to TF32 where that is allowed.
+
+#[cfg(any(test, feature = "cuda"))]
+use candle_core::Layout;
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+/// `a b` of `[M, K]` and `[K, N]` factors of the same type: in f32 for f32, bf16 and f16, else in their
+/// own. Factors may be turned, not copied, matrices.
+///
+/// # Errors
+/// - shapes or types do not fit, or the device fails
+pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let ((_, inner), (b_rows, _)) = (a.dims2()?, b.dims2()?);
+    if inner != b_rows || a.dtype() != b.dtype() {
+        bail!("product of {a:?} and {b:?}");
+    }
+    let narrow = matches!(a.dtype(), DType::BF16 | DType::F16);
+    match a.device() {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) if narrow || a.dtype() == DType::F32 => on_cuda::run(a, b, device),
+        // Widened factors have the same products, which are exact in f32.
+        Device::Cpu if narrow => a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?),
+        _ if narrow => a.matmul(b)?.to_dtype(DType::F32),
+        _ => a.matmul(b),
+    }
+}
+
+/// How the library, to which matrices are columns one after the other, reads a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(any(test, feature = "cuda"))]
+struct Factor {
+    /// Whether it finds the factor itself, not the turned one.
+    is_columns: bool,
+    /// Values from one of its columns to the next.
+    leading: usize,
+}
+
+#[cfg(any(test, feature = "cuda"))]
+impl Factor {
+    /// `None`: neither rows nor columns lie together, the factor has to be copied.
+    fn of(layout: &Layout) -> Option<Self> {
+        let (dims, strides) = (layout.dims(), layout.stride());
+        let (&[rows, columns], &[down, right]) = (dims, strides) else { return None };
+        // A stride that is never taken says nothing.
+        if (right == 1 || columns == 1) && (rows == 1 || down >= columns) {
+            let leading = if rows == 1 { columns } else { down };
+            return Some(Self { is_columns: false, leading });
+        }
+        if (down == 1 || rows == 1) && (columns == 1 || right >= rows) {
+            let leading = if columns == 1 { rows } else { right };
+            return Some(Self { is_columns: true, leading });
+        }
+        None
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod on_cuda {
+    use std::ffi::{c_int, c_void};
+
+    use candle_core::cuda_backend::CudaDType;
+    use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
+    use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr, DevicePtrMut};
+    use candle_core::op::BackpropOp;
+    use candle_core::{
+        CudaDevice, CudaStorage, DType, Error, Layout, Result, Storage, Tensor, bail,
+    };
+    use half::{bf16, f16};
+
+    use super::Factor;
+
+    /// A factor as it is, or a copy whose rows lie together.
+    fn readable(tensor: &Tensor) -> Result<(Tensor, Factor)> {
+        if let Some(factor) = Factor::of(tensor.layout()) {
+            return Ok((tensor.clone(), factor));
+        }
+        let copy = tensor.contiguous()?;
+        let Some(factor) = Factor::of(copy.layout()) else { bail!("product: {tensor:?}") };
+        Ok((copy, factor))
+    }
+
+    pub(super) fn run(a: &Tensor, b: &Tensor, device: &CudaDevice) -> Result<Tensor> {
+        let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
+        if rows * inner * columns == 0 {
+            return Tensor::zeros((rows, columns), DType::F32, a.device());
+        }
+        let ((a, of_a), (b, of_b)) = (readable(a)?, readable(b)?);
+        match a.dtype() {
+            DType::BF16 => {
+                of_type::<bf16>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_16BF, device)
+            }
+            DType::F16 => {
+                of_type::<f16>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_16F, device)
+            }
+            _ => of_type::<f32>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_32F, device),
+        }
+    }
+
+    fn of_type<T: CudaDType>(
+        (a, of_a): (&Tensor, Factor),
+        (b, of_b): (&Tensor, Factor),
+        kind: sys::cudaDataType_t,
+        device: &CudaDevice,
+    ) -> Result<Tensor> {
+        let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
+        let number = |count: usize| c_int::try_from(count).map_err(Error::wrap);
+        let ((a_storage, a_layout), (b_storage, b_layout)) =
+            (a.storage_and_layout(), b.storage_and_layout());
+        let stream = device.cuda_stream();
+        // SAFETY: the library, started below, writes all values in the order of the device's stream.
+        let mut out = unsafe { device.alloc::<f32>(rows * columns) }?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        {
+            let a_at = values::<T>(&a_storage, a_layout)?;
+            let b_at = values::<T>(&b_storage, b_layout)?;
+            let (a_at, _a) = a_at.device_ptr(&stream);
+            let (b_at, _b) = b_at.device_ptr(&stream);
+            let (out_at, _out) = out.device_ptr_mut(&stream);
+            // The library computes the turned result, outᵀ = bᵀ aᵀ: what it finds turned is right.
+            let operation = |factor: Factor| {
+                if factor.is_columns {
+                    sys::cublasOperation_t::CUBLAS_OP_T
+                } else {
+                    sys::cublasOperation_t::CUBLAS_OP_N
+                }
+            };
+            stream.context().bind_to_thread().map_err(Error::wrap)?;
+            // SAFETY: the three matrices are as large as the numbers say, which `Factor::of` has from their
+            // layouts, and live as long as work in the device's stream needs them.
+            unsafe {
+                gemm_ex(
+                    *device.cublas_handle().handle(),
+                    operation(of_b),
+                    operation(of_a),
+                    number(columns)?,
+                    number(rows)?,
+                    number(inner)?,
+                    (&raw const one).cast(),
+                    b_at as *const c_void,
+                    kind,
+                    number(of_b.leading)?,
+                    a_at as *const c_void,
+                    kind,
+                    number(of_a.leading)?,
+                    (&raw const zero).cast(),
+                    out_at as *mut c_void,
+                    sys::cudaDataType_t::CUDA_R_32F,
+                    number(columns)?,
+                    sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                    sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+                )
+            }
+            .map_err(Error::wrap)?;
+        }
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
+        Ok(Tensor::from_storage(storage, (rows, columns), BackpropOp::none(), false))
+    }
+
+    fn values<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {
+        let Storage::Cuda(storage) = storage else { bail!("product: factors on several devices") };
+        Ok(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close};
+
+    /// What a library of columns makes of `op(b) op(a)`, from the values that it is pointed at.
+    fn by_columns(
+        (b, of_b): (&[f32], Factor),
+        (a, of_a): (&[f32], Factor),
+        (rows, inner, columns): (usize, usize, usize),
+    ) -> Vec<f32> {
+        let at = |values: &[f32], factor: Factor, row: usize, column: usize| {
+            // Element of the factor as the library finds it, turned if asked for.
+            let (row, column) = if factor.is_columns { (column, row) } else { (row, column) };
+            values[row + column * factor.leading]
+        };
+        let mut out = vec![0.0; rows * columns];
+        for m in 0..columns {
+            for n in 0..rows {
+                let sum = (0..inner).map(|k| at(b, of_b, m, k) * at(a, of_a, k, n)).sum();
+                out[m + n * columns] = sum;
+            }
+        }
+        out
+    }
+
+    fn values_of(tensor: &Tensor) -> Vec<f32> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let candle_core::Storage::Cpu(candle_core::CpuStorage::F32(values)) = &*storage else {
+            panic!("a CPU tensor of f32")
+        };
+        values[layout.start_offset()..].to_vec()
+    }
+
+    #[test]
+    fn the_librarys_view_of_every_layout_is_the_product() -> Result<()> {
+        let mut noise = Noise::new(31);
+        for (rows, inner, columns) in
+            [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 5), (1, 4, 1), (3, 1, 1), (1, 1, 1)]
+        {
+            let plain = |noise: &mut Noise, m: usize, n: usize| noise.tensor(&[m, n]);
+            let turned = |noise: &mut Noise, m: usize, n: usize| noise.tensor(&[n, m]).t();
+            // Some columns, or rows, of a larger matrix.
+            let part =
+                |noise: &mut Noise, m: usize, n: usize| noise.tensor(&[m, n + 3]).narrow(1, 2, n);
+            let turned_part = |noise: &mut Noise, m: usize, n: usize| {
+                noise.tensor(&[n, m + 3]).narrow(1, 1, m)?.t()
+            };
+            let all = |noise: &mut Noise, m, n| -> Result<Vec<Tensor>> {
+                Ok(vec![
+                    plain(noise, m, n),
+                    turned(noise, m, n)?,
+                    part(noise, m, n)?,
+                    turned_part(noise, m, n)?,
+                ])
+            };
+            for a in all(&mut noise, rows, inner)? {
+                for b in all(&mut noise, inner, columns)? {
+                    let (of_a, of_b) = (Factor::of(a.layout()), Factor::of(b.layout()));
+                    let (of_a, of_b) =
+                        (of_a.expect("rows or columns"), of_b.expect("rows or columns"));
+                    for (factor, tensor) in [(of_a, &a), (of_b, &b)] {
+                        let (rows, columns) = tensor.dims2()?;
+                        let least = if factor.is_columns { rows } else { columns };
+                        assert!(factor.leading >= least, "{factor:?} {tensor:?}");
+                    }
+                    let sizes = (rows, inner, columns);
+                    let out = by_columns((&values_of(&b), of_b), (&values_of(&a), of_a), sizes);
+                    let out = Tensor::from_vec(out, (rows, columns), &Device::Cpu)?;
+                    let want = a.contiguous()?.matmul(&b.contiguous()?)?;
+                    assert_close(&format!("{a:?} {b:?}"), &out, &want, 1e-6);
+                }
+            }
+        }
+        let scattered = noise.tensor(&[3, 4, 2]).narrow(2, 0, 1)?.squeeze(2)?;
+        assert_eq!(Factor::of(scattered.layout()), None);
+        Ok(())
+    }
+
+    #[test]
+    fn results_of_half_factors_are_not_rounded_to_halves() -> Result<()> {
+        let mut noise = Noise::new(32);
+        for dtype in [DType::BF16, DType::F16] {
+            let (a, b) =
+                (noise.tensor(&[5, 70]).to_dtype(dtype)?, noise.tensor(&[70, 9]).to_dtype(dtype)?);
+            let own = product(&a, &b)?;
+            assert_eq!(own.dtype(), DType::F32);
+            let want = a.to_dtype(DType::F64)?.matmul(&b.to_dtype(DType::F64)?)?;
+            assert_close("product", &own, &want.to_dtype(DType::F32)?, 1e-6);
+        }
+        let wide = noise.tensor(&[2, 3]).to_dtype(DType::F64)?;
+        assert_eq!(product(&wide, &wide.t()?)?.dtype(), DType::F64);
+        assert!(product(&wide, &wide).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! Complete shards written by a second thread, while the next one is captured.
+
+use std::panic::resume_unwind;
+use std::thread::{Scope, ScopedJoinHandle};
+
+use super::write::{StoreWriter, Work};
+use crate::error::Result;
+
+/// Encodes, hashes and writes one shard at a time. Handing over the next one waits for it, so at most two
+/// shards are in main memory, and the order on disk is that of [`StoreWriter::complete`].
+///
+/// The thread computes no tensors and asks for none of the process's worker threads: these may all be
+/// waiting for it.
+pub struct BackgroundWriter<'scope, 'env> {
+    store: &'env StoreWriter,
+    scope: &'scope Scope<'scope, 'env>,
+    shard: Option<ScopedJoinHandle<'scope, Result<()>>>,
+}
+
+impl<'scope, 'env> BackgroundWriter<'scope, 'env> {
+    /// Nothing is being written.
+    pub fn new(store: &'env StoreWriter, scope: &'scope Scope<'scope, 'env>) -> Self {
+        Self { store, scope, shard: None }
+    }
+
+    /// Waits for the shard before, then has this one written.
+    ///
+    /// # Errors
+    /// - the shard before could not be written; this one is given up
+    pub fn complete(&mut self, work: Work) -> Result<()> {
+        if let Err(error) = self.wait() {
+            // The claim of a process that ends is stale in any case.
+            let _ = self.store.give_up(work);
+            return Err(error);
+        }
+        let store = self.store;
+        self.shard = Some(self.scope.spawn(move || store.complete(work)));
+        Ok(())
+    }
+
+    /// Whether all is well so far, without waiting.
+    ///
+    /// # Errors
+    /// - a shard could not be written; it stays incomplete
+    pub fn check(&mut self) -> Result<()> {
+        let done = self.shard.as_ref().is_some_and(ScopedJoinHandle::is_finished);
+        if done { self.wait() } else { Ok(()) }
+    }
+
+    /// Waits until nothing is being written.
+    ///
+    /// # Errors
+    /// - as [`Self::check`]
+    pub fn wait(&mut self) -> Result<()> {
+        match self.shard.take().map(ScopedJoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(written)) => written,
+            Some(Err(panic)) => resume_unwind(panic),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Tensor};
+    use longdraft_data::Batch;
+    use longdraft_data::batch::AnchorOffset;
+
+    use super::super::recipe::{
+        Compression, Contents, PartRecipe, Recipe, StoreDtype, StoredTeacher,
+    };
+    use super::super::record::Record;
+    use super::super::write::Turn;
+    use super::*;
+
+    fn part(shards: usize) -> PartRecipe {
+        let contents = Contents { last_kv: false, layers: vec![0], teacher: StoredTeacher::None };
+        let (text, teacher_rows) = (String::new(), String::new());
+        let (rows, tokens, shards) = (shards, 2 * shards, (0..shards).collect());
+        PartRecipe { contents, text, teacher_rows, rows, tokens, shards }
+    }
+
+    /// A store of shards of one row each.
+    fn store(shards: usize) -> (tempfile::TempDir, StoreWriter) {
+        let recipe = Recipe {
+            format: Recipe::FORMAT.to_owned(),
+            target: String::new(),
+            tokenizer: String::new(),
+            dtype: StoreDtype::Bf16,
+            compression: Compression::None,
+            seed: 0,
+            anchor: AnchorOffset::default(),
+            records: None,
+            train: part(shards),
+            held_out: part(0),
+        };
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().display().to_string();
+        let store = StoreWriter::open(&path, recipe, false).expect("open");
+        store.begin().expect("begin");
+        (folder, store)
+    }
+
+    fn captured(store: &StoreWriter, shard: usize) -> Work {
+        let Turn::Mine(mut work) = store.take(&store.shards()[shard]).expect("take") else {
+            panic!("shard {shard} is taken")
+        };
+        let batch = Batch {
+            ids: vec![1, 2],
+            position_ids: vec![0, 1],
+            document_ids: vec![0, 0],
+            loss_mask: vec![true; 2],
+            row: shard,
+            ..Batch::default()
+        };
+        let layers = Tensor::full(shard as f32, (2, 3), &Device::Cpu).expect("layers");
+        assert_eq!(layers.dtype(), DType::F32);
+        let record = Record { aux_hidden: Some(layers), ..Record::default() };
+        assert!(store.add(&mut work, batch, record).expect("add"));
+        work
+    }
+
+    fn names(folder: &std::path::Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).expect("folder").flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn shards_written_in_the_background_are_those_written_at_once() {
+        let (at_once, first) = store(3);
+        (0..3).for_each(|shard| first.complete(captured(&first, shard)).expect("written"));
+        first.finish().expect("finish");
+        let (later, second) = store(3);
+        std::thread::scope(|scope| {
+            let mut writer = BackgroundWriter::new(&second, scope);
+            for shard in 0..3 {
+                writer.complete(captured(&second, shard)).expect("written");
+                writer.check().expect("well");
+            }
+            writer.wait().expect("written");
+        });
+        second.finish().expect("finish");
+        assert_eq!(names(at_once.path()), names(later.path()));
+        assert!(names(&later.path().join("claims")).is_empty());
+        for name in names(at_once.path()).iter().filter(|name| *name != "claims") {
+            let read = |folder: &tempfile::TempDir| std::fs::read(folder.path().join(name));
+            assert_eq!(read(&at_once).expect("file"), read(&later).expect("file"), "{name}");
+        }
+    }
+
+    /// A failure is told at the next occasion; what was captured meanwhile is given up, and only what was
+    /// written before stays.
+    #[test]
+    fn a_shard_that_cannot_be_written_ends_the_capture_without_half_ones() {
+        let (folder, store) = store(4);
+        std::fs::create_dir_all(folder.path().join("train-00001.safetensors/taken")).expect("made");
+        std::thread::scope(|scope| {
+            let mut writer = BackgroundWriter::new(&store, scope);
+            writer.complete(captured(&store, 0)).expect("handed over");
+            writer.complete(captured(&store, 1)).expect("handed over");
+            let next = captured(&store, 2);
+            let told = writer.complete(next).expect_err("no file").to_string();
+            assert!(told.contains("train-00001"), "{told}");
+            writer.wait().expect("told once");
+        });
+        let left = names(folder.path());
+        assert!(left.contains(&"train-00000.json".to_owned()), "{left:?}");
+        assert!(!left.iter().any(|name| name.contains("00001.json") || name.contains("00002")));
+        assert!(names(&folder.path().join("claims")).is_empty());
+    }
+
+    #[test]
+    fn a_failure_is_noticed_without_waiting_for_the_next_shard() {
+        let (folder, store) = store(1);
+        std::fs::create_dir_all(folder.path().join("train-00000.safetensors/taken")).expect("made");
+        std::thread::scope(|scope| {
+            let mut writer = BackgroundWriter::new(&store, scope);
+            writer.complete(captured(&store, 0)).expect("handed over");
+            let started = std::time::Instant::now();
+            while writer.check().is_ok() {
+                assert!(started.elapsed().as_secs() < 60, "never told");
+                std::thread::yield_now();
+            }
+        });
+    }
+}

@@ -1,0 +1,281 @@
+//! `scripts/gpu-check` and `scripts/gpu-bundle`, rehearsed with programs that stand in for the real ones:
+//! they print figures, hang, crash half-way, print for ever, fill the disk.
+
+mod bundle;
+mod machine;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use machine::{Machine, python, read_json, root, text};
+
+#[test]
+fn all_plans_run_and_come_back_in_one_file() {
+    if !python() {
+        return;
+    }
+    for (plan, rows) in [
+        (
+            "call1",
+            ["| kernels_small | 0 |", "pass, 2 checks |", "| attention T 9 bf16 | tflop_s 99.5 |"],
+        ),
+        (
+            "call2",
+            [
+                "| glide 8b 4096 tokens soft | 300 | 100 | 3 | 7 | 9 | sdpa, compiled |",
+                "| capture 8b 4096 tokens soft | 300 | - |",
+                "| pytorch_eagle3 | 0 |",
+            ],
+        ),
+        ("call3", ["| profile_attention_forward | 0 |", "| plain | 0 |", "| peak | 0 |"]),
+        ("call4", ["| quickstart_f32 | 0 |", "| quickstart_cpu | 0 |", "| decode 8b 4096 tokens"]),
+    ] {
+        let machine = Machine::new();
+        let (output, report) = machine.run(plan, &[], &[]);
+        assert_eq!(output.status.code(), Some(0), "{plan}: {}", text(&output));
+        assert_eq!((&report["pass"], &report["plan"]), (&true.into(), &plan.into()));
+        let steps = report["steps"].as_object().expect("steps");
+        for (name, step) in steps {
+            assert_eq!(step["code"], 0, "{name} of {plan}");
+            assert_eq!(step["gpu"], json!(["GPU, 1, 40, 1980, 3201, 99"]), "{name}");
+        }
+        let (names, table) = machine.archived("table.md");
+        assert!(String::from_utf8_lossy(&output.stdout).contains(&table));
+        for row in rows {
+            assert!(table.contains(row), "{row} not in {table}");
+        }
+        // Report, table and steps; three files a step; two curves.
+        assert!(names.len() <= 3 + 3 * steps.len() + 3, "{names:?}");
+        assert!(names.iter().all(|name| !name.contains("scratch")), "{names:?}");
+        let left = std::fs::read_dir(machine.path("results")).expect("results");
+        let left = left.map(|entry| entry.expect("entry").file_name());
+        assert!(left.into_iter().all(|name| !name.to_string_lossy().contains("scratch")));
+    }
+}
+
+#[test]
+fn losses_are_held_against_those_of_the_cpu() {
+    if !python() {
+        return;
+    }
+    let (_, report) = Machine::new().run("call4", &[], &[]);
+    for (name, code) in [("quickstart", 0), ("quickstart_f32", 0)] {
+        let step = &report["steps"][name];
+        let curve = &step["loss_beside_cpu"]["quickstart-base-metrics.jsonl"];
+        assert!((curve["largest"].as_f64().expect("a figure") - 0.25).abs() < 1e-9, "{step}");
+        assert_eq!((&step["tau"], &step["code"]), (&2.5.into(), &code.into()));
+    }
+}
+
+#[test]
+fn caches_stay_in_the_folder_and_libraries_are_appended() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    machine.run("call2", &[], &[]);
+    let (_, printed) = machine.archived("glide.out");
+    let line = printed.lines().last().expect("a line");
+    let line: Value = serde_json::from_str(line).expect("JSON");
+    let caches = line["name"].as_str().expect("a folder");
+    assert!(Path::new(caches).starts_with(machine.folder.path()), "{caches}");
+    assert_eq!(line["path"], "/its/own");
+}
+
+#[test]
+fn a_step_that_hangs_ends_with_all_that_it_started_and_its_lines_stay() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    let modes = [("glide", "hang"), ("eagle3", "crash"), ("capture", "refuse")];
+    let (output, report) = machine.run("call2", &modes, &["--ceiling", "2"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let steps = &report["steps"];
+    assert_eq!(
+        (&steps["glide"]["code"], &steps["glide"]["timed_out"]),
+        (&124.into(), &true.into())
+    );
+    assert!(!machine.child_lives(), "what the step started goes on");
+    // What was printed before counts, torn lines do not.
+    for name in ["glide", "eagle3"] {
+        let lines = steps[name]["lines"].as_array().expect("lines");
+        assert_eq!((lines.len(), &lines[0]["tokens_per_s"]), (1, &300.0.into()), "{name}");
+    }
+    assert_eq!(steps["eagle3"]["code"], 139);
+    assert_eq!(steps["capture"]["last_words"], json!(["error: no memory"]));
+    // The others ran.
+    assert_eq!(
+        (&steps["pytorch_glide"]["code"], &steps["glide_135m"]["code"]),
+        (&0.into(), &124.into())
+    );
+    assert_eq!(steps["pytorch_eagle3"]["code"], 0);
+    let (_, status) = machine.archived("glide.status");
+    assert_eq!(status, "124\n");
+    let (_, errors) = machine.archived("glide.err");
+    assert!(errors.contains("gpu-check: stopped after 2 s"), "{errors}");
+}
+
+#[test]
+fn the_budget_holds_and_what_it_leaves_out_is_named() {
+    if !python() {
+        return;
+    }
+    let modes = [("glide", "hang"), ("eagle3", "hang"), ("capture", "hang")];
+    let (output, report) =
+        Machine::new().run("call2", &modes, &["--budget", "16", "--ceiling", "3"]);
+    assert_eq!(output.status.code(), Some(1));
+    let steps = report["steps"].as_object().expect("steps");
+    let seconds: f64 = steps.values().filter_map(|step| step["seconds"].as_f64()).sum();
+    assert!(seconds <= 16.0, "{seconds} s of 16");
+    let skipped = steps.values().filter(|step| step["skipped"] == "no time left").count();
+    assert!(skipped > 0 && steps["glide"]["code"] == 124, "{report}");
+    assert_eq!(steps.len(), 12);
+}
+
+#[test]
+fn a_step_that_prints_for_ever_or_fills_the_disk_is_stopped() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    let modes = [("glide", "chatter"), ("eagle3", "heap")];
+    let limits = ["--output-mib", "4", "--scratch-mib", "16", "--ceiling", "60"];
+    let (output, report) = machine.run("call2", &modes, &limits);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    for (name, words) in
+        [("glide", "printed more than 4 MiB"), ("eagle3", "wrote more than 16 MiB")]
+    {
+        assert_eq!(report["steps"][name]["code"], 153, "{name}");
+        let (_, errors) = machine.archived(&format!("{name}.err"));
+        assert!(errors.contains(words), "{errors}");
+    }
+    assert_eq!(report["steps"]["capture"]["code"], 0);
+    // Of what was printed, beginning and end are kept.
+    let (_, printed) = machine.archived("glide.out");
+    assert!(printed.len() < 2 << 20 && printed.contains("bytes left out]"), "{}", printed.len());
+    assert_eq!(report["steps"]["glide"]["lines"][0]["tokens_per_s"], 300.0);
+    // A disk that is full from the beginning.
+    let limits = ["--free-mib", "1000000000"];
+    let (output, report) = Machine::new().run("call1", &[("doctor", "hang")], &limits);
+    assert_eq!((output.status.code(), &report["steps"]["doctor"]["code"]), (Some(1), &153.into()));
+}
+
+#[test]
+fn results_that_cannot_be_written_do_not_end_the_run() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    let plain = machine.command("call4", &[]);
+    // No file may grow beyond a kilobyte or so: the report does not fit.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 2; exec \"$@\"", "sh", "python3"]).args(plain.get_args());
+    let variables = plain.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let output = limited.envs(variables).output().expect("sh");
+    let told = text(&output);
+    assert!(told.contains("the results cannot be written now"), "{told}");
+    // The table on stdout has every step.
+    assert!(told.contains("| decode_f32 | 0 |") && told.contains("| quickstart | 0 |"), "{told}");
+    assert_eq!(output.status.code(), Some(0), "{told}");
+}
+
+#[test]
+fn a_stopped_call_leaves_its_archive() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    let mut command = machine.command("call2", &[("eagle3", "hang")]);
+    let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("python");
+    while !machine.path("child").exists() {
+        assert_eq!(running.try_wait().expect("a state"), None, "it ended by itself");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let stopped = Command::new("kill").arg(running.id().to_string()).status().expect("kill");
+    assert!(stopped.success());
+    assert_eq!(running.wait().expect("an end").code(), Some(143));
+    assert!(!machine.child_lives());
+    let (_, report) = machine.archived("gpu-check.json");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["steps"]["glide"]["code"], 0, "{report}");
+    assert_eq!(report["pass"], false);
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    for other in ["nvidia-smi", "compute-sanitizer"] {
+        std::fs::remove_file(machine.path("bin").join(other)).expect("removed");
+    }
+    let (output, report) = machine.run("call1", &[("kernel_check", "lacks")], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["steps"]["kernels_small"]["lacks"], "kernel-check");
+    let table = String::from_utf8_lossy(&output.stdout);
+    for row in [
+        "| kernels_small | 2 |",
+        "FAIL: this build has no command kernel-check",
+        "| racecheck | - | - | skipped: compute-sanitizer is not there |",
+    ] {
+        assert!(table.contains(row), "{row} not in {table}");
+    }
+    assert_eq!(report["steps"]["doctor"]["gpu"], Value::Null);
+    let mut command = machine.command("call1", &[]);
+    let output = command.arg("--longdraft").arg("no/such/program").output().expect("python");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("scripts/gpu-bundle"), "{}", text(&output));
+}
+
+/// A folder of results as a plan leaves it, read again.
+fn summarise(reader: &str, code: i32, out: &str) -> (Output, Value) {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).expect("a file");
+    };
+    write("one.out", out);
+    write("one.err", "");
+    let step = json!({"name": "one", "reader": reader, "code": code, "decisive": true});
+    write("steps.json", &json!({ "steps": [step] }).to_string());
+    let mut command = Command::new("python3");
+    command.arg(root().join("scripts/gpu-check")).arg("--summarise").arg(folder.path());
+    let output = command.output().expect("python");
+    (output, read_json(&folder.path().join("gpu-check.json")))
+}
+
+#[test]
+fn reference_cases_are_judged_by_their_worst_error() {
+    if !python() {
+        return;
+    }
+    let case = |name: &str, error: Option<f64>| {
+        let pass = error.is_some_and(|error| error <= 1e-4);
+        let check = json!({"name": "loss", "error": error, "tolerance": 1e-4, "pass": pass});
+        json!({"case": name, "kind": "glide", "pass": pass, "checks": [check]}).to_string()
+    };
+    let lines = [case("a", Some(5e-5)), case("b", Some(2e-5))].join("\n");
+    let (output, report) = summarise("parity", 0, &format!("{lines}\n{{\"cases\":2}}\n"));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let share = &report["steps"]["one"]["largest_share_of_tolerance"]["glide"];
+    assert!((share.as_f64().expect("a number") - 0.5).abs() < 1e-9);
+    // An error that is no number, and a case that could not be run.
+    let broken = json!({"case": "c", "pass": false, "error": {"message": "no file"}}).to_string();
+    let lines = [case("a", Some(1e-5)), case("b", None), broken].join("\n");
+    let (output, report) = summarise("parity", 1, &lines);
+    assert_eq!(output.status.code(), Some(1));
+    let part = &report["steps"]["one"];
+    assert_eq!(part["failed"], json!({"b": ["loss"], "c": "no file"}));
+    assert_eq!(part["largest_share_of_tolerance"]["glide"], Value::Null);
+    // Nothing was computed; and what is read is not what was meant.
+    assert_eq!(summarise("parity", 0, "").0.status.code(), Some(1));
+    let (_, report) = summarise("parity", 0, "{\"case\":\"a\",\"checks\":[{}]}");
+    assert!(report["steps"]["one"]["unreadable"].is_string(), "{report}");
+    // A kernel that is wrong, though the program ended well.
+    let (output, report) = summarise("checks", 0, "{\"name\":\"rope\",\"passed\":false}");
+    assert_eq!((output.status.code(), &report["steps"]["one"]["pass"]), (Some(1), &false.into()));
+}
