@@ -1,14 +1,12 @@
 //! Several stages through the binary: handing on, resuming, killing, refusing, and full disks.
 
-mod support;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use longdraft_kernels::random::CounterRng;
 use serde_json::Value;
-use support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 
 const STAGES: [&str; 3] = ["base", "long", "answers"];
 

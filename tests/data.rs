@@ -1,12 +1,10 @@
 //! Looking at data, preparing it, training from shards, regenerating it: through the binary.
 
-mod support;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::{Value, json};
-use support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 
 /// ChatML for the byte tokenizer.
 const CHAT_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}\

@@ -1,17 +1,17 @@
 //! `generate` and `eval decode` through the binary, on a tiny random target.
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
+use crate::support::{
+    self, VOCABULARY, Workshop, fail, last_json, longdraft, stderr, stdout, succeed,
+};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{LayerId, TargetTokenId};
 use serde_json::{Value, json};
-use support::{VOCABULARY, Workshop, fail, last_json, longdraft, stderr, stdout, succeed};
 
 /// A target of four layers with a chat template, and two drafts of it.
 struct Shelf {

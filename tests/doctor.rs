@@ -1,13 +1,11 @@
 //! `longdraft doctor` through the binary.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Output;
 
+use crate::support::{self, last_json, longdraft, stderr, stdout};
 use serde_json::Value;
-use support::{last_json, longdraft, stderr, stdout};
 
 /// Runs the doctor where nothing outside this test is asked: an empty home, and a port that
 /// nobody listens on instead of the hub.

@@ -1,12 +1,10 @@
 //! EAGLE-3 drafts through the binary: train, kill, resume, start from another draft, extract.
 
-mod support;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use serde_json::{Value, json};
-use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
 
 /// Arguments that turn the workshop's configuration into an EAGLE-3 run.
 const EAGLE3: [&str; 6] = [

@@ -1,9 +1,7 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-mod support;
-
+use crate::support::{Workshop, last_json, run, stderr, stdout, succeed};
 use serde_json::Value;
-use support::{Workshop, last_json, run, stderr, stdout, succeed};
 
 /// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
 fn ended(arguments: &[&str], code: i32) -> Result<Value, String> {

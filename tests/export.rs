@@ -1,11 +1,9 @@
 //! Exports through the binary: every profile is written, read back, and drafts like its checkpoint.
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{self, Workshop, fail, last_json, succeed};
 use serde_json::Value;
-use support::{Workshop, fail, last_json, succeed};
 
 /// A workshop with a trained EAGLE-3 draft whose target has eight layers.
 fn trained(more: &[&str]) -> Workshop {

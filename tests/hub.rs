@@ -1,16 +1,14 @@
 //! Models and data sets of a hub, from a hub that runs on this machine for the test.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use crate::support::hub::{COMMIT, Hub, Log};
+use crate::support::{self, longdraft, stderr, stdout};
 use serde_json::json;
-use support::hub::{COMMIT, Hub, Log};
-use support::{longdraft, stderr, stdout};
 
 const TOKEN: &str = "hf_secret";
 

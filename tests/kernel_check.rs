@@ -1,9 +1,7 @@
 //! The ops' checks and timings through the binary.
 
-mod support;
-
+use crate::support::{fail, last_json, run, stdout, succeed};
 use serde_json::Value;
-use support::{fail, last_json, run, stdout, succeed};
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()

@@ -1,13 +1,11 @@
 //! The life of a run: readers that go away, signals, saving, a later end, folders that are lost.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::Value;
-use support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 
 /// Long enough for a loaded machine: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_mins(3);

@@ -1,11 +1,12 @@
 //! Targets with mixtures of experts: from every kind of file, wrong ones, trained on and decoded.
 
-mod support;
-
 use std::collections::{BTreeMap, HashMap};
 use std::io::Cursor;
 use std::path::Path;
 
+use crate::support::{
+    Workshop, fail, last_json, random_tensors, relative_error, succeed, tiny_mixture, write_target,
+};
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
@@ -13,9 +14,6 @@ use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions}
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
-use support::{
-    Workshop, fail, last_json, random_tensors, relative_error, succeed, tiny_mixture, write_target,
-};
 
 const FAMILIES: [&str; 3] = ["mixtral", "qwen2_moe", "qwen3_moe"];
 

@@ -1,18 +1,15 @@
 //! Several ranks through the binary, started by `mpirun` on this machine: the same losses as one
 //! process, sharded state, a shared store; how jobs end, and ranks that share layers.
 
-#[path = "mpi/ends.rs"]
 mod ends;
-#[path = "mpi/layers.rs"]
 mod layers;
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use crate::support::{self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
-use support::{Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
 
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];

@@ -1,14 +1,13 @@
 //! Captured features: offline training equals online training, and stores survive what happens to
 //! them.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -16,7 +15,6 @@ use longdraft_train::config::TrainConfig;
 use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
 use serde_json::Value;
-use support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
 
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];

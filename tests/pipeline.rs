@@ -1,11 +1,9 @@
 //! Train, interrupt, resume, extract, decode: through the binary, on a tiny random target.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
-use support::{Workshop, fail, last_json, longdraft, succeed};
 
 /// Every record without the figures that clocks and memory decide.
 fn metrics(path: &str) -> Vec<Value> {

@@ -1,13 +1,11 @@
 //! Plans beside what runs take: memory of small trainings, bytes between ranks, and the documentation's
 //! tables.
 
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::{self, fail, last_json, longdraft, stderr, stdout, succeed};
 use serde_json::{Value, json};
-use support::{fail, last_json, longdraft, stderr, stdout, succeed};
 
 /// Largest share by which a prediction may differ from what was measured.
 const TOLERANCE: f64 = 0.1;

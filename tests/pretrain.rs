@@ -1,11 +1,9 @@
 //! Pretraining through the binary: from text to a scored artifact, grids, faults.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{self, fail, last_json, run, stdout, succeed};
 use serde_json::{Value, json};
-use support::{fail, last_json, run, stdout, succeed};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

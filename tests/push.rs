@@ -1,7 +1,5 @@
 //! `push` against a hub that runs on this machine for the test.
 
-mod support;
-
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +7,10 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
+use crate::support::{self, Workshop, last_json, longdraft, stderr, stdout, succeed};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use support::{Workshop, last_json, longdraft, stderr, stdout, succeed};
 
 /// A request: method and path, authorization, body.
 type Request = (String, Option<String>, Vec<u8>);

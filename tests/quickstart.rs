@@ -1,9 +1,7 @@
 //! `quickstart` through the binary: no network, no cache folder, a few steps of each stage.
 
-mod support;
-
+use crate::support::{last_json, longdraft, stderr, stdout};
 use serde_json::Value;
-use support::{last_json, longdraft, stderr, stdout};
 
 /// Where a proxy would stand if anything asked for the network: nobody listens there.
 const NOBODY: &str = "http://127.0.0.1:9";

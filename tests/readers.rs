@@ -1,8 +1,7 @@
 //! Files that other programs read: bytes fixed once a real reader approved them, and the light
 //! readers themselves where `scripts/test` installed them.
 
-mod support;
-
+use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

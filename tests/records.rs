@@ -1,16 +1,14 @@
 //! Feature records of the public EAGLE-3 trainer, read in place of the target's passes.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{Workshop, fail, last_json, succeed};
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use support::{Workshop, fail, last_json, succeed};
 
 const LAYERS: [usize; 3] = [0, 1, 2];
 

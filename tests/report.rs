@@ -1,8 +1,6 @@
 //! `longdraft report` through the binary.
 
-mod support;
-
-use support::{Workshop, fail, last_json, succeed};
+use crate::support::{self, Workshop, fail, last_json, succeed};
 
 /// Markup that would reach over the network or run something.
 const FORBIDDEN: [&str; 8] =

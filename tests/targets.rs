@@ -1,11 +1,12 @@
 //! Targets from every kind of file, and what happens with wrong and hostile ones.
 
-mod support;
-
 use std::collections::HashMap;
 use std::io::Cursor;
 use std::path::Path;
 
+use crate::support::{
+    self, fail, random_tensors, relative_error, run, stderr, succeed, tiny_config, write_target,
+};
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
@@ -14,9 +15,6 @@ use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
-use support::{
-    fail, random_tensors, relative_error, run, stderr, succeed, tiny_config, write_target,
-};
 
 const HEADS: usize = 4;
 

@@ -1,13 +1,11 @@
 //! Tracked runs through the binary: killed and resumed, without a server, with a secret.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::{Workshop, longdraft, stderr, succeed};
+use crate::support::{self, Workshop, longdraft, stderr, succeed};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, program, python, root, text};
+use super::machine::{Machine, program, python, root, text};
 
 #[test]
 fn libraries_are_found_in_toolkits_and_stood_in_for_at_last() {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout};
 use super::{assert_same_numbers, checkpoint, draft_bytes, joined, metrics, succeed_on};
+use crate::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout};
 
 /// Longest time in which a job must have noticed that a rank is gone.
 const SOON: Duration = Duration::from_mins(2);

@@ -6,10 +6,10 @@ use candle_core::DType;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
-use super::support::{self, Workshop, fail, mpirun, stderr, stdout};
 use super::{
     EAGLE3, groups_train_like_one_process, joined, memory_mib, succeed_on, target_of_many_layers,
 };
+use crate::support::{self, Workshop, fail, mpirun, stderr, stdout};
 
 #[test]
 fn mpi_ranks_that_share_layers_train_like_one_process() {

@@ -1,9 +1,6 @@
 //! Deliberately broken exports: each is caught by `verify`, under the right code and with words that
 //! say what an engine does with it.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod command;
 mod files;
 mod fuzz;
@@ -12,6 +9,7 @@ mod keys;
 mod profiles;
 mod tensors;
 
+use crate::support;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
