@@ -6,7 +6,7 @@
 //!
 //! A random target of SmolLM2-135M's width and vocabulary, with six layers: of the target only what
 //! it hands over matters. Every run is a process of its own; its speed is the median over steps
-//! behind the first epoch, in which features come into memory or into the system's cache. The ratio
+//! after the first epoch, in which features come into memory or into the system's cache. The ratio
 //! is the store's speed over that of memory, the median over rounds: at least 0.95 is wanted.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -100,7 +100,7 @@ impl<'a> Shop<'a> {
         format!("train.features={}", self.path(store))
     }
 
-    /// Tokens a second of a run, behind its first epoch.
+    /// Tokens a second of a run, after its first epoch.
     fn speed(&self, run: &str, features: &str) -> f64 {
         let output = format!("output={}", self.path(run));
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_longdraft"));

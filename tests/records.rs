@@ -12,7 +12,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 
 const LAYERS: [usize; 3] = [0, 1, 2];
 
-/// Tokens that stand for padding behind a document.
+/// Tokens that stand for padding after a document.
 const PADDING: usize = 5;
 
 /// Tokens of document `index` and its mask, of which the second half is learned.

@@ -35,7 +35,7 @@ want = load_file(record)
 captured = []
 model.lm_head.register_forward_hook(lambda _module, _inputs, out: captured.append(out[0].detach()))
 ids = want["input_ids"][None]
-# A row reads the token behind its own; the library is handed tokens that are shifted already.
+# A row reads the token after its own; the library is handed tokens that are shifted already.
 shifted = torch.cat([ids[:, 1:], ids.new_zeros(1, 1)], dim=1)
 with torch.no_grad():
     model(hidden_states=want["aux"][None], input_ids=shifted, document_ids=torch.zeros_like(ids), ttt_steps=3)

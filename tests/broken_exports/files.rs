@@ -33,7 +33,7 @@ fn broken_files_are_caught() {
             bytes(|all| all[..8].copy_from_slice(&u64::MAX.to_le_bytes())),
         ),
         fault("weights-file", "no JSON", bytes(|all| all[9] = b'}')),
-        fault("weights-file", "behind the last tensor", bytes(|all| all.extend([0; 16]))),
+        fault("weights-file", "after the last tensor", bytes(|all| all.extend([0; 16]))),
         fault(
             "weights-file",
             "unknown type",

@@ -60,7 +60,7 @@ pub struct Batch {
     pub position_ids: Vec<u32>,
     /// A run of equal ids is a document; negative is padding, `[T]`.
     pub document_ids: Vec<i32>,
-    /// Delay δ of the target's keys behind each token, `[T]`, at least 1.
+    /// Delay δ of the target's keys to each token, `[T]`, at least 1.
     pub delays: Vec<u32>,
     /// Rows `t` that are learned, ascending; the label of `t` is `ids[t + 1]`.
     pub learned: Vec<u32>,

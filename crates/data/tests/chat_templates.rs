@@ -15,12 +15,12 @@ const CHATML: &str = "{% if messages[0].role != 'system' %}<|im_start|>system\nB
 {% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// Contents trimmed, no white space behind a turn.
+/// Contents trimmed, no white space after a turn.
 const LLAMA3: &str = "{{ bos_token }}{% for m in messages %}\
 {{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
 
-/// Thinking is kept behind the last question only; the last turn always has a thinking block;
+/// Thinking is kept after the last question only; the last turn always has a thinking block;
 /// tool calls and their results.
 const QWEN3: &str = "{% set ns = namespace(last=0) %}\
 {% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\

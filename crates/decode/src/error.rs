@@ -42,7 +42,7 @@ pub enum DecodeError {
     /// A layer that the draft reads was not handed out.
     #[error("the target's layer {0} was not tapped")]
     NotTapped(usize),
-    /// A draft's state lags behind the text.
+    /// A draft's state is older than the text.
     #[error("the draft saw features of {seen} tokens, the root stands at {root}")]
     Features {
         /// Tokens whose features the draft has seen.

@@ -81,7 +81,7 @@ pub struct AcceptanceMetrics {
 }
 
 impl AcceptanceMetrics {
-    /// Adds a round; positions behind a cut count as untested.
+    /// Adds a round; positions after a cut count as untested.
     pub fn add_round(&mut self, round: &RoundRecord) {
         let &RoundRecord { depth, nodes, accepted, committed, .. } = round;
         self.rounds += 1;

@@ -12,7 +12,7 @@ pub struct StopStrings {
 pub struct Streamed {
     /// Text that is certain to stay.
     pub text: String,
-    /// Whether a stop string was found behind it.
+    /// Whether a stop string was found after it.
     pub stopped: bool,
 }
 
@@ -23,7 +23,7 @@ impl StopStrings {
         Self { strings, held: String::new() }
     }
 
-    /// Adds text; a match may begin in an earlier piece. Nothing is to be added behind a match.
+    /// Adds text; a match may begin in an earlier piece. Nothing is to be added after a match.
     pub fn push(&mut self, text: &str) -> Streamed {
         self.held.push_str(text);
         if let Some(at) = self.strings.iter().filter_map(|s| self.held.find(s.as_str())).min() {

@@ -1,4 +1,4 @@
-//! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; behind
+//! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
 //! `--`, names of what is wanted alone: products, few-rows, token, attention.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]

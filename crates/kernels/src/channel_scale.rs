@@ -1,4 +1,4 @@
-//! A learned factor a channel: `y = x ∘ w`, and `y = r + x ∘ w` behind a branch.
+//! A learned factor a channel: `y = x ∘ w`, and `y = r + x ∘ w` at the end of a branch.
 //!
 //! Backward: `dx = g ∘ w`, `dw = Σ_rows g ∘ x`, `dr = g`. Residual scales, mixes of two streams
 //! and skip connections of a decoder are all made of these two. Nothing but the inputs is kept;

@@ -1,4 +1,4 @@
-//! Gated MLP behind a residual: `y = r + Wd (silu(Wg x) ∘ Wu x)`.
+//! Gated MLP with a residual: `y = r + Wd (silu(Wg x) ∘ Wu x)`.
 //!
 //! On the fused path the graph keeps both projections and not their gated product, which the backward pass
 //! forms again: a third less of what the MLP keeps for one elementwise pass. With `z = Wg x`, `u = Wu x`,

@@ -1,4 +1,4 @@
-//! Affine map `y = x Wᵀ + b`, or `y = r + x Wᵀ` behind a branch; weights `[O, I]` as published.
+//! Affine map `y = x Wᵀ + b`, or `y = r + x Wᵀ` at the end of a branch; weights `[O, I]` as published.
 //!
 //! Backward: `dx = g W`, `dW = gᵀ x`, `db = Σ_rows g`; only for arguments that train. Weights
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
@@ -133,7 +133,7 @@ pub enum Pass {
     WeightGradient,
 }
 
-/// Bytes that the calling thread keeps behind a map of `rows` rows for its packed left operand; the
+/// Bytes that the calling thread keeps after a map of `rows` rows for its packed left operand; the
 /// buffer grows to the largest product and is used again.
 pub fn kept_bytes(
     pass: Pass,

@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 use half::f16;
 
-/// The contiguous f32 values behind a custom op's argument.
+/// The contiguous f32 values of a custom op's argument.
 ///
 /// # Errors
 /// - the values are not f32
@@ -19,7 +19,7 @@ pub(crate) fn f32_slice<'a>(
     contiguous(values, layout, op)
 }
 
-/// The contiguous f16 values behind a custom op's argument.
+/// The contiguous f16 values of a custom op's argument.
 ///
 /// # Errors
 /// - as [`f32_slice`]

@@ -2,8 +2,8 @@
 //!
 //! Where a text was written by the target, greedily, a round of chain decoding can be read off the
 //! draft's agreement at every token: it commits the proposals up to the first wrong one, and the
-//! target's own token behind them. The mean is what the decoder reaches on the same text. A product
-//! of rates over all tokens is not: rounds begin behind rejections, and agreement runs in streaks.
+//! target's own token after them. The mean is what the decoder reaches on the same text. A product
+//! of rates over all tokens is not: rounds begin after rejections, and agreement runs in streaks.
 
 use longdraft_data::Batch;
 

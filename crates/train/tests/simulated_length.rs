@@ -1,6 +1,6 @@
 //! On text that the target wrote, training knows what decoding will do: the agreement of its
 //! test-time steps tells every round, and the simulated acceptance length is the decoded one but for
-//! what a product of means leaves out: rounds begin behind a rejection, and texts end.
+//! what a product of means leaves out: rounds begin after a rejection, and texts end.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn prompt(document: usize) -> Vec<TargetTokenId> {
     (0..PROMPT).map(|_| TargetTokenId(rng.below(VOCABULARY as u64) as u32)).collect()
 }
 
-/// What the target writes behind a prompt, and how the rounds went.
+/// What the target writes after a prompt, and how the rounds went.
 fn generate(
     target: &Target,
     drafter: Option<Box<dyn Drafter + '_>>,

@@ -65,7 +65,7 @@ pub(crate) struct BpbArguments {
     pub(crate) batch_tokens: usize,
 }
 
-/// What becomes of targets behind the last complete window.
+/// What becomes of targets after the last complete window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TailChoice {
     /// A shorter window scores them.

@@ -91,7 +91,7 @@ impl CaptureArguments {
     }
 }
 
-/// Changes to a configuration and, behind them, the device.
+/// Changes to a configuration and, after them, the device.
 pub(crate) fn with_device(overrides: &[String], device: Option<DeviceChoice>) -> Vec<String> {
     let device = device.map(|device| format!("device={device}"));
     overrides.iter().cloned().chain(device).collect()

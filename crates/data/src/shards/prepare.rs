@@ -224,7 +224,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// The file first, its receipt behind it: a receipt tells that the shard is whole.
+    /// The file first, its receipt after it: a receipt tells that the shard is whole.
     fn write(self, output: &Path, number: usize) -> Result<Written> {
         let mut receipt = self.receipt;
         let reused = self.bytes.is_none();

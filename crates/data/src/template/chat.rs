@@ -6,7 +6,7 @@
 //! second rendering; taken out again, the characters must leave the first rendering, and tell
 //! where what is left of message `i` begins and ends. Around it stand the template's own words,
 //! learned once from a probe: the header before an assistant's turn and the end-of-turn mark
-//! behind it. Two renderings a conversation, linear in its length.
+//! after it. Two renderings a conversation, linear in its length.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ const EMPTY_THINKING: (&str, &str) = ("<think>", "</think>");
 pub struct ChatLayout {
     /// Before an assistant's turn: what a generation prompt and a finished turn have in common.
     pub assistant_header: String,
-    /// Behind an assistant's turn, without white space after it; may be empty.
+    /// After an assistant's turn, without white space after it; may be empty.
     pub end_of_turn: String,
     /// Before a user's turn.
     pub user_header: String,
@@ -37,7 +37,7 @@ pub struct ChatLayout {
 pub struct Turns {
     /// The rendered conversation.
     pub text: String,
-    /// Assistant turns from behind the header to the end of the end-of-turn mark, ascending.
+    /// Assistant turns from after the header to the end of the end-of-turn mark, ascending.
     pub assistant: Vec<Range<usize>>,
     /// The last message of the assistant, if the template shows it.
     pub last_assistant: Option<Range<usize>>,
@@ -91,8 +91,8 @@ impl ChatLayout {
         let user_header = match render(&[("user", &u), ("assistant", &a), ("user", &v)], false) {
             Ok(text) => {
                 let between = split(&split(&text, &a)?.1, &v)?.0;
-                let behind = between.strip_prefix(tail.as_str());
-                behind.or(between.strip_prefix(end_of_turn.as_str())).unwrap_or(&between).to_owned()
+                let rest = between.strip_prefix(tail.as_str());
+                rest.or(between.strip_prefix(end_of_turn.as_str())).unwrap_or(&between).to_owned()
             }
             Err(_) => before,
         };
@@ -170,10 +170,10 @@ impl ChatLayout {
         };
         let own_end = own.map_or(start, |own| own.end.max(start));
         let start = skip_empty_thinking(text, start, if own.is_some() { own_end } else { high });
-        let behind = own_end.max(start);
-        let end = match text[behind..high].find(self.end_of_turn.as_str()) {
-            Some(at) if !self.end_of_turn.is_empty() => behind + at + self.end_of_turn.len(),
-            _ => behind,
+        let rest = own_end.max(start);
+        let end = match text[rest..high].find(self.end_of_turn.as_str()) {
+            Some(at) if !self.end_of_turn.is_empty() => rest + at + self.end_of_turn.len(),
+            _ => rest,
         };
         Ok(Some(start..end))
     }
@@ -210,7 +210,7 @@ impl ChatLayout {
         (end > 0).then_some(0..end)
     }
 
-    /// Behind the end-of-turn mark that follows `from`, and the white space after it.
+    /// After the end-of-turn mark that follows `from`, and the white space after it.
     fn end_behind(&self, text: &str, from: usize, high: usize) -> usize {
         if from >= high || self.end_of_turn.is_empty() {
             return from.min(high);
@@ -240,7 +240,7 @@ fn common_prefix<'a>(a: &'a str, b: &str) -> &'a str {
     &a[..end]
 }
 
-/// Where the turn goes on behind an empty thinking block at `start`.
+/// Where the turn goes on after an empty thinking block at `start`.
 fn skip_empty_thinking(text: &str, start: usize, limit: usize) -> usize {
     let (open, close) = EMPTY_THINKING;
     let Some(inside) = text[start..limit].strip_prefix(open) else { return start };
@@ -256,7 +256,7 @@ struct Marks {
     spans: Vec<Option<Range<usize>>>,
     /// Whether a message had text to mark.
     had_text: Vec<bool>,
-    /// Whether marks stand before texts too, or only behind them.
+    /// Whether marks stand before texts too, or only after them.
     both_sides: bool,
     /// Whether a message is a system turn that stands elsewhere than in the conversation.
     moved: Vec<bool>,
@@ -264,7 +264,7 @@ struct Marks {
 
 impl Marks {
     /// Renders once more with marks; a template that looks at how texts begin gets them only
-    /// behind the texts.
+    /// after the texts.
     fn find(
         conversation: &Conversation,
         text: &str,
@@ -310,7 +310,7 @@ impl Marks {
     }
 }
 
-/// Some templates show the system turn inside or behind a later one.
+/// Some templates show the system turn inside or after a later one.
 fn moved_system_turns(conversation: &Conversation, spans: &[Option<Range<usize>>]) -> Vec<bool> {
     let end = spans.iter().flatten().map(|span| span.end).max().unwrap_or(0);
     (0..spans.len())

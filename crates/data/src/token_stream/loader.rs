@@ -1,6 +1,6 @@
 //! Batches of `[B, S]` inputs and targets.
 //!
-//! `sequential`, as published: a cursor takes `B S + 1` tokens a micro-batch and goes on behind
+//! `sequential`, as published: a cursor takes `B S + 1` tokens a micro-batch and goes on after
 //! them, so one token a micro-batch is never an input; it wraps at the end.
 //! `shuffled`: blocks of `S` in a seeded permutation per epoch (a Feistel network over the block
 //! index), nothing dropped; the last block begins early where `S` does not divide the stream.

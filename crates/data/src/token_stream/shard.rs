@@ -297,7 +297,7 @@ impl TokenStream {
         Ok(tokens)
     }
 
-    /// Some tokens from `start` on, going on at the beginning behind the end.
+    /// Some tokens from `start` on, going on at the beginning after the end.
     ///
     /// # Errors
     /// - a file cannot be read

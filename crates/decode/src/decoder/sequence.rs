@@ -90,7 +90,7 @@ impl<'a> Sequence<'a> {
         Ok(cache)
     }
 
-    /// Runs the rest of the prompt; the first new token comes from the target's law behind it.
+    /// Runs the rest of the prompt; the first new token comes from the target's law after it.
     fn prefill(&mut self, target: &Target, request: &mut Request<'_>) -> Result<TargetTokenId> {
         let mut last = None;
         let prompt = request.tokens[request.cache.len()..].to_vec();

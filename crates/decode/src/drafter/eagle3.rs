@@ -2,7 +2,7 @@
 //!
 //! The pair at index `P` is token `P + 1` with the target's features of `P`, at position `P`. Pairs
 //! of committed tokens are rows of the draft's cache; the newest one proposes what follows the
-//! root. A drafted token reads the state of the node that it follows, stands one position behind
+//! root. A drafted token reads the state of the node that it follows, stands one position after
 //! it, and sees the committed pairs, its ancestors and itself: test-time steps, as in training. What
 //! was drafted is forgotten, and accepted tokens are read again with the target's features.
 
@@ -105,7 +105,7 @@ impl<'a> Eagle3Model<'a> {
         Ok(self.draft.rope_table(positions, &vec![length; positions.len()])?)
     }
 
-    /// Committed pairs that the newest one and all that is drafted behind it see.
+    /// Committed pairs that the newest one and all that is drafted after it see.
     fn visible(&self) -> Range<usize> {
         let newest = self.pairs - 1;
         let first = self.draft.config().attention_window.map_or(0, |w| newest.saturating_sub(w));

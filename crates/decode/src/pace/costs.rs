@@ -124,7 +124,7 @@ impl Costs {
 
     fn of_lookups(&self) -> LookupChances {
         let chance = |class: MatchClass, depth: usize| {
-            // Behind a first token that held the next ones are as good as those of any class.
+            // After a first token that held the next ones are as good as those of any class.
             let prior = if depth == 0 { class.prior() } else { PRIOR_OF_DEEPER };
             self.lookups[class.index()][depth].mean_with(PRIOR_LOOKUPS, prior)
         };

@@ -15,7 +15,7 @@ use longdraft_models::target::{Features, PackedSequence, Tap, Taps, Target};
 
 use crate::models::{eagle3, generate, options, prompt, shapes, target};
 
-/// Texts and what was proposed behind each.
+/// Texts and what was proposed after each.
 type Notes = Rc<RefCell<Vec<(Vec<TargetTokenId>, Tree)>>>;
 
 /// Notes what was proposed after which text.

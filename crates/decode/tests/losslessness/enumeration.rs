@@ -37,7 +37,7 @@ impl Outcomes {
         self.script.iter().map(|(chances, taken)| chances[*taken]).product()
     }
 
-    /// Moves to the next outcome; false behind the last one.
+    /// Moves to the next outcome; false after the last one.
     fn advance(&mut self) -> bool {
         self.at = 0;
         while let Some((chances, taken)) = self.script.pop() {

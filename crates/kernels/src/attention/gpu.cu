@@ -22,7 +22,7 @@ struct Rows {
     }
 };
 
-// Splits two values into bf16 terms that add up to them: planes of `plane` words lie behind one another.
+// Splits two values into bf16 terms that add up to them: planes of `plane` words lie after one another.
 DEVICE void lay_down(u32 *at, u32 plane, float low, float high) {
 #pragma unroll
     for (int term = 0; term < TERMS; term++) {
@@ -161,7 +161,7 @@ DEVICE void add_products(float d[HEAD_TILES][4], const float s[INNER / 8][4], co
 // What a query sees.
 struct Visible {
     const u32 *start, *end, *singles, *singles_end;
-    // Single keys in order lie behind the range, as if they were the cache's next ones.
+    // Single keys in order lie after the range, as if they were the cache's next ones.
     u32 has_singles, in_order;
     METHOD u32 singles_from(u32 token) const { return has_singles && token ? singles_end[token - 1] : 0; }
     METHOD u32 singles_until(u32 token) const { return has_singles ? singles_end[token] : 0; }
@@ -256,7 +256,7 @@ DEVICE void softmax_step(float s[FORWARD_KEYS / 8][4], float o[HEAD_TILES][4], f
 // Grid: tiles of rows, key-value heads, pieces of `piece` keys (one piece: all keys). With several
 // pieces `out` is [pieces, Tq, N, D], not divided by the totals, and `softmax` [pieces, Tq, N, 2] the
 // largest score and total; with one they are the result and the log-sum-exp [Tq, N]. With `in_order` a
-// query's single keys take the places behind its range, so that a token of a tree has the bits that it
+// query's single keys take the places after its range, so that a token of a tree has the bits that it
 // has in a chain.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_forward(const float *q, const float *k, const float *v, const u32 *start, const u32 *end,
@@ -556,7 +556,7 @@ extern "C" __global__ void attention_backward_singles(const float *q, const floa
 KERNEL(attention_backward_singles)
 
 // dK and dV. Grid: tiles of keys, key-value heads. `from` and `until` are the first query that may see a
-// tile's keys by its range and the one behind the last; `slot` is a key's place in the results of
+// tile's keys by its range and the one after the last; `slot` is a key's place in the results of
 // attention_backward_singles, or NOWHERE.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_backward_keys(const float *q, const float *k, const float *v, const float *gradient, const float *lse,

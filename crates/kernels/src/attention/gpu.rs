@@ -174,7 +174,7 @@ impl Call {
     }
 
     /// The result and its log-sum-exp `[Tq, N]`, or their pieces; single keys beside the ranges or
-    /// in order behind them.
+    /// in order after them.
     fn forward(&self, pieces: usize, in_order: bool) -> Result<(Tensor, Tensor)> {
         let Dims { heads, kv_heads, head_dim } = self.dims;
         let tables = &self.tables;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// How far behind a query its newest visible key lies.
+/// How far before a query its newest visible key lies.
 #[derive(Debug, Clone, Copy)]
 pub enum Delays<'a> {
     /// The same delay for every token; 0 sees the token itself.
@@ -61,7 +61,7 @@ impl KeyRanges {
         Self { start: vec![0; queries], end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
-    /// Nodes of a token tree behind `cached` tokens, one key each in node order: a node sees the
+    /// Nodes of a token tree after `cached` tokens, one key each in node order: a node sees the
     /// cache, its ancestors and itself (`SpecInfer`, Miao et al. 2024).
     ///
     /// # Panics
@@ -77,7 +77,7 @@ impl KeyRanges {
         Self::shared(&(0..cached), parents.len()).with_singles(paths)
     }
 
-    /// Adds `steps` later blocks of keys, as long as the queries, behind the keys so far: query `t`
+    /// Adds `steps` later blocks of keys, as long as the queries, after the keys so far: query `t`
     /// sees row `t` of each. These are the test-time steps of EAGLE-3 (Li et al. 2025): one pass
     /// over the context and the own column of every later step.
     #[must_use]

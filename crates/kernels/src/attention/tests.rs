@@ -125,7 +125,7 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
 
 #[test]
 fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
-    // Caches that end before, at and behind the end of a tile of keys.
+    // Caches that end before, at and after the end of a tile of keys.
     for (seed, cached) in [0, 20, 250, 256, 300, 512].into_iter().enumerate() {
         let mut noise = Noise::new(80 + seed as u64);
         let nodes = 11;

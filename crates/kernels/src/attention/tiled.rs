@@ -2,7 +2,7 @@
 //!
 //! A query's keys are cut into tiles at fixed places; each tile's part is formed for itself, and
 //! parts are added in their order. So the bits of a result depend neither on the queries beside it
-//! nor on which thread formed a part. Single keys count as if they stood behind the end of the
+//! nor on which thread formed a part. Single keys count as if they stood after the end of the
 //! query's range: a token of a tree gets the bits that it would have in a plain sequence.
 
 use std::ops::Range;

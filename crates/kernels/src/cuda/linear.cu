@@ -103,7 +103,7 @@ DEVICE void columns_of(const float *x, const Product<WEIGHT> &product, u32 row, 
         columns<WEIGHT, ROWS, STEP>(x, product, row, count, inputs, first);
 }
 
-// Grid: blocks of columns, those of one matrix behind those of the other; ROWS rows each.
+// Grid: blocks of columns, those of one matrix after those of the other; ROWS rows each.
 template <class WEIGHT, int COUNT>
 DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u32 rows, u32 inputs) {
     u32 group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y * ROWS;

@@ -220,7 +220,7 @@ mod x86 {
                 break;
             }
             let mut acc: [[__m256; 2]; ROWS] = [[_mm256_setzero_ps(); 2]; ROWS];
-            // SAFETY: half a panel begins 16 values behind its start.
+            // SAFETY: half a panel begins 16 values after its start.
             let (mut a, mut b) = (a, unsafe { b.add(first) });
             for _ in 0..depth {
                 // SAFETY: the caller vouches for `depth` steps of the panel and of every row; the

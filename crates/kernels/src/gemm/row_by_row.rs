@@ -107,7 +107,7 @@ mod x86 {
             let mut values = [_mm512_setzero_ps(); VECTORS];
             for (vector, value) in values.iter_mut().enumerate() {
                 let at = right.wrapping_add(step * b.row_stride + 16 * vector);
-                // SAFETY: the mask leaves out what lies behind the columns; of 16 bits there are whole
+                // SAFETY: the mask leaves out what lies after the columns; of 16 bits there are whole
                 // vectors or none.
                 *value = unsafe {
                     match T::STORAGE {

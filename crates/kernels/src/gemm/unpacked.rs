@@ -68,7 +68,7 @@ pub(super) unsafe fn block<T: Element>(
 ) {
     for first_col in (0..b.cols).step_by(GROUP) {
         let cols = GROUP.min(b.cols - first_col);
-        // Behind a task's last columns stand those that its thread takes next.
+        // After a task's last columns stand those that its thread takes next.
         let ahead = GROUP * b.col_stride;
         for first_step in (0..b.rows).step_by(depth) {
             let steps = first_step..(first_step + depth).min(b.rows);
@@ -98,7 +98,7 @@ pub(super) unsafe fn block<T: Element>(
     }
 }
 
-/// The columns as f32, one behind the other.
+/// The columns as f32, one after the other.
 fn widened<'a, T: Element>(b: Mat<'_, T>, wide: &'a mut Vec<f32>) -> &'a [f32] {
     wide.resize(b.cols * b.rows, 0.0);
     for (col, wide) in wide.chunks_mut(b.rows).enumerate() {
@@ -186,7 +186,7 @@ pub(super) mod x86 {
     use super::super::pack::x86::transposed_8x8;
     use super::{GROUP, Operands};
 
-    /// The last values of some columns, zeros behind them.
+    /// The last values of some columns, zeros after them.
     ///
     /// # Safety
     /// `count < N` values from `from` on lie within every column.

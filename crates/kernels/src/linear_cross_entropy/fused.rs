@@ -72,7 +72,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     Ok((loss, statistics(&results), gradients))
 }
 
-/// Rows of `[R, H]`: a copy, or the part itself where they lie one behind the other.
+/// Rows of `[R, H]`: a copy, or the part itself where they lie one after the other.
 fn gather<'a>(all: &'a [f32], rows: &[u32], width: usize, reordered: bool) -> Cow<'a, [f32]> {
     if reordered {
         let of = |&row: &u32| &all[row as usize * width..][..width];

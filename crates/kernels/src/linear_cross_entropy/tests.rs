@@ -20,7 +20,7 @@ struct Case {
     log_probs: Vec<f32>,
     k: usize,
     factors: (Vec<f32>, Vec<f32>),
-    /// As if the teacher's vocabulary went on behind that of its head.
+    /// As if the teacher's vocabulary went on after that of its head.
     log_sum_exp: Vec<f64>,
 }
 
@@ -144,7 +144,7 @@ fn assert_same(fused: &Output, own: &Output, [hidden, head]: [&Var; 2]) -> Resul
     for (a, b) in columns(&own.rows).iter().zip(&columns(&fused.rows)) {
         assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
     }
-    // A factor behind the loss, as the mean over rows is.
+    // A factor after the loss, as the mean over rows is.
     let (a, b) = ((&own.loss_sum * 0.3)?.backward()?, (&fused.loss_sum * 0.3)?.backward()?);
     for (name, var) in [("dh", hidden), ("dW", head)] {
         let (a, b) = (a.get(var).expect("composed"), b.get(var).expect("fused"));

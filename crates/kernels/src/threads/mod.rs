@@ -84,7 +84,7 @@ impl Drop for Leading {
     }
 }
 
-/// A team at work; it is led again behind that.
+/// A team at work; it is led again after that.
 struct Lent(Option<Arc<Team>>);
 
 impl Lent {

@@ -56,7 +56,7 @@ pub(super) struct Team {
 }
 
 // SAFETY: the job is written by the leader alone, while it is closed and no helper is inside, and
-// read by helpers that are inside and saw it open behind their entry: `Closing` waits for them.
+// read by helpers that are inside and saw it open after their entry: `Closing` waits for them.
 unsafe impl Sync for Team {}
 
 /// A helper's place in a team.
@@ -116,7 +116,7 @@ impl Team {
         for (place, share) in self.shares.iter().enumerate() {
             share.set(place * tasks / members, (place + 1) * tasks / members);
         }
-        // SAFETY: `Closing` ends before `f` does, and behind it no helper holds the reference. Nobody
+        // SAFETY: `Closing` ends before `f` does, and after it no helper holds the reference. Nobody
         // else touches the cell: the job is closed, and helpers were waited for.
         unsafe {
             let lasting = std::mem::transmute::<&Task<'_>, &'static Task<'static>>(f);

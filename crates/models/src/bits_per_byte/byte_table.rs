@@ -62,7 +62,7 @@ impl ByteTable {
         Some(Self { base, lead: vec![false; vocabulary], boundary, inner_marks: 0 })
     }
 
-    /// Bytes of the target `token` behind the input `previous`; 0 for unknown ids.
+    /// Bytes of the target `token` after the input `previous`; 0 for unknown ids.
     pub fn bytes(&self, token: u32, previous: u32) -> u32 {
         let of = |values: &[bool], id: u32| values.get(id as usize).copied();
         let base = self.base.get(token as usize).copied().unwrap_or(0);
@@ -86,7 +86,7 @@ impl ByteTable {
         &self.lead
     }
 
-    /// Whether a token is a border behind which a space is dropped, `[V]`.
+    /// Whether a token is a border after which a space is dropped, `[V]`.
     pub fn boundary(&self) -> &[bool] {
         &self.boundary
     }
@@ -118,7 +118,7 @@ mod tests {
         let table = ByteTable::new(&pieces, 10);
         let got: Vec<u32> = (0..11).map(|id| table.bytes(id, 2)).collect();
         assert_eq!(got, [0, 0, 1, 4, 2, 1, 5, 0, 0, 0, 0]);
-        // Behind borders, unused ids and ids beyond the model the space is dropped.
+        // After borders, unused ids and ids beyond the model the space is dropped.
         for previous in [0, 1, 7, 9, 40] {
             assert_eq!((table.bytes(3, previous), table.bytes(5, previous)), (3, 0));
         }

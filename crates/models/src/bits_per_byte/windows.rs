@@ -17,7 +17,7 @@ pub struct Window {
     pub scored: Range<usize>,
 }
 
-/// What becomes of targets behind the last complete window.
+/// What becomes of targets after the last complete window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tail {
     /// A last, shorter window scores them.

@@ -115,8 +115,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// Writes the keys and values of new tokens behind the committed ones, and returns all of
-    /// them, `[len + new, K, D]`. [`Self::reserve`] comes before it, [`Self::commit`] behind the last
+    /// Writes the keys and values of new tokens after the committed ones, and returns all of
+    /// them, `[len + new, K, D]`. [`Self::reserve`] comes before it, [`Self::commit`] after the last
     /// layer.
     ///
     /// # Errors

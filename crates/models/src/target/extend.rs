@@ -65,7 +65,7 @@ impl Target {
     }
 
     /// Appends to several sequences in one pass, which reads every weight once. The rows of the
-    /// features stand one sequence behind the other, with the bits that each would have alone.
+    /// features stand one sequence after the other, with the bits that each would have alone.
     ///
     /// # Errors
     /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length

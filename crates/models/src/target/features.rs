@@ -49,7 +49,7 @@ impl Taps {
     }
 
     /// How many of `layers` a pass over packed documents reads: those that have to put out hidden
-    /// states, and the one behind them.
+    /// states, and the one after them.
     pub(super) fn layers_read(&self, layers: usize) -> usize {
         let outputs = (0..layers).take_while(|index| self.needs_output_of(*index, layers));
         layers.min(outputs.count() + 1)

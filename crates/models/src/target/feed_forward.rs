@@ -67,7 +67,7 @@ pub(super) struct Mixture {
     pub(super) shared: Option<SharedExpert>,
 }
 
-/// What a layer does behind its attention.
+/// What a layer does after its attention.
 pub(super) enum FeedForward {
     Dense(GatedMlp),
     Experts(Mixture),

@@ -22,7 +22,7 @@ pub(super) enum Context<'a> {
     Packed(Arc<KeyRanges>),
     /// Those of a whole row, of which this rank runs a part.
     Part(RowPart, Arc<KeyRanges>),
-    /// Caches of sequences whose rows stand one behind the other.
+    /// Caches of sequences whose rows stand one after the other.
     Cached(Vec<Appended<'a>>),
 }
 
@@ -118,7 +118,7 @@ impl DecoderLayer {
     }
 
     /// Second half: attention, output projection, feed-forward, with both residual additions. The ranks
-    /// that share the layer sum their parts behind either projection.
+    /// that share the layer sum their parts after either projection.
     pub(super) fn finish(
         &self,
         hidden: &Tensor,

@@ -291,7 +291,7 @@ impl Target {
         Ok(self.embedding.matrix()?.rows(ids)?)
     }
 
-    /// Runs packed documents and returns what `taps` ask for; layers behind the last tap are
+    /// Runs packed documents and returns what `taps` ask for; layers after the last tap are
     /// skipped. All ranks of a spread target, or of one whose layers they share, make the same passes;
     /// one that has nothing to run makes [`Self::join_forward`]. Where layers are shared, all ranks
     /// run every rank's documents in turn.

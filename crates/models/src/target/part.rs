@@ -57,7 +57,7 @@ impl RowPart {
         Ok(())
     }
 
-    /// Everybody's rows of `[t, K, D]` in f32, one part behind the other: `[T, K, D]`, in the gradient
+    /// Everybody's rows of `[t, K, D]` in f32, one part after the other: `[T, K, D]`, in the gradient
     /// graph of the own rows: what all ranks' losses ask of them is summed in the order of the ranks.
     /// Then every rank walks back through it, or the others wait.
     ///
@@ -82,7 +82,7 @@ impl RowPart {
         Tensor::from_vec(own, (self.rows().len(), heads, head_dim), all.device())
     }
 
-    /// The own rows of `[t, W]` and up to `count` of those behind them, in f32; without gradients.
+    /// The own rows of `[t, W]` and up to `count` of those after them, in f32; without gradients.
     ///
     /// # Errors
     /// - the rows are no matrix
@@ -94,20 +94,20 @@ impl RowPart {
         values.resize(lead * width, 0.0);
         let mut all = vec![0.0_f32; lead * width * self.ranks.size()];
         self.ranks.all_gather(bytemuck::cast_slice(&values), bytemuck::cast_slice_mut(&mut all));
-        let mut behind = Vec::new();
+        let mut later = Vec::new();
         let mut wanted = count.min(self.tokens - self.rows().end);
         for rank in self.ranks.rank() + 1..self.ranks.size() {
             let taken = wanted.min(self.rows_of(rank).len()).min(lead);
-            behind.extend_from_slice(&all[rank * lead * width..][..taken * width]);
+            later.extend_from_slice(&all[rank * lead * width..][..taken * width]);
             wanted -= taken;
         }
         let own = own.to_dtype(DType::F32)?;
-        if behind.is_empty() {
+        if later.is_empty() {
             return Ok(own);
         }
-        let count = behind.len() / width;
-        let behind = Tensor::from_vec(behind, (count, width), own.device())?;
-        Ok(Tensor::cat(&[own, behind], 0)?)
+        let count = later.len() / width;
+        let later = Tensor::from_vec(later, (count, width), own.device())?;
+        Ok(Tensor::cat(&[own, later], 0)?)
     }
 
     /// Sums of everybody's values, in the order of the ranks.
@@ -121,7 +121,7 @@ impl RowPart {
         sums
     }
 
-    /// Everybody's rows of `[t, K, D]` in f32, one part behind the other.
+    /// Everybody's rows of `[t, K, D]` in f32, one part after the other.
     fn gathered(&self, own: &Tensor) -> Result<Tensor> {
         let (_, heads, head_dim) = own.dims3()?;
         let width = heads * head_dim;

@@ -349,7 +349,7 @@ fn to_json(value: &minijinja::Value, options: Kwargs) -> std::result::Result<Str
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error))
 }
 
-/// One line with a space behind commas and colons.
+/// One line with a space after commas and colons.
 struct Spaced;
 
 impl serde_json::ser::Formatter for Spaced {

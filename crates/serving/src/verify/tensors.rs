@@ -15,7 +15,7 @@ use crate::profile::Profile;
 const WEIGHT_TYPES: [(&str, &str); 3] =
     [("BF16", "bfloat16"), ("F16", "float16"), ("F32", "float32")];
 
-/// Shapes of the published network, its layer's names behind `layer`; `d2t`, `t2d` and embeddings
+/// Shapes of the published network, its layer's names after `layer`; `d2t`, `t2d` and embeddings
 /// apart.
 pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Vec<usize>> {
     let (hidden, wide) = (sizes.hidden_size, 2 * sizes.hidden_size);

@@ -58,7 +58,7 @@ impl Summary {
     }
 }
 
-/// Reports values that no training leaves behind.
+/// Reports values that no training leaves.
 pub(super) fn check(
     checks: &mut Checks<'_>,
     name: &str,

@@ -116,7 +116,7 @@ fn parse(
         at = at.max(tensor.bytes.end);
     }
     if faults.is_empty() && at != size {
-        faults.push(format!("{} bytes behind the last tensor", size - at.min(size)));
+        faults.push(format!("{} bytes after the last tensor", size - at.min(size)));
     }
     Ok(tensors)
 }

@@ -94,7 +94,7 @@ fn start_key(name: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct Moments {
     sources: Vec<SafetensorsSource>,
-    /// Parts of every tensor, one behind the other.
+    /// Parts of every tensor, one after the other.
     tensors: BTreeMap<String, Vec<Part>>,
     /// Optimizer steps taken.
     pub(crate) step: u64,

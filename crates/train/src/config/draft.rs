@@ -62,7 +62,7 @@ pub struct Eagle3DraftConfig {
     pub head_dim: Option<usize>,
     /// Projects the target's embeddings; a draft of another width needs it.
     pub embed_proj: bool,
-    /// Context tokens behind its own that a token sees (default: all).
+    /// Context tokens before its own that a token sees (default: all).
     pub attention_window: Option<usize>,
 }
 

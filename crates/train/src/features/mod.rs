@@ -41,8 +41,8 @@ pub struct FeatureNeeds {
     pub taps: Vec<Tap>,
     /// Teacher of the loss.
     pub teacher: TeacherKind,
-    /// How far behind a row its teachers may stand: a rank that runs a part of a row gets the states of
-    /// so many tokens behind it.
+    /// How far after a row its teachers may stand: a rank that runs a part of a row gets the states of
+    /// so many tokens after it.
     pub ahead: usize,
 }
 
@@ -66,7 +66,7 @@ pub enum TeacherFeatures {
         hidden: Option<Tensor>,
     },
     /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens; of a
-    /// part of a row, its own and those of [`FeatureNeeds::ahead`] tokens behind it.
+    /// part of a row, its own and those of [`FeatureNeeds::ahead`] tokens after it.
     EveryToken {
         /// After the target's final norm.
         hidden: Tensor,

@@ -2,7 +2,7 @@
 //!
 //! | tensor | shape | |
 //! |---|---|---|
-//! | `input_ids`, `loss_mask` | `[T]` or `[1, T]` i64 | zeros behind the document are padding |
+//! | `input_ids`, `loss_mask` | `[T]` or `[1, T]` i64 | zeros after the document are padding |
 //! | `aux_hidden_state` | `[1, T, L·H]` | tapped layers side by side |
 //! | `hidden_state` | `[1, T, H]` | after the final norm |
 //!
@@ -34,7 +34,7 @@ pub struct PublishedDocument {
 }
 
 impl PublishedDocument {
-    /// Reads ids and mask of a record and leaves out the padding behind its last token: ids of zero
+    /// Reads ids and mask of a record and leaves out the padding after its last token: ids of zero
     /// that are not learned.
     ///
     /// # Errors

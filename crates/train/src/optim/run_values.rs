@@ -125,7 +125,7 @@ impl RunValues {
     }
 }
 
-/// A file of runs, one behind the other.
+/// A file of runs, one after the other.
 #[derive(Debug)]
 pub(crate) struct RunFile {
     folder: PathBuf,

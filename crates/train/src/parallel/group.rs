@@ -25,13 +25,13 @@ impl Group {
         Self { world, rank: rank.expect("a rank is a member of its group"), members }
     }
 
-    /// The member `steps` behind this one in the ring.
+    /// The member `steps` before this one in the ring.
     fn ahead(&self, steps: usize) -> usize {
         (self.rank + steps) % self.members.len()
     }
 
     /// The member `steps` before this one.
-    fn behind(&self, steps: usize) -> usize {
+    fn before_in_ring(&self, steps: usize) -> usize {
         (self.rank + self.members.len() - steps) % self.members.len()
     }
 }
@@ -71,9 +71,9 @@ impl Transport for Group {
         let mut block = own.to_vec();
         for step in 1..self.size() {
             let mut received = vec![0; size];
-            let (to, from) = (self.members[self.ahead(1)], self.members[self.behind(1)]);
+            let (to, from) = (self.members[self.ahead(1)], self.members[self.before_in_ring(1)]);
             self.world.send_receive(to, &block, from, &mut received);
-            all[self.behind(step) * size..][..size].copy_from_slice(&received);
+            all[self.before_in_ring(step) * size..][..size].copy_from_slice(&received);
             block = received;
         }
     }
@@ -81,7 +81,7 @@ impl Transport for Group {
     fn all_to_all(&self, bytes: &[u8], send: &[usize], received: &mut [u8], receive: &[usize]) {
         let (out, into) = (starts(send), starts(receive));
         for step in 0..self.size() {
-            let (to, from) = (self.ahead(step), self.behind(step));
+            let (to, from) = (self.ahead(step), self.before_in_ring(step));
             let sent = &bytes[out[to]..][..send[to]];
             let place = &mut received[into[from]..][..receive[from]];
             if step == 0 {

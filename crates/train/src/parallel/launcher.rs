@@ -22,7 +22,7 @@ pub fn mpi_library() -> Option<String> {
     #[cfg(feature = "mpi")]
     {
         let text = ::mpi::environment::library_version().ok()?;
-        // Open MPI adds its package and date behind a comma, MPICH its build in further lines.
+        // Open MPI adds its package and date after a comma, MPICH its build in further lines.
         let name = text.trim_end_matches('\0').lines().next()?.split(',').next()?;
         Some(name.trim().to_owned())
     }

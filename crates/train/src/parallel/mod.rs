@@ -5,7 +5,7 @@
 //!   -> reduce-scatter in buckets: a rank gets the sums of the elements that it owns
 //!   -> ZeRO-0: all-gather the sums, every rank updates everything
 //!   -> ZeRO-1: the rank updates what it owns, all-gather the new values
-//!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of behind it
+//!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of after it
 //! ```
 //!
 //! One process is a world of one and walks the same code. Sums through main memory run in the order of

@@ -29,7 +29,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Shards of equal size, one behind the other, cut at the borders of the blocks that squares
+    /// Shards of equal size, one after the other, cut at the borders of the blocks that squares
     /// are summed over, so that the gradient norm does not depend on the cut.
     pub fn by_blocks(sizes: &[usize], ranks: usize) -> Self {
         let all: usize = sizes.iter().sum();

@@ -18,7 +18,7 @@ use super::{World, in_threads, share_of};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;
-/// With activations of 8-bit fixed-point numbers, which may round to a neighbour behind other sums.
+/// With activations of 8-bit fixed-point numbers, which may round to a neighbour after other sums.
 const FIXED_BOUND: f32 = 5e-2;
 
 /// Four key-value heads, so that two and four ranks can share them.

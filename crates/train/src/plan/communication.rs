@@ -75,7 +75,7 @@ impl RowTraffic {
     /// step, `8 T K·D (S − 1) / S` there and as much for the gradients on the way back, and the teacher's states at
     /// the first tokens of every part. Ranks that share the layers (tensor parallelism) give ids, positions and
     /// documents of their rows to all, `12 T (M − 1)`; for every row that any of them has they sum the states
-    /// behind attention and MLP, `2 · 8 T H (M − 1) / M` a layer, and gather the keys and values that
+    /// after attention and MLP, `2 · 8 T H (M − 1) / M` a layer, and gather the keys and values that
     /// the draft taps, `8 T K·D (M − 1) / M`.
     pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
         let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);

@@ -8,7 +8,7 @@ use super::loss::{chunk_bytes, row_bytes};
 use super::row::{Row, RowMemory};
 
 /// Rows of step `i` of a document of `tokens` tokens: it reads as far as the teacher of token `i + 2`
-/// behind the row.
+/// after the row.
 fn rows_of_step(tokens: u64, step: u64) -> u64 {
     tokens.saturating_sub(step + 2).max(1)
 }

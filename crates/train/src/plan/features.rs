@@ -89,7 +89,7 @@ impl Workload {
         })
     }
 
-    /// Values of a token that a pass hands out: of the last layer keys before and behind their rotation, and
+    /// Values of a token that a pass hands out: of the last layer keys before and after their rotation, and
     /// values; or tapped layers; and the final states.
     fn tapped_values(&self) -> u64 {
         let width = self.target.hidden_size as u64;

@@ -1,5 +1,5 @@
 //! The ops of drafts as nodes of a [`Tape`]: f32 sizes, what their backward passes return, and the
-//! buffers that their products leave behind.
+//! buffers that their products leave.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ pub(super) struct Matrix {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Angles([Id; 2]);
 
-/// A graph with what its products leave behind.
+/// A graph with what its products leave.
 #[derive(Debug)]
 pub(super) struct Graph {
     tape: Tape,
@@ -106,7 +106,7 @@ impl Graph {
         self.result(x.rows, outputs, &arguments)
     }
 
-    /// Counts what a product leaves behind: `(rows, inputs, outputs)`.
+    /// Counts what a product leaves: `(rows, inputs, outputs)`.
     pub(super) fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
         if self.threads == 0 {
             return;
@@ -231,7 +231,7 @@ impl Graph {
         self.result(rows, x.width, &[(x.id, Gradient::HandedOn), (index, Gradient::None)])
     }
 
-    /// Tensors one behind the other.
+    /// Tensors one after the other.
     pub(super) fn stack(&mut self, parts: &[Matrix]) -> Matrix {
         let arguments: Vec<_> = parts.iter().map(|part| (part.id, Gradient::HandedOn)).collect();
         let rows = parts.iter().map(|part| part.rows).sum();

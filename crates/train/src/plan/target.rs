@@ -41,7 +41,7 @@ pub(super) struct ForwardPass {
 impl ForwardPass {
     /// Bytes at most while a layer runs, with what was tapped below. Of each token, in f32 values, the
     /// layer holds its input, `H`; rotated queries and what attention returns, `2 N·D`; keys before and
-    /// after rotation and values, `3 K·D`; the state behind attention and its norm, `2 H`; and of the
+    /// after rotation and values, `3 K·D`; the state after attention and its norm, `2 H`; and of the
     /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
     /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
     /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP, and on a GPU the
@@ -68,7 +68,7 @@ impl ForwardPass {
         F32 * self.tokens * (per_token + angles + self.tapped * width)
     }
 
-    /// Bytes of packed operands that its products leave behind.
+    /// Bytes of packed operands that its products leave.
     pub(super) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
         if threads == 0 {
             return 0;

@@ -215,7 +215,7 @@ impl Pretraining {
         let norm = self.parallel.norm(&gradients)?;
         for (what, value) in [("loss", loss), ("gradient norm", norm)] {
             if !value.is_finite() {
-                let origins = vec![format!("tokens behind {position:?}")];
+                let origins = vec![format!("tokens after {position:?}")];
                 return Err(TrainError::NotFinite { step: step + 1, what, origins });
             }
         }

@@ -271,7 +271,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut first = TensorBoard::new(&run(dir.path(), 0));
         first.log(&row(1)).expect("log");
-        // The same second and process id: the name must still differ and sort behind.
+        // The same second and process id: the name must still differ and sort after.
         let mut second = TensorBoard::new(&run(dir.path(), 5));
         second.log(&row(6)).expect("log");
         assert!(second.path() > first.path());

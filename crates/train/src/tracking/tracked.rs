@@ -16,7 +16,7 @@ type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
 
 /// An observer that hands every event to another one, and the metrics to the trackers.
 ///
-/// Trackers are opened at the first step, so that a run that cannot start leaves nothing behind;
+/// Trackers are opened at the first step, so that a run that cannot start leaves nothing;
 /// a resumed run without a step left opens them to end them.
 /// Scalars of a step and of the evaluation that is due after it go out as one [`Row`].
 pub struct Tracked<'a> {

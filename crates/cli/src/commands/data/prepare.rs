@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 /// Time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Writes shards; a second call goes on behind the complete ones.
+/// Writes shards; a second call goes on after the complete ones.
 pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
     if arguments.shard_kib == 0 {
         return Err(Failure::usage("--shard-kib must be at least 1"));

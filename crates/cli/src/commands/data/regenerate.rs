@@ -2,7 +2,7 @@
 //!
 //! A draft is judged by how well it follows its target, so the target's own answers are its best
 //! text. Rows are answered several at a time; every row gives one line in the output or one in the
-//! file of failures, in order, and a second call goes on behind the lines that are there.
+//! file of failures, in order, and a second call goes on after the lines that are there.
 
 mod ledger;
 mod prompt;

@@ -151,7 +151,7 @@ fn stream(arguments: &EvalBpbArguments, model: &Model) -> Result<(ScoredStream, 
     text_stream(arguments, &tokenizer, start)
 }
 
-/// Documents of text, each behind a start token; bytes are those of the raw text.
+/// Documents of text, each after a start token; bytes are those of the raw text.
 fn text_stream(
     arguments: &EvalBpbArguments,
     tokenizer: &TextTokenizer,

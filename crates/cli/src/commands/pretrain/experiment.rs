@@ -1,7 +1,7 @@
 //! `longdraft experiment`: a grid of runs, several seeds each, scored in several ways.
 //!
 //! Every run lives in `output/NAME/seed-N`; what it came to is in `scores.json` there, and a second
-//! call goes on behind the last finished one.
+//! call goes on after the last finished one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

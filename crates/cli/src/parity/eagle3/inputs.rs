@@ -72,9 +72,9 @@ pub(super) fn check_teacher(
     };
     let plan = objective.plan(batch, features)?;
     let learned = plan.learned_rows(0);
-    // Arguments: token, tokens behind it in its document.
+    // Arguments: token, tokens after it in its document.
     let ids = |t: usize, _: usize| i64::from(batch.ids[t]);
-    let mask = |t: usize, behind: usize| i64::from(behind > 0 && batch.loss_mask[t]);
+    let mask = |t: usize, later: usize| i64::from(later > 0 && batch.loss_mask[t]);
     let position = |t: usize, _: usize| i64::from(learned.binary_search(&(t as u32)).is_ok());
     for (name, got) in [
         ("batch.input_ids", padded(&ids)),

@@ -31,7 +31,7 @@ impl MatchClass {
         all
     };
 
-    /// In the text itself, behind so many tokens that agree.
+    /// In the text itself, after so many tokens that agree.
     pub fn of_text(length: usize) -> Self {
         Self(length.clamp(Self::SHORTEST, Self::LONGEST_IN_TEXT) - Self::SHORTEST)
     }

@@ -45,7 +45,7 @@ impl Datastore {
         order.par_sort_unstable_by(|a, b| from(*a).cmp(from(*b)).then(a.cmp(b)));
         let mut pairs: HashMap<[u32; 2], Range<u32>> = HashMap::new();
         for (rank, place) in (0_u32..).zip(&order) {
-            // Behind the last token of all stands an end.
+            // After the last token of all stands an end.
             let [first, second] = [0, 1].map(|i| tokens[*place as usize + i]);
             if second != END {
                 pairs.entry([first, second]).or_insert(rank..rank).end = rank + 1;
@@ -90,7 +90,7 @@ impl Datastore {
         })
     }
 
-    /// The token at a distance behind the place of some rank.
+    /// The token at a distance after the place of some rank.
     fn at(&self, rank: usize, distance: usize) -> u32 {
         self.tokens.get(self.order[rank] as usize + distance).copied().unwrap_or(END)
     }
@@ -132,7 +132,7 @@ impl Datastore {
         let mut continuation = vec![TargetTokenId(first)];
         while continuation.len() < count {
             let distance = length + continuation.len();
-            // Behind what they are ordered by, the first place stands for all.
+            // After what they are ordered by, the first place stands for all.
             places = if distance < REACH { places } else { places.start..places.start + 1 };
             let Some((token, rest)) = self.most_go_on(places, distance) else { break };
             continuation.push(TargetTokenId(token));
@@ -193,8 +193,8 @@ mod tests {
             let text: Vec<u32> = (0..2 + draw(9)).map(|_| draw(3) as u32).collect();
             let places = |length: usize| {
                 let run = &text[text.len() - length..];
-                let behind = texts.iter().flat_map(|t| t.windows(length + 1));
-                behind.filter(|w| w[..length] == *run).map(|w| w[length]).collect::<Vec<_>>()
+                let followed = texts.iter().flat_map(|t| t.windows(length + 1));
+                followed.filter(|w| w[..length] == *run).map(|w| w[length]).collect::<Vec<_>>()
             };
             let longest = (2..=LONGEST.min(text.len())).rev().find(|n| !places(*n).is_empty());
             let found = find(&store, &text, 1);

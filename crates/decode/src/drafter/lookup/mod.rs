@@ -25,7 +25,7 @@ const LONGEST: usize = MatchClass::LONGEST_IN_TEXT;
 #[derive(Debug, Default)]
 pub struct LookupDrafter {
     tokens: Vec<TargetTokenId>,
-    /// Where the newest occurrence of each run ends (index behind it), among runs that something
+    /// Where the newest occurrence of each run ends (index after it), among runs that something
     /// follows.
     ends: HashMap<Vec<TargetTokenId>, usize>,
     /// Runs that end before this index are in `ends`.
@@ -36,7 +36,7 @@ pub struct LookupDrafter {
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    /// Where, and behind how many tokens that agree.
+    /// Where, and after how many tokens that agree.
     pub class: MatchClass,
     /// What followed them.
     pub continuation: Vec<TargetTokenId>,

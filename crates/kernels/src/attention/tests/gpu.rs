@@ -148,7 +148,7 @@ fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
             let [k, v] = [k.index_select(&seen, 0)?, v.index_select(&seen, 0)?];
             let alone = emulated(|| attention(&q.narrow(0, node, 1)?, &k, &v, &chain))?;
             let of_tree = bits(&together.narrow(0, node, 1)?)?;
-            assert_eq!(of_tree, bits(&alone)?, "node {node} behind {cached}");
+            assert_eq!(of_tree, bits(&alone)?, "node {node} after {cached}");
         }
     }
     Ok(())

@@ -46,7 +46,7 @@ pub struct Eagle3Config {
     pub norm_before_residual: bool,
     /// A trained projection of the target's embeddings to the draft's width.
     pub embed_proj: bool,
-    /// Context tokens behind its own that a token sees; all of them if absent.
+    /// Context tokens before its own that a token sees; all of them if absent.
     pub attention_window: Option<usize>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,

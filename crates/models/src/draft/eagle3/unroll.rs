@@ -1,6 +1,6 @@
 //! Test-time steps over packed documents: what the draft computes when it reads its own states.
 //!
-//! Step `i` of row `t` reads the ground-truth token `x_{t+1+i}` (token 0 behind the document's end)
+//! Step `i` of row `t` reads the ground-truth token `x_{t+1+i}` (token 0 after the document's end)
 //! and the row's own state of the step before. It attends to the step-0 keys of its document up to
 //! `t`, and to its own keys of steps 1 to `i`: drafted positions `t, t+1, …` over real context. Rows
 //! never see each other's later steps, so a row that no later step needs is left out, and memory
@@ -32,7 +32,7 @@ pub struct TestTimeSteps<'a> {
     part: Option<&'a RowPart>,
     /// Last position of each token's document, plus 1, `[T]`.
     lengths: Vec<u32>,
-    /// Index behind each token's document, `[T]`.
+    /// Index after each token's document, `[T]`.
     ends: Vec<usize>,
     context: KeyRanges,
     keys: Vec<Tensor>,

@@ -191,10 +191,10 @@ impl Eagle3Draft {
                     let drawn = fresh(spec, range, seed, old.device())?;
                     // Rows of the old head, then of the new one.
                     let both = Tensor::cat(&[old, &drawn], 0)?;
-                    let behind = old.dim(0)? as u32;
+                    let new_ids = old.dim(0)? as u32;
                     let rows: Vec<u32> = kept
                         .iter()
-                        .zip(behind..)
+                        .zip(new_ids..)
                         .map(|(id, own)| self.vocabulary.to_draft(*id).map_or(own, |old| old.0))
                         .collect();
                     let rows = Tensor::from_slice(&rows, rows.len(), old.device())?;

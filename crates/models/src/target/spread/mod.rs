@@ -1,6 +1,6 @@
 //! A target whose bytes are spread over ranks (ZeRO-3): each holds `1/N` of every matrix.
 //!
-//! A layer is put together right before its use, while the one before computes, and let go of behind
+//! A layer is put together right before its use, while the one before computes, and let go of after
 //! it: a rank holds its slices and two whole layers. Embedding table and head are put together for
 //! a lookup or a loss. Vectors (norms, biases, routers) stay whole on every rank.
 //!

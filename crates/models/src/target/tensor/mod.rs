@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Outputs that one rank makes are inputs of the same rank, so that a layer needs two sums over the ranks:
-//! behind `o` and behind `down` (Megatron-LM: Shoeybi et al. 2019, <https://arxiv.org/abs/1909.08053>).
+//! after `o` and after `down` (Megatron-LM: Shoeybi et al. 2019, <https://arxiv.org/abs/1909.08053>).
 //! Sums run in the order of the ranks and all of them go on from the same bits. The first rank adds the
 //! residual stream and the biases of `o` and `down`. Norms, routers, embedding table and head are whole
 //! everywhere. Every expert of a mixture is cut like an MLP.
@@ -148,7 +148,7 @@ fn summed(ranks: &dyn Ranks, values: Vec<f32>) -> Vec<f32> {
     let of_rank = |rank: usize| count.saturating_sub(part * rank).min(part);
     let mut own = ranks.sum_parts(&values, &(0..size).map(of_rank).collect::<Vec<_>>());
     drop(values);
-    // Only the last parts are shorter: what fills them up lies behind all values.
+    // Only the last parts are shorter: what fills them up lies after all values.
     own.resize(part, 0.0);
     own.shrink_to_fit();
     let mut all = vec![0.0; part * size];

@@ -213,7 +213,7 @@ fn parse(reader: &mut dyn Read) -> Result<Artifact, String> {
     match reader.read(&mut more) {
         Ok(0) => {}
         Ok(_) => return Err("bytes follow the data".to_owned()),
-        Err(error) => return Err(format!("damaged behind the data: {error}")),
+        Err(error) => return Err(format!("damaged after the data: {error}")),
     }
     let tensors = assemble(&header.tensors, &data)?;
     Ok(Artifact { config: header.config, tokenizer: header.tokenizer, tensors })

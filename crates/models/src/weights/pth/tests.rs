@@ -157,7 +157,7 @@ fn sizes_that_only_the_zip_claims_are_errors() -> Result<()> {
     save(&path, &tensors())?;
     let source = PthSource::open(&path)?;
     let whole = std::fs::read(&path).expect("read");
-    // The file shrinks behind an opened source.
+    // The file shrinks under an opened source.
     save(&path, &[("layer.weight".into(), Tensor::new(&[1.0_f32], &Device::Cpu)?)])?;
     assert!(std::fs::metadata(&path).expect("file").len() < whole.len() as u64);
     let problem = source.load("layer.weight", DType::F32).expect_err("too short").to_string();

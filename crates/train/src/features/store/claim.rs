@@ -123,7 +123,7 @@ fn now() -> u64 {
 /// Start of a process of this machine in clock ticks, where the system tells.
 fn started(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the start is the 20th field behind it.
+    // The name in parentheses may hold anything; the start is the 20th field after it.
     text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 

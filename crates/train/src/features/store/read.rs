@@ -331,7 +331,7 @@ impl Store {
         if !plain {
             bytes = unpacked(&bytes).map_err(|error| self.location.problem(object, error))?;
         }
-        // A file without a name, so that nothing is left behind however the process ends.
+        // A file without a name, so that nothing is left however the process ends.
         let fail = |error: std::io::Error| self.location.problem(object, error);
         let mut file = tempfile::NamedTempFile::new().map_err(fail)?;
         file.write_all(&bytes).map_err(fail)?;

@@ -117,7 +117,7 @@ impl Record {
     /// The same from states that the target computed elsewhere.
     ///
     /// # Shapes
-    /// - `aux_hidden`: `[T, L·H]`, `final_hidden`: `[T, H]`, behind the final norm
+    /// - `aux_hidden`: `[T, L·H]`, `final_hidden`: `[T, H]`, after the final norm
     ///
     /// # Errors
     /// - shapes do not fit

@@ -92,7 +92,7 @@ impl RowPlan {
     }
 
     /// Decoding rounds over the batch, given whether the draft agrees at the steps' rows, one step
-    /// behind the other. Row `t` is the pass that first reads token `t + 1`, the root.
+    /// after the other. Row `t` is the pass that first reads token `t + 1`, the root.
     pub(super) fn replay(&self, batch: &Batch, agrees: &[bool]) -> Rounds {
         let mut right = vec![vec![false; batch.ids.len() + 1]; self.steps.len()];
         let mut agrees = agrees.iter();
@@ -104,7 +104,7 @@ impl RowPlan {
         Rounds::replay(batch, self.steps.len(), |root, level| right[level - 1][root])
     }
 
-    /// The rows that have to take each step: those of the step and of all behind it. Empty lists
+    /// The rows that have to take each step: those of the step and of all after it. Empty lists
     /// at the end are steps that nobody takes.
     pub(super) fn active(&self) -> Vec<Vec<u32>> {
         let mut active: Vec<Vec<u32>> = Vec::new();

@@ -153,7 +153,7 @@ impl State {
     }
 }
 
-/// Metrics up to the resumed step that the server did not get: it was away, or behind when the
+/// Metrics up to the resumed step that the server did not get: it was away, or had less when the
 /// process was killed.
 fn missed(run: &Run, seen: &HashMap<String, u64>) -> Result<Vec<Value>> {
     let mut metrics = Vec::new();
