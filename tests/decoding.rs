@@ -278,7 +278,8 @@ fn an_error_in_the_middle_of_a_line_begins_a_new_one() {
         let ids = shelf.generate(&prompt)["tokens"].as_array().expect("tokens").clone();
         ids.iter().filter_map(|id| u8::try_from(id.as_u64()?).ok()).collect()
     };
-    // An answer that begins with two letters: the first one is printed, the other is none that can be.
+    // An answer that begins with two letters: the first one is printed, the other is none that can
+    // be.
     let is_fit = |seed: &String| {
         let bytes = written(seed);
         bytes[..2].iter().all(u8::is_ascii_graphic) && bytes[0] != bytes[1]
@@ -427,7 +428,7 @@ fn figures_are_measured_written_and_shown() {
     assert_eq!(names, ["128", "256", "512"]);
     assert_eq!(
         curve["record"]["cells"][0]["checked"], 0,
-        "drawn proposals: the law, not the tokens"
+        "drawn proposals: the distribution, not the tokens"
     );
 
     let missing = longdraft(&[&common[..], &["--prompts", "gsm8k"]].concat())

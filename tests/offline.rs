@@ -62,14 +62,14 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
     let top_k = ["objective.soft_targets=top_k", "objective.top_k=8"];
     let specforge = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
     let short = ["draft.eagle3.draft_vocab_size=30", "objective.eagle3.loss=lk_lambda"];
-    let laws = ["objective.eagle3.loss=lk_alpha", "objective.tail=renormalise"];
+    let distributions = ["objective.eagle3.loss=lk_alpha", "objective.tail=renormalise"];
     let modes: [(&str, Vec<&str>); 7] = [
         ("glide", GLIDE.to_vec()),
         ("glide top-k", top_k.to_vec()),
         ("eagle3", EAGLE3.to_vec()),
         ("eagle3 vocabulary", [&EAGLE3[..], &short].concat()),
         ("eagle3 top-k", [&EAGLE3[..], &short, &top_k].concat()),
-        ("eagle3 top-k alone", [&EAGLE3[..], &laws, &top_k].concat()),
+        ("eagle3 top-k alone", [&EAGLE3[..], &distributions, &top_k].concat()),
         ("eagle3 compat", [&EAGLE3[..], &specforge].concat()),
     ];
     let shop = Workshop::of_four_layers();
@@ -179,8 +179,8 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
     }
     assert!(kills > 0, "nothing was interrupted");
     // Half files of a kill while an index or a recipe was written go when they are old: a living
-    // process may be writing them. Those of shards went when the shard was taken over, those of claims
-    // when the store was complete.
+    // process may be writing them. Those of shards went when the shard was taken over, those of
+    // claims when the store was complete.
     let staged = |name: &str| name.contains('#');
     let claims = std::fs::read_dir(format!("{killed}/claims")).expect("claims").flatten();
     let claims: Vec<_> = claims.map(|entry| entry.file_name()).collect();

@@ -33,10 +33,10 @@ def explicit(q, keys, values):
     place = torch.arange(tokens, device=q.device)
     scores = (q @ keys[0].transpose(1, 2) / width**0.5).masked_fill(place[:, None] < place[None, :], float("-inf"))
     own = [(q * k).sum(-1, keepdim=True) / width**0.5 for k in keys[1:]]
-    law = torch.softmax(torch.cat([scores, *own], -1).float(), -1).to(q.dtype)
-    out = law[..., :tokens] @ values[0]
+    distribution = torch.softmax(torch.cat([scores, *own], -1).float(), -1).to(q.dtype)
+    out = distribution[..., :tokens] @ values[0]
     for step, v in enumerate(values[1:]):
-        out = out + law[..., tokens + step, None] * v
+        out = out + distribution[..., tokens + step, None] * v
     return out.transpose(0, 1)
 
 
@@ -78,7 +78,7 @@ class Step:
         self.optimizer = place.adamw(list(self.weights.values()), 1e-4, weight_decay=0.0)
         compiled = (lambda f: torch.compile(f, dynamic=False)) if arguments.compile else (lambda f: f)
         self.project, self.finish = compiled(self.project), compiled(self.finish)
-        self.loss_of, self.teacher_law = compiled(self.loss_of), compiled(self.teacher_law)
+        self.loss_of, self.teacher_distribution = compiled(self.loss_of), compiled(self.teacher_distribution)
 
     def prepare(self):
         states = lambda layers: torch.randn(self.tokens, layers * self.sizes.hidden, device=self.place.device)
@@ -96,7 +96,7 @@ class Step:
         state = state + F.linear(attended.flatten(1), w["o"])
         return state + gated_mlp(rms(state, w["n_post"]), w)
 
-    def teacher_law(self, final):
+    def teacher_distribution(self, final):
         """The target's distribution over the draft's tokens, and whether its most likely token is one of them."""
         head, kept = self.tables["head"], self.weights["head"].shape[0]
         logits = F.linear(final.to(head.dtype), head).float()
@@ -104,18 +104,18 @@ class Step:
 
     def teacher(self, final):
         with torch.no_grad():
-            law, known = zip(*[self.teacher_law(rows) for rows in final.split(self.chunk)])
-            return torch.cat(law), torch.cat(known)
+            distribution, known = zip(*[self.teacher_distribution(rows) for rows in final.split(self.chunk)])
+            return torch.cat(distribution), torch.cat(known)
 
-    def loss_of(self, state, law, learned):
+    def loss_of(self, state, distribution, learned):
         """Summed loss of some rows of a step against the target's distribution."""
         logits = F.linear(rms(state, self.weights["n_out"]), self.weights["head"]).float()
-        return (F.cross_entropy(logits, law, reduction="none") * learned).sum()
+        return (F.cross_entropy(logits, distribution, reduction="none") * learned).sum()
 
     def forward(self, ids, aux, final):
-        law, self.known = self.teacher(final)
+        distribution, self.known = self.teacher(final)
         state, keys, values, total = F.linear(aux, self.weights["fc"]).float(), [], [], 0.0
-        ids, law, learned = padded(ids), padded(law), padded(self.place.ones(self.tokens))
+        ids, distribution, learned = padded(ids), padded(distribution), padded(self.place.ones(self.tokens))
         places = torch.arange(self.tokens, device=self.place.device)
         for step in range(STEPS):
             later = slice(step, step + self.tokens)
@@ -124,7 +124,7 @@ class Step:
             keys.append(k)
             values.append(v)
             state = self.finish(state, self.attend(q, keys, values))
-            loss = chunked(self.loss_of, self.chunk, state, law[later], learned[later])
+            loss = chunked(self.loss_of, self.chunk, state, distribution[later], learned[later])
             total = total + DECAY**step * loss / self.tokens
         return total
 

@@ -210,8 +210,8 @@ class Step:
         hard = F.cross_entropy(logits, labels, reduction="sum")
         if not self.arguments.soft:
             return hard
-        law = torch.softmax(F.linear(teacher, head).float(), -1)
-        soft = F.cross_entropy(logits, law, reduction="sum")
+        distribution = torch.softmax(F.linear(teacher, head).float(), -1)
+        soft = F.cross_entropy(logits, distribution, reduction="sum")
         return (1 - SOFT_WEIGHT) * hard + SOFT_WEIGHT * soft
 
     def __call__(self, ids):

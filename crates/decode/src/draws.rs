@@ -15,8 +15,9 @@ pub enum Purpose {
     Accept,
     /// The token at a rejected place, or the bonus.
     Residual,
-    /// A token of the target's own law, keyed by its position in the text alone. Exact because it
-    /// is made once a position and always committed; it makes output equal to plain sampling.
+    /// A token of the target's own distribution, keyed by its position in the text alone. Exact
+    /// because it is made once a position and always committed; it makes output equal to plain
+    /// sampling.
     Token,
 }
 

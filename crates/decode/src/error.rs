@@ -30,7 +30,7 @@ pub enum DecodeError {
     /// A batch decoder without places.
     #[error("a batch needs at least one place to decode at")]
     NoPlace,
-    /// A temperature or truncation that makes no law.
+    /// A temperature or truncation that makes no distribution.
     #[error("{0}")]
     Sampling(String),
     /// A shape of proposals that cannot be.
@@ -38,7 +38,7 @@ pub enum DecodeError {
     Shape(String),
     /// Logits without a single number.
     #[error("the logits are not numbers: the weights are damaged, or of another model")]
-    NoLaw,
+    NoDistribution,
     /// A layer that the draft reads was not handed out.
     #[error("the target's layer {0} was not tapped")]
     NotTapped(usize),

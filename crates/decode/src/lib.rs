@@ -1,4 +1,4 @@
-//! Speculative decoding: a drafter proposes, a verifier accepts, the target's law is kept.
+//! Speculative decoding: a drafter proposes, a verifier accepts, the target's distribution is kept.
 //!
 //! A round commits the accepted tokens and one more from the target. Greedy output is equal,
 //! token for token, to decoding without a draft: every row of the target's pass has the same bits
@@ -8,11 +8,11 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod decoder;
+pub mod distribution;
 pub mod drafter;
 pub mod draws;
 pub mod error;
 pub mod evaluate;
-pub mod law;
 pub mod metrics;
 pub mod pace;
 pub mod shape;
@@ -23,8 +23,8 @@ pub mod verifier;
 pub use decoder::{
     BatchDecoder, Committed, DecodeOptions, EndReason, Generation, Job, Pacing, SpeculativeDecoder,
 };
+pub use distribution::Sampling;
 pub use error::{DecodeError, Result};
-pub use law::Sampling;
 pub use shape::DraftShape;
 pub use tree::{Origin, Tree};
 pub use verifier::VerifyRule;

@@ -28,7 +28,7 @@ pub enum DraftShape {
         /// Nodes kept.
         budget: usize,
     },
-    /// Children drawn from the draft's law without replacement.
+    /// Children drawn from the draft's distribution without replacement.
     Sampled {
         /// Children of each node of a level.
         children: Vec<usize>,

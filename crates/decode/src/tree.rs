@@ -2,7 +2,8 @@
 //!
 //! Row 0 is the root, parents come before children, and the row of a node is its row in the
 //! target's pass. A child is *certain* if it follows from the text before it (arg max, beam,
-//! lookup: its own law is one-hot), or *drawn* from the law that is kept with its parent.
+//! lookup: its own distribution is one-hot), or *drawn* from the distribution that is kept with its
+//! parent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub struct TreeNode {
     pub log_prob: f32,
     /// Who proposed it.
     pub origin: Origin,
-    /// Drawn from its parent's law, not certain.
+    /// Drawn from its parent's distribution, not certain.
     pub drawn: bool,
 }
 
@@ -55,8 +56,8 @@ pub struct LookedUp {
 pub struct Tree {
     root: TargetTokenId,
     nodes: Vec<TreeNode>,
-    /// The law `[V]` that the drawn children of a row come from, by row.
-    laws: HashMap<usize, Arc<Vec<f64>>>,
+    /// The distribution `[V]` that the drawn children of a row come from, by row.
+    distributions: HashMap<usize, Arc<Vec<f64>>>,
     /// Whether siblings were drawn with replacement.
     replacement: bool,
     /// What lookup found, and the rows of it.
@@ -66,7 +67,13 @@ pub struct Tree {
 impl Tree {
     /// No proposals: the target's pass is a plain step.
     pub fn new(root: TargetTokenId) -> Self {
-        Self { root, nodes: Vec::new(), laws: HashMap::new(), replacement: false, lookup: None }
+        Self {
+            root,
+            nodes: Vec::new(),
+            distributions: HashMap::new(),
+            replacement: false,
+            lookup: None,
+        }
     }
 
     /// A certain chain.
@@ -76,8 +83,8 @@ impl Tree {
         tree
     }
 
-    /// Adds a certain chain below the root and returns its rows; where the tree has the same certain
-    /// path it is shared.
+    /// Adds a certain chain below the root and returns its rows; where the tree has the same
+    /// certain path it is shared.
     pub fn insert_chain(&mut self, tokens: &[TargetTokenId], origin: Origin) -> Vec<usize> {
         let mut row = 0;
         let mut rows = Vec::with_capacity(tokens.len());
@@ -118,7 +125,8 @@ impl Tree {
         sibling.unwrap_or_else(|| self.add(parent, token, log_prob, origin, false))
     }
 
-    /// Adds a child that was drawn from the law of `parent`, see [`Self::set_law`].
+    /// Adds a child that was drawn from the distribution of `parent`, see
+    /// [`Self::set_distribution`].
     ///
     /// # Panics
     /// - `parent` is no row
@@ -140,15 +148,15 @@ impl Tree {
         self.nodes.len()
     }
 
-    /// Sets the law `[V]` that the drawn children of `row` come from: exactly the numbers that
-    /// they were drawn with.
-    pub fn set_law(&mut self, row: usize, law: Arc<Vec<f64>>) {
-        self.laws.insert(row, law);
+    /// Sets the distribution `[V]` that the drawn children of `row` come from: exactly the numbers
+    /// that they were drawn with.
+    pub fn set_distribution(&mut self, row: usize, distribution: Arc<Vec<f64>>) {
+        self.distributions.insert(row, distribution);
     }
 
-    /// The law of the drawn children of `row`.
-    pub fn law(&self, row: usize) -> Option<&[f64]> {
-        self.laws.get(&row).map(|law| law.as_slice())
+    /// The distribution of the drawn children of `row`.
+    pub fn distribution(&self, row: usize) -> Option<&[f64]> {
+        self.distributions.get(&row).map(|distribution| distribution.as_slice())
     }
 
     /// Says that siblings were drawn with replacement; without it otherwise.

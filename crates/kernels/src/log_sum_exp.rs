@@ -1,4 +1,5 @@
-//! Normaliser and most likely token of every row's law: `log Σ_v e^{z_v}` and `argmax_v z_v` of
+//! Normaliser and most likely token of every row's distribution: `log Σ_v e^{z_v}` and `argmax_v
+//! z_v` of
 //! `z = h Wᵀ`.
 //!
 //! Two numbers a row are what a loss over part of a vocabulary needs of the whole of it. Rows go

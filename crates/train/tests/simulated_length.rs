@@ -1,6 +1,6 @@
 //! On text that the target wrote, training knows what decoding will do: the agreement of its
-//! test-time steps tells every round, and the simulated acceptance length is the decoded one but for
-//! what a product of means leaves out: rounds begin after a rejection, and texts end.
+//! test-time steps tells every round, and the simulated acceptance length is the decoded one but
+//! for what a product of means leaves out: rounds begin after a rejection, and texts end.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn target() -> Arc<Target> {
     let config = TargetConfig::from_json(&config).expect("valid");
     let random = MemorySource::random(&tensor_specs(&config), config.initializer_range, 11);
     let random = random.expect("tensors");
-    // A sharp law: the text follows from what was said, and can be learned.
+    // A sharp distribution: the text follows from what was said, and can be learned.
     let tensors = random.names().into_iter().map(|name| {
         let tensor = random.load(&name, DType::F32).expect("tensor");
         let scale = if name == "lm_head.weight" { SHARPNESS } else { 1.0 };

@@ -12,9 +12,9 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
 use serde::{Deserialize, Serialize};
 
+use crate::distribution::Sampling;
 use crate::drafter::Drafter;
 use crate::error::Result;
-use crate::law::Sampling;
 use crate::metrics::AcceptanceMetrics;
 use crate::shape::DraftShape;
 use crate::tree::Origin;

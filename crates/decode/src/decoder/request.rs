@@ -124,7 +124,7 @@ impl<'r> Request<'r> {
         Round { index: self.rounds, position: self.tokens.len() as u64 }
     }
 
-    /// Whether proposals are drawn from the draft's law.
+    /// Whether proposals are drawn from the draft's distribution.
     pub(super) fn draws_proposals(&self) -> bool {
         !self.options.sampling.is_greedy() && self.options.rule == VerifyRule::Ratio
     }

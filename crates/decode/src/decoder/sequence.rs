@@ -90,7 +90,8 @@ impl<'a> Sequence<'a> {
         Ok(cache)
     }
 
-    /// Runs the rest of the prompt; the first new token comes from the target's law after it.
+    /// Runs the rest of the prompt; the first new token comes from the target's distribution after
+    /// it.
     fn prefill(&mut self, target: &Target, request: &mut Request<'_>) -> Result<TargetTokenId> {
         let mut last = None;
         let prompt = request.tokens[request.cache.len()..].to_vec();
@@ -131,7 +132,8 @@ impl<'a> Sequence<'a> {
         Ok(Round { tree, mode, levels, seconds, features, logits })
     }
 
-    /// Proposals, and the levels that a draft model read for them; without one unless they are `paid`.
+    /// Proposals, and the levels that a draft model read for them; without one unless they are
+    /// `paid`.
     fn draft(
         &mut self,
         target: &Target,

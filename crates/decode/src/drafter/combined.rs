@@ -12,10 +12,12 @@ use crate::tree::Tree;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Combination {
     /// Lookup alone where what it finds holds at least as often as the model's first tokens, or, as
-    /// long as nothing is measured, agrees in [`CombinedDrafter::LONG_MATCH`] tokens; else the model.
+    /// long as nothing is measured, agrees in [`CombinedDrafter::LONG_MATCH`] tokens; else the
+    /// model.
     Switch,
     /// Both in one tree; equal paths are shared. Beside drawn proposals those of lookup stand as
-    /// certain siblings and are tested first: they follow from the text, so the law is kept.
+    /// certain siblings and are tested first: they follow from the text, so the distribution is
+    /// kept.
     Merge,
 }
 

@@ -9,9 +9,9 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::eagle3::VocabularyMap;
 
 use super::{DraftContext, DraftModel, Plan, Reading, Worth};
+use crate::distribution::normalise;
 use crate::draws::{Place, Purpose};
 use crate::error::Result;
-use crate::law::normalise;
 use crate::shape::DraftShape;
 use crate::tree::{Origin, Tree};
 
@@ -184,15 +184,15 @@ fn drawn(
         let (mut chosen, mut rows) = (Vec::new(), Vec::new());
         for (of, node) in nodes.iter().enumerate() {
             let logits = over_target(model.vocabulary(), &node.logits, vocabulary);
-            // Logits that are no numbers make no law: such a draft proposes nothing.
-            let Ok(law) = plan.sampling.law(&logits) else { continue };
-            let drawn = draw_children(&law, count, node.row, plan);
+            // Logits that are no numbers make no distribution: such a draft proposes nothing.
+            let Ok(distribution) = plan.sampling.distribution(&logits) else { continue };
+            let drawn = draw_children(&distribution, count, node.row, plan);
             for &token in &drawn {
-                let log_prob = node.log_prob + law[token.0 as usize].ln() as f32;
+                let log_prob = node.log_prob + distribution[token.0 as usize].ln() as f32;
                 rows.push(tree.push_drawn(node.row, token, log_prob));
                 chosen.push(Candidate { of, token, log_prob });
             }
-            tree.set_law(node.row, Arc::new(law));
+            tree.set_distribution(node.row, Arc::new(distribution));
         }
         if chosen.is_empty() || level + 1 == children.len() {
             break;
@@ -202,14 +202,14 @@ fn drawn(
     Ok(tree)
 }
 
-/// At most `count` different tokens of `law`, each from what the ones before it left.
+/// At most `count` different tokens of `distribution`, each from what the ones before it left.
 pub fn draw_children(
-    law: &[f64],
+    distribution: &[f64],
     count: usize,
     row: usize,
     plan: &mut Plan<'_>,
 ) -> Vec<TargetTokenId> {
-    let mut left = law.to_vec();
+    let mut left = distribution.to_vec();
     let mut drawn = Vec::with_capacity(count);
     for child in 0..count {
         let place = Place {
@@ -292,7 +292,7 @@ fn score(model: &dyn DraftModel, node: &Expandable, count: usize) -> Scored {
     let logits = &node.logits;
     let mut order: Vec<u32> = Vec::new();
     if count == 1 {
-        order.push(crate::law::argmax(logits).0);
+        order.push(crate::distribution::argmax(logits).0);
     } else {
         order.extend(0..logits.len() as u32);
         let by_logit =

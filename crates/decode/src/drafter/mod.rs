@@ -15,9 +15,9 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::AnyDraft;
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
+use crate::distribution::Sampling;
 use crate::draws::Draws;
 use crate::error::Result;
-use crate::law::Sampling;
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
@@ -66,9 +66,9 @@ pub struct DraftContext<'a> {
 pub struct Plan<'a> {
     /// Layout, already cut to the room that is left.
     pub shape: &'a DraftShape,
-    /// Draw proposals from the draft's law instead of taking the most likely ones.
+    /// Draw proposals from the draft's distribution instead of taking the most likely ones.
     pub drawn: bool,
-    /// The law that draft logits are turned into.
+    /// The distribution that draft logits are turned into.
     pub sampling: &'a Sampling,
     /// Rounds before this one.
     pub round: u64,

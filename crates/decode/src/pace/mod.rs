@@ -1,7 +1,7 @@
 //! Whether drafting pays, and how much of it: from measured times and acceptance.
 //!
-//! Nothing here changes the law of the output: depth, width and the choice of plain decoding are
-//! fixed before a round's draws, or concern proposals that carry no randomness.
+//! Nothing here changes the distribution of the output: depth, width and the choice of plain
+//! decoding are fixed before a round's draws, or concern proposals that carry no randomness.
 //!
 //! A round's *loss* is its time less what plain decoding of its tokens would have taken then.
 //! Losses of a draft model add up (gains are forgotten beyond a few steps, as in Page's test of

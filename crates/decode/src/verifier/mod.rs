@@ -1,8 +1,9 @@
-//! Who accepts tokens, so that the output follows the target's law exactly.
+//! Who accepts tokens, so that the output follows the target's distribution exactly.
 //!
 //! - Temperature 0: walk down the tree while the arg max is a child.
-//! - Certain children, at a temperature: draw from the target's law; a child that is drawn is
-//!   accepted, anything else is committed. The draft's own law plays no part.
+//! - Certain children, at a temperature: draw from the target's distribution; a child that is drawn
+//! is
+//!   accepted, anything else is committed. The draft's own distribution plays no part.
 //! - Drawn children: recursive rejection ([`VerifyRule::Ratio`]), see [`test_children`].
 
 mod ratio;
@@ -10,9 +11,9 @@ mod ratio;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
+use crate::distribution::{Sampling, argmax};
 use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
-use crate::law::{Sampling, argmax};
 use crate::tree::Tree;
 
 pub use ratio::{Outcome, test_children};
@@ -28,15 +29,15 @@ pub struct Verdict {
     pub residual_fallbacks: usize,
 }
 
-/// How proposals are tested at a temperature. Both keep the target's law.
+/// How proposals are tested at a temperature. Both keep the target's distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyRule {
     /// Accept a drawn x with `min(1, p(x) / q(x))`: the highest chance there is, `Σ min(p, q)`.
     #[default]
     Ratio,
-    /// Draw from the target's law and accept what matches. Output equals plain sampling with the
-    /// same seed, token for token.
+    /// Draw from the target's distribution and accept what matches. Output equals plain sampling
+    /// with the same seed, token for token.
     Match,
 }
 
@@ -79,16 +80,16 @@ impl Verifier {
             let accepted = if self.sampling.is_greedy() {
                 match_child(tree, row, argmax(&logits[row]))
             } else {
-                let law = self.sampling.law(&logits[row])?;
+                let distribution = self.sampling.distribution(&logits[row])?;
                 let drawn = tree.children(row).any(|(_, node)| node.drawn);
                 if drawn && self.rule == VerifyRule::Ratio {
-                    let outcome = test_children(tree, row, law, round.index, draws);
+                    let outcome = test_children(tree, row, distribution, round.index, draws);
                     verdict.residual_fallbacks += usize::from(outcome.fell_back);
                     outcome.accepted.ok_or(outcome.token)
                 } else {
                     let position = round.position + verdict.path.len() as u64;
                     let at = Place { purpose: Purpose::Token, round: position, row: 0, child: 0 };
-                    match_child(tree, row, TargetTokenId(draws.choose(at, &law) as u32))
+                    match_child(tree, row, TargetTokenId(draws.choose(at, &distribution) as u32))
                 }
             };
             match accepted {

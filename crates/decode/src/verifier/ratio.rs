@@ -10,11 +10,11 @@
 
 use longdraft_models::TargetTokenId;
 
+use crate::distribution::normalise;
 use crate::draws::{Draws, Place, Purpose};
-use crate::law::normalise;
 use crate::tree::Tree;
 
-/// Mass of a residual below which it is rounding, not law.
+/// Mass of a residual below which it is rounding, not distribution.
 const NO_MASS: f64 = 1e-12;
 
 /// What came of a node's children.
@@ -24,11 +24,11 @@ pub struct Outcome {
     pub accepted: Option<usize>,
     /// The target's token if there is none.
     pub token: TargetTokenId,
-    /// Whether a residual without mass had to be replaced by the target's law.
+    /// Whether a residual without mass had to be replaced by the target's distribution.
     pub fell_back: bool,
 }
 
-/// Tests the children of `row` against the target's law `p` there, `[V]`.
+/// Tests the children of `row` against the target's distribution `p` there, `[V]`.
 pub fn test_children(
     tree: &Tree,
     row: usize,
@@ -52,7 +52,7 @@ pub fn test_children(
             fell_back |= residual(&mut p, &original);
         }
     }
-    let mut q = tree.law(row).map(<[f64]>::to_vec).unwrap_or_default();
+    let mut q = tree.distribution(row).map(<[f64]>::to_vec).unwrap_or_default();
     q.resize(p.len(), 0.0);
     for (child, node) in drawn {
         let place = node.token.0 as usize;
@@ -73,7 +73,8 @@ pub fn test_children(
     Outcome { accepted: None, token, fell_back }
 }
 
-/// Renormalises what a rejection left; true if nothing was left and the law itself had to do.
+/// Renormalises what a rejection left; true if nothing was left and the distribution itself had to
+/// do.
 fn residual(p: &mut Vec<f64>, original: &[f64]) -> bool {
     let fell_back = normalise(p) <= NO_MASS;
     if fell_back {

@@ -1,9 +1,9 @@
-//! The suite catches wrong verifiers: their committed laws, enumerated, differ from the target's by
-//! what theory says.
+//! The suite catches wrong verifiers: their committed distributions, enumerated, differ from the
+//! target's by what theory says.
 
 use longdraft_decode::Tree;
+use longdraft_decode::distribution::normalise;
 use longdraft_decode::draws::{Draws, Place, Purpose};
-use longdraft_decode::law::normalise;
 use longdraft_models::TargetTokenId;
 
 use crate::enumeration::{P, Q, drawn_children, one_node};
@@ -25,7 +25,7 @@ fn rest(p: &[f64], q: &[f64]) -> Vec<f64> {
     rest
 }
 
-/// The ratio test of one child after another, with the draft's law as `q` says.
+/// The ratio test of one child after another, with the draft's distribution as `q` says.
 fn ratio(children: &[usize], q: &[f64], remove: bool, draws: &mut dyn Draws) -> (bool, u32) {
     let (mut p, mut q) = (P.to_vec(), q.to_vec());
     for &x in children {
@@ -41,15 +41,15 @@ fn ratio(children: &[usize], q: &[f64], remove: bool, draws: &mut dyn Draws) -> 
     (false, draws.choose(AT, &p) as u32)
 }
 
-fn distance(law: &[f64; 5]) -> f64 {
-    law.iter().zip(P).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
+fn distance(distribution: &[f64; 5]) -> f64 {
+    distribution.iter().zip(P).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
 }
 
-fn assert_law((_, law): (f64, [f64; 5]), expected: [f64; 5]) {
-    for (a, b) in law.iter().zip(expected) {
-        assert!((a - b).abs() < 1e-6, "{law:?}");
+fn assert_distribution((_, distribution): (f64, [f64; 5]), expected: [f64; 5]) {
+    for (a, b) in distribution.iter().zip(expected) {
+        assert!((a - b).abs() < 1e-6, "{distribution:?}");
     }
-    assert!(distance(&law) > 0.02, "{law:?} is not caught");
+    assert!(distance(&distribution) > 0.02, "{distribution:?} is not caught");
 }
 
 #[test]
@@ -62,23 +62,26 @@ fn a_residual_drawn_from_the_target_is_caught() {
             (false, draws.choose(AT, &P) as u32)
         }
     };
-    let law = one_node(|draws| drawn_children(1, false, draws), judge);
-    assert_law(law, [0.33, 0.145, 0.3125, 0.0725, 0.14]);
+    let distribution = one_node(|draws| drawn_children(1, false, draws), judge);
+    assert_distribution(distribution, [0.33, 0.145, 0.3125, 0.0725, 0.14]);
 }
 
 #[test]
-fn an_arg_max_tested_with_the_soft_law_is_caught() {
+fn an_arg_max_tested_with_the_soft_distribution_is_caught() {
     let judge = |tree: &Tree, draws: &mut dyn Draws| ratio(&tokens(tree), &Q, true, draws);
-    assert_law(one_node(|_| chain_of(1), judge), [0.396_825, 0.285_714, 0.079_365, 0.0, 0.238_095]);
+    assert_distribution(
+        one_node(|_| chain_of(1), judge),
+        [0.396_825, 0.285_714, 0.079_365, 0.0, 0.238_095],
+    );
 }
 
 #[test]
-fn a_law_of_another_temperature_is_caught() {
+fn a_distribution_of_another_temperature_is_caught() {
     let mut sharper: Vec<f64> = Q.iter().map(|q| q * q).collect();
     normalise(&mut sharper);
     let propose = |draws: &mut dyn Draws| chain_of(draws.choose(AT, &sharper));
     let judge = |tree: &Tree, draws: &mut dyn Draws| ratio(&tokens(tree), &Q, true, draws);
-    assert_law(one_node(propose, judge), [0.395_556, 0.14, 0.221_111, 0.05, 0.193_333]);
+    assert_distribution(one_node(propose, judge), [0.395_556, 0.14, 0.221_111, 0.05, 0.193_333]);
 }
 
 #[test]
@@ -87,8 +90,8 @@ fn a_token_dropped_after_its_draw_is_caught() {
         let kept: Vec<usize> = tokens(tree).into_iter().filter(|x| Q[*x] >= 0.2).collect();
         ratio(&kept, &Q, true, draws)
     };
-    let law = one_node(|draws| drawn_children(1, false, draws), judge);
-    assert_law(law, [0.33, 0.12, 0.30, 0.06, 0.19]);
+    let distribution = one_node(|draws| drawn_children(1, false, draws), judge);
+    assert_distribution(distribution, [0.33, 0.12, 0.30, 0.06, 0.19]);
 }
 
 #[test]
@@ -98,21 +101,24 @@ fn children_tested_by_score_are_caught() {
         children.sort_by(|a, b| Q[*b].total_cmp(&Q[*a]));
         ratio(&children, &Q, true, draws)
     };
-    let law = one_node(|draws| drawn_children(2, false, draws), judge);
-    assert_law(law, [0.378_346, 0.181_244, 0.189_223, 0.050_622, 0.200_566]);
+    let distribution = one_node(|draws| drawn_children(2, false, draws), judge);
+    assert_distribution(distribution, [0.378_346, 0.181_244, 0.189_223, 0.050_622, 0.200_566]);
 }
 
 #[test]
-fn a_law_that_is_not_updated_is_caught() {
+fn a_distribution_that_is_not_updated_is_caught() {
     let judge = |tree: &Tree, draws: &mut dyn Draws| ratio(&tokens(tree), &Q, false, draws);
-    let law = one_node(|draws| drawn_children(2, false, draws), judge);
-    assert_law(law, [0.393_327, 0.10, 0.272_365, 0.05, 0.184_309]);
+    let distribution = one_node(|draws| drawn_children(2, false, draws), judge);
+    assert_distribution(distribution, [0.393_327, 0.10, 0.272_365, 0.05, 0.184_309]);
 }
 
 #[test]
 fn the_best_tokens_treated_as_drawn_are_caught() {
     let judge = |_: &Tree, draws: &mut dyn Draws| ratio(&[1, 3], &Q, false, draws);
-    assert_law(one_node(|_| chain_of(1), judge), [0.420_507, 0.285_714, 0.0, 0.0, 0.293_779]);
+    assert_distribution(
+        one_node(|_| chain_of(1), judge),
+        [0.420_507, 0.285_714, 0.0, 0.0, 0.293_779],
+    );
 }
 
 #[test]
@@ -125,6 +131,6 @@ fn probabilities_by_node_number_are_caught() {
         }
         (false, draws.choose(AT, &rest(&P, &Q)) as u32)
     };
-    let (_, law) = one_node(|draws| drawn_children(1, false, draws), judge);
-    assert!(distance(&law) > 0.02, "{law:?}");
+    let (_, distribution) = one_node(|draws| drawn_children(1, false, draws), judge);
+    assert!(distance(&distribution) > 0.02, "{distribution:?}");
 }

@@ -1,12 +1,12 @@
-//! The exact law of what is committed, by going through every outcome of every draw. Drafting and
-//! verification are the ones of production; only the source of randomness is replaced.
+//! The exact distribution of what is committed, by going through every outcome of every draw.
+//! Drafting and verification are the ones of production; only the source of randomness is replaced.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use longdraft_decode::distribution::normalise;
 use longdraft_decode::drafter::{DraftContext, DraftModel, Plan, Reading, grow};
 use longdraft_decode::draws::{Draws, Place};
-use longdraft_decode::law::normalise;
 use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
@@ -62,15 +62,17 @@ impl Draws for Outcomes {
     }
 }
 
-/// The law of `outcome` over all draws.
-pub(crate) fn law_of<T: Ord>(mut outcome: impl FnMut(&mut dyn Draws) -> T) -> BTreeMap<T, f64> {
-    let mut law = BTreeMap::new();
+/// The distribution of `outcome` over all draws.
+pub(crate) fn distribution_of<T: Ord>(
+    mut outcome: impl FnMut(&mut dyn Draws) -> T,
+) -> BTreeMap<T, f64> {
+    let mut distribution = BTreeMap::new();
     let mut outcomes = Outcomes::default();
     loop {
         let result = outcome(&mut outcomes);
-        *law.entry(result).or_insert(0.0) += outcomes.weight();
+        *distribution.entry(result).or_insert(0.0) += outcomes.weight();
         if !outcomes.advance() {
-            return law;
+            return distribution;
         }
     }
 }
@@ -145,13 +147,13 @@ struct Case {
 }
 
 impl Case {
-    /// Law of the tokens that one round after `text` commits.
+    /// Distribution of the tokens that one round after `text` commits.
     fn round(&self, carrier: &Target, text: &[u32]) -> BTreeMap<Vec<u32>, f64> {
         let tokens: Vec<TargetTokenId> = text.iter().map(|id| TargetTokenId(*id)).collect();
         let cache = carrier.new_cache().expect("cache");
         let verifier = Verifier { sampling: self.of_target.clone(), rule: self.rule };
         let fallbacks = Cell::new(0);
-        let law = law_of(|draws| {
+        let distribution = distribution_of(|draws| {
             let context = DraftContext { target: carrier, cache: &cache, tokens: &tokens };
             let (text, read) = (Vec::new(), Vec::new());
             let mut model = TableModel { table: self.draft, map: self.map.clone(), text, read };
@@ -180,10 +182,10 @@ impl Case {
             path.chain([verdict.next.0]).collect()
         });
         assert_eq!(fallbacks.get(), 0, "no residual may vanish");
-        law
+        distribution
     }
 
-    /// Largest difference between the law of the first `length` tokens and the target's.
+    /// Largest difference between the distribution of the first `length` tokens and the target's.
     fn error(&self, carrier: &Target, length: usize) -> f64 {
         let mut open = BTreeMap::from([(vec![0_u32], 1.0)]);
         let mut done: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
@@ -191,16 +193,17 @@ impl Case {
             for (committed, chance) in self.round(carrier, &text) {
                 let mut longer = text.clone();
                 longer.extend(committed);
-                let law = if longer.len() > length { &mut done } else { &mut open };
+                let distribution = if longer.len() > length { &mut done } else { &mut open };
                 longer.truncate(length + 1);
-                *law.entry(longer).or_insert(0.0) += weight * chance;
+                *distribution.entry(longer).or_insert(0.0) += weight * chance;
             }
         }
         let target = |text: &[u32]| {
             (1..text.len())
                 .map(|i| {
-                    self.of_target.law(&self.target.logits(&text[..i])).expect("law")
-                        [text[i] as usize]
+                    self.of_target
+                        .distribution(&self.target.logits(&text[..i]))
+                        .expect("distribution")[text[i] as usize]
                 })
                 .product::<f64>()
         };
@@ -262,21 +265,21 @@ fn truncated(seed: u64) -> Sampling {
 }
 
 #[test]
-fn drawn_chains_follow_the_law() {
+fn drawn_chains_follow_the_distribution() {
     check(4, 3, 100, |seed, case| {
         case.shape = DraftShape::Chain { length: 1 + (seed % 3) as usize };
     });
 }
 
 #[test]
-fn truncated_laws_on_either_side_are_kept() {
+fn truncated_distributions_on_either_side_are_kept() {
     check(4, 2, 64, |seed, case| {
         (case.of_target, case.of_draft) = (truncated(seed), truncated(seed / 4));
     });
 }
 
 #[test]
-fn drawn_trees_follow_the_law() {
+fn drawn_trees_follow_the_distribution() {
     let layouts = [vec![2], vec![3], vec![2, 1], vec![1, 2], vec![2, 2]];
     check(3, 2, 40, |seed, case| {
         case.shape = DraftShape::Sampled { children: layouts[seed as usize % 5].clone() };
@@ -285,7 +288,7 @@ fn drawn_trees_follow_the_law() {
 }
 
 #[test]
-fn certain_trees_and_chains_follow_the_law() {
+fn certain_trees_and_chains_follow_the_distribution() {
     let shapes = [
         DraftShape::Static { widths: vec![2, 3] },
         DraftShape::Dynamic { width: 2, depth: 3, budget: 5 },
@@ -302,7 +305,7 @@ fn certain_trees_and_chains_follow_the_law() {
 }
 
 #[test]
-fn lookup_beside_drawn_proposals_follows_the_law() {
+fn lookup_beside_drawn_proposals_follows_the_distribution() {
     check(3, 2, 48, |seed, case| {
         case.shape = match seed % 3 {
             0 => DraftShape::Chain { length: 2 },
@@ -314,7 +317,7 @@ fn lookup_beside_drawn_proposals_follows_the_law() {
 }
 
 #[test]
-fn a_smaller_draft_vocabulary_keeps_the_law() {
+fn a_smaller_draft_vocabulary_keeps_the_distribution() {
     check(5, 2, 40, |seed, case| {
         let kept = [vec![0, 3, 4], vec![1], vec![2, 4]][seed as usize % 3].clone();
         case.draft.vocabulary = kept.len();
@@ -328,7 +331,7 @@ fn a_smaller_draft_vocabulary_keeps_the_law() {
 }
 
 #[test]
-fn equal_and_disjoint_laws_are_kept() {
+fn equal_and_disjoint_distributions_are_kept() {
     check(4, 2, 20, |seed, case| {
         if seed % 2 == 0 {
             case.draft = case.target;
@@ -342,17 +345,17 @@ fn equal_and_disjoint_laws_are_kept() {
 pub(crate) const P: [f64; 5] = [0.40, 0.10, 0.25, 0.05, 0.20];
 pub(crate) const Q: [f64; 5] = [0.15, 0.35, 0.20, 0.25, 0.05];
 
-/// Acceptance and committed law when `children` are proposed below one node.
+/// Acceptance and committed distribution when `children` are proposed below one node.
 pub(crate) fn one_node(
     mut propose: impl FnMut(&mut dyn Draws) -> Tree,
     mut judge: impl FnMut(&Tree, &mut dyn Draws) -> (bool, u32),
 ) -> (f64, [f64; 5]) {
-    let law = law_of(|draws| {
+    let distribution = distribution_of(|draws| {
         let tree = propose(draws);
         judge(&tree, draws)
     });
     let (mut accepted, mut committed) = (0.0, [0.0; 5]);
-    for ((accepts, token), chance) in law {
+    for ((accepts, token), chance) in distribution {
         accepted += if accepts { chance } else { 0.0 };
         committed[token as usize] += chance;
     }
@@ -362,7 +365,7 @@ pub(crate) fn one_node(
 /// A node with children drawn from Q.
 pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Draws) -> Tree {
     let mut tree = Tree::new(TargetTokenId(0));
-    tree.set_law(0, std::sync::Arc::new(Q.to_vec()));
+    tree.set_distribution(0, std::sync::Arc::new(Q.to_vec()));
     let sampling = Sampling::at(1.0);
     let shape = DraftShape::Sampled { children: vec![count] };
     let mut plan = Plan {
@@ -394,9 +397,12 @@ pub(crate) fn production(tree: &Tree, draws: &mut dyn Draws) -> (bool, u32) {
 
 #[test]
 fn the_reference_case_is_accepted_as_often_as_it_should() {
-    let near = |(accepted, law): (f64, [f64; 5]), expected: f64| {
+    let near = |(accepted, distribution): (f64, [f64; 5]), expected: f64| {
         assert!((accepted - expected).abs() < 1e-12, "{accepted} {expected}");
-        law.iter().zip(P).for_each(|(a, b)| assert!((a - b).abs() < 1e-12, "{law:?}"));
+        distribution
+            .iter()
+            .zip(P)
+            .for_each(|(a, b)| assert!((a - b).abs() < 1e-12, "{distribution:?}"));
     };
     let without = [0.55, 712.0 / 975.0, 1_988_003.0 / 2_316_600.0, 0.95, 1.0];
     for (count, expected) in (1..).zip(without) {

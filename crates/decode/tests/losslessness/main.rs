@@ -1,5 +1,5 @@
-//! Output with any drafter follows the target's law: equal tokens where it is a function of the
-//! text, equal laws, enumerated, where it is drawn.
+//! Output with any drafter follows the target's distribution: equal tokens where it is a function
+//! of the text, equal distributions, enumerated, where it is drawn.
 
 mod batch;
 mod biased;

@@ -1,6 +1,6 @@
 //! Sampled texts with and without a draft, compared as samples: end to end, on a real small model
 //! where it is there and on a random one always. A second plain run must not be told apart from
-//! the first, a drafter that misstates its law must be.
+//! the first, a drafter that misstates its distribution must be.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -78,9 +78,9 @@ impl Drafter for Misstating<'_> {
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         let mut tree = self.0.propose(context, plan)?;
         for row in 0..tree.rows() {
-            if let Some(law) = tree.law(row) {
-                let smaller = law.iter().map(|q| 0.2 * q).collect();
-                tree.set_law(row, Arc::new(smaller));
+            if let Some(distribution) = tree.distribution(row) {
+                let smaller = distribution.iter().map(|q| 0.2 * q).collect();
+                tree.set_distribution(row, Arc::new(smaller));
             }
         }
         Ok(tree)
@@ -172,11 +172,11 @@ fn compare(target: &Target, prompt: &[TargetTokenId]) {
     }
     let biased = sample(target, Some(Box::new(Misstating(model()))), &chain, prompt, 9);
     let p = smallest_p(&plain, &biased);
-    assert!(p < FLAG, "a wrong law is not caught: {p:e}");
+    assert!(p < FLAG, "a wrong distribution is not caught: {p:e}");
 }
 
 #[test]
-fn tails_of_the_chi_square_law_are_right() {
+fn tails_of_the_chi_square_distribution_are_right() {
     for (x, degrees, p) in [(3.841, 1.0, 0.05), (18.307, 10.0, 0.05), (29.588, 10.0, 0.001)] {
         let tail = upper_tail(x, degrees);
         assert!((tail - p).abs() < 0.1 * p, "{tail} {p}");

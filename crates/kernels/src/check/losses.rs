@@ -9,7 +9,7 @@ use super::case::{Case, Input, Output, frozen, trained, up_to};
 use crate::linear;
 use crate::linear_cross_entropy as loss;
 use crate::linear_cross_entropy::{
-    Inputs, Rejection, SoftTargets, SparseLaws, Tail, Teacher, Weighted,
+    Inputs, Rejection, SoftTargets, SparseDistributions, Tail, Teacher, Weighted,
 };
 use crate::log_sum_exp::{self, HeadSummary, linear_log_sum_exp};
 use crate::random::CounterRng;
@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-/// Targets of every row; any laws will do, they need not be those of the teacher.
+/// Targets of every row; any distributions will do, they need not be those of the teacher.
 struct Targets {
     labels: Vec<u32>,
     ids: Vec<u32>,
@@ -87,7 +87,7 @@ struct Targets {
     teacher_rows: Vec<u32>,
     starts: Vec<usize>,
     tails: Vec<f64>,
-    laws: Vec<u32>,
+    distributions: Vec<u32>,
 }
 
 impl Targets {
@@ -112,9 +112,9 @@ impl Targets {
             rejection: (0..rows).map(|row| [0.4, 1.0, 0.0, 0.6][row % 4]).collect(),
             log_sum_exp: vec![normaliser; rows],
             teacher_rows: (0..rows).map(|_| below(&mut rng, teachers)).collect(),
-            starts: (0..=rows).map(|law| law * K).collect(),
-            tails: (0..rows).map(|law| [0.0, 0.1][law % 2]).collect(),
-            laws: (0..rows).map(|_| below(&mut rng, rows)).collect(),
+            starts: (0..=rows).map(|distribution| distribution * K).collect(),
+            tails: (0..rows).map(|distribution| [0.0, 0.1][distribution % 2]).collect(),
+            distributions: (0..rows).map(|_| below(&mut rng, rows)).collect(),
             ids,
             log_probs,
         }
@@ -139,14 +139,14 @@ impl Targets {
             Kind::LogRejection => SoftTargets::Weighted(weighted(Rejection::Log, part)),
             Kind::LogRejectionOfAll => SoftTargets::Weighted(weighted(Rejection::Log, None)),
             Kind::Sparse => {
-                let laws = SparseLaws {
+                let distributions = SparseDistributions {
                     starts: &self.starts,
                     ids: &self.ids,
                     log_probs: &self.log_probs,
                     tails: &self.tails,
-                    rows: &self.laws,
+                    rows: &self.distributions,
                 };
-                SoftTargets::Sparse(laws, weighted(Rejection::Log, None))
+                SoftTargets::Sparse(distributions, weighted(Rejection::Log, None))
             }
         }
     }

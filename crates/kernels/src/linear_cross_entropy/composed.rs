@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor, Var};
 use super::reference::reference;
 use super::teacher::order_by_teacher;
 use super::{
-    Inputs, Output, RowStatistics, SoftTargets, SparseLaws, Teacher, Weighted, check, gpu,
+    Inputs, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted, check, gpu,
 };
 use crate::composed::{CHUNK_VALUES, differentiable};
 use crate::cuda;
@@ -34,9 +34,9 @@ pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Outp
     })
 }
 
-/// Sums `loss_of` over chunks of rows in `order` (default: as they come). It gets the rows' indices,
-/// their hidden states and the head, and the graph of a chunk is gone before the next one begins.
-/// A chunk has at most `logits` logits.
+/// Sums `loss_of` over chunks of rows in `order` (default: as they come). It gets the rows'
+/// indices, their hidden states and the head, and the graph of a chunk is gone before the next one
+/// begins. A chunk has at most `logits` logits.
 pub(super) fn in_chunks(
     logits: usize,
     hidden: &Tensor,
@@ -48,8 +48,8 @@ pub(super) fn in_chunks(
     let (want_hidden, want_head) = (hidden.track_op(), head.track_op());
     let reordered = order.is_some();
     let rows = order.unwrap_or_else(|| (0..count as u32).collect());
-    // Turned into the type of the products once, not for every chunk; a head that trains gets its gradients
-    // in its own type, as a chunk's are rounded before they are added.
+    // Turned into the type of the products once, not for every chunk; a head that trains gets its
+    // gradients in its own type, as a chunk's are rounded before they are added.
     let factor = head.detach().to_dtype(factor_type(hidden, head))?.contiguous()?;
     let leaf = if !want_head {
         Leaf::Frozen(factor.clone())
@@ -203,7 +203,7 @@ enum SoftPart<'a> {
     Same(SoftTargets<'a>),
     TopK(SoftTargets<'a>, Vec<u32>, Vec<f32>),
     Weighted(Weighted<'a>, Factors),
-    Sparse(SparseLaws<'a>, Vec<u32>, Weighted<'a>, Factors),
+    Sparse(SparseDistributions<'a>, Vec<u32>, Weighted<'a>, Factors),
 }
 
 /// [`Weighted`] of some rows.
@@ -246,9 +246,9 @@ impl<'a> Part<'a> {
             SoftTargets::Weighted(factors) => {
                 SoftPart::Weighted(factors, Factors::of(&factors, rows))
             }
-            SoftTargets::Sparse(laws, factors) => {
-                let of_rows = chosen(laws.rows, rows, 1);
-                SoftPart::Sparse(laws, of_rows, factors, Factors::of(&factors, rows))
+            SoftTargets::Sparse(distributions, factors) => {
+                let of_rows = chosen(distributions.rows, rows, 1);
+                SoftPart::Sparse(distributions, of_rows, factors, Factors::of(&factors, rows))
             }
             same @ (SoftTargets::None | SoftTargets::Full) => SoftPart::Same(same),
         };
@@ -264,9 +264,10 @@ impl<'a> Part<'a> {
             }
             SoftPart::TopK(other, ..) => *other,
             SoftPart::Weighted(all, factors) => SoftTargets::Weighted(factors.weighted(all)),
-            SoftPart::Sparse(laws, rows, all, factors) => {
-                SoftTargets::Sparse(SparseLaws { rows, ..*laws }, factors.weighted(all))
-            }
+            SoftPart::Sparse(distributions, rows, all, factors) => SoftTargets::Sparse(
+                SparseDistributions { rows, ..*distributions },
+                factors.weighted(all),
+            ),
         };
         let teacher = self.teacher.as_ref().map(|(hidden, rows, head)| Teacher {
             hidden,

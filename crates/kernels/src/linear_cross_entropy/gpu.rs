@@ -1,5 +1,5 @@
-//! The loss of some rows on an NVIDIA GPU: the products are the library's, one kernel turns a row of
-//! logits into loss, statistics and gradient.
+//! The loss of some rows on an NVIDIA GPU: the products are the library's, one kernel turns a row
+//! of logits into loss, statistics and gradient.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,8 @@ use candle_core::{Result, Shape, Tensor};
 
 use super::top_k::best_of;
 use super::{
-    Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseLaws, Tail, Teacher, Weighted,
+    Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Tail, Teacher,
+    Weighted,
 };
 use crate::composed::differentiable;
 use crate::cuda::{Argument, Launch, Program, exactly, upload};
@@ -21,9 +22,9 @@ const THREADS: usize = 512;
 /// Numbers of a row: `STATISTICS` of the kernel.
 const STATISTICS: usize = 7;
 
-/// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a backward
-/// pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed on as it is, without a
-/// pass over `[R, V]` to multiply it by 1.
+/// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a
+/// backward pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed
+/// on as it is, without a pass over `[R, V]` to multiply it by 1.
 ///
 /// # Errors
 /// - as [`super::linear_cross_entropy`]
@@ -91,20 +92,21 @@ impl Entries {
         entries
     }
 
-    fn sparse(laws: &SparseLaws<'_>) -> Self {
-        let mut entries = Self { ids: laws.ids.to_vec(), bucket: true, ..Self::default() };
-        let mass_of = |law: usize| laws.of_law(law).mass();
-        for law in 0..laws.tails.len() {
-            let mass = mass_of(law);
-            let of = &laws.log_probs[laws.starts[law]..laws.starts[law + 1]];
+    fn sparse(distributions: &SparseDistributions<'_>) -> Self {
+        let mut entries = Self { ids: distributions.ids.to_vec(), bucket: true, ..Self::default() };
+        let mass_of = |distribution: usize| distributions.of_distribution(distribution).mass();
+        for distribution in 0..distributions.tails.len() {
+            let mass = mass_of(distribution);
+            let of = &distributions.log_probs
+                [distributions.starts[distribution]..distributions.starts[distribution + 1]];
             let scaled = of.iter().map(|&lp| (f64::from(lp).exp() / mass) as f32);
             entries.probabilities.extend(scaled);
         }
-        for &law in laws.rows {
-            let law = law as usize;
-            let (start, mass) = (laws.starts[law], mass_of(law));
-            let shares = (laws.tails[law] / mass, mass);
-            entries.add_row(start, laws.starts[law + 1] - start, shares);
+        for &distribution in distributions.rows {
+            let distribution = distribution as usize;
+            let (start, mass) = (distributions.starts[distribution], mass_of(distribution));
+            let shares = (distributions.tails[distribution] / mass, mass);
+            entries.add_row(start, distributions.starts[distribution + 1] - start, shares);
         }
         entries
     }
@@ -138,7 +140,9 @@ fn start(
             let entries = Entries::top_k(ids, log_probs, *k, *tail);
             (2, entries, (ones(), none()), Rejection::Linear)
         }
-        SoftTargets::Sparse(laws, all) => (2, Entries::sparse(laws), of_factors(all), all.form),
+        SoftTargets::Sparse(distributions, all) => {
+            (2, Entries::sparse(distributions), of_factors(all), all.form)
+        }
     };
     let true_lse: Vec<f32> = match &inputs.soft {
         SoftTargets::Weighted(Weighted { log_sum_exp: Some(all), .. }) => {

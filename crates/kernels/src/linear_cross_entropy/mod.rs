@@ -14,11 +14,12 @@
 //!   `p̄` is `p` with the normaliser of a larger vocabulary, of which the head holds some rows; the
 //!   teacher's logits are rounded to its head's type.
 //!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881);
-//! - sparse: the same for laws of which only the most likely tokens are known (`sparse.rs`).
+//! - sparse: the same for distributions of which only the most likely tokens are known
+//! (`sparse.rs`).
 //!
-//! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side; the gradients are computed in the forward
-//! pass, `dh = dz W` and, if the head trains, `dW = dzᵀ h`, and scaled when backward comes.
-//! Top-1 agreement and `Σ min(p, q)` come from the same pass.
+//! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side;
+//! the gradients are computed in the forward pass, `dh = dz W` and, if the head trains, `dW = dzᵀ
+//! h`, and scaled when backward comes. Top-1 agreement and `Σ min(p, q)` come from the same pass.
 
 mod composed;
 mod fused;
@@ -40,7 +41,7 @@ pub use reference::reference;
 pub use softcapped::{
     softcapped_composed, softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference,
 };
-pub use sparse::SparseLaws;
+pub use sparse::SparseDistributions;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
 pub const TAIL_FLOOR: f64 = 1e-6;
@@ -74,8 +75,8 @@ pub enum SoftTargets<'a> {
     },
     /// The whole softmax of [`Inputs::teacher`] with factors of every row.
     Weighted(Weighted<'a>),
-    /// Laws known at their most likely tokens with factors of every row; no teacher.
-    Sparse(SparseLaws<'a>, Weighted<'a>),
+    /// Distributions known at their most likely tokens with factors of every row; no teacher.
+    Sparse(SparseDistributions<'a>, Weighted<'a>),
 }
 
 /// How the chance of acceptance `α` enters a loss.
@@ -140,7 +141,8 @@ pub struct Inputs<'a> {
     pub soft: SoftTargets<'a>,
     /// Weight λ of the soft part, 0 to 1.
     pub soft_weight: f64,
-    /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it makes the statistics exact.
+    /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it
+    /// makes the statistics exact.
     pub teacher: Option<Teacher<'a>>,
 }
 
@@ -154,8 +156,8 @@ pub struct RowStatistics {
     /// Whether draft and teacher have the same most likely token (the label without a teacher, and
     /// when weighted).
     pub agrees: Vec<bool>,
-    /// `Σ_v min(p_v, q_v)` (`p̄` when weighted): over the whole vocabulary with a teacher, over the k ids with top-k
-    /// targets alone (a lower bound), `q_y` with labels alone.
+    /// `Σ_v min(p_v, q_v)` (`p̄` when weighted): over the whole vocabulary with a teacher, over the
+    /// k ids with top-k targets alone (a lower bound), `q_y` with labels alone.
     pub acceptance: Vec<f64>,
 }
 
@@ -227,12 +229,12 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         (SoftTargets::Full | SoftTargets::Weighted(_), None) => {
             bail!("linear_cross_entropy: full soft targets need a teacher")
         }
-        (SoftTargets::Sparse(laws, weighted), None) => {
+        (SoftTargets::Sparse(distributions, weighted), None) => {
             weighted.check(rows)?;
-            laws.check(rows, vocabulary)?;
+            distributions.check(rows, vocabulary)?;
         }
         (SoftTargets::Sparse(..), Some(_)) => {
-            bail!("linear_cross_entropy: sparse laws beside a teacher")
+            bail!("linear_cross_entropy: sparse distributions beside a teacher")
         }
         (SoftTargets::Weighted(weighted), _) => weighted.check(rows)?,
         (SoftTargets::TopK { ids, log_probs, k, .. }, _) => {

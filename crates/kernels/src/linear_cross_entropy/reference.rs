@@ -19,8 +19,8 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = linear(inputs.hidden, inputs.head, None)?;
-    if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
-        return sparse::reference(inputs, laws, factors, &logits.to_dtype(wide)?);
+    if let SoftTargets::Sparse(distributions, factors) = &inputs.soft {
+        return sparse::reference(inputs, distributions, factors, &logits.to_dtype(wide)?);
     }
     let log_q = log_softmax(&logits.to_dtype(wide)?)?;
     let device = logits.device();

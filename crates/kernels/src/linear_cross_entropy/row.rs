@@ -57,8 +57,8 @@ pub(super) fn row(
     teacher: Option<TeacherRow<'_>>,
     want_grad: bool,
 ) -> Row {
-    if let SoftTargets::Sparse(laws, factors) = &inputs.soft {
-        return sparse::row(inputs, (laws, factors), index, z, want_grad);
+    if let SoftTargets::Sparse(distributions, factors) = &inputs.soft {
+        return sparse::row(inputs, (distributions, factors), index, z, want_grad);
     }
     let label = inputs.labels[index] as usize;
     let label_logit = f64::from(z[label]);
@@ -82,12 +82,12 @@ pub(super) fn row(
     let cross_entropy = q.log_sum_exp() - expected_logit;
     let weight = inputs.soft_weight;
     if let (SoftTargets::Weighted(factors), Some((p, softmax))) = (inputs.soft, teacher) {
-        let law = Acceptance::new(&factors, index, z, &q, p, softmax);
+        let distribution = Acceptance::new(&factors, index, z, &q, p, softmax);
         out.soft = cross_entropy;
-        out.acceptance = law.alpha;
-        out.loss = (1.0 - weight) * hard + weight * law.loss(cross_entropy);
+        out.acceptance = distribution.alpha;
+        out.loss = (1.0 - weight) * hard + weight * distribution.loss(cross_entropy);
         if want_grad {
-            law.gradient(weight, z, p);
+            distribution.gradient(weight, z, p);
             z[label] -= (1.0 - weight) as f32;
         }
         return out;

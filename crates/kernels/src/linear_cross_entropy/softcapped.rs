@@ -165,7 +165,7 @@ fn row(z: &mut [f32], label: usize, softcap: f32, want_grad: bool) -> (f64, bool
     let total: f64 = z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum();
     if want_grad {
         let of_label = (f64::from(z[label]) / total - 1.0) as f32;
-        law_gradient(z, &t, (1.0 / total) as f32);
+        distribution_gradient(z, &t, (1.0 / total) as f32);
         z[label] = of_label * (1.0 - t[label] * t[label]);
     }
     (f64::from(max) + total.ln() - label_logit, best == label)
@@ -182,7 +182,7 @@ vectorised! {
     }
 
     /// `z ← scale · z (1 − t²)`
-    fn law_gradient(z: &mut [f32], t: &[f32], scale: f32) {
+    fn distribution_gradient(z: &mut [f32], t: &[f32], scale: f32) {
         for (z, t) in z.iter_mut().zip(t) {
             *z *= scale * (1.0 - t * t);
         }

@@ -1,9 +1,11 @@
-//! Weighted loss against laws of which only the most likely tokens are known.
+//! Weighted loss against distributions of which only the most likely tokens are known.
 //!
-//! `p̄_i` are true probabilities at a law's ids, `r` the mass of a tail bucket for all other tokens,
+//! `p̄_i` are true probabilities at a distribution's ids, `r` the mass of a tail bucket for all
+//! other tokens,
 //! `Z = Σ p̄_i + r`. Cross-entropy is that of `p = p̄ / Z` and `ρ = r / Z`:
-//! `−Σ p_i log q_i − ρ log max(q_tail, 1e-6)`, and `α = Σ min(p̄_i, q_i)` over the ids, a lower bound
-//! of the chance of acceptance. A law without entries or tail says nothing: its loss is 0.
+//! `−Σ p_i log q_i − ρ log max(q_tail, 1e-6)`, and `α = Σ min(p̄_i, q_i)` over the ids, a lower
+//! bound of the chance of acceptance. A distribution without entries or tail says nothing: its loss
+//! is 0.
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
@@ -13,30 +15,30 @@ use super::top_k::TopK;
 use super::{Inputs, Output, TAIL_FLOOR, Weighted};
 use crate::storage::from_f64;
 
-/// Laws at their most likely tokens; rows may share one.
+/// Distributions at their most likely tokens; rows may share one.
 #[derive(Debug, Clone, Copy)]
-pub struct SparseLaws<'a> {
-    /// Where the entries of every law begin, and where those of the last end, `[U + 1]`.
+pub struct SparseDistributions<'a> {
+    /// Where the entries of every distribution begin, and where those of the last end, `[U + 1]`.
     pub starts: &'a [usize],
-    /// Token ids, different ones in a law.
+    /// Token ids, different ones in a distribution.
     pub ids: &'a [u32],
     /// Their true log-probabilities.
     pub log_probs: &'a [f32],
     /// Mass of the tail bucket, `[U]`; 0 for none.
     pub tails: &'a [f64],
-    /// Law of every row, `[R]`.
+    /// Distribution of every row, `[R]`.
     pub rows: &'a [u32],
 }
 
-/// One law.
+/// One distribution.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SparseLaw<'a> {
+pub(super) struct SparseDistribution<'a> {
     pub(super) ids: &'a [u32],
     pub(super) log_probs: &'a [f32],
     pub(super) tail: f64,
 }
 
-impl SparseLaw<'_> {
+impl SparseDistribution<'_> {
     /// What probabilities are divided by.
     pub(super) fn mass(&self) -> f64 {
         let mass = self.log_probs.iter().map(|lp| f64::from(*lp).exp()).sum::<f64>() + self.tail;
@@ -44,31 +46,33 @@ impl SparseLaw<'_> {
     }
 }
 
-impl<'a> SparseLaws<'a> {
-    fn of_row(&self, row: usize) -> SparseLaw<'a> {
-        self.of_law(self.rows[row] as usize)
+impl<'a> SparseDistributions<'a> {
+    fn of_row(&self, row: usize) -> SparseDistribution<'a> {
+        self.of_distribution(self.rows[row] as usize)
     }
 
-    pub(super) fn of_law(&self, law: usize) -> SparseLaw<'a> {
-        let entries = self.starts[law]..self.starts[law + 1];
-        SparseLaw {
+    pub(super) fn of_distribution(&self, distribution: usize) -> SparseDistribution<'a> {
+        let entries = self.starts[distribution]..self.starts[distribution + 1];
+        SparseDistribution {
             ids: &self.ids[entries.clone()],
             log_probs: &self.log_probs[entries],
-            tail: self.tails[law],
+            tail: self.tails[distribution],
         }
     }
 
     pub(super) fn check(&self, rows: usize, vocabulary: usize) -> Result<()> {
-        let laws = self.tails.len();
+        let distributions = self.tails.len();
         let entries = self.ids.len();
-        let fits = self.starts.len() == laws + 1
+        let fits = self.starts.len() == distributions + 1
             && self.starts.is_sorted()
             && self.starts.last() == Some(&entries)
             && self.log_probs.len() == entries
             && self.rows.len() == rows
-            && self.rows.iter().all(|law| (*law as usize) < laws);
+            && self.rows.iter().all(|distribution| (*distribution as usize) < distributions);
         if !fits {
-            bail!("linear_cross_entropy: {laws} laws of {entries} ids do not fit {rows} rows");
+            bail!(
+                "linear_cross_entropy: {distributions} distributions of {entries} ids do not fit {rows} rows"
+            );
         }
         if let Some(id) = self.ids.iter().find(|id| **id as usize >= vocabulary) {
             bail!("linear_cross_entropy: id {id} outside the vocabulary of {vocabulary}");
@@ -80,14 +84,14 @@ impl<'a> SparseLaws<'a> {
 /// Loss and statistics of one row; `z` becomes `dℓ/dz` if `want_grad`.
 pub(super) fn row(
     inputs: &Inputs<'_>,
-    (laws, factors): (&SparseLaws<'_>, &Weighted<'_>),
+    (distributions, factors): (&SparseDistributions<'_>, &Weighted<'_>),
     index: usize,
     z: &mut [f32],
     want_grad: bool,
 ) -> Row {
     let label = inputs.labels[index] as usize;
     let label_logit = f64::from(z[label]);
-    let entries = TopK::of_law(laws.of_row(index), z);
+    let entries = TopK::of_distribution(distributions.of_row(index), z);
     let q = Softmax::of(z);
     let hard = q.log_sum_exp() - label_logit;
     let mut out = Row { hard, ..Row::default() };
@@ -114,26 +118,27 @@ pub(super) fn row(
 /// The same from plain tensor ops.
 pub(super) fn reference(
     inputs: &Inputs<'_>,
-    laws: &SparseLaws<'_>,
+    distributions: &SparseDistributions<'_>,
     factors: &Weighted<'_>,
     logits: &Tensor,
 ) -> Result<Output> {
     let rows = logits.dim(0)?;
     // Lists of one length: further entries have no probability and count for nothing.
-    let longest = (0..rows).map(|row| laws.of_row(row).ids.len()).max().unwrap_or(0).max(1);
+    let longest =
+        (0..rows).map(|row| distributions.of_row(row).ids.len()).max().unwrap_or(0).max(1);
     let (mut ids, mut p, mut listed) = (Vec::new(), Vec::new(), Vec::new());
     let (mut masses, mut tails) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
     for row in 0..rows {
-        let law = laws.of_row(row);
-        ids.extend_from_slice(law.ids);
-        p.extend(law.log_probs.iter().map(|log_prob| f64::from(*log_prob).exp()));
+        let distribution = distributions.of_row(row);
+        ids.extend_from_slice(distribution.ids);
+        p.extend(distribution.log_probs.iter().map(|log_prob| f64::from(*log_prob).exp()));
         listed.resize(p.len(), 1.0);
         let entries = (row + 1) * longest;
         ids.resize(entries, 0);
         p.resize(entries, 0.0);
         listed.resize(entries, 0.0);
-        masses.push(law.mass());
-        tails.push(law.tail / law.mass());
+        masses.push(distribution.mass());
+        tails.push(distribution.tail / distribution.mass());
     }
     let wide = logits.dtype();
     let tensor =

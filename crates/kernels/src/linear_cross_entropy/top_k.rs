@@ -1,7 +1,7 @@
 //! Top-k targets: the teacher's most likely tokens and what becomes of the rest.
 
 use super::row::{Row, Softmax};
-use super::sparse::SparseLaw;
+use super::sparse::SparseDistribution;
 use super::{TAIL_FLOOR, Tail};
 
 /// The most likely of top-k entries; ties go to the lower id.
@@ -28,7 +28,7 @@ pub(super) struct TopK<'a> {
     best: u32,
 }
 
-/// The tail of the draft's law and what it does to the gradient.
+/// The tail of the draft's distribution and what it does to the gradient.
 pub(super) struct TailTerm {
     /// `Σ p + r` when the tail term is live, `Σ p` when it is a constant: factor of `q` on ids.
     on_ids: f64,
@@ -49,10 +49,10 @@ impl<'a> TopK<'a> {
         Self { ids, p, rescale, rest, logits, tail, best: best_of(ids, log_probs) }
     }
 
-    /// A law with a tail bucket, all of it rescaled to mass 1.
-    pub(super) fn of_law(law: SparseLaw<'a>, z: &[f32]) -> Self {
-        let SparseLaw { ids, log_probs, tail } = law;
-        let mass = law.mass();
+    /// A distribution with a tail bucket, all of it rescaled to mass 1.
+    pub(super) fn of_distribution(distribution: SparseDistribution<'a>, z: &[f32]) -> Self {
+        let SparseDistribution { ids, log_probs, tail } = distribution;
+        let mass = distribution.mass();
         let p = log_probs.iter().map(|&lp| f64::from(lp).exp() / mass).collect();
         let logits = ids.iter().map(|&id| f64::from(z[id as usize])).collect();
         let best = best_of(ids, log_probs);

@@ -44,7 +44,7 @@ fn default_sizes_are_the_published_ones() {
 }
 
 #[test]
-fn loss_at_the_start_is_that_of_a_uniform_law() -> Result<()> {
+fn loss_at_the_start_is_that_of_a_uniform_distribution() -> Result<()> {
     let untied = LanguageModelConfig { tie_embeddings: false, ..small() };
     for config in [small(), untied, llama()] {
         let model = LanguageModel::initialise(&config, 3)?;

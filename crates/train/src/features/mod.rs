@@ -19,7 +19,7 @@ use crate::error::{Result, TrainError};
 pub use memory::MemoryFeatures;
 pub use store::{Part, StoredFeatures};
 
-/// Which form of the teacher's law is needed.
+/// Which form of the teacher's distribution is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TeacherKind {
     /// None.
@@ -41,12 +41,13 @@ pub struct FeatureNeeds {
     pub taps: Vec<Tap>,
     /// Teacher of the loss.
     pub teacher: TeacherKind,
-    /// How far after a row its teachers may stand: a rank that runs a part of a row gets the states of
-    /// so many tokens after it.
+    /// How far after a row its teachers may stand: a rank that runs a part of a row gets the states
+    /// of so many tokens after it.
     pub ahead: usize,
 }
 
-/// The teacher's law at the rows that read it ([`crate::objective::Objective::teacher_rows`]).
+/// The teacher's distribution at the rows that read it
+/// ([`crate::objective::Objective::teacher_rows`]).
 #[derive(Debug, Clone)]
 pub enum TeacherFeatures {
     /// Not needed.
@@ -65,8 +66,8 @@ pub enum TeacherFeatures {
         /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
         hidden: Option<Tensor>,
     },
-    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens; of a
-    /// part of a row, its own and those of [`FeatureNeeds::ahead`] tokens after it.
+    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens;
+    /// of a part of a row, its own and those of [`FeatureNeeds::ahead`] tokens after it.
     EveryToken {
         /// After the target's final norm.
         hidden: Tensor,
@@ -78,8 +79,8 @@ pub enum TeacherFeatures {
 pub struct BatchFeatures {
     /// Last-layer keys and values of every token, if the draft taps them.
     pub last_kv: Option<LastKv>,
-    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a row,
-    /// those of its own tokens.
+    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a
+    /// row, those of its own tokens.
     pub aux_hidden: Option<Tensor>,
     /// Teacher at the learned rows.
     pub teacher: TeacherFeatures,
@@ -260,8 +261,8 @@ fn taps_of(needs: &FeatureNeeds) -> Taps {
     Taps::of(&taps)
 }
 
-/// Runs the frozen target on a batch, or on this rank's part of it. All ranks of a spread target do,
-/// or [`join_target`].
+/// Runs the frozen target on a batch, or on this rank's part of it. All ranks of a spread target
+/// do, or [`join_target`].
 ///
 /// # Errors
 /// - as [`Target::forward`]

@@ -17,7 +17,7 @@ use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig, limits};
 use crate::error::{Result, TrainError};
 use crate::objective::{
-    Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherLaw,
+    Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherDistribution,
 };
 use crate::stage::{Event, Observer};
 
@@ -53,7 +53,7 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     let GlideObjectiveConfig { soft_targets, top_k, tail, .. } = glide;
     require(
         glide == GlideObjectiveConfig { soft_targets, top_k, tail, ..Default::default() },
-        "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's law alone",
+        "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's distribution alone",
     );
     require(
         (1..=limits::TOP_K).contains(&top_k),
@@ -61,7 +61,7 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     );
     require(
         objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
-        "`objective.eagle3.compat` learns the whole law: set `objective.soft_targets: full`",
+        "`objective.eagle3.compat` learns the whole distribution: set `objective.soft_targets: full`",
     );
     require(
         config.parallel.sequence == 1 || objective.compat.is_none(),
@@ -130,12 +130,12 @@ pub(super) fn build(
     };
     report(&draft, &counts, observer);
     let ObjectiveConfig { soft_targets, top_k, tail, eagle3, .. } = &config.objective;
-    let law = match soft_targets {
-        SoftTargetKind::Full => TeacherLaw::Whole,
-        SoftTargetKind::TopK => TeacherLaw::TopK { k: *top_k, tail: *tail },
+    let distribution = match soft_targets {
+        SoftTargetKind::Full => TeacherDistribution::Whole,
+        SoftTargetKind::TopK => TeacherDistribution::TopK { k: *top_k, tail: *tail },
     };
     let objective = Eagle3Objective::new(draft, &target.head()?, eagle3.clone())?;
-    Ok(Box::new(objective.with_law(law)))
+    Ok(Box::new(objective.with_distribution(distribution)))
 }
 
 /// The draft's sizes: as wanted, else the target's.

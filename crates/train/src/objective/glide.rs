@@ -1,4 +1,4 @@
-//! GLIDE: hard labels mixed with the target's own law, every row at its own delay.
+//! GLIDE: hard labels mixed with the target's own distribution, every row at its own delay.
 //!
 //! The row at token `t` with delay `d` computes what the decoder computes at level `d` after
 //! `d − 1` accepted tokens, because the one-layer draft feeds no hidden state back.
@@ -119,9 +119,9 @@ impl GlideObjective {
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
     }
 
-    /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys there
-    /// depend on embeddings and positions alone, so that a rank computes those of its neighbour's
-    /// last tokens itself, and their gradients reach the same weights.
+    /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys
+    /// there depend on embeddings and positions alone, so that a rank computes those of its
+    /// neighbour's last tokens itself, and their gradients reach the same weights.
     fn hidden_of(
         &self,
         rows: Range<usize>,
@@ -150,7 +150,8 @@ impl GlideObjective {
         Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
     }
 
-    /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless `train`.
+    /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless
+    /// `train`.
     fn learned_states(
         &self,
         batch: &Batch,

@@ -13,7 +13,7 @@ use crate::metrics::{DraftMetrics, Quantities};
 
 pub use eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
-    MaskRule, OovRows, RowPlan, StepCounts, TeacherLaw,
+    MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
 };
 pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
 
@@ -91,8 +91,8 @@ pub trait Objective {
         self.needs()
     }
 
-    /// What figures are measured against when the teacher has this form: that of [`Self::needs`] for
-    /// training rows, that of [`Self::held_out_needs`] for held-out rows.
+    /// What figures are measured against when the teacher has this form: that of [`Self::needs`]
+    /// for training rows, that of [`Self::held_out_needs`] for held-out rows.
     fn quantities(&self, teacher: TeacherKind) -> Quantities;
 
     /// Counters of a held-out row, at every delay or step; where training rows are measured against

@@ -16,7 +16,7 @@ use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
 use crate::objective::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, GlideObjective, GlideObjectiveConfig,
-    Objective, SoftTargetKind, TailKind, TeacherLaw,
+    Objective, SoftTargetKind, TailKind, TeacherDistribution,
 };
 use crate::optim::Gradients;
 
@@ -237,8 +237,8 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
 #[test]
 fn mpi_parts_of_a_row_learn_like_the_whole() {
     for soft in [SoftTargetKind::Full, SoftTargetKind::TopK] {
-        // A row that is shorter than the ranks are many is run by one of them; the second document of
-        // the third row is not learned, so that ranks have nothing to learn.
+        // A row that is shorter than the ranks are many is run by one of them; the second document
+        // of the third row is not learned, so that ranks have nothing to learn.
         let mut one_sided = packed(23);
         one_sided.learned.retain(|token| *token < 5);
         for batch in [packed(23), packed(3), one_sided] {
@@ -261,7 +261,7 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
 fn eagle3_step(
     world: &World,
     batch: &Batch,
-    (switches, law): (&Eagle3ObjectiveConfig, TeacherLaw),
+    (switches, distribution): (&Eagle3ObjectiveConfig, TeacherDistribution),
 ) -> (f64, Vec<Vec<f32>>) {
     let sizes = config(&json!({}));
     let target = target(&sizes, TargetOptions::default(), None);
@@ -271,7 +271,7 @@ fn eagle3_step(
     let draft = Eagle3Draft::initialise(&sizes, map, &target.embedding().expect("table"), 7);
     let head = target.head().expect("head");
     let objective = Eagle3Objective::new(draft.expect("draft"), &head, switches.clone());
-    let objective = objective.expect("objective").with_law(law);
+    let objective = objective.expect("objective").with_distribution(distribution);
     let groups = groups(world, world.size());
     let own = groups.cut(batch.clone());
     let part = groups.part_of(own.ids.len());
@@ -296,21 +296,24 @@ fn eagle3_step(
 
 #[test]
 fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
-    // Documents end within a part, nothing is learned of the second half, and a row that is shorter than
-    // the ranks are many.
+    // Documents end within a part, nothing is learned of the second half, and a row that is shorter
+    // than the ranks are many.
     let mut one_sided = packed(23);
     one_sided.loss_mask[11..].fill(false);
     let plain = Eagle3ObjectiveConfig { ttt_steps: 3, ..Default::default() };
     let mixed = Eagle3ObjectiveConfig { loss: Eagle3Loss::LkLambda, ..plain.clone() };
-    let top_k = TeacherLaw::TopK { k: 5, tail: TailKind::Bucket };
-    for (config, law) in [(&plain, TeacherLaw::Whole), (&mixed, TeacherLaw::Whole), (&plain, top_k)]
-    {
+    let top_k = TeacherDistribution::TopK { k: 5, tail: TailKind::Bucket };
+    for (config, distribution) in [
+        (&plain, TeacherDistribution::Whole),
+        (&mixed, TeacherDistribution::Whole),
+        (&plain, top_k),
+    ] {
         for batch in [packed(23), packed(3), one_sided.clone()] {
-            let (loss, gradients) = eagle3_step(&World::single(), &batch, (config, law));
+            let (loss, gradients) = eagle3_step(&World::single(), &batch, (config, distribution));
             let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
             for ranks in [2, 4] {
                 for (sum, sums) in
-                    in_threads(ranks, |world| eagle3_step(&world, &batch, (config, law)))
+                    in_threads(ranks, |world| eagle3_step(&world, &batch, (config, distribution)))
                 {
                     assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
                     assert_eq!(gradients.len(), sums.len());

@@ -19,7 +19,8 @@ use crate::parallel::ZeroStage;
 /// Bytes of the program itself: code, runtime, thread stacks.
 pub(super) const PROCESS: u64 = 24 << 20;
 
-/// Bytes of a message-passing library and its buffers on a rank, as measured with Open MPI 4 on one host.
+/// Bytes of a message-passing library and its buffers on a rank, as measured with Open MPI 4 on one
+/// host.
 const MESSAGES: u64 = 14 << 20;
 
 /// A term.
@@ -208,8 +209,8 @@ impl Workload {
         self.zero == ZeroStage::Weights && self.layout.ranks > 1
     }
 
-    /// Bytes of the target's weights that a rank always holds; under ZeRO-3 a part of them, and embedding
-    /// and head that EAGLE-3 keeps.
+    /// Bytes of the target's weights that a rank always holds; under ZeRO-3 a part of them, and
+    /// embedding and head that EAGLE-3 keeps.
     fn target_bytes(&self) -> u64 {
         let all = self.layers_bytes(self.layers);
         if !self.is_spread() {
@@ -221,8 +222,8 @@ impl Workload {
         all.div_ceil(shards) + ends
     }
 
-    /// Bytes of a spread target that a rank puts together: two layers, of which one is gathered while the
-    /// other computes, or the embedding; and while the draft learns, embedding and head.
+    /// Bytes of a spread target that a rank puts together: two layers, of which one is gathered
+    /// while the other computes, or the embedding; and while the draft learns, embedding and head.
     fn whole_bytes(&self) -> [u64; 2] {
         if !self.is_spread() {
             return [0; 2];
@@ -238,17 +239,17 @@ impl Workload {
         (self.layout.target_value_bytes * values) as u64
     }
 
-    /// Bytes of the target that ZeRO-3 gathers for a row: every layer once, the embedding for its lookup,
-    /// embedding and head while the draft learns, and once more for a law's most likely tokens or for what
-    /// a store holds.
+    /// Bytes of the target that ZeRO-3 gathers for a row: every layer once, the embedding for its
+    /// lookup, embedding and head while the draft learns, and once more for a distribution's most
+    /// likely tokens or for what a store holds.
     fn gathered_bytes(&self) -> u64 {
         let ends = self.layers_bytes(Layers::None);
         let layers = self.layers_bytes(self.layers) - ends;
         if self.features.store().is_some() {
             return 2 * ends;
         }
-        let law = if matches!(self.teacher, TeacherKind::TopK(_)) { ends } else { 0 };
-        layers + self.embedding_bytes() + ends + law
+        let distribution = if matches!(self.teacher, TeacherKind::TopK(_)) { ends } else { 0 };
+        layers + self.embedding_bytes() + ends + distribution
     }
 
     /// Bytes of the target's head at the draft's vocabulary, `4 Vd Ht`, where that is smaller.

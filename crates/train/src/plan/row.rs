@@ -12,7 +12,7 @@ pub(super) struct Row {
     pub(super) learned: u64,
     /// Ranks that share the row (sequence parallelism); attention gathers their keys.
     pub(super) parts: u64,
-    /// Whether the loss forms the teacher's whole law.
+    /// Whether the loss forms the teacher's whole distribution.
     pub(super) teacher_logits: bool,
     /// Threads of the rank.
     pub(super) threads: usize,

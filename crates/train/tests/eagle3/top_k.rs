@@ -4,7 +4,8 @@ use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::objective::{
-    Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, Objective, OovRows, TailKind, TeacherLaw,
+    Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, Objective, OovRows, TailKind,
+    TeacherDistribution,
 };
 use longdraft_train::optim::Gradients;
 
@@ -22,7 +23,8 @@ fn configs() -> Vec<Eagle3ObjectiveConfig> {
 }
 
 fn with(config: &Eagle3ObjectiveConfig, k: usize, tail: TailKind) -> Eagle3Objective {
-    objective(&draft_config(), config.clone()).with_law(TeacherLaw::TopK { k, tail })
+    objective(&draft_config(), config.clone())
+        .with_distribution(TeacherDistribution::TopK { k, tail })
 }
 
 /// Largest difference of two sets of gradients, relative to the largest of the second.
@@ -39,7 +41,7 @@ fn difference(objective: &Eagle3Objective, a: &Gradients, b: &Gradients) -> f64 
 }
 
 #[test]
-fn as_many_tokens_as_the_vocabulary_has_are_the_whole_law() {
+fn as_many_tokens_as_the_vocabulary_has_are_the_whole_distribution() {
     let batch = batch(&[17, 5, 12], 3);
     let features = features(&batch, 5);
     for config in configs() {
@@ -79,7 +81,7 @@ fn fewer_tokens_are_another_objective_with_less_known_acceptance() {
         metrics.by_delay.iter().map(|delay| delay.acceptance_sum).sum::<f64>()
     };
     assert!(accepted(&bucket) < accepted(&whole));
-    // Held-out rows are measured with all of the law.
+    // Held-out rows are measured with all of the distribution.
     let measured = |objective: &Eagle3Objective| {
         let metrics = objective.measure(&batch, &features).expect("metrics");
         (metrics.loss(), metrics.by_delay[0].acceptance_sum)
@@ -110,7 +112,7 @@ fn kept_entries_give_the_bits_of_those_of_the_states() {
         short.ids.pop();
         assert!(objective.plan(&batch, &kept(short)).is_err());
     }
-    // Their law alone is no whole law.
+    // Their distribution alone is no whole distribution.
     let whole = objective(&draft_config(), configs()[0].clone());
     let features = BatchFeatures {
         teacher: TeacherFeatures::TopK { entries: TopK::default(), k: 6, hidden: None },

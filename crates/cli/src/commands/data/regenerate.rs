@@ -132,7 +132,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// What lines of one file must have in common. A draft changes no law, so it is left out.
+    /// What lines of one file must have in common. A draft changes no distribution, so it is left
+    /// out.
     fn recipe(&self) -> String {
         let DataRegenerateArguments { temperature, seed, max_tokens, .. } = self.arguments;
         let target = self.target.fingerprint();

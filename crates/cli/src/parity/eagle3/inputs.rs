@@ -104,7 +104,7 @@ pub(super) fn check_teacher(
         }
         check_integers(case, "teacher.target_token_ids", &got, &want, report);
     }
-    check_laws(case, objective, &file, report)
+    check_distributions(case, objective, &file, report)
 }
 
 /// Counts mismatches; a few are near-ties where the case is stored in 16 bits.
@@ -114,8 +114,8 @@ fn check_integers(case: &Case<'_>, name: &str, got: &[i64], want: &[i64], report
     report.check(name, error as f64, (case.tolerance.count * want.len() as f64).floor());
 }
 
-/// The teacher's law over the draft's vocabulary and its true probabilities.
-fn check_laws(
+/// The teacher's distribution over the draft's vocabulary and its true probabilities.
+fn check_distributions(
     case: &Case<'_>,
     objective: &Eagle3Objective,
     file: &SafetensorsSource,
@@ -146,9 +146,9 @@ fn check_laws(
             continue;
         }
         let normaliser = Tensor::from_slice(&normaliser, (normaliser.len(), 1), &Device::Cpu)?;
-        let law = logits.to_dtype(DType::F64)?.broadcast_sub(&normaliser)?.exp()?;
+        let distribution = logits.to_dtype(DType::F64)?.broadcast_sub(&normaliser)?.exp()?;
         let want = filled(case, &file.load(&stored, DType::F32)?, 1)?;
-        report.check(stored, relative_error(&law, &want)?, case.tolerance.grad);
+        report.check(stored, relative_error(&distribution, &want)?, case.tolerance.grad);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use candle_core::Result;
 
 use super::super::composed::composed_within;
 use super::super::{Inputs, Output, Rejection, RowStatistics, linear_cross_entropy};
-use super::sparse::Laws;
+use super::sparse::Distributions;
 use super::{Case, KINDS};
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
@@ -49,12 +49,12 @@ fn every_kind_of_targets_matches_the_cpu() -> Result<()> {
 }
 
 #[test]
-fn sparse_laws_match_the_cpu() -> Result<()> {
+fn sparse_distributions_match_the_cpu() -> Result<()> {
     let case = Case::random(21, 9, 6, 60, 8);
     for (tail, form) in [(true, Rejection::Linear), (true, Rejection::Log), (false, Rejection::Log)]
     {
-        let laws = Laws::of(&case, |law| law * 3 % 9, tail);
-        let inputs = laws.inputs(&case, &case.hidden, form);
+        let distributions = Distributions::of(&case, |distribution| distribution * 3 % 9, tail);
+        let inputs = distributions.inputs(&case, &case.hidden, form);
         let own = emulated(|| linear_cross_entropy(&inputs))?;
         assert_near("sparse", &own, &linear_cross_entropy(&inputs)?, &case)?;
     }

@@ -19,7 +19,7 @@ pub enum Eagle3Compat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Eagle3Loss {
-    /// Cross-entropy with the teacher's law over the draft's vocabulary.
+    /// Cross-entropy with the teacher's distribution over the draft's vocabulary.
     #[default]
     Ce,
     /// `−log α`, α the chance that speculative sampling accepts.
@@ -132,7 +132,8 @@ impl Eagle3ObjectiveConfig {
                 problems.push(format!("`{name}` is more than {}", Self::LARGEST_FACTOR));
             }
         }
-        // Weights of steps are factors of losses in f32; with too many steps they are not asked for.
+        // Weights of steps are factors of losses in f32; with too many steps they are not asked
+        // for.
         if problems.0.is_empty() && self.weights().iter().any(|weight| !limits::is_f32(*weight)) {
             problems.push("`step_decay` or `step_weights` make a weight beyond f32");
         }

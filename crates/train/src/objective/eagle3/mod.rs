@@ -1,17 +1,18 @@
-//! EAGLE-3's training-time test (arXiv 2503.01840): the draft reads its own states for `S` steps, and
-//! every step learns the target's law one token further on.
+//! EAGLE-3's training-time test (arXiv 2503.01840): the draft reads its own states for `S` steps,
+//! and every step learns the target's distribution one token further on.
 //!
 //! ```text
 //! L = Σ_i w_i Σ_t ℓ⁽ⁱ⁾_t / D_i        ℓ = −Σ_v p_v log q_v, or an LK loss (arXiv 2602.23881)
 //! ```
 //!
-//! `D_i` is the number of rows that step `i` learns, over the whole optimizer step. Head and loss of
-//! all steps run as one pass over their learned rows, so nothing of size `T × V` or `T × T` exists:
-//! memory is `O(S · T)`. Where only the teacher's most likely tokens are kept, the law is theirs
-//! (`law.rs`): another objective than the whole law's, unless `k = V`.
+//! `D_i` is the number of rows that step `i` learns, over the whole optimizer step. Head and loss
+//! of all steps run as one pass over their learned rows, so nothing of size `T × V` or `T × T`
+//! exists: memory is `O(S · T)`. Where only the teacher's most likely tokens are kept, the
+//! distribution is theirs (`distribution.rs`): another objective than the whole distribution's,
+//! unless `k = V`.
 
 mod config;
-mod law;
+mod distribution;
 mod metrics;
 mod rows;
 mod steps;
@@ -36,7 +37,7 @@ use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
 pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
-pub use law::TeacherLaw;
+pub use distribution::TeacherDistribution;
 pub use metrics::{Eagle3Metrics, StepCounts};
 pub use rows::RowPlan;
 
@@ -48,7 +49,7 @@ pub struct Eagle3Objective {
     /// Its rows of the draft's vocabulary, `[Vd, Ht]`.
     kept_head: Tensor,
     config: Eagle3ObjectiveConfig,
-    law: TeacherLaw,
+    distribution: TeacherDistribution,
 }
 
 /// What a batch came to.
@@ -81,14 +82,20 @@ impl Eagle3Objective {
             let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
             select_rows(head, &kept)?
         };
-        Ok(Self { draft, head: head.clone(), kept_head, config, law: TeacherLaw::Whole })
+        Ok(Self {
+            draft,
+            head: head.clone(),
+            kept_head,
+            config,
+            distribution: TeacherDistribution::Whole,
+        })
     }
 
-    /// The same with another part of the teacher's law. Held-out rows are measured with all of it
-    /// where it is at hand.
+    /// The same with another part of the teacher's distribution. Held-out rows are measured with
+    /// all of it where it is at hand.
     #[must_use]
-    pub fn with_law(self, law: TeacherLaw) -> Self {
-        Self { law, ..self }
+    pub fn with_distribution(self, distribution: TeacherDistribution) -> Self {
+        Self { distribution, ..self }
     }
 
     /// The draft.
@@ -106,14 +113,14 @@ impl Eagle3Objective {
     /// # Errors
     /// - the features are not those that [`Objective::needs`] names, or lengths differ
     pub fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<RowPlan> {
-        self.plan_with(batch, features, self.law)
+        self.plan_with(batch, features, self.distribution)
     }
 
     fn plan_with(
         &self,
         batch: &Batch,
         features: &BatchFeatures,
-        law: TeacherLaw,
+        distribution: TeacherDistribution,
     ) -> Result<RowPlan> {
         let tokens = batch.ids.len();
         let run = features.rows().unwrap_or(0..tokens).len();
@@ -131,7 +138,7 @@ impl Eagle3Objective {
         refuse(problems, "batch")?;
         let supervised = supervised_rows(&self.config, batch);
         let rows = rows_read(tokens, &supervised);
-        let teacher = self.teacher(features, law, (&rows, tokens))?;
+        let teacher = self.teacher(features, distribution, (&rows, tokens))?;
         Ok(RowPlan::new(&self.config, batch, supervised, teacher))
     }
 
@@ -139,7 +146,7 @@ impl Eagle3Objective {
     fn teacher(
         &self,
         features: &BatchFeatures,
-        law: TeacherLaw,
+        distribution: TeacherDistribution,
         (rows, tokens): (&[u32], usize),
     ) -> Result<TeacherSummary> {
         let run = features.rows().unwrap_or(0..tokens);
@@ -162,12 +169,12 @@ impl Eagle3Objective {
             let at: Vec<u32> = rows.iter().map(|row| row - known.start as u32).collect();
             Ok(select_rows(hidden, &at)?)
         };
-        match (&features.teacher, law) {
-            (TeacherFeatures::EveryToken { hidden }, TeacherLaw::Whole) => {
+        match (&features.teacher, distribution) {
+            (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
                 let hidden = states(hidden)?;
                 TeacherSummary::new(&hidden, &self.head, vocabulary, (rows, tokens))
             }
-            (TeacherFeatures::EveryToken { hidden }, TeacherLaw::TopK { k, tail }) => {
+            (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let hidden = states(hidden)?;
                 let k = k.min(self.head.dim(0)?);
                 if rows.is_empty() {
@@ -176,10 +183,10 @@ impl Eagle3Objective {
                 Ok(of_entries(&linear_top_k(&hidden, &self.head, k)?, k, tail))
             }
             // A store hands out nothing where nothing is read.
-            (TeacherFeatures::None, TeacherLaw::TopK { k, tail }) if rows.is_empty() => {
+            (TeacherFeatures::None, TeacherDistribution::TopK { k, tail }) if rows.is_empty() => {
                 Ok(of_entries(&TopK::default(), k, tail))
             }
-            (TeacherFeatures::TopK { entries, k, .. }, TeacherLaw::TopK { tail, .. }) => {
+            (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {
                 lengths(entries.ids.len().min(entries.log_probs.len()), rows.len() * k)?;
                 Ok(of_entries(entries, *k, tail))
             }
@@ -187,9 +194,9 @@ impl Eagle3Objective {
         }
     }
 
-    /// What every step's `Σ ℓ` is divided by, `[S]`, at least 1. Sum it over the batches and ranks of
-    /// an optimizer step and give the sums to [`Self::evaluate`]; compat divides every batch by its
-    /// own numbers times the number of batches.
+    /// What every step's `Σ ℓ` is divided by, `[S]`, at least 1. Sum it over the batches and ranks
+    /// of an optimizer step and give the sums to [`Self::evaluate`]; compat divides every batch by
+    /// its own numbers times the number of batches.
     pub fn denominators(&self, plan: &RowPlan) -> Vec<f64> {
         self.counts_to_divide_by(plan).iter().map(|count| count.max(1.0)).collect()
     }
@@ -224,14 +231,14 @@ impl Objective for Eagle3Objective {
     }
 
     fn needs(&self) -> FeatureNeeds {
-        let teacher = match self.law {
-            TeacherLaw::Whole => TeacherKind::EveryToken,
-            TeacherLaw::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
+        let teacher = match self.distribution {
+            TeacherDistribution::Whole => TeacherKind::EveryToken,
+            TeacherDistribution::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
         };
         FeatureNeeds { taps: self.draft.taps(), teacher, ahead: self.config.ttt_steps }
     }
 
-    /// The whole law, so that acceptance is exact.
+    /// The whole distribution, so that acceptance is exact.
     fn held_out_needs(&self) -> FeatureNeeds {
         FeatureNeeds { teacher: TeacherKind::EveryToken, ..self.needs() }
     }
@@ -284,10 +291,10 @@ impl Objective for Eagle3Objective {
 
     fn quantities(&self, teacher: TeacherKind) -> Quantities {
         let target = Quantities::TARGET.to_owned();
-        let (law, acceptance) = match (teacher, self.law) {
+        let (distribution, acceptance) = match (teacher, self.distribution) {
             (
                 TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k),
-                TeacherLaw::TopK { tail, .. },
+                TeacherDistribution::TopK { tail, .. },
             ) => (top_k_in_words(k, tail), format!("{target}'s top {k}")),
             _ => (target.clone(), target.clone()),
         };
@@ -298,12 +305,12 @@ impl Objective for Eagle3Objective {
         };
         let weights: Vec<String> =
             self.config.weights().iter().map(|weight| format!("{weight:.2}")).collect();
-        let loss = format!("{form}{law}; steps weighted {}", weights.join(" "));
+        let loss = format!("{form}{distribution}; steps weighted {}", weights.join(" "));
         Quantities { loss, hard_loss: String::new(), agreement: target, acceptance }
     }
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
-        let plan = self.plan_with(batch, features, TeacherLaw::Whole)?;
+        let plan = self.plan_with(batch, features, TeacherDistribution::Whole)?;
         let denominators = self.denominators(&plan);
         let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
         let weights = self.config.weights();
@@ -312,7 +319,7 @@ impl Objective for Eagle3Objective {
         if features.part.is_none() {
             metrics.replayed = plan.replay(batch, &outcome.agrees);
         }
-        if self.law != TeacherLaw::Whole {
+        if self.distribution != TeacherDistribution::Whole {
             let plan = self.plan(batch, features)?;
             let denominators = self.denominators(&plan);
             let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;

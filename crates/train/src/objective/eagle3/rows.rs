@@ -1,7 +1,7 @@
 //! Which rows every step measures and learns.
 //!
-//! Row `t` at step `i` reads teacher row `t + 1 + i`, the law of token `t + 2 + i`. Tokens, teacher
-//! and mask move left by one each step; the row stays.
+//! Row `t` at step `i` reads teacher row `t + 1 + i`, the distribution of token `t + 2 + i`.
+//! Tokens, teacher and mask move left by one each step; the row stays.
 
 use longdraft_data::Batch;
 use longdraft_models::{DraftTokenId, TargetTokenId};
@@ -80,7 +80,8 @@ impl RowPlan {
         rows.iter().filter(|row| row.learned).map(|row| row.t).collect()
     }
 
-    /// The teacher's most likely token of every token that some step reads, `None` elsewhere, `[T]`.
+    /// The teacher's most likely token of every token that some step reads, `None` elsewhere,
+    /// `[T]`.
     pub fn teacher_tokens(&self) -> Vec<Option<TargetTokenId>> {
         let best = self.teacher.best.iter().zip(&self.teacher.log_sum_exp);
         best.map(|(best, normaliser)| normaliser.is_finite().then_some(*best)).collect()

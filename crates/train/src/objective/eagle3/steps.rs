@@ -43,7 +43,7 @@ enum RowTeacher {
         /// Normaliser of the teacher's whole vocabulary, `[R]`
         log_sum_exp: Vec<f64>,
     },
-    /// Which of the plan's laws every row has, `[R]`
+    /// Which of the plan's distributions every row has, `[R]`
     Top { rows: Vec<u32> },
 }
 
@@ -150,8 +150,8 @@ impl Eagle3Objective {
             teacher_rows.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
         }
         let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
-        let teacher = if let Some(laws) = &plan.teacher.laws {
-            let rows = laws.of_tokens(&teacher_rows);
+        let teacher = if let Some(distributions) = &plan.teacher.distributions {
+            let rows = distributions.of_tokens(&teacher_rows);
             RowTeacher::Top { rows: rows.ok_or_else(|| untapped("the teacher at a learned row"))? }
         } else {
             let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
@@ -198,16 +198,16 @@ impl Eagle3Objective {
             form,
             log_sum_exp: None,
         };
-        let (soft, teacher) = match (&rows.teacher, &plan.teacher.laws) {
-            (RowTeacher::Top { rows }, Some(laws)) => {
-                (SoftTargets::Sparse(laws.of_rows(rows), factors), None)
+        let (soft, teacher) = match (&rows.teacher, &plan.teacher.distributions) {
+            (RowTeacher::Top { rows }, Some(distributions)) => {
+                (SoftTargets::Sparse(distributions.of_rows(rows), factors), None)
             }
             (RowTeacher::Whole { hidden, rows, log_sum_exp }, _) => {
                 factors.log_sum_exp = Some(log_sum_exp);
                 let teacher = Teacher { hidden, rows: Some(rows), head: &self.kept_head };
                 (SoftTargets::Weighted(factors), Some(teacher))
             }
-            (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's laws")),
+            (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's distributions")),
         };
         let inputs = Inputs { hidden, head, labels: &labels, soft, soft_weight: 1.0, teacher };
         let output = linear_cross_entropy(&inputs)?;

@@ -1,5 +1,6 @@
-//! What the target says: two numbers of every teacher row over its whole vocabulary; its law over
-//! the draft's vocabulary is formed inside the loss, or from its most likely tokens.
+//! What the target says: two numbers of every teacher row over its whole vocabulary; its
+//! distribution over the draft's vocabulary is formed inside the loss, or from its most likely
+//! tokens.
 
 use candle_core::Tensor;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
@@ -7,7 +8,7 @@ use longdraft_kernels::top_k::TopK;
 use longdraft_models::draft::eagle3::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
 
-use super::law::TopLaws;
+use super::distribution::TopDistributions;
 use crate::error::Result;
 use crate::objective::TailKind;
 
@@ -20,8 +21,8 @@ pub(super) struct TeacherSummary {
     pub(super) best: Vec<TargetTokenId>,
     /// The same as a draft token, if the draft can propose it, `[T]`.
     pub(super) label: Vec<Option<DraftTokenId>>,
-    /// In place of the whole law.
-    pub(super) laws: Option<TopLaws>,
+    /// In place of the whole distribution.
+    pub(super) distributions: Option<TopDistributions>,
 }
 
 impl TeacherSummary {
@@ -30,7 +31,7 @@ impl TeacherSummary {
             log_sum_exp: vec![f64::INFINITY; tokens],
             best: vec![TargetTokenId(0); tokens],
             label: vec![None; tokens],
-            laws: None,
+            distributions: None,
         }
     }
 
@@ -71,7 +72,8 @@ impl TeacherSummary {
         for (&t, ids) in rows.iter().zip(entries.ids.chunks(k.max(1))) {
             summary.set(t, ids[0], 0.0, vocabulary);
         }
-        summary.laws = Some(TopLaws::new(entries, k, (rows, tokens), vocabulary, tail));
+        summary.distributions =
+            Some(TopDistributions::new(entries, k, (rows, tokens), vocabulary, tail));
         summary
     }
 }

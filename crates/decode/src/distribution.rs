@@ -1,4 +1,4 @@
-//! From logits to the law that tokens follow.
+//! From logits to the distribution that tokens follow.
 //!
 //! Temperature, then top-k, top-p and min-p, then softmax over what is left; ties at a border go
 //! to the lower id. Temperature 0 is the arg max, a path of its own.
@@ -60,19 +60,20 @@ impl Sampling {
         Ok(())
     }
 
-    /// The law of the next token, `[V]`, sums to 1; at temperature 0 one-hot. NaN never wins.
+    /// The distribution of the next token, `[V]`, sums to 1; at temperature 0 one-hot. NaN never
+    /// wins.
     ///
     /// # Errors
     /// - no logit is a number above −∞
-    pub fn law(&self, logits: &[f32]) -> Result<Vec<f64>> {
+    pub fn distribution(&self, logits: &[f32]) -> Result<Vec<f64>> {
         if self.is_greedy() {
-            let mut law = vec![0.0; logits.len()];
-            law[argmax(logits).0 as usize] = 1.0;
-            return Ok(law);
+            let mut distribution = vec![0.0; logits.len()];
+            distribution[argmax(logits).0 as usize] = 1.0;
+            return Ok(distribution);
         }
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !largest.is_finite() {
-            return Err(DecodeError::NoLaw);
+            return Err(DecodeError::NoDistribution);
         }
         let weight = |logit: &f32| {
             let weight = (f64::from(*logit - largest) / self.temperature).exp();
@@ -188,9 +189,9 @@ mod tests {
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, f32::NEG_INFINITY];
 
     fn support(sampling: &Sampling) -> Vec<usize> {
-        let law = sampling.law(&LOGITS).expect("law");
-        assert!((law.iter().sum::<f64>() - 1.0).abs() < 1e-12);
-        (0..law.len()).filter(|i| law[*i] > 0.0).collect()
+        let distribution = sampling.distribution(&LOGITS).expect("distribution");
+        assert!((distribution.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        (0..distribution.len()).filter(|i| distribution[*i] > 0.0).collect()
     }
 
     #[test]
@@ -212,15 +213,18 @@ mod tests {
     fn a_long_tail_is_searched_to_the_border() {
         let flat = vec![0.0_f32; 1000];
         let sampling = Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::default() };
-        let law = sampling.law(&flat).expect("law");
-        assert_eq!(law.iter().filter(|p| **p > 0.0).count(), 500);
-        assert!(law[499] > 0.0 && law[500] == 0.0);
+        let distribution = sampling.distribution(&flat).expect("distribution");
+        assert_eq!(distribution.iter().filter(|p| **p > 0.0).count(), 500);
+        assert!(distribution[499] > 0.0 && distribution[500] == 0.0);
     }
 
     #[test]
     fn temperature_zero_is_the_arg_max_and_impossible_values_are_refused() {
-        assert_eq!(Sampling::default().law(&LOGITS).expect("law"), [0.0, 1.0, 0.0, 0.0, 0.0]);
-        assert!(Sampling::at(1.0).law(&[f32::NAN, f32::NEG_INFINITY]).is_err());
+        assert_eq!(
+            Sampling::default().distribution(&LOGITS).expect("distribution"),
+            [0.0, 1.0, 0.0, 0.0, 0.0]
+        );
+        assert!(Sampling::at(1.0).distribution(&[f32::NAN, f32::NEG_INFINITY]).is_err());
         for wrong in [
             Sampling::at(-1.0),
             Sampling::at(f64::NAN),
