@@ -333,6 +333,12 @@ fn a_gguf_carries_its_tokenizer_and_template() {
     let turn = longdraft_models::tokenizer::Message::new("user", "hi");
     let template = tokenizer.chat_template().expect("template");
     assert_eq!(template.render(&[turn], false).expect("text"), "<s>hi");
+    // As `tokenizer.json` it is the same one.
+    let folder = dir.path().join("saved");
+    std::fs::create_dir(&folder).expect("folder");
+    tokenizer.save(&folder).expect("saved");
+    let saved = longdraft_models::tokenizer::TextTokenizer::from_folder(&folder).expect("opened");
+    assert_eq!(saved.fingerprint().expect("hash"), tokenizer.fingerprint().expect("hash"));
 }
 
 /// What `generate` says of a target, without a panic and with exit 1.

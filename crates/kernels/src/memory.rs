@@ -99,6 +99,16 @@ fn out_of_memory(size: usize) -> ! {
     std::process::exit(FAILED)
 }
 
+/// Hands memory that is free again back to the system, where the allocator would keep it (glibc): for after
+/// work that takes much memory in small pieces for a while.
+pub fn release_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes no pointer; glibc allows it at any time and on any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 thread_local! {
     static CURRENT: Cell<*const Budget> = const { Cell::new(null()) };
 }

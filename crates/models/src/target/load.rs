@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::Matrix;
+use longdraft_kernels::memory::release_freed;
 
 use super::build::{self, FileWeights, Weights};
 use super::layers::{LayerSource, ResidentLayers};
@@ -149,7 +150,12 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
             Err(no_target(path))
         }
         Some(file) if !is_gguf(&file)? => Err(no_target(path)),
-        Some(gguf) => TextTokenizer::from_gguf(&GgufSource::open(&gguf)?),
+        Some(gguf) => {
+            let tokenizer = TextTokenizer::from_gguf(&GgufSource::open(&gguf)?)?;
+            // The header's texts lay between what stays.
+            release_freed();
+            Ok(tokenizer)
+        }
         None if path.is_file() => {
             TextTokenizer::from_folder(path.parent().unwrap_or(Path::new(".")))
         }

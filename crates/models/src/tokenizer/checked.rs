@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use base64::Engine;
-use serde_json::Value;
-use tokenizers::Tokenizer;
+use serde_json::{Value, json};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::{AddedToken, Tokenizer};
 
 use crate::bounded::{self, Limits};
 
@@ -32,18 +33,76 @@ pub(super) fn from_json(bytes: Vec<u8>) -> Result<Tokenizer, String> {
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-        check(&tokenizer)?;
+        check_length(tokenizer.get_vocab(true).keys())?;
+        check_steps(&tokenizer)?;
         Ok(tokenizer)
     };
     bounded::run(limits, make).map_err(|stopped| stopped.to_string())?
 }
 
-/// Refuses what makes texts without measure of short ones.
-fn check(tokenizer: &Tokenizer) -> Result<(), String> {
-    let longest = tokenizer.get_vocab(true).keys().map(String::len).max();
-    if let Some(length) = longest.filter(|length| *length > LONGEST_TOKEN) {
-        return Err(format!("a token of {length} bytes, at most {LONGEST_TOKEN} are read"));
+/// Byte-pair encoding.
+pub(super) struct Bpe {
+    /// By id.
+    pub(super) tokens: Vec<String>,
+    /// Pairs that are joined, first the one that comes first.
+    pub(super) merges: Merges,
+    /// Takes the places of characters that no token has.
+    pub(super) unknown: Option<String>,
+    /// One token for a run of such characters.
+    pub(super) fuse_unknown: bool,
+    /// Tokens of single bytes come before it.
+    pub(super) byte_fallback: bool,
+    /// A word that is a token is that token, whatever the merges say.
+    pub(super) ignore_merges: bool,
+}
+
+/// The tokenizer of a model and of the steps before and after it, which are those of a
+/// `tokenizer.json`. The model is no JSON: as such, 150 thousand tokens take 100 MB for a while.
+pub(super) fn from_parts(
+    model: Bpe,
+    mut steps: Value,
+    added: Vec<AddedToken>,
+) -> Result<Tokenizer, String> {
+    check_length(model.tokens.iter())?;
+    steps["version"] = json!("1.0");
+    steps["added_tokens"] = json!([]);
+    steps["model"] = json!({"type": "BPE", "vocab": {}, "merges": []});
+    let merges = model.merges.iter().map(|(left, right)| left.len() + right.len() + 8);
+    let tokens = model.tokens.iter().map(|token| token.len() + 8);
+    let limits = limits(tokens.chain(merges).sum());
+    let make = move || {
+        let mut tokenizer = serde_json::from_value::<Tokenizer>(steps)?;
+        check_steps(&tokenizer)?;
+        let ids = (0..).zip(model.tokens);
+        let vocabulary: Vocab = ids.map(|(id, token)| (token, id)).collect();
+        let mut builder = BPE::builder()
+            .vocab_and_merges(vocabulary, model.merges)
+            .fuse_unk(model.fuse_unknown)
+            .byte_fallback(model.byte_fallback)
+            .ignore_merges(model.ignore_merges);
+        if let Some(token) = model.unknown {
+            builder = builder.unk_token(token);
+        }
+        tokenizer.with_model(builder.build()?);
+        tokenizer.add_tokens(added)?;
+        Ok(tokenizer)
+    };
+    let made: tokenizers::Result<Tokenizer> =
+        bounded::run(limits, make).map_err(|stopped| stopped.to_string())?;
+    made.map_err(|error| error.to_string())
+}
+
+fn check_length<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<(), String> {
+    match tokens.map(String::len).max().filter(|length| *length > LONGEST_TOKEN) {
+        Some(length) => {
+            Err(format!("a token of {length} bytes, at most {LONGEST_TOKEN} are read"))
+        }
+        None => Ok(()),
     }
+}
+
+/// Refuses steps that make texts without measure of short ones.
+fn check_steps(tokenizer: &Tokenizer) -> Result<(), String> {
     for (name, part) in [
         ("normalizer", tokenizer.get_normalizer().map(serde_json::to_value)),
         ("decoder", tokenizer.get_decoder().map(serde_json::to_value)),

@@ -1,11 +1,12 @@
-//! The tokenizer inside a GGUF header, turned into the `tokenizer.json` form.
+//! The tokenizer inside a GGUF header.
 
 use std::collections::HashMap;
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
 
-use super::checked::{self, LONGEST_PIECE};
+use super::checked::{self, Bpe, LONGEST_PIECE};
 use super::{ChatTemplate, TextTokenizer};
 use crate::weights::gguf::header::Header;
 
@@ -29,17 +30,6 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         return Err("`tokenizer.ggml.tokens` is empty".into());
     }
     let kind = string(header, "model").ok_or("`tokenizer.ggml.model` is missing")?;
-    let mut document = match kind {
-        "gpt2" => byte_level_bpe(header, &vocabulary)?,
-        "llama" => sentence_piece(header, &vocabulary)?,
-        other => {
-            return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama)"));
-        }
-    };
-    document["version"] = json!("1.0");
-    document["added_tokens"] = added_tokens(&vocabulary);
-    let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
-    let tokenizer = checked::from_json(bytes)?;
     let template = match header.metadata.get("tokenizer.chat_template") {
         Some(GgufValue::String(source)) => {
             let template = ChatTemplate::new(source, special_tokens(header, &vocabulary));
@@ -48,6 +38,15 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         _ => None,
     };
     let adds_bos = flag(header, "add_bos_token", kind == "llama");
+    let added = added_tokens(&vocabulary);
+    let (model, steps) = match kind {
+        "gpt2" => byte_level_bpe(header, vocabulary)?,
+        "llama" => sentence_piece(header, vocabulary)?,
+        other => {
+            return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama)"));
+        }
+    };
+    let tokenizer = checked::from_parts(model, steps, added)?;
     Ok(TextTokenizer::new(tokenizer, template, adds_bos))
 }
 
@@ -87,16 +86,11 @@ fn numbers(header: &Header, key: &str) -> Option<Vec<f64>> {
     }
 }
 
-fn added_tokens(vocabulary: &Vocabulary) -> Value {
-    let added = vocabulary.tokens.iter().zip(&vocabulary.types).enumerate();
+fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken> {
+    let added = vocabulary.tokens.iter().zip(&vocabulary.types);
     added
-        .filter(|(_, (_, kind))| matches!(**kind, CONTROL | USER_DEFINED))
-        .map(|(id, (token, kind))| {
-            json!({
-                "id": id, "content": token, "special": *kind == CONTROL, "single_word": false,
-                "lstrip": false, "rstrip": false, "normalized": false
-            })
-        })
+        .filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED))
+        .map(|(token, kind)| AddedToken::from(token.clone(), *kind == CONTROL).normalized(false))
         .collect()
 }
 
@@ -117,31 +111,31 @@ fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value
     tokens
 }
 
-fn vocab_map(vocabulary: &Vocabulary) -> Value {
-    let entries = vocabulary.tokens.iter().enumerate();
-    Value::Object(entries.map(|(id, token)| (token.clone(), json!(id))).collect())
-}
-
 /// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
-fn byte_level_bpe(header: &Header, vocabulary: &Vocabulary) -> Result<Value, String> {
-    let merges: Vec<Value> = strings(header, "merges")?
+fn byte_level_bpe(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value), String> {
+    let merges = strings(header, "merges")?
         .iter()
         .map(|merge| match merge.split_once(' ') {
-            Some((left, right)) => Ok(json!([left, right])),
+            Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
             None => Err(format!("merge `{merge}` has no space")),
         })
         .collect::<Result<_, _>>()?;
     let pre = string(header, "pre").unwrap_or("default");
-    Ok(json!({
+    let model = Bpe {
+        tokens: vocabulary.tokens,
+        merges,
+        unknown: None,
+        fuse_unknown: false,
+        byte_fallback: false,
+        ignore_merges: pre.starts_with("llama"),
+    };
+    let steps = json!({
         "normalizer": if pre.contains("qwen") { json!({"type": "NFC"}) } else { Value::Null },
         "pre_tokenizer": pre_tokenizer(pre)?,
         "post_processor": null,
         "decoder": byte_level(false),
-        "model": {
-            "type": "BPE", "vocab": vocab_map(vocabulary), "merges": merges,
-            "ignore_merges": pre.starts_with("llama"), "byte_fallback": false
-        }
-    }))
+    });
+    Ok((model, steps))
 }
 
 fn byte_level(use_regex: bool) -> Value {
@@ -175,7 +169,7 @@ fn pre_tokenizer(pre: &str) -> Result<Value, String> {
 }
 
 /// SentencePiece BPE with byte fallback; merges follow from the pieces' scores.
-fn sentence_piece(header: &Header, vocabulary: &Vocabulary) -> Result<Value, String> {
+fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value), String> {
     let scores = numbers(header, "scores").ok_or("`tokenizer.ggml.scores` is missing")?;
     if scores.len() != vocabulary.tokens.len() {
         return Err("`tokenizer.ggml.scores` and `tokens` differ in length".into());
@@ -196,31 +190,36 @@ fn sentence_piece(header: &Header, vocabulary: &Vocabulary) -> Result<Value, Str
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    Ok(json!({
+    let steps = json!({
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": null,
         "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {
-            "type": "BPE", "vocab": vocab_map(vocabulary), "merges": merges(vocabulary, &scores),
-            "unk_token": unknown, "fuse_unk": true, "byte_fallback": true
-        }
-    }))
+    });
+    let model = Bpe {
+        unknown: unknown.cloned(),
+        merges: merges(&vocabulary, &scores),
+        tokens: vocabulary.tokens,
+        fuse_unknown: true,
+        byte_fallback: true,
+        ignore_merges: false,
+    };
+    Ok((model, steps))
 }
 
 /// Every way to split a piece into two pieces, best resulting piece first.
-fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<Value> {
+fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<(String, String)> {
     let ids: HashMap<&str, usize> =
         vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
-    let mut merges: Vec<(f64, usize, usize, Value)> = Vec::new();
+    let mut merges = Vec::new();
     for (token, score) in vocabulary.tokens.iter().zip(scores) {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
-                merges.push((*score, l, r, json!([left, right])));
+                merges.push((*score, l, r, (left, right)));
             }
         }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    merges.into_iter().map(|(.., merge)| merge).collect()
+    merges.into_iter().map(|(.., (left, right))| (left.to_owned(), right.to_owned())).collect()
 }
