@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{Row, read_rows};
-use longdraft_data::template::conversation::Conversation;
 use longdraft_data::template::{Example, Template};
 use longdraft_decode::drafter::Datastore;
 use longdraft_models::tokenizer::TextTokenizer;

@@ -18,8 +18,7 @@ use longdraft_train::checkpoint::{
 use longdraft_train::method::Method;
 use serde_json::Value;
 
-use crate::commands::CONFIG_FILE;
-use crate::configuration::recorded_text;
+use crate::configuration::{CONFIG_FILE, recorded_text};
 use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 

@@ -8,6 +8,7 @@
 
 #[macro_use]
 mod terminal;
+mod cache;
 mod cli;
 mod commands;
 mod configuration;
@@ -16,7 +17,6 @@ mod decode_record;
 mod decoding;
 mod doctor;
 mod draft_source;
-mod failure;
 #[cfg(test)]
 mod hints;
 mod interrupts;
@@ -25,7 +25,9 @@ mod progress;
 mod ranks;
 mod report;
 mod sha256;
-mod status;
+mod statistics;
+
+pub(crate) use terminal::{failure, status};
 
 use std::io::ErrorKind;
 use std::path::Path;

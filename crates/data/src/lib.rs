@@ -11,12 +11,16 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod batch;
+pub mod conversation;
 pub mod document;
+pub mod encoder;
 pub mod error;
 pub mod packing;
+pub mod prepare;
 pub mod quarantine;
 pub mod reader;
 mod report;
+mod row;
 pub mod sampler;
 pub mod shards;
 pub mod source;
@@ -24,6 +28,7 @@ pub mod template;
 pub mod token_stream;
 
 pub use batch::{AnchorOffset, Batch};
-pub use document::{Document, GeneratedText, TextEncoder};
+pub use document::Document;
+pub use encoder::{GeneratedText, TextEncoder};
 pub use error::{DataError, Result};
 pub use source::SourceConfig;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 
-use crate::document::{Document, TextEncoder};
+use crate::document::Document;
+use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
 use crate::quarantine::{BadRow, Quarantine};
-pub use crate::report::SourceReport;
+pub use crate::report::{Outcome, SourceReport};
 use crate::shards;
 use crate::source::{RawRow, Row, SourceConfig, read_rows};
 use crate::template::chat::ChatLayout;
@@ -27,19 +28,6 @@ const DETECTION_BYTES: usize = 4 << 20;
 
 /// Text of a row that is tokenised to see whether it can be, in bytes: a book takes seconds.
 const TRIED_BYTES: usize = 1 << 20;
-
-/// What a row came to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// A document of at least two tokens.
-    Document(Document),
-    /// Fewer than two tokens: nothing can be predicted.
-    TooShort,
-    /// A prompt beyond `max_prompt_tokens`.
-    PromptTooLong,
-    /// A malformed row.
-    Bad(BadRow),
-}
 
 /// Turns rows of one source into documents.
 pub struct SourceReader<'a> {

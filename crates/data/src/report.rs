@@ -3,7 +3,20 @@
 use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
-use crate::reader::Outcome;
+use crate::quarantine::BadRow;
+
+/// What a row came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// A document of at least two tokens.
+    Document(Document),
+    /// Fewer than two tokens: nothing can be predicted.
+    TooShort,
+    /// A prompt beyond `max_prompt_tokens`.
+    PromptTooLong,
+    /// A malformed row.
+    Bad(BadRow),
+}
 
 /// Counts of one source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use longdraft_data::TextEncoder;
+use longdraft_data::conversation::Conversation;
 use longdraft_data::template::chat::{ChatLayout, Turns};
-use longdraft_data::template::conversation::Conversation;
 use longdraft_models::tokenizer::ChatTemplate;
 use proptest::prelude::*;
 use serde_json::{Map, json};

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::packing::{Overlong, Packing, arrange, fill, pack};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::read_source;
-use longdraft_data::template::conversation::Conversation;
 use longdraft_data::{Document, SourceConfig, TextEncoder};
 use serde_json::json;
 

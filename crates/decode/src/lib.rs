@@ -13,6 +13,7 @@ pub mod drafter;
 pub mod draws;
 pub mod error;
 pub mod evaluate;
+mod match_class;
 pub mod metrics;
 pub mod pace;
 pub mod shape;

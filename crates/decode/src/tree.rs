@@ -11,7 +11,7 @@ use std::sync::Arc;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::drafter::MatchClass;
+use crate::match_class::MatchClass;
 
 /// What proposed a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

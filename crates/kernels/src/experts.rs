@@ -16,8 +16,9 @@ use candle_core::{D, DType, Result, Tensor, bail};
 
 use crate::dispatch::fused;
 use crate::matrix::{Matrix, linear_each};
-use crate::rows::{Sums, select_rows};
+use crate::rows::select_rows;
 use crate::storage::with_f32;
+use crate::sums::Sums;
 use crate::swiglu::swiglu;
 use crate::top_k::row_top_k;
 

@@ -39,8 +39,10 @@ pub mod top_k;
 mod composed;
 mod cuda;
 mod gemm;
+mod settings;
 mod simd;
 mod storage;
+mod sums;
 
 pub use composed::{Gradients, differentiable};
 pub use cuda::device;

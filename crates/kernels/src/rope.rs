@@ -254,7 +254,7 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     if fused(&[x, &table.cos]) {
         x.contiguous()?.apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
     } else if cuda::takes(&[x, &table.cos]) {
-        cuda::rows::rope(x, table)
+        cuda::rows::rope(x, &table.cos, &table.sin)
     } else {
         composed(x, table)
     }

@@ -201,15 +201,6 @@ pub fn name_of(device: &Device) -> &'static str {
     }
 }
 
-/// Whether a tensor operation failed because the device has no memory left. candle keeps the
-/// driver's error as text.
-pub(crate) fn is_out_of_memory(error: &candle_core::Error) -> bool {
-    let text = error.to_string();
-    ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "FailedToCreateResource"]
-        .iter()
-        .any(|sign| text.contains(sign))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::device::is_out_of_memory;
-
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, ModelError>;
 
@@ -79,6 +77,15 @@ impl From<candle_core::Error> for ModelError {
             Self::Tensor(error)
         }
     }
+}
+
+/// Whether a tensor operation failed because the device has no memory left. candle keeps the
+/// driver's error as text.
+fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let text = error.to_string();
+    ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "FailedToCreateResource"]
+        .iter()
+        .any(|sign| text.contains(sign))
 }
 
 /// The error without the frames that candle puts into its text where `RUST_BACKTRACE` is set.

@@ -12,10 +12,10 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::tensor_bytes;
 use longdraft_models::weights::{gguf, pth, safetensors};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use crate::error::{Result, ServingError};
 use crate::folder::NewFolder;
+use crate::hash::hash;
 use crate::manifest::{MANIFEST_FILE, Manifest, Provenance, TargetRecord};
 use crate::parity::{self, ParityVector};
 use crate::render::{compatibility, eagle3_config, longspec, tensors};
@@ -287,11 +287,6 @@ fn manifest(
 fn map_hash(map: &VocabularyMap) -> String {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     hash(&bytes)
-}
-
-/// SHA-256 in hexadecimal.
-pub(crate) fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn last_name(name: &str) -> &str {

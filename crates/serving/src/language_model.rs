@@ -7,12 +7,13 @@ use candle_core::{DType, Tensor};
 use longdraft_models::config::TargetConfig;
 use longdraft_models::error::Problems;
 use longdraft_models::language_model::{LanguageModel, target_config};
-use longdraft_models::weights::gguf::gguf_name;
+use longdraft_models::target::gguf::gguf_name;
 use longdraft_models::weights::gguf::write::{Stored, save};
 use longdraft_models::{ModelError, tokenizer::TextTokenizer};
 
 use crate::error::{Result, ServingError};
-use crate::render::{gguf::interleaved, tokenizer};
+use crate::render::gguf::interleaved;
+use crate::tokenizer;
 
 /// Values of a Q8_0 block; rows that are not made of whole ones are kept as f16.
 const BLOCK: usize = 32;

@@ -10,13 +10,16 @@ pub mod engine;
 mod error;
 mod export;
 mod folder;
+mod hash;
 pub mod hub;
+mod hub_name;
 mod language_model;
 mod manifest;
 pub mod parity;
 mod profile;
 pub mod render;
 mod target;
+mod tokenizer;
 pub mod verify;
 
 pub use error::{Result, ServingError};

@@ -1,8 +1,35 @@
-//! What a folder is written for.
+//! What a folder is written for, and the engines that read it.
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Engine;
+/// A program that serves or reads drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// llama.cpp.
+    Llamacpp,
+    /// The speculators library.
+    Speculators,
+    /// LongSpec's scripts.
+    Longspec,
+}
+
+impl Engine {
+    /// The name as its project writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+            Self::Llamacpp => "llama.cpp",
+            Self::Speculators => "speculators",
+            Self::Longspec => "LongSpec",
+        }
+    }
+}
 
 /// A layout of names, keys and conventions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Tensor};
 use longdraft_models::config::Architecture;
+use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::target::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::gguf::GgufSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_models::{LayerId, TargetConfig};
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::render::tokenizer;
+use crate::tokenizer;
 
 /// A target without its layers, and what stands beside its weights.
 pub struct TargetFacts {

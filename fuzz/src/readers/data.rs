@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use longdraft_data::prepare::{PrepareOptions, Source, prepare};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::{SourceReader, read_source};
-use longdraft_data::shards::{PrepareOptions, Source, prepare};
 use longdraft_data::token_stream::{TokenStream, write_shard};
 use longdraft_data::{SourceConfig, TextEncoder};
 use longdraft_train::stage::Encoder;

@@ -8,12 +8,12 @@ use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES, half_split_row};
 use longdraft_models::language_model::{DecoderArchitecture, LanguageModel, LanguageModelConfig};
+use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::artifact::{
     Artifact, ArtifactSource, Compression, QuantiseConfig, quantise,
 };
-use longdraft_models::weights::gguf::GgufSource;
 use longdraft_models::weights::gguf::write::{Stored, save as save_gguf_file};
 use longdraft_models::weights::pth::{PthSource, save as save_pth};
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -74,7 +74,7 @@ pub(super) fn gguf(bytes: &[u8]) -> bool {
     let path = scratch::file("target.gguf", bytes);
     let Ok(source) = GgufSource::open(&path) else { return false };
     read_all(&source);
-    if let Ok(tokenizer) = TextTokenizer::from_gguf(&source) {
+    if let Ok(tokenizer) = TextTokenizer::from_gguf(source.header(), &path) {
         super::text::use_tokenizer(&tokenizer);
     }
     true

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_models::draft::AnyDraft;
 use longdraft_serving::engine::commands;
-use longdraft_serving::hub::is_hub_name;
+use longdraft_serving::hub::{HUB_NAME, is_hub_name};
 use longdraft_serving::{
     ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
 };
@@ -38,13 +38,13 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
         }
         None => {}
     }
-    if commands::loaded(&target.name, target.is_gguf) == commands::HUB_NAME
+    if commands::loaded(&target.name, target.is_gguf) == HUB_NAME
         && profiles.iter().any(|profile| profile.names_target())
     {
         errln!(
             "warning: vLLM and SGLang load the target from the hub, not from a GGUF file: {} stands for its \
              name below; give --target-name org/name",
-            commands::HUB_NAME
+            HUB_NAME
         );
     }
     let draft = source.open(&target.target)?;

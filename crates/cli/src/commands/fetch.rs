@@ -11,6 +11,7 @@ use std::process::Command;
 use longdraft_models::weights::temporary::temporary;
 use serde_json::json;
 
+use crate::cache::cache_folder;
 use crate::cli::FetchArguments;
 use crate::failure::{Failure, Result};
 use crate::sha256;
@@ -34,18 +35,6 @@ pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
         outln!("{}", path.display());
     }
     Ok(())
-}
-
-/// The user's cache folder for this program.
-pub(crate) fn cache_folder() -> Result<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let base = variable("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    base.map(|base| base.join("longdraft")).ok_or_else(|| {
-        Failure::usage("no cache folder: neither XDG_CACHE_HOME nor HOME is set")
-            .hint("give a folder: longdraft fetch smollm2 FOLDER")
-    })
 }
 
 /// SmolLM2-135M-Instruct (Apache-2.0) in `folder`, fetched unless it is there already.

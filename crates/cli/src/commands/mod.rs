@@ -29,8 +29,6 @@ use crate::cli::{Cli, Command, EvalCommand, OpsChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use config::key_problems;
-pub(crate) use fetch::cache_folder;
-pub(crate) use train::{CONFIG_FILE, median};
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {

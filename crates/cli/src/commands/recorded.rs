@@ -9,7 +9,9 @@ use longdraft_train::stage::{Event, Observer};
 use longdraft_train::tracking::{Outcome, Tracked};
 use serde_json::Value;
 
-use crate::commands::train::{CONFIG_FILE, config_text, median};
+use crate::commands::train::config_text;
+use crate::configuration::CONFIG_FILE;
+use crate::statistics::median;
 
 /// Figures that a run has logged.
 #[derive(Debug, Default)]

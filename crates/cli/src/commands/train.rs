@@ -16,15 +16,13 @@ use serde_json::{Value, json};
 use crate::cli::TrainArguments;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{Composed, file_text, read, require_inputs};
+use crate::configuration::{CONFIG_FILE, Composed, file_text, read, require_inputs};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{Voice, over_ranks};
+use crate::statistics::median;
 use crate::status::Waiting;
-
-/// The composed configuration in a run directory.
-pub(crate) const CONFIG_FILE: &str = "config.yaml";
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -264,11 +262,4 @@ fn save_config(config: &TrainConfig) -> Result<()> {
 pub(crate) fn config_text(config: &TrainConfig) -> Result<String> {
     file_text(config, &config.references)
         .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
-}
-
-/// Median, 0 of nothing.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

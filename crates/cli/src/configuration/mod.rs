@@ -35,6 +35,9 @@ pub(crate) use schema::schema_place;
 pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
 pub(crate) use show::show;
 
+/// The composed configuration in a run directory.
+pub(crate) const CONFIG_FILE: &str = "config.yaml";
+
 /// Something that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {

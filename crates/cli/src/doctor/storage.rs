@@ -6,7 +6,7 @@ use longdraft_train::features::store::free_bytes;
 
 use super::finding::Finding;
 use super::units::bytes;
-use crate::commands::cache_folder;
+use crate::cache::cache_folder;
 
 /// Room for a few checkpoints of a small draft, or the small target.
 const LITTLE: u64 = 1 << 30;

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::axes::Place;
 use super::metrics_log::{Agreement, MetricsLog};
+use crate::configuration::CONFIG_FILE;
 use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
-const CONFIG_FILE: &str = "config.yaml";
 const CURRICULUM_FILE: &str = "curriculum.json";
 
 /// One or more stages, trained one after another.

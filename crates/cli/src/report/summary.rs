@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::metrics_log::{Agreement, MetricsLog};
 use super::run::{Run, Stage};
 use super::series::mean_of_last;
-use crate::commands::median;
+use crate::statistics::median;
 
 /// One row of the summary.
 #[derive(Debug, Clone, PartialEq, Serialize)]

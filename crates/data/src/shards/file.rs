@@ -13,7 +13,7 @@ use crate::document::Document;
 const MAGIC: &[u8; 8] = b"LDTOKENS";
 
 /// Documents as bytes.
-pub(super) fn encode(documents: &[Document]) -> Vec<u8> {
+pub(crate) fn encode(documents: &[Document]) -> Vec<u8> {
     let tokens: usize = documents.iter().map(|document| document.ids.len()).sum();
     let mut bytes = Vec::with_capacity(24 + documents.len() * 40 + tokens * 5);
     bytes.extend_from_slice(MAGIC);
@@ -37,7 +37,7 @@ pub(super) fn encode(documents: &[Document]) -> Vec<u8> {
 }
 
 /// Documents from bytes; every length is checked before it is used.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Document>, String> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Document>, String> {
     let mut rest = bytes.strip_prefix(MAGIC).ok_or("no shard of tokens")?;
     let (documents, tokens) = (number(&mut rest)?, number(&mut rest)?);
     let mut lengths = words::<8>(&mut rest, documents)?.map(u64::from_le_bytes);

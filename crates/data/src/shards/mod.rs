@@ -14,8 +14,7 @@
 //! its complete shards, checks by hash that their rows are still the same, and ends with the same
 //! bytes as a run that was not.
 
-mod file;
-mod prepare;
+pub(crate) mod file;
 mod read;
 
 use std::io::Write;
@@ -26,16 +25,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{DataError, Result};
 use crate::quarantine::BadRow;
-use crate::reader::SourceReport;
+use crate::report::SourceReport;
 
-pub use prepare::{PrepareOptions, Progress, Source, prepare};
 pub use read::{check, is_shards, read};
 
-const INDEX: &str = "index.json";
-const RECIPE: &str = "recipe.json";
+pub(crate) const INDEX: &str = "index.json";
+pub(crate) const RECIPE: &str = "recipe.json";
 
 /// Name of this layout in `index.json`.
-const FORMAT: &str = "longdraft-shards-1";
+pub(crate) const FORMAT: &str = "longdraft-shards-1";
 
 /// Bytes of text that make a shard.
 pub const SHARD_BYTES: usize = 16 << 20;
@@ -74,16 +72,16 @@ pub struct ShardEntry {
 
 /// `shard-NNNNN.json`: says that a shard is complete, and what a resumed run needs to know of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Receipt {
-    entry: ShardEntry,
+pub(crate) struct Receipt {
+    pub(crate) entry: ShardEntry,
     /// Hash of the rows that it was cut from.
-    rows_blake3: String,
-    report: SourceReport,
-    bad: Vec<BadRow>,
+    pub(crate) rows_blake3: String,
+    pub(crate) report: SourceReport,
+    pub(crate) bad: Vec<BadRow>,
 }
 
 /// Writes beside and renames, synced: the file is complete or absent.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let partial = path.with_extension("partial");
     let write = || -> std::io::Result<()> {
         let mut file = std::fs::File::create(&partial)?;
@@ -94,12 +92,12 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(DataError::io(path))
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|e| DataError::shards(path, e))?;
     write_atomically(path, format!("{text}\n").as_bytes())
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = std::fs::read_to_string(path).map_err(DataError::io(path))?;
     serde_json::from_str(&text).map_err(|error| DataError::shards(path, error))
 }

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::{FORMAT, INDEX, Index, RECIPE, file, read_json};
-use crate::document::{Document, TextEncoder};
+use crate::document::Document;
+use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
-use crate::reader::SourceReport;
+use crate::report::SourceReport;
 
 /// Whether a path is a folder of prepared shards, complete or not.
 pub fn is_shards(path: &Path) -> bool {

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use super::conversation::Conversation;
-use crate::document::TextEncoder;
+use crate::conversation::Conversation;
+use crate::encoder::TextEncoder;
 
 /// First of the private-use characters (plane 16) that mark messages.
 const FIRST_MARK: u32 = 0x10_0000;

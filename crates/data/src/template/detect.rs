@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Learn, Template};
-use crate::source::short;
+use crate::row::short;
 
 /// Fields that hold a long answer to `problem`, most specific first.
 const ANSWERS: [&str; 6] =

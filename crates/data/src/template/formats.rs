@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::Template;
-use super::conversation::Conversation;
+use crate::conversation::Conversation;
 use crate::error::Result;
-use crate::source::{Row, short};
+use crate::row::{Row, short};
 
 /// What a row says, before any tokenizer sees it.
 #[derive(Debug, Clone, PartialEq)]

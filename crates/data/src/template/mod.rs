@@ -4,7 +4,6 @@
 //! conversation is rendered by the model's chat template; [`chat`] finds its turns in the result.
 
 pub mod chat;
-pub mod conversation;
 mod detect;
 mod formats;
 
@@ -13,9 +12,9 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::document::TextEncoder;
+use crate::conversation::Conversation;
+use crate::encoder::TextEncoder;
 use chat::ChatLayout;
-use conversation::Conversation;
 
 pub use formats::Example;
 
@@ -356,8 +355,8 @@ pub(crate) fn render_conversation(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::GeneratedText;
     use crate::document::tests::Bytes;
+    use crate::encoder::GeneratedText;
 
     /// [`Bytes`] whose template marks what the assistant says, without the end of its turn.
     struct Marked;

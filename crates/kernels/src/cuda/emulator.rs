@@ -19,7 +19,7 @@ thread_local! {
 }
 
 pub(super) fn is_on() -> bool {
-    ON.get() || crate::dispatch::emulates()
+    ON.get() || crate::settings::emulates()
 }
 
 /// What `f` computes with the GPU's kernels in place of the CPU's.

@@ -25,7 +25,7 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 pub(crate) use launch::{Argument, Launch};
 pub(crate) use program::Program;
 
-use crate::dispatch::composed_only;
+use crate::settings::composed_only;
 
 /// Whether the kernels take these tensors: all f32, on one GPU that they run on.
 pub(crate) fn takes(tensors: &[&Tensor]) -> bool {

@@ -6,8 +6,7 @@ use candle_core::{Result, Shape, Tensor};
 
 use super::{Argument, Launch, Program, exactly, upload};
 use crate::composed::differentiable;
-use crate::rope::RopeTable;
-use crate::rows::Sums;
+use crate::sums::Sums;
 
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
 const MOST_PIECES: usize = 65_535;
@@ -70,9 +69,9 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
 }
 
 /// [`crate::rope::rope`] of `[T, N, D]`.
-pub(crate) fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let (cos, sin) = (table.cos().contiguous()?, table.sin().contiguous()?);
+    let (cos, sin) = (cos.contiguous()?, sin.contiguous()?);
     let out = rotated(&x, &cos, &sin, 1.0)?;
     differentiable("rope", [&x; 3], out, move |gradient| {
         Ok([Some(rotated(&gradient.contiguous()?, &cos, &sin, -1.0)?), None, None])
@@ -114,7 +113,7 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// [`Sums::of`] without a gradient.
+/// Sums of rows of `x`, each added to its row of `base`, without a gradient.
 pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result<Tensor> {
     let (x, base) = (x.contiguous()?, base.map(Tensor::contiguous).transpose()?);
     let width: usize = x.dims()[1..].iter().product();

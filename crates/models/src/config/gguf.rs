@@ -1,29 +1,11 @@
 //! The header of a GGUF file.
 
-use candle_core::quantized::gguf_file::Value;
 use longdraft_kernels::rope::RopeScaling;
 
 use super::rope::yarn_attention_factor;
 use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
 use crate::error::Problems;
 use crate::weights::gguf::header::Header;
-
-/// A GGUF number of any width as f64.
-pub(crate) fn number(value: &Value) -> Option<f64> {
-    Some(match value {
-        Value::U8(v) => f64::from(*v),
-        Value::I8(v) => f64::from(*v),
-        Value::U16(v) => f64::from(*v),
-        Value::I16(v) => f64::from(*v),
-        Value::U32(v) => f64::from(*v),
-        Value::I32(v) => f64::from(*v),
-        Value::U64(v) => *v as f64,
-        Value::I64(v) => *v as f64,
-        Value::F32(v) => f64::from(*v),
-        Value::F64(v) => *v,
-        _ => return None,
-    })
-}
 
 /// Keys of an architecture, collecting what is wrong.
 struct Keys<'a> {

@@ -14,7 +14,6 @@ use serde_json::Value;
 use crate::error::{ModelError, Problems, Result};
 
 pub use experts::ExpertsConfig;
-pub(crate) use gguf::number as gguf_number;
 pub use rope::RopeParameters;
 
 /// Decoder families that the loader knows. They share one layer with these switches.

@@ -12,6 +12,7 @@ use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::memory::release_freed;
 
 use super::build::{self, FileWeights, Weights};
+use super::gguf::GgufSource;
 use super::layers::{LayerSource, ResidentLayers};
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
@@ -19,7 +20,7 @@ use super::{Target, names};
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
-use crate::weights::gguf::{GgufSource, gguf_files};
+use crate::weights::gguf::gguf_files;
 use crate::weights::safetensors::SafetensorsSource;
 use crate::weights::{TensorSpec, WeightSource, check_specs};
 
@@ -134,6 +135,11 @@ fn no_target(path: &Path) -> ModelError {
     )
 }
 
+fn from_gguf(path: &Path) -> Result<TextTokenizer> {
+    let source = GgufSource::open(path)?;
+    TextTokenizer::from_gguf(source.header(), path)
+}
+
 pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
     let gguf = if path.is_file() && path.extension().is_none_or(|e| e != "safetensors") {
         Some(path.to_path_buf())
@@ -151,7 +157,7 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
         }
         Some(file) if !is_gguf(&file)? => Err(no_target(path)),
         Some(gguf) => {
-            let tokenizer = TextTokenizer::from_gguf(&GgufSource::open(&gguf)?)?;
+            let tokenizer = from_gguf(&gguf)?;
             // The header's texts lay between what stays.
             release_freed();
             Ok(tokenizer)

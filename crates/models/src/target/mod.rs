@@ -9,6 +9,7 @@ mod cache;
 mod extend;
 mod features;
 mod feed_forward;
+pub mod gguf;
 mod layer;
 mod layers;
 mod load;

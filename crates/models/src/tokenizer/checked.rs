@@ -94,9 +94,7 @@ pub(super) fn from_parts(
 
 fn check_length<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<(), String> {
     match tokens.map(String::len).max().filter(|length| *length > LONGEST_TOKEN) {
-        Some(length) => {
-            Err(format!("a token of {length} bytes, at most {LONGEST_TOKEN} are read"))
-        }
+        Some(length) => Err(format!("a token of {length} bytes, at most {LONGEST_TOKEN} are read")),
         None => Ok(()),
     }
 }

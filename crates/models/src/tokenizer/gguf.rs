@@ -8,7 +8,7 @@ use tokenizers::AddedToken;
 
 use super::checked::{self, Bpe, LONGEST_PIECE};
 use super::{ChatTemplate, TextTokenizer};
-use crate::weights::gguf::header::Header;
+use crate::weights::gguf::header::{Header, number};
 
 /// Token types of the format.
 const CONTROL: u32 = 3;
@@ -81,7 +81,7 @@ fn strings(header: &Header, key: &str) -> Result<Vec<String>, String> {
 
 fn numbers(header: &Header, key: &str) -> Option<Vec<f64>> {
     match value(header, key) {
-        Some(GgufValue::Array(items)) => items.iter().map(crate::config::gguf_number).collect(),
+        Some(GgufValue::Array(items)) => items.iter().map(number).collect(),
         _ => None,
     }
 }
@@ -103,7 +103,7 @@ fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value
     ];
     let mut tokens = Map::new();
     for (name, key) in keys {
-        let id = value(header, key).and_then(crate::config::gguf_number);
+        let id = value(header, key).and_then(number);
         if let Some(token) = id.and_then(|id| vocabulary.tokens.get(id as usize)) {
             tokens.insert(name.to_owned(), json!(token));
         }
@@ -177,7 +177,7 @@ fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value
     if let Some(token) = vocabulary.tokens.iter().find(|token| token.len() > LONGEST_PIECE) {
         return Err(format!("a token of {} bytes, at most {LONGEST_PIECE} are read", token.len()));
     }
-    let unknown = value(header, "unknown_token_id").and_then(crate::config::gguf_number);
+    let unknown = value(header, "unknown_token_id").and_then(number);
     let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);
     let mut normalizers =
         vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];

@@ -16,8 +16,7 @@ use tokenizers::Tokenizer;
 
 use crate::bounded::caught;
 use crate::error::{ModelError, Result};
-use crate::weights::WeightSource;
-use crate::weights::gguf::GgufSource;
+use crate::weights::gguf::header::Header;
 
 pub use chat_template::{ChatTemplate, Message};
 pub use sentence_piece::{Piece, PieceKind, SentencePieces};
@@ -74,13 +73,12 @@ impl TextTokenizer {
         Ok(Self::new(inner, chat_template, adds_bos).of_file(&path))
     }
 
-    /// Builds the tokenizer that a GGUF header describes.
+    /// Builds the tokenizer that the header of a GGUF file describes.
     ///
     /// # Errors
     /// - the header holds none, or one of an unknown kind
-    pub fn from_gguf(source: &GgufSource) -> Result<Self> {
-        let path = source.path();
-        gguf::read(source.header())
+    pub fn from_gguf(header: &Header, path: &Path) -> Result<Self> {
+        gguf::read(header)
             .map(|tokenizer| tokenizer.of_file(path))
             .map_err(|problem| ModelError::invalid(path, format!("no tokenizer: {problem}")))
     }

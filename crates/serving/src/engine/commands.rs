@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::Profile;
-use crate::hub::is_hub_name;
-
-/// Stands for the target's name on the hub where that is not known.
-pub const HUB_NAME: &str = "ORG/NAME";
+use crate::hub_name::{HUB_NAME, is_hub_name};
 
 /// What vLLM and SGLang load as a target of this name: they take no GGUF file beside a draft, so that
 /// the file's model on the hub has to be named.

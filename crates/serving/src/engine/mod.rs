@@ -9,37 +9,11 @@ pub mod sglang;
 pub mod speculators;
 pub mod vllm;
 
-use serde::Serialize;
 use serde_json::Value;
 
-/// A program that serves or reads drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Engine {
-    /// vLLM.
-    Vllm,
-    /// SGLang.
-    Sglang,
-    /// llama.cpp.
-    Llamacpp,
-    /// The speculators library.
-    Speculators,
-    /// LongSpec's scripts.
-    Longspec,
-}
+pub use crate::profile::Engine;
 
 impl Engine {
-    /// The name as its project writes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vLLM",
-            Self::Sglang => "SGLang",
-            Self::Llamacpp => "llama.cpp",
-            Self::Speculators => "speculators",
-            Self::Longspec => "LongSpec",
-        }
-    }
-
     /// What becomes of a tensor of this name in a file.
     pub fn fate(self, name: &str, config: &Value) -> Fate {
         match self {

@@ -4,9 +4,8 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::public::is_hub_name;
 use crate::Manifest;
-use crate::engine::commands::HUB_NAME;
+use crate::hub_name::{HUB_NAME, is_hub_name};
 
 /// Markdown with the hub's front matter, from a manifest without paths ([`Manifest::public`]);
 /// `license` as the hub spells licences.

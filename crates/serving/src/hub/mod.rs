@@ -5,9 +5,9 @@ mod client;
 mod package;
 mod public;
 
+pub use crate::hub_name::{HUB_NAME, is_hub_name};
 pub use client::{Client, HubError, Sent};
 pub use package::{Content, LeftOut, Package, Upload};
-pub use public::is_hub_name;
 
 /// Name of the model card.
 pub const CARD: &str = "README.md";

@@ -29,7 +29,7 @@ pub struct Upload {
 impl Upload {
     /// A file that is not on disk.
     fn made(name: &str, bytes: Vec<u8>) -> Self {
-        let (size, sha256) = (bytes.len() as u64, crate::export::hash(&bytes));
+        let (size, sha256) = (bytes.len() as u64, crate::hash::hash(&bytes));
         Self { name: name.to_owned(), size, sha256, content: Content::Bytes(bytes) }
     }
 }

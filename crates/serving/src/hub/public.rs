@@ -1,10 +1,9 @@
 //! What of a manifest goes to others: nothing that tells of the machine that it was made on.
 
-use longdraft_models::hub::is_repository;
 use serde_json::Value;
 
 use crate::Manifest;
-use crate::engine::commands::HUB_NAME;
+use crate::hub_name::{HUB_NAME, is_hub_name};
 
 impl Manifest {
     /// The manifest without paths of this machine: a model of the hub keeps its name, of everything
@@ -26,13 +25,6 @@ impl Manifest {
         }
         public
     }
-}
-
-/// `org/name`, not a path on this machine.
-pub fn is_hub_name(name: &str) -> bool {
-    let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending);
-    let is_file = ends(".gguf") || ends(".safetensors");
-    is_repository(name) && !is_file
 }
 
 /// What a command of the card loads: no path of this machine, but for a file's name.

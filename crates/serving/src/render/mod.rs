@@ -5,4 +5,3 @@ pub mod eagle3_config;
 pub mod gguf;
 pub mod longspec;
 pub mod tensors;
-pub mod tokenizer;

@@ -11,7 +11,7 @@ use super::report::{Effect, Problem, Severity};
 use super::tensors::expected;
 use super::{Checks, VerifyOptions, nearest, round_trip, values, vocabulary};
 use crate::engine::{Engine, Fate, llamacpp};
-use crate::export::hash;
+use crate::hash::hash;
 use crate::parity::Difference;
 
 /// Keys without which loading ends.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::report::Effect;
 use super::{Checks, nearest, values};
-use crate::export::hash;
+use crate::hash::hash;
 
 /// Whether the keys name the layer's class.
 pub(super) fn is_layer(config: &Value) -> bool {

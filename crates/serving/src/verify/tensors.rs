@@ -8,7 +8,7 @@ use super::report::{Effect, Problem, Severity};
 use super::weights_file::FoundTensor;
 use super::{Checks, nearest, values};
 use crate::engine::{Engine, Fate};
-use crate::export::hash;
+use crate::hash::hash;
 use crate::profile::Profile;
 
 /// Weight types with their names in `config.json`.

@@ -113,7 +113,7 @@ pub(super) fn check_offsets(
 fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.vocabulary_map.clone());
-    if recorded.is_some_and(|recorded| recorded != crate::export::hash(&bytes)) {
+    if recorded.is_some_and(|recorded| recorded != crate::hash::hash(&bytes)) {
         checks.error(
             "other-map",
             "tensor `d2t`",

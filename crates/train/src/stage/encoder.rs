@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use longdraft_data::template::conversation::Conversation;
+use longdraft_data::conversation::Conversation;
 use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::TargetConfig;
 use longdraft_models::tokenizer::TextTokenizer;

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::Place;
 use crate::cli::BenchArguments;
-use crate::commands::median;
 use crate::failure::{Failure, Result};
+use crate::statistics::median;
 
 /// Timed steps.
 pub(super) struct Timed {

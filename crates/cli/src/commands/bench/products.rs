@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use serde_json::{Map, json};
 
 use super::{Cases, object, shape};
-use crate::commands::median;
 use crate::failure::Result;
+use crate::statistics::median;
 
 /// Rows, inputs, outputs.
 const SHAPES: [(usize, usize, usize); 3] =

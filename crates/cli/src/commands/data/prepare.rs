@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use longdraft_data::shards::{self, PrepareOptions, Progress, Source};
+use longdraft_data::prepare::{PrepareOptions, Progress, Source, prepare};
+use longdraft_data::shards;
 use longdraft_train::stage::{Encoder, source_paths};
 use serde_json::json;
 
@@ -41,7 +42,7 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
     };
     let mut last_line = Instant::now();
     let mut reused = 0;
-    let index = shards::prepare(&sources, &encoder, &options, &mut |progress: Progress| {
+    let index = prepare(&sources, &encoder, &options, &mut |progress: Progress| {
         reused = progress.reused;
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();

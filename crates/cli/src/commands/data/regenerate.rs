@@ -10,8 +10,8 @@ mod prompt;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
-use longdraft_data::template::conversation::Conversation;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_decode::{
     BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,

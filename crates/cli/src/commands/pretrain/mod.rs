@@ -16,7 +16,7 @@ use longdraft_train::pretrain::{
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Value, json};
 
-use super::{median, plan};
+use super::plan;
 use crate::cli::TrainArguments;
 use crate::commands::train::require_extension;
 use crate::configuration::{file_text, read_pretrain};
@@ -24,6 +24,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::clock;
 use crate::ranks::{Voice, over_ranks};
+use crate::statistics::median;
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
 pub(crate) use experiment::{problems as grid_problems, run as experiment};

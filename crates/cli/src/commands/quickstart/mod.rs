@@ -11,6 +11,7 @@ use longdraft_train::parallel::World;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::json;
 
+use crate::cache::cache_folder;
 use crate::cli::QuickstartArguments;
 use crate::commands::curriculum::{self, End};
 use crate::commands::{eval, extract, fetch, report};
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let output = &arguments.output;
     let (target, stages) = match arguments.target.as_str() {
         DEMONSTRATION => (assets::write_target(output)?, DEMONSTRATION_STAGES),
-        "smollm2" => (fetch::fetch_smollm2(&fetch::cache_folder()?)?, OTHER_STAGES),
+        "smollm2" => (fetch::fetch_smollm2(&cache_folder()?)?, OTHER_STAGES),
         other => (PathBuf::from(other), OTHER_STAGES),
     };
     let target = target.display().to_string();

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::DType;
+use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_models::weights::gguf::GgufSource;
 use serde_json::Value;
 
 use crate::failure::{Failure, Result};

@@ -14,7 +14,8 @@ use super::{DraftContext, Drafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::Tree;
 
-pub use chances::{LookupChances, MatchClass};
+pub use crate::match_class::MatchClass;
+pub use chances::LookupChances;
 pub use datastore::Datastore;
 
 /// Shortest and longest run of tokens that is looked for in the text.

@@ -229,7 +229,7 @@ impl Header {
 
     /// A key's number, whatever its width.
     pub fn number(&self, key: &str) -> Option<f64> {
-        self.metadata.get(key).and_then(crate::config::gguf_number)
+        self.metadata.get(key).and_then(number)
     }
 
     /// A key's text.
@@ -245,7 +245,7 @@ impl Header {
     /// A key's list of whole numbers.
     pub fn integers(&self, key: &str) -> Option<Vec<i64>> {
         let items = self.metadata.get(key)?.to_vec().ok()?;
-        let whole = |value: &Value| crate::config::gguf_number(value).map(|number| number as i64);
+        let whole = |value: &Value| number(value).map(|number| number as i64);
         items.iter().map(whole).collect()
     }
 }
@@ -423,4 +423,20 @@ impl<R: Read> Cursor<R> {
             other => return Err(format!("a value of type {other}")),
         })
     }
+}
+/// A GGUF number of any width as f64.
+pub(crate) fn number(value: &Value) -> Option<f64> {
+    Some(match value {
+        Value::U8(v) => f64::from(*v),
+        Value::I8(v) => f64::from(*v),
+        Value::U16(v) => f64::from(*v),
+        Value::I16(v) => f64::from(*v),
+        Value::U32(v) => f64::from(*v),
+        Value::I32(v) => f64::from(*v),
+        Value::U64(v) => *v as f64,
+        Value::I64(v) => *v as f64,
+        Value::F32(v) => f64::from(*v),
+        Value::F64(v) => *v,
+        _ => return None,
+    })
 }

@@ -1,7 +1,7 @@
 //! What of a row is asked: everything but the assistant's turns.
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::source::Row;
-use longdraft_data::template::conversation::Conversation;
 use longdraft_data::template::{Example, Template};
 use serde_json::Value;
 

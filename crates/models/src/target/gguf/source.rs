@@ -7,17 +7,17 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::matrix::QuantisedMatrix;
 use rayon::prelude::*;
 
-use super::header::{ElementType, Header};
 use super::names;
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
 use crate::weights::file::WeightFile;
+use crate::weights::gguf::header::{ElementType, Header};
 use crate::weights::{Collector, WeightSource};
 
 /// Values widened at a time by one thread.
@@ -248,17 +248,4 @@ impl WeightSource for GgufSource {
         })?;
         Ok(Some(matrix))
     }
-}
-
-/// Files of a folder that end in `.gguf`.
-pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
-        .collect();
-    files.sort();
-    files
 }

@@ -16,7 +16,7 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 /// The keys of the target's own GGUF file, as they stand there.
-pub fn copied(header: &Header) -> Result<Vec<(String, Value)>, String> {
+pub(crate) fn copied(header: &Header) -> Result<Vec<(String, Value)>, String> {
     let keys: Vec<(String, Value)> = header
         .metadata
         .iter()
@@ -30,7 +30,10 @@ pub fn copied(header: &Header) -> Result<Vec<(String, Value)>, String> {
 ///
 /// # Errors
 /// - a reason, if the tokenizer is of another kind or splits text in a way that has no name there
-pub fn from_folder(folder: &Path, config: &TargetConfig) -> Result<Vec<(String, Value)>, String> {
+pub(crate) fn from_folder(
+    folder: &Path,
+    config: &TargetConfig,
+) -> Result<Vec<(String, Value)>, String> {
     let folder = if folder.is_file() { folder.parent().unwrap_or(folder) } else { folder };
     let text = std::fs::read_to_string(folder.join("tokenizer.json"))
         .map_err(|error| format!("tokenizer.json: {error}"))?;

@@ -44,6 +44,10 @@ macro_rules! errln {
     }};
 }
 
+// After the macros, which they use.
+pub(crate) mod failure;
+pub(crate) mod status;
+
 /// From here on, a reader of stdout that goes away no longer ends the process.
 pub(crate) fn outlive_readers() {
     OUTLIVES_READERS.store(true, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::source::short;
+use crate::row::short;
 
 /// Messages with `role` and `content` and the tools that they may call.
 #[derive(Debug, Clone, Default, PartialEq)]

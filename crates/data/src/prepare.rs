@@ -6,12 +6,15 @@ use std::thread::ScopedJoinHandle;
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::write_json;
-use super::{FORMAT, INDEX, Index, RECIPE, Receipt, ShardEntry, file, read_json, write_atomically};
-use crate::document::{Document, TextEncoder};
+use crate::document::Document;
+use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
 use crate::quarantine::Quarantine;
 use crate::reader::{Outcome, SourceReader, SourceReport, in_chunks};
+use crate::shards::{
+    FORMAT, INDEX, Index, RECIPE, Receipt, ShardEntry, file, read_json, write_atomically,
+    write_json,
+};
 use crate::source::{RawRow, SourceConfig};
 
 /// A source and the files that its text stands in.
@@ -289,9 +292,9 @@ fn hash(rows: &[RawRow]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read;
     use super::*;
     use crate::document::tests::Bytes;
+    use crate::shards::read;
 
     struct Shop {
         dir: tempfile::TempDir,
@@ -350,7 +353,7 @@ mod tests {
         assert!(progress.shards > 3 && progress.reused == 0);
         assert_eq!((index.sources[0].rows, index.sources[0].bad), (40, 1));
         let folder = shop.dir.path().join("out");
-        assert!(super::super::is_shards(&folder));
+        assert!(crate::shards::is_shards(&folder));
         let (documents, report) = read(&folder, &Bytes, None)?;
         assert_eq!((report.documents, report.tokens), (index.documents, index.tokens));
         let mut expected = Vec::new();

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::header::Header;
 use super::source::{Part, Stored};
 use crate::config::TargetConfig;
 use crate::error::Problems;
 use crate::target::names::{ExpertNames, experts};
+use crate::weights::gguf::header::Header;
 
 /// Every tensor of the file that has a published name; experts one by one.
 ///

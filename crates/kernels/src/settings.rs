@@ -1,0 +1,76 @@
+//! The settings of a process for its ops ([`crate::dispatch`]).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Implementation of the ops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ops {
+    /// Fused where there is one: f32 activations on the CPU and on NVIDIA GPUs.
+    #[default]
+    Fused,
+    /// Composed of tensor ops on every device: what a GPU computes, to find faults on a CPU.
+    Composed,
+    /// The kernels for NVIDIA GPUs, run by the CPU: slow, to check them.
+    #[cfg(feature = "emulate-cuda")]
+    Emulated,
+}
+
+/// Type in which a device other than the CPU, or the CPU in its place, multiplies f32 activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Products {
+    /// f32: 16-bit weights are widened first.
+    #[default]
+    Single,
+    /// Both factors in the weight's 16-bit type, bf16 for f32 weights; sums in f32. Products of
+    /// attention are one bf16 product on an NVIDIA GPU, composed ones TF32 where the device has it.
+    Half,
+}
+
+static COMPOSED: AtomicBool = AtomicBool::new(false);
+#[cfg(any(test, feature = "emulate-cuda"))]
+static EMULATED: AtomicBool = AtomicBool::new(false);
+#[cfg(not(test))]
+static HALF: AtomicBool = AtomicBool::new(false);
+// Tests run side by side on threads of one process.
+#[cfg(test)]
+thread_local! {
+    static HALF: AtomicBool = const { AtomicBool::new(false) };
+}
+
+/// Chooses the implementation for all later ops of the process.
+pub fn set_ops(ops: Ops) {
+    COMPOSED.store(ops == Ops::Composed, Ordering::Relaxed);
+    #[cfg(feature = "emulate-cuda")]
+    EMULATED.store(ops == Ops::Emulated, Ordering::Relaxed);
+}
+
+/// Chooses the type of all later products of the process.
+pub fn set_products(products: Products) {
+    let half = products == Products::Half;
+    #[cfg(not(test))]
+    HALF.store(half, Ordering::Relaxed);
+    #[cfg(test)]
+    HALF.with(|own| own.store(half, Ordering::Relaxed));
+    // Only a build with CUDA has the switch.
+    #[cfg(feature = "cuda")]
+    candle_core::cuda::set_gemm_reduced_precision_f32(half);
+}
+
+/// Whether products in 16 bits are asked for.
+pub(crate) fn half_products() -> bool {
+    #[cfg(not(test))]
+    return HALF.load(Ordering::Relaxed);
+    #[cfg(test)]
+    HALF.with(|own| own.load(Ordering::Relaxed))
+}
+
+/// Whether the kernels for NVIDIA GPUs take CPU tensors.
+#[cfg(any(test, feature = "emulate-cuda"))]
+pub(crate) fn emulates() -> bool {
+    EMULATED.load(Ordering::Relaxed)
+}
+
+/// Whether ops are composed on every device.
+pub(crate) fn composed_only() -> bool {
+    COMPOSED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,7 @@
+//! Targets in GGUF files: which stored tensor is which published one, and how it is read.
+
+mod names;
+mod source;
+
+pub use names::gguf_name;
+pub use source::GgufSource;

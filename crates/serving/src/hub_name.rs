@@ -1,0 +1,13 @@
+//! Names of models on the hub.
+
+use longdraft_models::hub::is_repository;
+
+/// Stands for the target's name on the hub where that is not known.
+pub const HUB_NAME: &str = "ORG/NAME";
+
+/// `org/name`, not a path on this machine.
+pub fn is_hub_name(name: &str) -> bool {
+    let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending);
+    let is_file = ends(".gguf") || ends(".safetensors");
+    is_repository(name) && !is_file
+}
