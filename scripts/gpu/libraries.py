@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import subprocess
+import tempfile
 
 SITES = "import site, sys; print('\\n'.join([*sys.path, *site.getsitepackages(), site.getusersitepackages()]))"
 TOOLKITS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib",
@@ -30,6 +31,20 @@ def candidates(python, toolkits=TOOLKITS):
     for pattern in toolkits:
         found += sorted(glob.glob(pattern), reverse=True)
     return list(dict.fromkeys(folder for folder in found if os.path.isdir(folder)))
+
+
+def stand_in(name, sources, folder, *options):
+    """A library of that name from C texts, its symbols under the version that NVIDIA's have: the library's name. The loader stops at
+    a library without versions where a program asks for them."""
+    with tempfile.TemporaryDirectory() as work:
+        parts, versions = [], os.path.join(work, "versions")
+        with open(versions, "w") as file:
+            file.write(f"{name} {{ global: *; }};\n")
+        for number, source in enumerate(sources):
+            parts.append(os.path.join(work, f"{number}.o"))
+            subprocess.run(["cc", "-c", "-w", "-fPIC", "-O1", *options, "-o", parts[-1], "-x", "c", "-"], input=source, text=True, check=True)
+        subprocess.run(["cc", "-shared", f"-Wl,-soname,{name}", f"-Wl,--version-script,{versions}", "-o", os.path.join(folder, name), *parts],
+                       check=True)
 
 
 def missing(program, path):

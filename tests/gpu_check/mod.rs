@@ -3,6 +3,7 @@
 
 mod bundle;
 mod machine;
+mod recorded;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

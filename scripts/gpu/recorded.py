@@ -1,0 +1,86 @@
+"""Starts a program with CUDA where no GPU is, over a driver that records how it is called, and says what is wrong with that.
+
+What kernels compute is checked elsewhere (emulator, kernel-check). This checks what both take for granted: one stream for all
+work but uploads, no events where the stream orders everything, no grid that a driver refuses, memory that stays with the
+process, copies through page-locked memory.
+"""
+
+import pathlib
+import subprocess
+
+from .libraries import stand_in
+
+HERE = pathlib.Path(__file__).resolve().parent
+RELEASE_THRESHOLD = 4
+NON_BLOCKING = 1
+# What has to say something. Everything else of these libraries answers 0.
+PRODUCTS = """
+#include <stdio.h>
+#include <stdlib.h>
+static void *of_handle;
+int cublasCreate_v2(void **handle) { *handle = (void *)0x77; return 0; }
+int cublasSetStream_v2(void *handle, void *stream) { of_handle = stream; return 0; }
+static int product(void) {
+  FILE *file = fopen(getenv("GPU_CALLS"), "a");
+  fprintf(file, "product %p\\n", of_handle);
+  return fclose(file);
+}
+"""
+GEMMS = ("cublasGemmEx", "cublasGemmStridedBatchedEx", "cublasSgemm_v2", "cublasSgemmStridedBatched")
+CURAND = "int curandCreateGenerator(void **generator, int kind) { *generator = (void *)0x99; return 0; }\n"
+
+
+def undefined(program, prefix):
+    shown = subprocess.run(["nm", "--dynamic", "--undefined-only", program], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1].split("@")[0] for line in shown.splitlines()}
+    return sorted(name for name in names if name.startswith(prefix) and name[len(prefix):][:1].isupper())
+
+
+def compile_library(name, source, names, folder, include):
+    """A library of that name: `source`, and what else the program asks for as functions that do nothing."""
+    rest = "".join(f"int {function}(void) {{ return 0; }}\n" for function in names if f"{function}(" not in source)
+    # Prototypes of the header would not fit the rest.
+    stand_in(name, (source, rest), folder, "-I", include)
+
+
+def build(program, include, linked, folder):
+    """Fills `folder` with libraries to put before those of the toolkit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    driver = (HERE / "recording_driver.c").read_text()
+    gemms = "".join(f"int {name}(void) {{ return product(); }}\n" for name in GEMMS)
+    for name in linked:
+        kind = name.split(".so")[0]
+        if kind == "libcuda":
+            compile_library(name, driver, undefined(program, "cu"), folder, include)
+        elif kind == "libcublas":
+            compile_library(name, PRODUCTS + gemms, undefined(program, "cublas"), folder, include)
+        elif kind == "libcurand":
+            compile_library(name, CURAND, undefined(program, "curand"), folder, include)
+
+
+def problems(calls, uploads):
+    """What a record of calls shows to be wrong; `uploads`: whether the program sent values ahead."""
+    lines = [line.split() for line in calls.read_text().splitlines()]
+    of = lambda *kinds: [line for line in lines if line[0] in kinds]
+    launches, found = of("launch"), []
+    if not launches and not uploads:
+        return ["no kernel was started"]
+    working = {line[1] for line in of("launch", "product", "fill", "copy")}
+    if len(working) > 1:
+        found.append(f"work on {len(working)} streams: {' '.join(sorted(working))}")
+    if "(nil)" in working:
+        found.append("work on the stream that waits for all others")
+    for line in launches:
+        if any(not 0 < int(blocks) <= most for blocks, most in zip(line[2:5], (2**31 - 1, 65535, 65535))):
+            found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
+    if len(of("event")) > 8:
+        found.append(f"{len(of('event'))} events: tensors are tracked one by one")
+    if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
+        found.append("freed memory goes back to the driver at every synchronisation")
+    beside = {line[1] for line in of("stream")} - working
+    ahead = [line for line in of("upload") if line[1] in beside]
+    if uploads and not ahead:
+        found.append("no values were sent on a stream of their own")
+    if ahead and not of("pinned"):
+        found.append("values are sent from memory that is not page-locked")
+    return found

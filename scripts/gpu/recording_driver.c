@@ -1,0 +1,168 @@
+// A driver without a GPU: memory is the host's, copies are real, kernels do nothing, and every call that
+// orders work is written to the file that GPU_CALLS names. What a GPU would compute is not known here; how
+// it is asked is.
+#include <cuda.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct CUfunc_st { char name[200]; };
+
+static _Atomic uintptr_t handles = 0x1000;
+static _Atomic uint64_t used, used_high;
+
+static void *handle(void) { return (void *)(handles += 16); }
+
+static void record(const char *format, ...) {
+  static FILE *file;
+  if (!file) file = fopen(getenv("GPU_CALLS") ? getenv("GPU_CALLS") : "/dev/null", "a");
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(file, format, arguments);
+  va_end(arguments);
+  fflush(file);
+}
+
+// The device.
+CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int *version) { *version = CUDA_VERSION; return CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { *count = 1; return CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice *device, int index) {
+  *device = 0;
+  return index ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
+  snprintf(name, length, "recording driver");
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { memset(uuid, 7, sizeof *uuid); return CUDA_SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) { *bytes = 8ull << 30; return CUDA_SUCCESS; }
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
+  *total = 8ull << 30;
+  *available = *total - used;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = 48 << 10; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 227 << 10; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+    default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) { *context = handle(); return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext *context) { *context = 0; return CUDA_SUCCESS; }
+// NVRTC asks a driver for more, and goes on without.
+CUresult cuGetExportTable(const void **table, const CUuuid *id) { *table = 0; return CUDA_ERROR_NOT_FOUND; }
+CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+  *address = 0;
+  return CUDA_ERROR_NOT_FOUND;
+}
+CUresult cuGetErrorName(CUresult error, const char **name) { *name = "ERROR"; return CUDA_SUCCESS; }
+CUresult cuGetErrorString(CUresult error, const char **text) { *text = "an error"; return CUDA_SUCCESS; }
+
+// Order: streams and events.
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+  *stream = handle();
+  record("stream %p %u\n", (void *)*stream, flags);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) { return cuStreamCreate(stream, flags); }
+CUresult cuStreamSynchronize(CUstream stream) { record("synchronise %p\n", (void *)stream); return CUDA_SUCCESS; }
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  record("wait %p\n", (void *)stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuEventCreate(CUevent *event, unsigned flags) { *event = handle(); return CUDA_SUCCESS; }
+CUresult cuEventRecord(CUevent event, CUstream stream) { record("event %p\n", (void *)stream); return CUDA_SUCCESS; }
+
+// Memory: zeros, since no kernel writes results.
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+  record("allocate %p %zu\n", (void *)stream, bytes);
+  size_t *block = bytes ? calloc(1, bytes + 64) : 0;
+  if (!block) return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+  *block = bytes;
+  uint64_t now = used += bytes;
+  if (now > used_high) used_high = now;
+  *address = (CUdeviceptr)block + 64;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  size_t *block = (size_t *)(address - 64);
+  record("free %p %zu\n", (void *)stream, *block);
+  used -= *block;
+  free(block);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) { return cuMemAllocAsync(address, bytes, 0); }
+CUresult cuMemFree_v2(CUdeviceptr address) { return cuMemFreeAsync(address, 0); }
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+  record("pinned %zu\n", bytes);
+  *address = malloc(bytes);
+  return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemFreeHost(void *address) { free(address); return CUDA_SUCCESS; }
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+  record("upload %p %zu\n", (void *)stream, bytes);
+  memcpy((void *)to, from, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, 0); }
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  record("download %p %zu\n", (void *)stream, bytes);
+  memcpy(to, (void *)from, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, 0); }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  record("copy %p %zu\n", (void *)stream, bytes);
+  memmove((void *)to, (void *)from, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  record("fill %p %zu\n", (void *)stream, bytes);
+  memset((void *)to, value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) { *pool = (CUmemoryPool)1; return CUDA_SUCCESS; }
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) { return cuDeviceGetMemPool(pool, device); }
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+  record("pool %d %llu\n", attribute, *(unsigned long long *)value);
+  if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) used_high = used;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+  *(uint64_t *)value = attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? used_high : (uint64_t)used;
+  return CUDA_SUCCESS;
+}
+
+// Kernels.
+CUresult cuModuleLoadData(CUmodule *module, const void *image) { *module = handle(); return CUDA_SUCCESS; }
+CUresult cuModuleLoad(CUmodule *module, const char *path) { *module = handle(); return CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+  *function = calloc(1, sizeof **function);
+  strncpy((*function)->name, name, sizeof (*function)->name - 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) { *value = 64; return CUDA_SUCCESS; }
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
+  *blocks = 1;
+  return CUDA_SUCCESS;
+}
+// As a driver does, it refuses what no GPU can start.
+CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
+                        unsigned threads_z, unsigned shared, CUstream stream, void **arguments, void **extra) {
+  record("launch %p %u %u %u %u %s\n", (void *)stream, x, y, z, threads_x * threads_y * threads_z, function->name);
+  unsigned threads = threads_x * threads_y * threads_z;
+  if (!x || !y || !z || y > 65535 || z > 65535 || !threads || threads > 1024 || shared > 227 << 10)
+    return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
