@@ -134,10 +134,15 @@ pub(crate) fn read_all(source: &dyn WeightSource) {
 
 /// Generates a few tokens.
 pub(crate) fn generate(target: &Target, draft: Option<&AnyDraft>) -> bool {
+    generate_after(target, draft, &[1, 70, 71])
+}
+
+/// The same behind a prompt of the target's vocabulary.
+pub(crate) fn generate_after(target: &Target, draft: Option<&AnyDraft>, prompt: &[u32]) -> bool {
     let drafter = draft.map(|draft| drafter_of(draft, target, None)).transpose();
     let Ok(drafter) = drafter else { return false };
     let options = DecodeOptions { max_new_tokens: 3, ..DecodeOptions::default() };
-    let prompt = [1, 70, 71].map(TargetTokenId);
+    let prompt: Vec<_> = prompt.iter().copied().map(TargetTokenId).collect();
     let mut listener = |_| ControlFlow::Continue(());
     SpeculativeDecoder::new(target, drafter).generate(&prompt, &options, &mut listener).is_ok()
 }

@@ -1,5 +1,6 @@
 //! Every kind of input, and the product's reader of it.
 
+pub(crate) mod blocks;
 mod configuration;
 mod data;
 mod models;
@@ -49,7 +50,7 @@ macro_rules! readers {
 pub const READERS: &[Reader] = readers! {
     weights::safetensors(safetensors_files), 4 * KIB;
     weights::shard_index(shard_indices), 2 * KIB;
-    weights::gguf(gguf_files), 16 * KIB;
+    weights::gguf(gguf_files), 40 * KIB;
     weights::gguf_draft(gguf_drafts), 16 * KIB;
     weights::pth(pth_files), 8 * KIB;
     weights::pickle(pickles), 4 * KIB;

@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES, half_split_row};
 use longdraft_models::language_model::{DecoderArchitecture, LanguageModel, LanguageModelConfig};
 use longdraft_models::target::gguf::GgufSource;
+use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::artifact::{
@@ -22,6 +23,7 @@ use serde_json::json;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
+use super::blocks;
 use crate::fixtures::{self, TARGET, VOCABULARY, read_all, small_tensors};
 use crate::scratch;
 
@@ -69,7 +71,7 @@ pub(super) fn shard_indices() -> Vec<Vec<u8>> {
     vec![index.to_string().into_bytes()]
 }
 
-/// Reads a target's GGUF file, with its tokenizer.
+/// Reads a target's GGUF file, with its tokenizer, and decodes with the weights as they are stored.
 pub(super) fn gguf(bytes: &[u8]) -> bool {
     let path = scratch::file("target.gguf", bytes);
     let Ok(source) = GgufSource::open(&path) else { return false };
@@ -77,7 +79,9 @@ pub(super) fn gguf(bytes: &[u8]) -> bool {
     if let Ok(tokenizer) = TextTokenizer::from_gguf(source.header(), &path) {
         super::text::use_tokenizer(&tokenizer);
     }
-    true
+    let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
+    let target = Target::from_source(source.config().clone(), &source, &options);
+    target.is_ok_and(|target| fixtures::generate_after(&target, None, &[1, 4, 5]))
 }
 
 pub(super) fn gguf_files() -> Vec<Vec<u8>> {
@@ -97,7 +101,9 @@ pub(super) fn gguf_files() -> Vec<Vec<u8>> {
     let byte_level = scratch::written("a.gguf", |path| {
         longdraft_serving::save_gguf(&model, "tiny", folder.path(), path).expect("written");
     });
-    vec![byte_level, quantised_gguf()]
+    let blocks = [blocks::large_blocks(), blocks::small_blocks()];
+    let [large, small] = blocks.map(|entries| blocks::file(&entries));
+    vec![byte_level, quantised_gguf(), large, small]
 }
 
 /// A target of blocks of 8 bits, with pieces as SentencePiece has them.

@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
+use crate::readers::blocks::{Entry, file, large_blocks, small_blocks};
 use crate::readers::{READERS, other_export_configs, sentence_piece_model};
 
 type Named = (&'static str, Vec<u8>);
@@ -95,7 +96,64 @@ fn gguf_files() -> Vec<Named> {
     for (name, part) in [("cut-in-tokens", 8), ("cut-in-tensors", 2), ("cut-at-the-start", 400)] {
         named.push((name, whole[..whole.len() / part].to_vec()));
     }
+    named.extend(files_of_blocks());
     named
+}
+
+/// Blocks of every type that are cut, of another size than their tensor, or of impossible scales.
+fn files_of_blocks() -> Vec<Named> {
+    type Change = fn(&mut Entry);
+    let changed = |change: Change, entries: fn() -> Vec<Entry>| {
+        let mut entries = entries();
+        // Norms come last and are no blocks.
+        entries.iter_mut().filter(|entry| entry.element != 0).for_each(change);
+        file(&entries)
+    };
+    let changes: [([&'static str; 2], Change); 9] = [
+        (["large-blocks-of-ones", "small-blocks-of-ones"], |entry| entry.bytes.fill(0xFF)),
+        (["large-blocks-of-zeros", "small-blocks-of-zeros"], |entry| entry.bytes.fill(0)),
+        (["infinite-large-blocks", "infinite-small-blocks"], |entry| alternate(entry, 0x7C00)),
+        (["large-blocks-of-least", "small-blocks-of-least"], |entry| alternate(entry, 0xFC00)),
+        (["large-blocks-without-their-last-byte", "small-blocks-without-their-last-byte"], |e| {
+            e.bytes.pop();
+        }),
+        (["half-of-large-blocks", "half-of-small-blocks"], |entry| {
+            entry.bytes.truncate(entry.bytes.len() / 2);
+        }),
+        (["rows-of-parts-of-large-blocks", "rows-of-parts-of-small-blocks"], |entry| {
+            entry.sizes[0] += 16;
+        }),
+        (["large-blocks-without-rows", "small-blocks-without-rows"], |entry| entry.sizes[1] = 0),
+        (["large-blocks-of-absurd-rows", "small-blocks-of-absurd-rows"], |entry| {
+            entry.sizes[1] = u64::MAX / 256;
+        }),
+    ];
+    let both = |([large, small], change): ([&'static str; 2], Change)| {
+        [(large, changed(change, large_blocks)), (small, changed(change, small_blocks))]
+    };
+    let of_types = [
+        ("blocks-as-q8-k", 15),
+        ("blocks-as-iq2-xxs", 16),
+        ("blocks-as-nvfp4", 40),
+        ("blocks-as-f32", 0),
+        ("blocks-as-q6-k", 14),
+        ("blocks-as-mxfp4", 39),
+    ];
+    let of_type = |(name, element): (&'static str, u32)| {
+        let mut entries = large_blocks();
+        entries.iter_mut().for_each(|entry| entry.element = element);
+        (name, file(&entries))
+    };
+    let mut whole = file(&large_blocks());
+    whole.truncate(whole.len() - 200);
+    let cut = [("cut-in-the-last-blocks", whole)];
+    changes.into_iter().flat_map(both).chain(of_types.map(of_type)).chain(cut).collect()
+}
+
+/// The same 16 bits over and over.
+fn alternate(entry: &mut Entry, bits: u16) {
+    let bytes = bits.to_le_bytes().into_iter().cycle();
+    entry.bytes.iter_mut().zip(bytes).for_each(|(byte, bits)| *byte = bits);
 }
 
 /// The first valid configuration with other values.
