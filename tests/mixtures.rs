@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Cursor;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::support::{
@@ -10,6 +11,9 @@ use crate::support::{
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
+use longdraft_decode::decoder::{DecodeOptions, SpeculativeDecoder};
+use longdraft_decode::drafter::{Drafter, LookupDrafter};
+use longdraft_models::TargetTokenId;
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -152,22 +156,23 @@ fn gguf(
     };
     let mut metadata =
         vec![("general.architecture".to_owned(), Gguf::String(architecture.clone()))];
+    let size = |key: &str| config[key].as_u64().expect("a size") as u32;
     for (key, value) in [
-        ("embedding_length", 32),
-        ("feed_forward_length", 64),
+        ("embedding_length", size("hidden_size")),
+        ("feed_forward_length", size("intermediate_size")),
         ("block_count", 4),
         ("attention.head_count", 4),
         ("attention.head_count_kv", 2),
         ("attention.key_length", 8),
         ("context_length", 512),
         ("expert_count", 5),
-        ("expert_used_count", config["num_experts_per_tok"].as_u64().expect("count") as u32),
+        ("expert_used_count", size("num_experts_per_tok")),
     ] {
         metadata.push((format!("{architecture}.{key}"), Gguf::U32(value)));
     }
     if family != "mixtral" {
         let key = format!("{architecture}.expert_feed_forward_length");
-        metadata.push((key, Gguf::U32(32)));
+        metadata.push((key, Gguf::U32(size("moe_intermediate_size"))));
     }
     for (key, value) in [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 1e4)] {
         metadata.push((format!("{architecture}.{key}"), Gguf::F32(value)));
@@ -201,6 +206,89 @@ fn gguf_and_folder_of_the_same_weights_agree() {
         // Activations beside stored blocks are 8-bit fixed-point numbers.
         let error = relative_error(&pairs[0], &pairs[1]);
         assert!(error <= 0.05, "{family}: {error}");
+    }
+}
+
+/// A mixture whose rows are whole blocks of 256 values.
+fn wide_mixture(family: &str, experts_of_a_token: usize) -> Value {
+    let mut config = tiny_mixture(family);
+    let sizes = ["hidden_size", "intermediate_size", "moe_intermediate_size"];
+    for key in sizes.into_iter().chain(["shared_expert_intermediate_size"]) {
+        config[key] = json!(256);
+    }
+    config["num_experts_per_tok"] = json!(experts_of_a_token);
+    config
+}
+
+/// Matrices as small as trained ones: attention that looks at single tokens would make much of little.
+fn calm(tensors: &mut BTreeMap<String, Tensor>) {
+    for (name, tensor) in tensors {
+        if tensor.rank() > 1 && name != "token_embd.weight" {
+            *tensor = (&*tensor * 0.2).expect("scaled");
+        }
+    }
+}
+
+/// Greedy tokens behind a prompt that repeats itself, with and without lookup.
+fn decoded(target: &Target) -> [Vec<TargetTokenId>; 2] {
+    let prompt: Vec<_> = (0..12).map(|i| TargetTokenId(60 + i % 4)).collect();
+    let options = DecodeOptions { max_new_tokens: 32, ..DecodeOptions::default() };
+    let lookup: Box<dyn Drafter> = Box::new(LookupDrafter::new());
+    [None, Some(lookup)].map(|drafter| {
+        let mut listener = |_| ControlFlow::Continue(());
+        let mut decoder = SpeculativeDecoder::new(target, drafter);
+        decoder.generate(&prompt, &options, &mut listener).expect("tokens").tokens
+    })
+}
+
+/// By how much each token of `tokens` falls short of the best one, as a share of the deviation of the
+/// logits before it.
+fn regrets(target: &Target, tokens: &[TargetTokenId]) -> Vec<f32> {
+    let prompt = (0..12).map(|i| 60 + i % 4);
+    let ids: Vec<u32> = prompt.chain(tokens.iter().map(|token| token.0)).collect();
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let features = target.forward(&PackedSequence::single(&ids), &taps).expect("forward");
+    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    let rows = logits.to_vec2::<f32>().expect("rows");
+    let regret = |(row, token): (&Vec<f32>, &TargetTokenId)| {
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let size = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
+        (best - row[token.0 as usize]) / size.sqrt()
+    };
+    rows[11..].iter().zip(tokens).map(regret).collect()
+}
+
+/// Stacks `[E, O, I]` of K-quants, read expert by expert and held as blocks.
+#[test]
+fn experts_of_large_blocks_decode_as_their_values_do() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("model.gguf");
+    let types = [
+        ("Q2_K", GgmlDType::Q2K),
+        ("Q3_K", GgmlDType::Q3K),
+        ("Q4_K", GgmlDType::Q4K),
+        ("Q5_K", GgmlDType::Q5K),
+        ("Q6_K", GgmlDType::Q6K),
+    ];
+    for (family, (name, dtype)) in FAMILIES.into_iter().cycle().zip(types) {
+        let open = |as_stored| {
+            let options = TargetOptions { as_stored, ..TargetOptions::default() };
+            Target::open_path(&file, &options).expect("target")
+        };
+        // All experts: rounding would choose others.
+        std::fs::write(&file, gguf(family, &wide_mixture(family, 5), dtype, calm)).expect("file");
+        let (stored, widened) = (open(true), open(false));
+        let experts = 4 * 3 * 5 * 256 * 256 * dtype.type_size() / dtype.block_size();
+        let held = stored.held().iter().find(|(held, _)| *held == name).expect("blocks").1;
+        assert!(held as usize > experts, "{family} {name}: {held}");
+        let [plain, drafted] = decoded(&stored);
+        assert_eq!(plain, drafted, "{family} {name}");
+        let largest = regrets(&widened, &plain).into_iter().fold(0.0, f32::max);
+        assert!(largest <= 0.05, "{family} {name}: {largest}");
+        // Two of the five, as such files are used.
+        std::fs::write(&file, gguf(family, &wide_mixture(family, 2), dtype, calm)).expect("file");
+        let [plain, drafted] = decoded(&open(true));
+        assert_eq!(plain, drafted, "{family} {name}, two experts");
     }
 }
 

@@ -14,6 +14,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf::GgufSource;
 use serde_json::{Value, json};
 
 const HEADS: usize = 4;
@@ -190,13 +191,18 @@ fn files_of_blocks() -> Vec<(&'static str, Vec<u8>)> {
     files
 }
 
-/// Gives a tensor another type, if it is of the first one. An entry is name, rank, sizes, type.
-fn set_type(file: &mut [u8], name: &str, (from, to): (u32, u32)) {
+/// Where an entry's sizes begin, and how many there are. An entry is name, rank, sizes, type.
+fn sizes_of(file: &[u8], name: &str) -> (usize, usize) {
     let mut entry = (name.len() as u64).to_le_bytes().to_vec();
     entry.extend(name.bytes());
     let at = file.windows(entry.len()).position(|bytes| bytes == entry).expect("an entry");
-    let rank = usize::from(file[at + entry.len()]);
-    let number = &mut file[at + entry.len() + 4 + 8 * rank..][..4];
+    (at + entry.len() + 4, usize::from(file[at + entry.len()]))
+}
+
+/// Gives a tensor another type, if it is of the first one.
+fn set_type(file: &mut [u8], name: &str, (from, to): (u32, u32)) {
+    let (at, rank) = sizes_of(file, name);
+    let number = &mut file[at + 8 * rank..][..4];
     if number == from.to_le_bytes() {
         number.copy_from_slice(&to.to_le_bytes());
     }
@@ -253,6 +259,46 @@ fn generate_says_the_same_with_weights_as_stored() {
                 assert_eq!(say(dtype, way), plain, "{blocks:?} {dtype} {way:?}");
             }
         }
+    }
+}
+
+/// Scales that are no numbers make logits that are none, and NaN never wins: decoding goes on, and
+/// drafting changes nothing.
+#[test]
+fn blocks_with_impossible_scales_decode_alike_with_and_without_drafts() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf").display().to_string();
+    for (name, file) in files_of_blocks() {
+        for (kind, bits) in [("NaN", 0xFFFF_u16), ("infinite", 0x7C00), ("negative", 0xFC00)] {
+            let mut file = file.clone();
+            std::fs::write(&path, &file).expect("write");
+            let header = GgufSource::open(Path::new(&path)).expect("a file");
+            let blocks = header.header().tensors["blk.0.ffn_up.weight"].bytes.clone();
+            let pattern = bits.to_le_bytes().into_iter().cycle();
+            file[blocks].iter_mut().zip(pattern).for_each(|(byte, bits)| *byte = bits);
+            std::fs::write(&path, &file).expect("write");
+            let say = |way: &str| {
+                let fixed = ["generate", "--target", &path, "--prompt", "ABABAB", "--ignore-eos"];
+                succeed(&[&fixed[..], &["--max-tokens", "8", "--pace", "fixed", way]].concat())
+            };
+            assert_eq!(say("--no-draft"), say("--lookup"), "{name}, {kind}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_parts_of_blocks_are_refused_by_name() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("model.gguf").display().to_string();
+    let types = [("Q4_0", 32), ("Q8_0", 32), ("IQ4_NL", 32), ("Q2_K", 256), ("Q6_K", 256)];
+    for (name, values) in types {
+        let (_, mut file) = files_of_blocks().into_iter().find(|(n, _)| *n == name).expect("type");
+        let (at, _) = sizes_of(&file, "blk.1.attn_k.weight");
+        file[at] = file[at].wrapping_add(16);
+        std::fs::write(&path, file).expect("write");
+        let text = fail(&["generate", "--target", &path, "--no-draft", "--prompt", "a"], 1);
+        assert!(text.contains("`blk.1.attn_k.weight` of shape"), "{text}");
+        assert!(text.contains(&format!("does not consist of blocks of {values}")), "{text}");
     }
 }
 
