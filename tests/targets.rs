@@ -12,9 +12,9 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::gguf::GgufSource;
 use serde_json::{Value, json};
 
 const HEADS: usize = 4;
