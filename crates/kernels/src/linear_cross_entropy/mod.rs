@@ -15,7 +15,7 @@
 //!   teacher's logits are rounded to its head's type.
 //!   `∂α/∂z_v = q_v (1[q_v < p̄_v] − Σ_u q_u 1[q_u < p̄_u])` (LK losses, arXiv 2602.23881);
 //! - sparse: the same for distributions of which only the most likely tokens are known
-//! (`sparse.rs`).
+//!   (`sparse.rs`).
 //!
 //! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side;
 //! the gradients are computed in the forward pass, `dh = dz W` and, if the head trains, `dW = dzᵀ
