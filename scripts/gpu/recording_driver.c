@@ -87,8 +87,11 @@ CUresult cuEventRecord(CUevent event, CUstream stream) { record("event %p\n", (v
 // Memory: zeros, since no kernel writes results.
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
   record("allocate %p %zu\n", (void *)stream, bytes);
-  size_t *block = bytes ? calloc(1, bytes + 64) : 0;
-  if (!block) return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+  *address = 0;
+  // A pool has an address for nothing.
+  if (!bytes) return CUDA_SUCCESS;
+  size_t *block = calloc(1, bytes + 64);
+  if (!block) return CUDA_ERROR_OUT_OF_MEMORY;
   *block = bytes;
   uint64_t now = used += bytes;
   if (now > used_high) used_high = now;
@@ -96,13 +99,16 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  if (!address) return CUDA_SUCCESS;
   size_t *block = (size_t *)(address - 64);
   record("free %p %zu\n", (void *)stream, *block);
   used -= *block;
   free(block);
   return CUDA_SUCCESS;
 }
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) { return cuMemAllocAsync(address, bytes, 0); }
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+  return bytes ? cuMemAllocAsync(address, bytes, 0) : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult cuMemFree_v2(CUdeviceptr address) { return cuMemFreeAsync(address, 0); }
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   record("pinned %zu\n", bytes);

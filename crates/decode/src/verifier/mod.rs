@@ -2,8 +2,7 @@
 //!
 //! - Temperature 0: walk down the tree while the arg max is a child.
 //! - Certain children, at a temperature: draw from the target's distribution; a child that is drawn
-//!   is
-//!   accepted, anything else is committed. The draft's own distribution plays no part.
+//!   is accepted, anything else is committed. The draft's own distribution plays no part.
 //! - Drawn children: recursive rejection ([`VerifyRule::Ratio`]), see [`test_children`].
 
 mod ratio;
