@@ -19,9 +19,9 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use longdraft_data::shards::{PrepareOptions, Source, prepare};
+use longdraft_data::conversation::Conversation;
+use longdraft_data::prepare::{PrepareOptions, Source, prepare};
 use longdraft_data::source::SourceConfig;
-use longdraft_data::template::conversation::Conversation;
 use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::target::Target;
 use longdraft_train::stage::Encoder;
