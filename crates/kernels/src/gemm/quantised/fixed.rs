@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::super::Mat;
-use super::{BLOCK, MOST_ROWS};
+use super::BLOCK;
 use crate::simd::vectorised;
 
 /// Values below which handing parts to threads costs more than it saves.
@@ -14,14 +14,14 @@ const LARGEST: f32 = 127.0;
 const ROUNDING: f32 = 12_582_912.0;
 
 /// Rows of activations, each in blocks of 32 values with a scale: value = code x scale, rounded to
-/// the nearest. [`MOST_ROWS`] of them lie side by side, block by block.
+/// the nearest.
 #[derive(Debug, Default)]
 pub(crate) struct FixedRows {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// `[rows / MOST_ROWS, cols / 32, MOST_ROWS, 32]`, fewer of the last rows.
+    /// `[rows, cols]`
     pub(super) codes: Vec<i8>,
-    /// `[rows / MOST_ROWS, cols / 32, MOST_ROWS]`
+    /// `[rows, cols / 32]`
     pub(super) blocks: Vec<FixedBlock>,
 }
 
@@ -44,19 +44,15 @@ impl FixedRows {
         assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
         let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
-        let tile = |(tile, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
-            let height = blocks.len() * BLOCK / cols;
-            for row in 0..height {
-                let values = &a.data[(tile * MOST_ROWS + row) * a.row_stride..][..cols];
-                fix(values, codes, blocks, (row, height));
-            }
+        let row = |(row, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
+            fix(&a.data[row * a.row_stride..][..cols], codes, blocks);
         };
-        let (width, height) = ((MOST_ROWS * cols).max(1), (MOST_ROWS * cols / BLOCK).max(1));
+        let (width, height) = (cols.max(1), (cols / BLOCK).max(1));
         if codes.len() < SMALLEST_TASK {
-            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(tile);
+            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(row);
         } else {
             let codes = codes.par_chunks_mut(width);
-            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(tile);
+            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(row);
         }
         Self { rows, cols, codes, blocks }
     }
@@ -76,17 +72,10 @@ impl FixedRows {
 }
 
 vectorised! {
-    /// One of the rows that lie side by side.
-    fn fix(
-        values: &[f32],
-        codes: &mut [i8],
-        blocks: &mut [FixedBlock],
-        place: (usize, usize),
-    ) {
-        let (row, height) = place;
+    /// One row.
+    fn fix(values: &[f32], codes: &mut [i8], blocks: &mut [FixedBlock]) {
         let values = values.as_chunks::<BLOCK>().0;
-        let codes = codes.as_chunks_mut::<BLOCK>().0.iter_mut().skip(row).step_by(height);
-        let blocks = blocks.iter_mut().skip(row).step_by(height);
+        let codes = codes.as_chunks_mut::<BLOCK>().0;
         for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
             *block = FixedBlock::of(values, codes);
         }

@@ -1,12 +1,11 @@
 //! The inner kernel of every vector instruction set: 16 columns side by side.
 //!
-//! Four steps of the columns are unpacked once, and multiplied with all rows of the tile.
+//! 32 steps of the columns are unpacked once, and multiplied with all rows of the pass.
 
 use super::super::micro::{Destination, store};
-use super::fixed::FixedBlock;
-use super::format::{Layout, SIGN};
-use super::unpack::{Piece, code, factors, layout};
-use super::{BLOCK, GROUP, Tile};
+use super::format::{Floats, Layout, SIGN, Scales};
+use super::side_by_side::WORDS;
+use super::{BLOCK, BlockFormat, GROUP, MOST_ROWS, Tile};
 
 /// Bytes of a group that are fetched ahead: with several rows, instructions in flight reach no
 /// further than the block at hand, and memory would rest.
@@ -16,25 +15,19 @@ const LINE: usize = 64;
 /// Words of four codes in 32 values.
 const STEPS: usize = BLOCK / 4;
 
-/// Registers of some columns, on one instruction set.
+/// Registers of 16 columns, on one instruction set.
 ///
 /// # Safety
 /// The CPU has the instruction set. All methods are inlined into functions that are compiled for it.
 pub(super) trait Lanes {
-    /// How many columns: [`GROUP`], or half of it.
-    const COLUMNS: usize;
     /// Four bytes of every column.
     type Bytes: Copy;
     /// A whole number of 32 bits of every column.
     type Ints: Copy;
-    /// What products take of [`Self::Bytes`].
-    type Factor: Copy;
-    /// A sum of products that goes on.
-    type Sum: Copy;
     /// A float of every column.
     type Floats: Copy;
 
-    /// Four bytes of every column.
+    /// [`WORDS`] bytes.
     unsafe fn load(at: *const u8) -> Self::Bytes;
     unsafe fn splat_bytes(value: u8) -> Self::Bytes;
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
@@ -44,30 +37,18 @@ pub(super) trait Lanes {
     /// Entry of a table of 16 for every byte below 16.
     unsafe fn look_up(table: &[u8; 16], index: Self::Bytes) -> Self::Bytes;
 
-    /// Codes as products want them, for all rows.
-    unsafe fn factor(codes: Self::Bytes, kind: Codes) -> Self::Factor;
-    /// `Σ (code − zero) x` over nothing yet, where activations sum up to `x_sum` in the end.
-    unsafe fn begin(kind: Codes, x_sum: i32) -> Self::Sum;
-    /// Adds the products with four activations: of step `step` of `steps`.
-    unsafe fn add(
-        sum: Self::Sum,
-        codes: Self::Factor,
-        kind: Codes,
-        x: *const i8,
-        of: (usize, usize),
-    ) -> Self::Sum;
-    /// The whole sum.
-    unsafe fn end(sum: Self::Sum) -> Self::Ints;
+    /// `Σ (code − zero) x` over `codes` and four activations for each of them, whose sum is `x_sum`.
+    unsafe fn products(codes: &[Self::Bytes], kind: Codes, x: *const i8, x_sum: i32) -> Self::Ints;
 
-    /// Numbers of f16.
+    /// 16 numbers of f16.
     unsafe fn halves(at: *const u8) -> Self::Floats;
-    /// Numbers of bf16.
+    /// 16 numbers of bf16.
     unsafe fn brain_halves(at: *const u8) -> Self::Floats;
-    /// Bytes as floats.
+    /// 16 bytes as floats.
     unsafe fn unsigned(at: *const u8) -> Self::Floats;
-    /// Signed bytes as floats.
+    /// 16 signed bytes as floats.
     unsafe fn signed(at: *const u8) -> Self::Floats;
-    /// The lower and the upper halves of bytes as floats.
+    /// The lower and the upper halves of 16 bytes as floats.
     unsafe fn nibbles(at: *const u8) -> [Self::Floats; 2];
     unsafe fn to_floats(ints: Self::Ints) -> Self::Floats;
     unsafe fn splat(value: f32) -> Self::Floats;
@@ -75,7 +56,7 @@ pub(super) trait Lanes {
     /// `a b + c`, rounded once.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     unsafe fn negate(a: Self::Floats) -> Self::Floats;
-    unsafe fn store(a: Self::Floats, to: *mut f32);
+    unsafe fn store(a: Self::Floats, to: &mut [f32; GROUP]);
     /// Asks for a line of memory.
     unsafe fn prefetch(at: *const u8);
 }
@@ -86,13 +67,11 @@ pub(super) struct Codes {
     pub(super) largest: i32,
     /// The code of zero; where the largest needs all 8 bits it is [`SIGN`].
     pub(super) zero: i32,
-    /// Whether so few sums are formed at a time that each waits for itself.
-    pub(super) few_sums: bool,
 }
 
 impl Codes {
-    const fn of(layout: &Layout, sums: usize) -> Self {
-        Self { largest: layout.largest, zero: layout.zero, few_sums: sums <= 2 }
+    const fn of(layout: &Layout) -> Self {
+        Self { largest: layout.largest, zero: layout.zero }
     }
 
     /// Whether turning their first bits makes them signed, as they have to be where 16 bits do not hold
@@ -102,268 +81,245 @@ impl Codes {
     }
 
     /// Products of two codes each with two activations that add up in 16 bits.
-    const fn pairs_in_16_bits(self) -> usize {
+    pub(super) const fn pairs_in_16_bits(self) -> usize {
         i16::MAX as usize / (2 * i8::MAX as usize * self.largest as usize)
-    }
-
-    /// Whether sums of pairs have to go on in 32 bits after this of some steps.
-    pub(super) const fn ends_in_16_bits(self, step: usize, steps: usize) -> bool {
-        (step + 1).is_multiple_of(self.pairs_in_16_bits()) || step + 1 == steps
     }
 }
 
+/// Kernels are compiled for a format by its number.
+const fn layout<const FORMAT: usize>() -> Layout {
+    BlockFormat::ALL[FORMAT].layout()
+}
+
+/// Factors of 32 values of every column.
+struct Factors<V: Lanes> {
+    scale: [V::Floats; 2],
+    least: [V::Floats; 2],
+}
+
 /// # Safety
-/// The CPU has the instruction set; the operands reach as far as the tile of `ROWS` rows, and `dst` is
-/// writable for it. `TOGETHER` registers of a group's columns are worked on at a time.
+/// The CPU has the instruction set; the operands reach as far as the tile of at most [`MOST_ROWS`]
+/// rows, and `dst` is writable for it. `ROWS` are the tile's, or 0 for any number of them.
 #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
 #[inline(always)]
-pub(super) unsafe fn columns<
-    V: Lanes,
-    const FORMAT: usize,
-    const ROWS: usize,
-    const TOGETHER: usize,
->(
+pub(super) unsafe fn columns<V: Lanes, const FORMAT: usize, const ROWS: usize>(
     tile: Tile<'_>,
     dst: Destination,
 ) {
-    for first in (0..dst.cols).step_by(TOGETHER * V::COLUMNS) {
-        let mut pieces = [Piece { group: tile.right.as_ptr(), column: 0 }; TOGETHER];
-        for (i, piece) in pieces.iter_mut().enumerate() {
-            // A group is whole, also where the destination is not.
-            let column = first + i * V::COLUMNS;
-            let group = tile.right[column / GROUP * tile.right_stride..].as_ptr();
-            *piece = Piece { group, column: column % GROUP };
-        }
-        // SAFETY: the groups lie within the operand, all else is passed on to the caller.
+    let rows = if ROWS == 0 { dst.rows } else { ROWS };
+    for first in (0..dst.cols).step_by(GROUP) {
+        let group = tile.right[first / GROUP * tile.right_stride..].as_ptr();
+        // SAFETY: the group lies within the operand, all else is passed on to the caller.
         unsafe {
-            let mut acc = [[V::splat(0.0); TOGETHER]; ROWS];
-            add_blocks::<V, FORMAT, ROWS, TOGETHER>(&tile, pieces, &mut acc);
-            for (row, acc) in acc.into_iter().enumerate() {
-                for (i, acc) in acc.into_iter().enumerate() {
-                    let first = first + i * V::COLUMNS;
-                    if first + V::COLUMNS <= dst.cols && !dst.accumulate {
-                        V::store(acc, dst.at.add(row * dst.stride + first));
-                    } else {
-                        let mut values = [0.0; GROUP];
-                        V::store(acc, values.as_mut_ptr());
-                        store_some(&values[..V::COLUMNS], dst, row, first);
-                    }
-                }
+            let mut acc = [V::splat(0.0); MOST_ROWS];
+            of_group::<V, FORMAT>(&tile, group, &mut acc[..rows]);
+            for (row, acc) in acc[..rows].iter().enumerate() {
+                let mut values = [0.0; GROUP];
+                V::store(*acc, &mut values);
+                store(&values, dst, row, first);
             }
         }
     }
 }
 
-/// Not inlined: there is a call for every register of sums.
-///
 /// # Safety
-/// As [`store`].
-#[cold]
-#[inline(never)]
-unsafe fn store_some(values: &[f32], dst: Destination, row: usize, first: usize) {
-    // SAFETY: passed on to the caller.
-    unsafe { store(values, dst, row, first) };
-}
-
-/// # Safety
-/// As [`columns`].
+/// As [`columns`], for the 16 columns from `group` on.
 #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
 #[inline(always)]
-unsafe fn add_blocks<V: Lanes, const FORMAT: usize, const ROWS: usize, const TOGETHER: usize>(
+unsafe fn of_group<V: Lanes, const FORMAT: usize>(
     tile: &Tile<'_>,
-    pieces: [Piece; TOGETHER],
-    acc: &mut [[V::Floats; TOGETHER]; ROWS],
+    group: *const u8,
+    acc: &mut [V::Floats],
 ) {
     let layout = const { layout::<FORMAT>() };
     for block in 0..tile.blocks / layout.parts() {
-        // SAFETY: the block lies within the groups, and its 32 values within every row.
+        // SAFETY: the block lies within the group, and its 32 values within every row.
         unsafe {
-            let at = block * layout.size();
-            let mut floats = [(acc[0][0], acc[0][0]); TOGETHER];
-            for (floats, piece) in floats.iter_mut().zip(pieces) {
-                *floats = super::unpack::floats::<V, FORMAT>(piece.at(at, 2));
-            }
-            for part in 0..layout.parts() {
-                let part_at = at + layout.part_at(part);
-                for piece in pieces.iter().filter(|piece| piece.column == 0) {
-                    for line in (0..GROUP * layout.part_bytes()).step_by(LINE) {
-                        V::prefetch(piece.group.wrapping_add(part_at + AHEAD + line));
-                    }
-                }
-                let place = (block * layout.parts() + part) * tile.side_by_side;
-                let rows = Rows {
-                    codes: tile.codes.as_ptr().add(place * BLOCK),
-                    fixed: tile.fixed.as_ptr().add(place),
-                };
-                if layout.scales.halves() {
-                    add_halves::<V, FORMAT, ROWS, TOGETHER>(pieces, part_at, floats, rows, acc);
-                } else {
-                    add_whole::<V, FORMAT, ROWS, TOGETHER>(pieces, part_at, floats, rows, acc);
-                }
-            }
-        }
-    }
-}
-
-/// 32 activations of every row, row after row.
-#[derive(Clone, Copy)]
-struct Rows {
-    codes: *const i8,
-    fixed: *const FixedBlock,
-}
-
-/// 32 values with one scale.
-///
-/// # Safety
-/// As [`columns`]; the values begin at `at`.
-#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
-#[inline(always)]
-unsafe fn add_whole<V: Lanes, const FORMAT: usize, const ROWS: usize, const TOGETHER: usize>(
-    pieces: [Piece; TOGETHER],
-    at: usize,
-    floats: [(V::Floats, V::Floats); TOGETHER],
-    rows: Rows,
-    acc: &mut [[V::Floats; TOGETHER]; ROWS],
-) {
-    let layout = const { layout::<FORMAT>() };
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let exact = products::<V, FORMAT, ROWS, TOGETHER, 0, STEPS>(pieces, at, rows);
-        for (i, piece) in pieces.into_iter().enumerate() {
-            let factors = factors::<V, FORMAT>(piece.at(at, 1), floats[i].0, floats[i].1);
-            for row in 0..ROWS {
-                let fixed = &*rows.fixed.add(row);
-                let scale = V::mul(factors.scale[0], V::splat(fixed.scale));
-                let mut sum = V::mul_add(V::to_floats(exact[row][i]), scale, acc[row][i]);
-                if layout.has_least() {
-                    sum = V::mul_add(factors.least[0], V::splat(fixed.offset), sum);
-                }
-                acc[row][i] = sum;
-            }
-        }
-    }
-}
-
-/// Twice 16 values with a scale each.
-///
-/// # Safety
-/// As [`add_whole`].
-#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
-#[inline(always)]
-unsafe fn add_halves<V: Lanes, const FORMAT: usize, const ROWS: usize, const TOGETHER: usize>(
-    pieces: [Piece; TOGETHER],
-    at: usize,
-    floats: [(V::Floats, V::Floats); TOGETHER],
-    rows: Rows,
-    acc: &mut [[V::Floats; TOGETHER]; ROWS],
-) {
-    const HALF: usize = STEPS / 2;
-    let layout = const { layout::<FORMAT>() };
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let first = products::<V, FORMAT, ROWS, TOGETHER, 0, HALF>(pieces, at, rows);
-        let second = products::<V, FORMAT, ROWS, TOGETHER, HALF, HALF>(pieces, at, rows);
-        for (i, piece) in pieces.into_iter().enumerate() {
-            let factors = factors::<V, FORMAT>(piece.at(at, 1), floats[i].0, floats[i].1);
-            for row in 0..ROWS {
-                let fixed = &*rows.fixed.add(row);
-                let sum = V::mul(V::to_floats(first[row][i]), factors.scale[0]);
-                let mut sum = V::mul_add(V::to_floats(second[row][i]), factors.scale[1], sum);
-                if layout.has_least() {
-                    for (least, codes) in factors.least.iter().zip(fixed.sums) {
-                        sum = V::mul_add(*least, V::splat(codes as f32), sum);
-                    }
-                }
-                acc[row][i] = V::mul_add(sum, V::splat(fixed.scale), acc[row][i]);
-            }
-        }
-    }
-}
-
-/// `Σ (code − zero) x` over `COUNT` steps from the step `FIRST` on, of every row. A step's codes are
-/// unpacked once, and forgotten after the last row: registers hold the sums.
-///
-/// # Safety
-/// As [`add_whole`].
-#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
-#[inline(always)]
-unsafe fn products<
-    V: Lanes,
-    const FORMAT: usize,
-    const ROWS: usize,
-    const TOGETHER: usize,
-    const FIRST: usize,
-    const COUNT: usize,
->(
-    pieces: [Piece; TOGETHER],
-    at: usize,
-    rows: Rows,
-) -> [[V::Ints; TOGETHER]; ROWS] {
-    let kind = const { Codes::of(&layout::<FORMAT>(), ROWS * TOGETHER) };
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let mut sums = [[V::begin(kind, 0); TOGETHER]; ROWS];
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let [first, second] = (*rows.fixed.add(row)).sums;
-            let x_sum = match (FIRST, COUNT) {
-                (_, STEPS) => first + second,
-                (0, _) => first,
-                _ => second,
+            let at = group.add(block * layout.size());
+            let d = match layout.floats {
+                Floats::Power => V::brain_halves(at),
+                _ => V::halves(at),
             };
-            *sums = [V::begin(kind, x_sum); TOGETHER];
+            let m = if layout.has_least() { V::halves(at.add(2 * GROUP)) } else { d };
+            for part in 0..layout.parts() {
+                let at = at.add(layout.part_at(part));
+                for line in (0..GROUP * layout.part_bytes()).step_by(LINE) {
+                    V::prefetch(at.wrapping_add(AHEAD + line));
+                }
+                let factors = factors::<V, FORMAT>(at, d, m);
+                let codes = unpacked::<V, FORMAT>(at);
+                let first = block * layout.parts() + part;
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let place = row * tile.blocks + first;
+                    *acc = added::<V, FORMAT>(*acc, &codes, &factors, tile, place);
+                }
+            }
         }
+    }
+}
+
+/// # Safety
+/// As [`columns`]; `at` is where 32 values of a group begin, with floats `d` and `m`.
+#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+#[inline(always)]
+unsafe fn factors<V: Lanes, const FORMAT: usize>(
+    at: *const u8,
+    d: V::Floats,
+    m: V::Floats,
+) -> Factors<V> {
+    let layout = const { layout::<FORMAT>() };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match layout.scales {
+            Scales::None => Factors { scale: [d; 2], least: [m; 2] },
+            Scales::Signed => {
+                let scale = V::mul(d, V::signed(at));
+                Factors { scale: [scale; 2], least: [m; 2] }
+            }
+            Scales::SignedHalves => {
+                let second = V::mul(d, V::signed(at.add(GROUP)));
+                Factors { scale: [V::mul(d, V::signed(at)), second], least: [m; 2] }
+            }
+            Scales::WithLeast => {
+                let scale = V::mul(d, V::unsigned(at));
+                let least = V::negate(V::mul(m, V::unsigned(at.add(GROUP))));
+                Factors { scale: [scale; 2], least: [least; 2] }
+            }
+            Scales::NibbleHalves => {
+                let (first, second) = (V::nibbles(at), V::nibbles(at.add(GROUP)));
+                Factors {
+                    scale: [V::mul(d, first[0]), V::mul(d, second[0])],
+                    least: [V::negate(V::mul(m, first[1])), V::negate(V::mul(m, second[1]))],
+                }
+            }
+        }
+    }
+}
+
+/// Four codes of every column in every register.
+///
+/// # Safety
+/// As [`columns`]; `at` is where 32 values of a group begin.
+#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+#[inline(always)]
+unsafe fn unpacked<V: Lanes, const FORMAT: usize>(at: *const u8) -> [V::Bytes; STEPS] {
+    let layout = const { layout::<FORMAT>() };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut codes = plane::<V, FORMAT>(at, 0, 0);
+        if layout.planes[1] > 0 {
+            let above = plane::<V, FORMAT>(at, 1, layout.planes[0] as i32);
+            for (code, above) in codes.iter_mut().zip(above) {
+                *code = V::or(*code, above);
+            }
+        }
+        if let Some(table) = layout.table {
+            for code in &mut codes {
+                *code = V::look_up(table, *code);
+            }
+        }
+        codes
+    }
+}
+
+/// Bits of a plane, moved up by `up`.
+///
+/// # Safety
+/// As [`unpacked`].
+#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+#[inline(always)]
+unsafe fn plane<V: Lanes, const FORMAT: usize>(
+    at: *const u8,
+    plane: usize,
+    up: i32,
+) -> [V::Bytes; STEPS] {
+    let layout = const { layout::<FORMAT>() };
+    let bits = layout.planes[plane];
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let words = at.add(layout.plane_at(plane));
+        let mask = V::splat_bytes((((1_u32 << bits) - 1) << up) as u8);
+        let mut out = [mask; STEPS];
+        let mut word = mask;
         // Written out, so that every shift is by a constant.
         macro_rules! steps {
-            ($($step:literal)*) => {$(
-                if $step >= FIRST && $step < FIRST + COUNT {
-                    let mut codes = [V::factor(V::splat_bytes(0), kind); TOGETHER];
-                    for (codes, piece) in codes.iter_mut().zip(pieces) {
-                        *codes = V::factor(code::<V, FORMAT>(piece, at, $step), kind);
-                    }
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        let x = rows.codes.add(row * BLOCK + 4 * $step);
-                        for (sum, codes) in sums.iter_mut().zip(codes) {
-                            *sum = V::add(*sum, codes, kind, x, ($step - FIRST, COUNT));
-                        }
-                    }
+            ($($step:literal)*) => {$({
+                let from = $step * bits % 8;
+                if from == 0 {
+                    word = V::load(words.add(WORDS * ($step * bits / 8)));
                 }
-            )*};
+                out[$step] = if bits == 8 {
+                    word
+                } else {
+                    V::and(V::shift(word, up - from as i32), mask)
+                };
+            })*};
         }
         steps!(0 1 2 3 4 5 6 7);
-        let mut whole = [[V::end(sums[0][0]); TOGETHER]; ROWS];
-        for (whole, sums) in whole.iter_mut().zip(sums) {
-            for (whole, sum) in whole.iter_mut().zip(sums) {
-                *whole = V::end(sum);
-            }
-        }
-        whole
+        out
     }
 }
 
-/// Runs the kernel that is compiled for a tile's format and its number of rows. Lists say `rows x together`:
-/// the first is for types that files mostly consist of, the second for the others.
+/// Adds the products of 32 values and one row's activations at `place`.
+///
+/// # Safety
+/// As [`columns`]; the activations lie within the tile.
+#[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+#[inline(always)]
+unsafe fn added<V: Lanes, const FORMAT: usize>(
+    acc: V::Floats,
+    codes: &[V::Bytes; STEPS],
+    factors: &Factors<V>,
+    tile: &Tile<'_>,
+    place: usize,
+) -> V::Floats {
+    let kind = const { Codes::of(&layout::<FORMAT>()) };
+    let layout = const { layout::<FORMAT>() };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let x = tile.codes.as_ptr().add(place * BLOCK);
+        let fixed = &*tile.fixed.as_ptr().add(place);
+        if !layout.scales.halves() {
+            let exact = V::products(codes, kind, x, fixed.sums[0] + fixed.sums[1]);
+            let scale = V::mul(factors.scale[0], V::splat(fixed.scale));
+            let sum = V::mul_add(V::to_floats(exact), scale, acc);
+            if layout.has_least() {
+                return V::mul_add(factors.least[0], V::splat(fixed.offset), sum);
+            }
+            return sum;
+        }
+        let (first, second) = codes.split_at(STEPS / 2);
+        let first = V::products(first, kind, x, fixed.sums[0]);
+        let second = V::products(second, kind, x.add(BLOCK / 2), fixed.sums[1]);
+        let sum = V::mul(V::to_floats(first), factors.scale[0]);
+        let mut sum = V::mul_add(V::to_floats(second), factors.scale[1], sum);
+        if layout.has_least() {
+            for (least, codes) in factors.least.iter().zip(fixed.sums) {
+                sum = V::mul_add(*least, V::splat(codes as f32), sum);
+            }
+        }
+        V::mul_add(sum, V::splat(fixed.scale), acc)
+    }
+}
+
+/// Runs the kernel that is compiled for a tile's format, and for its rows if they are listed.
 macro_rules! by_format_and_rows {
-    ($kernel:ident, $common:tt, $others:tt, $tile:expr, $dst:expr) => {
-        $crate::gemm::quantised::lanes::by_format_and_rows!(
-            @formats $kernel, $tile, $dst,
-            $common Q4_0, $common Q4_1, $common Q5_0, $common Q8_0, $common Q4K, $common Q5K,
-            $common Q6K, $others Q5_1, $others Q2K, $others Q3K, $others Iq4Nl, $others Iq4Xs,
-            $others Mxfp4
-        )
+    ($kernel:ident, $rows:tt, $tile:expr, $dst:expr) => {
+        $crate::gemm::quantised::lanes::by_format_and_rows!(@formats $kernel, $rows, $tile, $dst,
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4)
     };
-    (@formats $kernel:ident, $tile:expr, $dst:expr, $($rows:tt $format:ident),*) => {
+    (@formats $kernel:ident, $rows:tt, $tile:expr, $dst:expr, $($format:ident)*) => {
         match $tile.format {
             $(BlockFormat::$format => $crate::gemm::quantised::lanes::by_format_and_rows!(
                 @rows $kernel, $format, $rows, $tile, $dst
             ),)*
         }
     };
-    (@rows $kernel:ident, $format:ident, [$($rows:literal x $together:literal)*], $tile:expr,
-        $dst:expr) => {{
+    (@rows $kernel:ident, $format:ident, [$($rows:literal)*], $tile:expr, $dst:expr) => {{
         const FORMAT: usize = BlockFormat::$format as usize;
         match $dst.rows {
-            $($rows => $kernel::<FORMAT, $rows, $together>($tile, $dst),)*
-            rows => unreachable!("{rows} rows together"),
+            $($rows => $kernel::<FORMAT, $rows>($tile, $dst),)*
+            _ => $kernel::<FORMAT, 0>($tile, $dst),
         }
     }};
 }

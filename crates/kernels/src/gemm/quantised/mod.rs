@@ -6,9 +6,8 @@
 //! 1/254 of the largest of its 32, as in llama.cpp (whose larger blocks take one scale for 256).
 //!
 //! [`format`] says in what one type differs from another, [`stored`] in which order files hold their
-//! numbers, [`side_by_side`] how memory does, [`unpack`] how registers take them from there, [`lanes`] how
-//! they are multiplied on any registers. An element is, over a column's blocks of 32 in order and with
-//! `Σ` exact,
+//! numbers, [`side_by_side`] how memory does, [`lanes`] how they are multiplied on any registers. An
+//! element is, over a column's blocks of 32 in order and with `Σ` exact,
 //!
 //! ```text
 //! acc ← scale·x_scale · Σ q x + acc,  then  least · (x_scale Σ x) + acc
@@ -26,7 +25,6 @@ mod neon;
 mod plain;
 mod side_by_side;
 mod stored;
-mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -47,8 +45,8 @@ pub(crate) use side_by_side::{GROUP, held_bytes, put_side_by_side};
 
 use crate::threads::split;
 
-/// Most rows for which a block is unpacked once: their sums fit the registers.
-const MOST_ROWS: usize = 8;
+/// Most rows for which a block is unpacked once.
+const MOST_ROWS: usize = 16;
 /// Rows of a task: their fixed-point numbers fit the second-level cache.
 const TASK_ROWS: usize = 256;
 
@@ -184,7 +182,6 @@ pub(super) unsafe fn columns(
                 format: b.format,
                 codes: &a.codes[first_row * a.cols..],
                 fixed: &a.blocks[first_row * blocks..],
-                side_by_side: MOST_ROWS.min(a.rows - first_row),
                 blocks,
                 right: &b.data[first_col / GROUP * b.stride()..],
                 right_stride: b.stride(),
@@ -201,15 +198,13 @@ pub(super) unsafe fn columns(
     }
 }
 
-/// Some rows, at most [`MOST_ROWS`], times the blocks of a group of columns.
+/// Some rows times the blocks of a group of columns.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     format: BlockFormat,
-    /// Of the rows side by side.
+    /// From the first row on, row after row.
     codes: &'a [i8],
     fixed: &'a [FixedBlock],
-    /// How many these are.
-    side_by_side: usize,
     /// Blocks of 32 of a row, and of a column.
     blocks: usize,
     /// The first group on.
@@ -262,19 +257,6 @@ impl Kernel {
         Self::all().next().unwrap_or(Self::Plain)
     }
 
-    /// Of some rows, how many its kernels take together: what is rare has fewer kernels.
-    fn rows_together(self, format: BlockFormat, rows: usize) -> usize {
-        use BlockFormat::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q5_1};
-        let rare = matches!(format, Q5_1 | Q2K | Q3K | Iq4Nl | Iq4Xs | Mxfp4);
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni | Self::Avx2 if !rare => rows,
-            Self::Plain => rows,
-            #[allow(unreachable_patterns, reason = "not on every machine")]
-            _ => 1 << rows.min(4).ilog2(),
-        }
-    }
-
     /// The instruction set's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -298,26 +280,6 @@ impl Tile<'_> {
     /// The CPU has the instruction set; both operands reach as far as the tile, and `dst` is
     /// writable for its rows and columns.
     unsafe fn run(self, kernel: Kernel, dst: Destination) {
-        let mut first = 0;
-        while first < dst.rows {
-            let rows = kernel.rows_together(self.format, dst.rows - first);
-            // SAFETY: the rows lie within the tile; all else is passed on to the caller.
-            unsafe {
-                let at = dst.at.add(first * dst.stride);
-                self.rows_from(first).run_together(kernel, Destination { at, rows, ..dst });
-            }
-            first += rows;
-        }
-    }
-
-    /// The rows from one on.
-    fn rows_from(self, row: usize) -> Self {
-        Self { codes: &self.codes[row * BLOCK..], fixed: &self.fixed[row..], ..self }
-    }
-
-    /// # Safety
-    /// As [`Self::run`], for a number of rows that the kernel takes together.
-    unsafe fn run_together(self, kernel: Kernel, dst: Destination) {
         // SAFETY: passed on to the caller.
         unsafe {
             #[cfg(target_arch = "x86_64")]

@@ -52,13 +52,8 @@ macro_rules! four {
 }
 
 impl Lanes for Quad {
-    const COLUMNS: usize = GROUP;
     type Bytes = Four<uint8x16_t>;
     type Ints = Four<int32x4_t>;
-    /// Signed codes, which 8 bits hold.
-    type Factor = Four<int8x16_t>;
-    /// Sums of two products of a column each.
-    type Sum = Four<[int32x4_t; 2]>;
     type Floats = Four<float32x4_t>;
 
     methods! {
@@ -94,13 +89,6 @@ impl Lanes for Quad {
             let high = widened(vshrq_n_u8::<4>(bytes));
             [four!(I => vcvtq_f32_u32(low[I])), four!(I => vcvtq_f32_u32(high[I]))]
         };
-        factor(codes: Four<uint8x16_t>, kind: Codes) -> Four<int8x16_t> = {
-            let zero = vdupq_n_u8(kind.zero as u8);
-            four!(I => vreinterpretq_s8_u8(vsubq_u8(codes[I], zero)))
-        };
-        begin(_kind: Codes, _x_sum: i32) -> Self::Sum = [[vdupq_n_s32(0); 2]; 4];
-        end(sums: Self::Sum) -> Four<int32x4_t> =
-            four!(I => vpaddq_s32(sums[I][0], sums[I][1]));
         to_floats(ints: Four<int32x4_t>) -> Four<float32x4_t> = four!(I => vcvtq_f32_s32(ints[I]));
         splat(value: f32) -> Four<float32x4_t> = [vdupq_n_f32(value); 4];
         mul(a: Four<float32x4_t>, b: Four<float32x4_t>) -> Four<float32x4_t> =
@@ -108,9 +96,9 @@ impl Lanes for Quad {
         mul_add(a: Four<float32x4_t>, b: Four<float32x4_t>, c: Four<float32x4_t>)
             -> Four<float32x4_t> = four!(I => vfmaq_f32(c[I], a[I], b[I]));
         negate(a: Four<float32x4_t>) -> Four<float32x4_t> = four!(I => vnegq_f32(a[I]));
-        store(a: Four<float32x4_t>, to: *mut f32) = {
+        store(a: Four<float32x4_t>, to: &mut [f32; GROUP]) = {
             for (i, a) in a.into_iter().enumerate() {
-                vst1q_f32(to.add(4 * i), a);
+                vst1q_f32(to.as_mut_ptr().add(4 * i), a);
             }
         };
         // The processor fetches ahead of plain streams itself.
@@ -119,22 +107,28 @@ impl Lanes for Quad {
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn add(
-        mut sums: Self::Sum,
-        codes: Four<int8x16_t>,
-        _kind: Codes,
+    unsafe fn products(
+        codes: &[Four<uint8x16_t>],
+        kind: Codes,
         x: *const i8,
-        _of: (usize, usize),
-    ) -> Self::Sum {
+        _x_sum: i32,
+    ) -> Four<int32x4_t> {
         // SAFETY: as the trait says.
         unsafe {
-            let x = i32::from_ne_bytes(x.cast::<[u8; 4]>().read());
-            let x = vreinterpret_s8_s32(vdup_n_s32(x));
-            for (sums, codes) in sums.iter_mut().zip(codes) {
-                sums[0] = vpadalq_s16(sums[0], vmull_s8(vget_low_s8(codes), x));
-                sums[1] = vpadalq_s16(sums[1], vmull_s8(vget_high_s8(codes), x));
+            let zero = vdupq_n_u8(kind.zero as u8);
+            // Sums of two products of a column each.
+            let mut sums = [[vdupq_n_s32(0); 2]; 4];
+            for (step, codes) in codes.iter().enumerate() {
+                let x = x.add(4 * step).cast::<[u8; 4]>().read();
+                let x = vreinterpret_s8_s32(vdup_n_s32(i32::from_ne_bytes(x)));
+                for (sums, codes) in sums.iter_mut().zip(codes) {
+                    // Signed, 8 bits hold them.
+                    let codes = vreinterpretq_s8_u8(vsubq_u8(*codes, zero));
+                    sums[0] = vpadalq_s16(sums[0], vmull_s8(vget_low_s8(codes), x));
+                    sums[1] = vpadalq_s16(sums[1], vmull_s8(vget_high_s8(codes), x));
+                }
             }
-            sums
+            four!(I => vpaddq_s32(sums[I][0], sums[I][1]))
         }
     }
 }
@@ -168,17 +162,14 @@ fn half_to_float(bits: uint32x4_t) -> float32x4_t {
 /// # Safety
 /// As [`columns`].
 #[target_feature(enable = "neon")]
-unsafe fn neon<const FORMAT: usize, const ROWS: usize, const TOGETHER: usize>(
-    tile: Tile<'_>,
-    dst: Destination,
-) {
+unsafe fn neon<const FORMAT: usize, const ROWS: usize>(tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
-    unsafe { columns::<Quad, FORMAT, ROWS, TOGETHER>(tile, dst) }
+    unsafe { columns::<Quad, FORMAT, ROWS>(tile, dst) }
 }
 
 /// # Safety
 /// As [`columns`].
 pub(super) unsafe fn run(tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
-    unsafe { by_format_and_rows!(neon, [1 x 1 2 x 1 4 x 1], [1 x 1 2 x 1 4 x 1], tile, dst) }
+    unsafe { by_format_and_rows!(neon, [1 2], tile, dst) }
 }

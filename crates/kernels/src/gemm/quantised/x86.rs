@@ -1,4 +1,4 @@
-//! Registers of x86: AVX-512 and AVX2, with and without instructions for four products.
+//! Registers of x86: AVX-512 and pairs of AVX2 ones, with and without instructions for four products.
 
 #[allow(clippy::wildcard_imports, reason = "instructions by the dozen")]
 use std::arch::x86_64::*;
@@ -23,8 +23,8 @@ macro_rules! methods {
 
 /// Four activations in every lane.
 macro_rules! four {
-    ($splat:ident, $x:expr) => {
-        $splat(i32::from_ne_bytes($x.cast::<[u8; 4]>().read()))
+    ($splat:ident, $x:expr, $step:expr) => {
+        $splat(i32::from_ne_bytes($x.add(4 * $step).cast::<[u8; 4]>().read()))
     };
 }
 
@@ -32,14 +32,8 @@ macro_rules! four {
 struct Wide<const VNNI: bool>;
 
 impl<const VNNI: bool> Lanes for Wide<VNNI> {
-    const COLUMNS: usize = GROUP;
     type Bytes = __m512i;
     type Ints = __m512i;
-    /// Codes, and their sizes where they are signed.
-    type Factor = (__m512i, __m512i);
-    /// A sum, and a second one: with VNNI of every other step, otherwise of pairs of products in
-    /// 16 bits, which ends as zero.
-    type Sum = (__m512i, __m512i);
     type Floats = __m512;
 
     methods! {
@@ -70,18 +64,6 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
             let low = _mm512_and_si512(bytes, _mm512_set1_epi32(15));
             [_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(bytes))]
         };
-        factor(codes: __m512i, kind: Codes) -> Self::Factor = if kind.are_bytes() && !VNNI {
-            // One factor has to be unsigned: the code's sign moves to the activation.
-            let codes = _mm512_xor_si512(codes, _mm512_set1_epi8(i8::MIN));
-            (codes, _mm512_abs_epi8(codes))
-        } else {
-            (codes, codes)
-        };
-        begin(kind: Codes, x_sum: i32) -> Self::Sum = {
-            let zero = if kind.are_bytes() && !VNNI { 0 } else { kind.zero };
-            (_mm512_set1_epi32(-zero * x_sum), _mm512_setzero_si512())
-        };
-        end(sum: Self::Sum) -> __m512i = _mm512_add_epi32(sum.0, sum.1);
         to_floats(ints: __m512i) -> __m512 = _mm512_cvtepi32_ps(ints);
         splat(value: f32) -> __m512 = _mm512_set1_ps(value);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
@@ -90,138 +72,192 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
             let sign = _mm512_set1_epi32(i32::MIN);
             _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), sign))
         };
-        store(a: __m512, to: *mut f32) = _mm512_storeu_ps(to, a);
+        store(a: __m512, to: &mut [f32; GROUP]) = _mm512_storeu_ps(to.as_mut_ptr(), a);
         prefetch(at: *const u8) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn add(
-        (sum, pairs): Self::Sum,
-        (codes, size): Self::Factor,
-        kind: Codes,
-        x: *const i8,
-        (step, steps): (usize, usize),
-    ) -> Self::Sum {
+    unsafe fn products(codes: &[__m512i], kind: Codes, x: *const i8, x_sum: i32) -> __m512i {
         // SAFETY: as the trait says.
         unsafe {
-            let x = four!(_mm512_set1_epi32, x);
-            if VNNI && kind.few_sums && step % 2 == 1 {
-                return (sum, _mm512_dpbusd_epi32(pairs, codes, x));
-            }
+            let mut sum = _mm512_set1_epi32(-kind.zero * x_sum);
             if VNNI {
-                return (_mm512_dpbusd_epi32(sum, codes, x), pairs);
+                for (step, codes) in codes.iter().enumerate() {
+                    sum = _mm512_dpbusd_epi32(sum, *codes, four!(_mm512_set1_epi32, x, step));
+                }
+                return sum;
             }
             let ones = _mm512_set1_epi16(1);
             if kind.are_bytes() {
-                let x =
-                    _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x);
-                let two = _mm512_maddubs_epi16(size, x);
-                return (_mm512_add_epi32(sum, _mm512_madd_epi16(two, ones)), pairs);
+                // One factor has to be unsigned: the code's sign moves to the activation.
+                sum = _mm512_setzero_si512();
+                let (none, sign) = (_mm512_setzero_si512(), _mm512_set1_epi8(i8::MIN));
+                for (step, codes) in codes.iter().enumerate() {
+                    let codes = _mm512_xor_si512(*codes, sign);
+                    let x = four!(_mm512_set1_epi32, x, step);
+                    let x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), none, x);
+                    let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(codes), x);
+                    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, ones));
+                }
+                return sum;
             }
-            let pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(codes, x));
-            if kind.ends_in_16_bits(step, steps) {
-                let sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, ones));
-                return (sum, _mm512_setzero_si512());
+            let mut pairs = _mm512_setzero_si512();
+            for (step, code) in codes.iter().enumerate() {
+                let x = four!(_mm512_set1_epi32, x, step);
+                pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(*code, x));
+                if (step + 1) % kind.pairs_in_16_bits() == 0 || step + 1 == codes.len() {
+                    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, ones));
+                    pairs = _mm512_setzero_si512();
+                }
             }
-            (sum, pairs)
+            sum
         }
     }
 }
 
-/// Registers of AVX2, with AVX-VNNI or without: of eight columns, so that their codes and a row's sums fit
-/// the sixteen that there are.
-struct Octet<const VNNI: bool>;
+/// Pairs of registers of AVX2, with AVX-VNNI or without.
+struct Pair<const VNNI: bool>;
 
-impl<const VNNI: bool> Lanes for Octet<VNNI> {
-    const COLUMNS: usize = 8;
-    type Bytes = __m256i;
-    type Ints = __m256i;
-    /// Codes, and their sizes where they are signed.
-    type Factor = (__m256i, __m256i);
-    /// A sum, and a second one: with VNNI of every other step, otherwise of pairs of products in
-    /// 16 bits, which ends as zero.
-    type Sum = (__m256i, __m256i);
-    type Floats = __m256;
+/// A register of each half.
+macro_rules! both {
+    ($a:ident => $value:expr) => {{
+        let [low, high] = $a;
+        [
+            {
+                let $a = low;
+                $value
+            },
+            {
+                let $a = high;
+                $value
+            },
+        ]
+    }};
+    ($a:ident, $b:ident => $value:expr) => {{
+        let ([a_low, a_high], [b_low, b_high]) = ($a, $b);
+        [
+            {
+                let ($a, $b) = (a_low, b_low);
+                $value
+            },
+            {
+                let ($a, $b) = (a_high, b_high);
+                $value
+            },
+        ]
+    }};
+}
+
+impl<const VNNI: bool> Lanes for Pair<VNNI> {
+    type Bytes = [__m256i; 2];
+    type Ints = [__m256i; 2];
+    type Floats = [__m256; 2];
 
     methods! {
-        load(at: *const u8) -> __m256i = _mm256_loadu_si256(at.cast());
-        splat_bytes(value: u8) -> __m256i = _mm256_set1_epi8(value.cast_signed());
-        and(a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
-        or(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
-        shift(a: __m256i, bits: i32) -> __m256i = if bits < 0 {
-            _mm256_srl_epi16(a, _mm_cvtsi32_si128(-bits))
+        load(at: *const u8) -> [__m256i; 2] =
+            [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())];
+        splat_bytes(value: u8) -> [__m256i; 2] = [_mm256_set1_epi8(value.cast_signed()); 2];
+        and(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] =
+            both!(a, b => _mm256_and_si256(a, b));
+        or(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] =
+            both!(a, b => _mm256_or_si256(a, b));
+        shift(a: [__m256i; 2], bits: i32) -> [__m256i; 2] = if bits < 0 {
+            both!(a => _mm256_srl_epi16(a, _mm_cvtsi32_si128(-bits)))
         } else {
-            _mm256_sll_epi16(a, _mm_cvtsi32_si128(bits))
+            both!(a => _mm256_sll_epi16(a, _mm_cvtsi32_si128(bits)))
         };
-        look_up(table: &[u8; 16], index: __m256i) -> __m256i = {
-            let table = _mm_loadu_si128(table.as_ptr().cast());
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index)
+        look_up(table: &[u8; 16], index: [__m256i; 2]) -> [__m256i; 2] = {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            both!(index => _mm256_shuffle_epi8(table, index))
         };
-        halves(at: *const u8) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
-        brain_halves(at: *const u8) -> __m256 = {
-            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        halves(at: *const u8) -> [__m256; 2] = [
+            _mm256_cvtph_ps(_mm_loadu_si128(at.cast())),
+            _mm256_cvtph_ps(_mm_loadu_si128(at.add(16).cast())),
+        ];
+        brain_halves(at: *const u8) -> [__m256; 2] = {
+            let words = [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(16).cast())];
+            both!(words => _mm256_castsi256_ps(
+                _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(words))
+            ))
         };
-        unsigned(at: *const u8) -> __m256 =
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())));
-        signed(at: *const u8) -> __m256 =
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())));
-        nibbles(at: *const u8) -> [__m256; 2] = {
-            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
-            let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
-            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(bytes))]
+        unsigned(at: *const u8) -> [__m256; 2] = {
+            let bytes = [_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(8).cast())];
+            both!(bytes => _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
         };
-        factor(codes: __m256i, kind: Codes) -> Self::Factor = if kind.are_bytes() && !VNNI {
-            // One factor has to be unsigned: the code's sign moves to the activation.
-            let codes = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
-            (codes, _mm256_abs_epi8(codes))
-        } else {
-            (codes, codes)
+        signed(at: *const u8) -> [__m256; 2] = {
+            let bytes = [_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(8).cast())];
+            both!(bytes => _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)))
         };
-        begin(kind: Codes, x_sum: i32) -> Self::Sum = {
-            let zero = if kind.are_bytes() && !VNNI { 0 } else { kind.zero };
-            (_mm256_set1_epi32(-zero * x_sum), _mm256_setzero_si256())
+        nibbles(at: *const u8) -> [[__m256; 2]; 2] = {
+            let bytes = [_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(8).cast())];
+            let bytes = both!(bytes => _mm256_cvtepu8_epi32(bytes));
+            let low = both!(bytes => _mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+            let high = both!(bytes => _mm256_srli_epi32::<4>(bytes));
+            [both!(low => _mm256_cvtepi32_ps(low)), both!(high => _mm256_cvtepi32_ps(high))]
         };
-        end(sum: Self::Sum) -> __m256i = _mm256_add_epi32(sum.0, sum.1);
-        to_floats(ints: __m256i) -> __m256 = _mm256_cvtepi32_ps(ints);
-        splat(value: f32) -> __m256 = _mm256_set1_ps(value);
-        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
-        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
-        negate(a: __m256) -> __m256 = _mm256_xor_ps(a, _mm256_set1_ps(-0.0));
-        store(a: __m256, to: *mut f32) = _mm256_storeu_ps(to, a);
+        to_floats(ints: [__m256i; 2]) -> [__m256; 2] = both!(ints => _mm256_cvtepi32_ps(ints));
+        splat(value: f32) -> [__m256; 2] = [_mm256_set1_ps(value); 2];
+        mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] = both!(a, b => _mm256_mul_ps(a, b));
+        mul_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] =
+            [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])];
+        negate(a: [__m256; 2]) -> [__m256; 2] =
+            both!(a => _mm256_xor_ps(a, _mm256_set1_ps(-0.0)));
+        store(a: [__m256; 2], to: &mut [f32; GROUP]) = {
+            _mm256_storeu_ps(to.as_mut_ptr(), a[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), a[1]);
+        };
         prefetch(at: *const u8) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn add(
-        (sum, pairs): Self::Sum,
-        (codes, size): Self::Factor,
+    unsafe fn products(
+        codes: &[[__m256i; 2]],
         kind: Codes,
         x: *const i8,
-        (step, steps): (usize, usize),
-    ) -> Self::Sum {
+        x_sum: i32,
+    ) -> [__m256i; 2] {
         // SAFETY: as the trait says.
         unsafe {
-            let x = four!(_mm256_set1_epi32, x);
-            if VNNI && kind.few_sums && step % 2 == 1 {
-                return (sum, _mm256_dpbusd_avx_epi32(pairs, codes, x));
-            }
+            let mut sum = [_mm256_set1_epi32(-kind.zero * x_sum); 2];
             if VNNI {
-                return (_mm256_dpbusd_avx_epi32(sum, codes, x), pairs);
+                for (step, codes) in codes.iter().enumerate() {
+                    let (x, codes) = (four!(_mm256_set1_epi32, x, step), *codes);
+                    sum = both!(sum, codes => _mm256_dpbusd_avx_epi32(sum, codes, x));
+                }
+                return sum;
             }
             let ones = _mm256_set1_epi16(1);
             if kind.are_bytes() {
-                let two = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, codes));
-                return (_mm256_add_epi32(sum, _mm256_madd_epi16(two, ones)), pairs);
+                // One factor has to be unsigned: the code's sign moves to the activation.
+                sum = [_mm256_setzero_si256(); 2];
+                let sign = _mm256_set1_epi8(i8::MIN);
+                for (step, codes) in codes.iter().enumerate() {
+                    let x = four!(_mm256_set1_epi32, x, step);
+                    let codes = *codes;
+                    let codes = both!(codes => _mm256_xor_si256(codes, sign));
+                    let pairs = both!(codes => _mm256_maddubs_epi16(
+                        _mm256_abs_epi8(codes),
+                        _mm256_sign_epi8(x, codes)
+                    ));
+                    sum =
+                        both!(sum, pairs => _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones)));
+                }
+                return sum;
             }
-            let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes, x));
-            if kind.ends_in_16_bits(step, steps) {
-                let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                return (sum, _mm256_setzero_si256());
+            let mut pairs = [_mm256_setzero_si256(); 2];
+            for (step, code) in codes.iter().enumerate() {
+                let (x, code) = (four!(_mm256_set1_epi32, x, step), *code);
+                pairs =
+                    both!(pairs, code => _mm256_add_epi16(pairs, _mm256_maddubs_epi16(code, x)));
+                if (step + 1) % kind.pairs_in_16_bits() == 0 || step + 1 == codes.len() {
+                    sum =
+                        both!(sum, pairs => _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones)));
+                    pairs = [_mm256_setzero_si256(); 2];
+                }
             }
-            (sum, pairs)
+            sum
         }
     }
 }
@@ -232,19 +268,16 @@ macro_rules! kernel {
         /// # Safety
         /// As [`columns`].
         #[target_feature(enable = $features)]
-        unsafe fn $name<const FORMAT: usize, const ROWS: usize, const TOGETHER: usize>(
-            tile: Tile<'_>,
-            dst: Destination,
-        ) {
+        unsafe fn $name<const FORMAT: usize, const ROWS: usize>(tile: Tile<'_>, dst: Destination) {
             // SAFETY: passed on to the caller.
-            unsafe { columns::<$lanes, FORMAT, ROWS, TOGETHER>(tile, dst) }
+            unsafe { columns::<$lanes, FORMAT, ROWS>(tile, dst) }
         }
     };
 }
 kernel!(avx512_vnni, Wide<true>, "avx512f,avx512bw,avx512vnni,avx2,fma,f16c");
 kernel!(avx512, Wide<false>, "avx512f,avx512bw,avx2,fma,f16c");
-kernel!(avx_vnni, Octet<true>, "avxvnni,avx2,fma,f16c");
-kernel!(avx2, Octet<false>, "avx2,fma,f16c");
+kernel!(avx_vnni, Pair<true>, "avxvnni,avx2,fma,f16c");
+kernel!(avx2, Pair<false>, "avx2,fma,f16c");
 
 /// # Safety
 /// As [`columns`].
@@ -252,34 +285,10 @@ pub(super) unsafe fn run(kernel: Kernel, tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
     unsafe {
         match kernel {
-            Kernel::Avx512Vnni => by_format_and_rows!(
-                avx512_vnni,
-                [1 x 1 2 x 1 3 x 1 4 x 1 5 x 1 6 x 1 7 x 1 8 x 1],
-                [1 x 1 2 x 1 4 x 1],
-                tile,
-                dst
-            ),
-            Kernel::Avx512 => by_format_and_rows!(
-                avx512,
-                [1 x 1 2 x 1 4 x 1],
-                [1 x 1 2 x 1 4 x 1],
-                tile,
-                dst
-            ),
-            Kernel::AvxVnni => by_format_and_rows!(
-                avx_vnni,
-                [1 x 2 2 x 1 4 x 1],
-                [1 x 2 2 x 1 4 x 1],
-                tile,
-                dst
-            ),
-            Kernel::Avx2 => by_format_and_rows!(
-                avx2,
-                [1 x 2 2 x 1 3 x 1 4 x 1 5 x 1 6 x 1 7 x 1 8 x 1],
-                [1 x 2 2 x 1 4 x 1],
-                tile,
-                dst
-            ),
+            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5], tile, dst),
+            Kernel::Avx512 => by_format_and_rows!(avx512, [1], tile, dst),
+            Kernel::AvxVnni => by_format_and_rows!(avx_vnni, [1 2], tile, dst),
+            Kernel::Avx2 => by_format_and_rows!(avx2, [1 2], tile, dst),
             Kernel::Plain => super::plain::columns(tile, dst),
         }
     }
