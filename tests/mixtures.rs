@@ -229,7 +229,7 @@ fn calm(tensors: &mut BTreeMap<String, Tensor>) {
     }
 }
 
-/// Greedy tokens behind a prompt that repeats itself, with and without lookup.
+/// Greedy tokens after a prompt that repeats itself, with and without lookup.
 fn decoded(target: &Target) -> [Vec<TargetTokenId>; 2] {
     let prompt: Vec<_> = (0..12).map(|i| TargetTokenId(60 + i % 4)).collect();
     let options = DecodeOptions { max_new_tokens: 32, ..DecodeOptions::default() };

@@ -137,7 +137,7 @@ pub(crate) fn generate(target: &Target, draft: Option<&AnyDraft>) -> bool {
     generate_after(target, draft, &[1, 70, 71])
 }
 
-/// The same behind a prompt of the target's vocabulary.
+/// The same after a prompt of the target's vocabulary.
 pub(crate) fn generate_after(target: &Target, draft: Option<&AnyDraft>, prompt: &[u32]) -> bool {
     let drafter = draft.map(|draft| drafter_of(draft, target, None)).transpose();
     let Ok(drafter) = drafter else { return false };

@@ -12,7 +12,6 @@ from .libraries import stand_in
 
 HERE = pathlib.Path(__file__).resolve().parent
 RELEASE_THRESHOLD = 4
-NON_BLOCKING = 1
 # What has to say something. Everything else of these libraries answers 0.
 PRODUCTS = """
 #include <stdio.h>
@@ -26,7 +25,6 @@ static int product(void) {
   return fclose(file);
 }
 """
-GEMMS = ("cublasGemmEx", "cublasGemmStridedBatchedEx", "cublasSgemm_v2", "cublasSgemmStridedBatched")
 CURAND = "int curandCreateGenerator(void **generator, int kind) { *generator = (void *)0x99; return 0; }\n"
 
 
@@ -47,13 +45,14 @@ def build(program, include, linked, folder):
     """Fills `folder` with libraries to put before those of the toolkit."""
     folder.mkdir(parents=True, exist_ok=True)
     driver = (HERE / "recording_driver.c").read_text()
-    gemms = "".join(f"int {name}(void) {{ return product(); }}\n" for name in GEMMS)
+    of_cublas = undefined(program, "cublas")
+    gemms = "".join(f"int {name}(void) {{ return product(); }}\n" for name in of_cublas if "gemm" in name.lower())
     for name in linked:
         kind = name.split(".so")[0]
         if kind == "libcuda":
             compile_library(name, driver, undefined(program, "cu"), folder, include)
         elif kind == "libcublas":
-            compile_library(name, PRODUCTS + gemms, undefined(program, "cublas"), folder, include)
+            compile_library(name, PRODUCTS + gemms, of_cublas, folder, include)
         elif kind == "libcurand":
             compile_library(name, CURAND, undefined(program, "curand"), folder, include)
 

@@ -57,7 +57,7 @@ class Padding:
         assert not pad or number("feed_forward_length") % LONG_BLOCK == 0
 
     def of_heads(self, values, axis):
-        """Zeros behind the heads of every key-value head."""
+        """Zeros after the heads of every key-value head."""
         values = np.moveaxis(values, axis, 0)
         rest = values.shape[1:]
         out = np.zeros((self.groups, self.grown, self.head_dim, *rest), dtype=np.float32)
@@ -65,7 +65,7 @@ class Padding:
         return np.moveaxis(out.reshape(-1, *rest), 0, axis)
 
     def of_width(self, values, axis):
-        """Zeros behind the residual stream's values."""
+        """Zeros after the residual stream's values."""
         widths = [(0, 0)] * values.ndim
         widths[axis] = (0, self.new_width - self.width)
         return np.pad(values, widths)

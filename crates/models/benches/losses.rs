@@ -2,7 +2,7 @@
 //! under the same file widened to f32.
 //! `cargo bench -p longdraft-models --bench losses -- TARGET TEXT.jsonl [TEXT.jsonl ...]`.
 //!
-//! Texts are the string fields of each row, one behind the other, in windows of [`WINDOW`] tokens
+//! Texts are the string fields of each row, one after the other, in windows of [`WINDOW`] tokens
 //! that begin with an empty cache. Every token but a window's first is scored. Passes go through the
 //! cache as decoding does, so its rounding counts too. The last line is JSON: both mean losses in
 //! nats, their difference with its standard error over tokens, and the share of equal first choices.

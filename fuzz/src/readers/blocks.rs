@@ -81,7 +81,7 @@ fn entries(width: usize, kinds: [Kind; 9]) -> Vec<Entry> {
     shapes.into_iter().zip(kinds).map(matrix).chain(norms.map(norm)).collect()
 }
 
-/// The bytes of a file with these tensors, one behind the other.
+/// The bytes of a file with these tensors, one after the other.
 pub(crate) fn file(entries: &[Entry]) -> Vec<u8> {
     let width = entries[0].sizes[0] as u32;
     let text = |text: &str| Value::String(text.to_owned());
