@@ -7,8 +7,8 @@ use std::process::Command;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::weights::pth;
 use longdraft_models::weights::safetensors::save;
 use longdraft_serving::{ExportOptions, Profile, Provenance, TargetFacts, WeightType, export};
@@ -83,7 +83,7 @@ fn tiny_export(folder: &Path, profile: Profile) -> PathBuf {
         provenance: Provenance::default(),
     };
     let place = folder.join(profile.name());
-    export(&AnyDraft::Eagle3(Box::new(draft)), &facts, &options, &place).expect("export");
+    export(&draft, &facts, &options, &place).expect("export");
     place
 }
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, LazyLock};
 use candle_core::{DType, Device, Tensor};
 use longdraft_decode::decoder::{DecodeOptions, SpeculativeDecoder};
 use longdraft_decode::drafter::drafter_of;
-use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions, tensor_specs};
 use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
 use longdraft_models::weights::WeightSource;
@@ -133,12 +133,12 @@ pub(crate) fn read_all(source: &dyn WeightSource) {
 }
 
 /// Generates a few tokens.
-pub(crate) fn generate(target: &Target, draft: Option<&AnyDraft>) -> bool {
+pub(crate) fn generate(target: &Target, draft: Option<&dyn Draft>) -> bool {
     generate_after(target, draft, &[1, 70, 71])
 }
 
 /// The same after a prompt of the target's vocabulary.
-pub(crate) fn generate_after(target: &Target, draft: Option<&AnyDraft>, prompt: &[u32]) -> bool {
+pub(crate) fn generate_after(target: &Target, draft: Option<&dyn Draft>, prompt: &[u32]) -> bool {
     let drafter = draft.map(|draft| drafter_of(draft, target, None)).transpose();
     let Ok(drafter) = drafter else { return false };
     let options = DecodeOptions { max_new_tokens: 3, ..DecodeOptions::default() };

@@ -1,6 +1,7 @@
 //! Random bytes.
 
 use super::*;
+use longdraft_models::draft::open_draft;
 
 /// Number of spoiled folders of each profile; more with `LONGDRAFT_FUZZ_CASES`.
 fn cases() -> u64 {
@@ -39,7 +40,7 @@ fn spoiled_bytes_never_panic() {
             }
             std::fs::write(file, &bytes).expect("write");
             let _ = bench.check(&folder);
-            let _ = AnyDraft::open(&folder, target);
+            let _ = open_draft(&folder, target);
             std::fs::write(file, clean).expect("restore");
         }
         assert!(bench.check(&folder).is_clean(true), "restored");

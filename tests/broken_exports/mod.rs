@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_serving::verify::{Effect, Report, Severity, VerifyOptions, verify};
 use longdraft_serving::{ExportOptions, Profile, Provenance, TargetFacts, WeightType, export};
@@ -43,7 +43,7 @@ impl Bench {
         Self { folder, target }
     }
 
-    fn eagle3(&self) -> AnyDraft {
+    fn eagle3(&self) -> Box<dyn Draft> {
         let config = Eagle3Config::for_target(self.target.config(), 60).expect("config");
         // Every fourth token, and the one that ends a text.
         let mut kept: Vec<TargetTokenId> = (0..59).map(|i| TargetTokenId(4 * i + 1)).collect();
@@ -51,15 +51,15 @@ impl Bench {
         let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
         let embedding = self.target.target.embedding().expect("embedding");
         let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
-        AnyDraft::Eagle3(Box::new(draft))
+        Box::new(draft)
     }
 
     fn export(&self, profile: Profile) -> PathBuf {
-        let draft = match profile {
+        let draft: Box<dyn Draft> = match profile {
             Profile::Longspec => {
                 let config = GlideConfig::for_target(self.target.config(), None);
                 let draft = GlideDraft::initialise(&config, &self.target.target, Init::Random, 3);
-                AnyDraft::Glide(draft.expect("draft"))
+                Box::new(draft.expect("draft"))
             }
             _ => self.eagle3(),
         };
@@ -71,7 +71,7 @@ impl Bench {
             draft_len: 3,
             provenance: Provenance::default(),
         };
-        export(&draft, &self.target, &options, &place).expect("export");
+        export(draft.as_ref(), &self.target, &options, &place).expect("export");
         place
     }
 

@@ -11,7 +11,7 @@ use longdraft_decode::{
     DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
 };
 use longdraft_kernels::matrix::block_products;
-use longdraft_models::draft::{AnyDraft, Draft, TOKEN_COUNTS_FILE};
+use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
@@ -140,7 +140,7 @@ fn parse_tree(text: &str) -> std::result::Result<DraftShape, String> {
 pub(crate) struct Models {
     pub(crate) target: Target,
     pub(crate) tokenizer: TextTokenizer,
-    pub(crate) draft: Option<AnyDraft>,
+    pub(crate) draft: Option<Box<dyn Draft>>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
 }
@@ -148,10 +148,7 @@ pub(crate) struct Models {
 impl Models {
     /// Trained values of the draft model, if there is one.
     pub(crate) fn draft_parameters(&self) -> Option<usize> {
-        let parameters = match self.draft.as_ref()? {
-            AnyDraft::Glide(draft) => draft.parameters(),
-            AnyDraft::Eagle3(draft) => draft.parameters(),
-        };
+        let parameters = self.draft.as_ref()?.parameters();
         Some(parameters.iter().map(|parameter| parameter.var.elem_count()).sum())
     }
 }
@@ -197,11 +194,12 @@ impl DecodingArguments {
             draft.hold_as_blocks()?;
         }
         let head = proposed.map(|path| {
-            if matches!(draft, Some(AnyDraft::Eagle3(_))) {
+            if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
                 return Err(Failure::usage(
-                    "--draft-vocab and --draft-vocab-size are for GLIDE drafts",
+                    "--draft-vocab and --draft-vocab-size are for drafts that propose through the \
+                     target's head",
                 )
-                .hint("an EAGLE-3 draft has a vocabulary of its own"));
+                .hint("this one has a vocabulary of its own"));
             }
             Ok(Arc::new(ReducedHead::open(&target, &path, self.draft_vocab_size)?))
         });
@@ -277,7 +275,7 @@ impl DecodingArguments {
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
         let model = match &models.draft {
-            Some(draft) => Some(drafter_of(draft, &models.target, models.head.clone())?),
+            Some(draft) => Some(drafter_of(draft.as_ref(), &models.target, models.head.as_ref())?),
             None => None,
         };
         let lookup = || LookupDrafter::new().with_datastore(models.datastore.clone());

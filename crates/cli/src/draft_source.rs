@@ -1,21 +1,17 @@
 //! Where a draft lies: a checkpoint of a run or of a curriculum, an extracted folder, files from
 //! elsewhere. Every command that takes a draft finds it here.
 
-use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{self, Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::files::{DRAFT_FILE, holds_draft};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft, trained_for};
+use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
+use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
     CheckpointState, LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
 };
-use longdraft_train::method::Method;
 use serde_json::Value;
 
 use crate::configuration::{CONFIG_FILE, recorded_text};
@@ -64,7 +60,7 @@ impl DraftSource {
     }
 
     /// Reads the draft.
-    pub(crate) fn open(&self, target: &Target) -> Result<AnyDraft> {
+    pub(crate) fn open(&self, target: &Target) -> Result<Box<dyn Draft>> {
         let Self::Checkpoint(Located { checkpoint, .. }) = self else {
             return open_files(self.place(), target);
         };
@@ -205,8 +201,8 @@ fn likely(path: &Path) -> String {
 
 /// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
 /// target when there is none (published files).
-fn open_files(path: &Path, target: &Target) -> Result<AnyDraft> {
-    let draft = AnyDraft::open(path, target)?;
+fn open_files(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
+    let draft = open_draft(path, target)?;
     note_convention(path);
     warn_of_other_target(path, trained_for(path).as_deref(), target);
     Ok(draft)
@@ -222,17 +218,10 @@ fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target
     }
 }
 
-/// Tells how the layer ids of a draft from elsewhere were read: conventions differ by one.
+/// Tells how a draft from elsewhere was read where conventions differ.
 fn note_convention(path: &Path) {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
-    let Ok(value) = serde_json::from_str::<Value>(&text) else { return };
-    let is_own = value["target_fingerprint"].is_string();
-    if !is_own
-        && eagle3::is_at(path)
-        && let Ok(source) = eagle3::layer_id_source(&value)
-    {
-        errln!("note: {}: {}", path.display(), source.describe());
+    if let Some(reading) = DraftKind::at(path).ok().and_then(|kind| (kind.reading)(path)) {
+        errln!("note: {}: {reading}", path.display());
     }
 }
 
@@ -240,26 +229,11 @@ fn from_checkpoint(
     checkpoint: &Path,
     state: &CheckpointState,
     target: &Target,
-) -> Result<AnyDraft> {
-    let unusable = |error: &dyn Display| {
-        Failure::work(format!("{}: {error}", checkpoint.join("state.json").display()))
-    };
+) -> Result<Box<dyn Draft>> {
+    let kind = DraftKind::named(state.method.name())?;
     let source = MemorySource::new(read_draft(checkpoint)?);
-    Ok(match state.method {
-        Method::Eagle3 => {
-            let layers = target.config().num_hidden_layers;
-            let config = Eagle3Config::from_json(&state.draft, Some(layers))
-                .map_err(|error| unusable(&error))?;
-            config.problems_with(target.config()).into_result(checkpoint)?;
-            let draft = Eagle3Draft::from_source(&source, &config, &target.embedding()?)?;
-            AnyDraft::Eagle3(Box::new(draft))
-        }
-        Method::Glide => {
-            let config: GlideConfig =
-                serde_json::from_value(state.draft.clone()).map_err(|error| unusable(&error))?;
-            AnyDraft::Glide(GlideDraft::from_source(&source, &config, target)?)
-        }
-    })
+    (kind.restore)(&state.draft, &source, target)
+        .map_err(|error| Failure::work(format!("{}: {error}", checkpoint.display())))
 }
 
 /// The composed configuration of a run; nothing if it is not there.

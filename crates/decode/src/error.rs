@@ -39,6 +39,9 @@ pub enum DecodeError {
     /// Logits without a single number.
     #[error("the logits are not numbers: the weights are damaged, or of another model")]
     NoDistribution,
+    /// A draft of a method that has no drafter here.
+    #[error("no drafter proposes with drafts of method `{0}`")]
+    NoDrafter(&'static str),
     /// A layer that the draft reads was not handed out.
     #[error("the target's layer {0} was not tapped")]
     NotTapped(usize),

@@ -22,6 +22,9 @@ pub enum ServingError {
         /// Every reason.
         problems: Problems,
     },
+    /// A draft of a method that no engine's files hold.
+    #[error("no format holds drafts of method `{0}`")]
+    NoFormat(&'static str),
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
-use longdraft_models::draft::AnyDraft;
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft, PTH_FILE};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
+use longdraft_models::draft::files::PTH_FILE;
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::tensor_bytes;
@@ -88,23 +89,29 @@ struct Rendered {
 /// - the profile's engines do not compute this draft: every reason
 /// - the folder holds something else or cannot be written
 pub fn export(
-    draft: &AnyDraft,
+    draft: &dyn Draft,
     target: &TargetFacts,
     options: &ExportOptions,
     folder: &Path,
 ) -> Result<Exported> {
     let profile = options.profile;
-    let fit = match draft {
-        AnyDraft::Eagle3(draft) => compatibility::eagle3(profile, draft.config(), target),
-        AnyDraft::Glide(draft) => compatibility::glide(profile, draft.config(), target.config()),
+    let fit = if let Some(draft) = draft.of_kind::<Eagle3Draft>() {
+        compatibility::eagle3(profile, draft.config(), target)
+    } else if let Some(draft) = draft.of_kind::<GlideDraft>() {
+        compatibility::glide(profile, draft.config(), target.config())
+    } else {
+        return Err(ServingError::NoFormat(draft.method()));
     };
     if !fit.refusals.0.is_empty() {
         return Err(ServingError::NotRepresentable { profile, problems: fit.refusals });
     }
     let new = NewFolder::at(folder, |place| place.join(MANIFEST_FILE).is_file())?;
-    let rendered = match draft {
-        AnyDraft::Eagle3(draft) => eagle3(draft, target, options, new.path())?,
-        AnyDraft::Glide(draft) => glide(draft, target, options, new.path())?,
+    let rendered = if let Some(draft) = draft.of_kind::<Eagle3Draft>() {
+        eagle3(draft, target, options, new.path())?
+    } else if let Some(draft) = draft.of_kind::<GlideDraft>() {
+        glide(draft, target, options, new.path())?
+    } else {
+        return Err(ServingError::NoFormat(draft.method()));
     };
     if profile != Profile::Llamacpp {
         target.tokenizer.save(new.path())?;
@@ -163,24 +170,22 @@ fn eagle3(
 /// # Errors
 /// - a value does not fit the type, or sizes do not fit the target
 pub fn rounded_vector(
-    draft: &AnyDraft,
+    draft: &dyn Draft,
     target: &TargetFacts,
     dtype: DType,
 ) -> Result<ParityVector> {
-    match draft {
-        AnyDraft::Eagle3(draft) => {
-            let plain = tensors::eagle3(Profile::Hf, draft, target, dtype, false)?;
-            let config = tensors::published_config(draft.config());
-            parity::of_eagle3(&written_network(&config, &plain)?)
-        }
-        AnyDraft::Glide(draft) => {
-            let written = longspec::tensors(Profile::Longspec, draft, dtype)?;
-            let config = GlideConfig::for_target(target.config(), None);
-            let source = MemorySource::new(written);
-            let network = GlideDraft::from_source(&source, &config, &target.target)?;
-            parity::of_glide(&network, &target.target)
-        }
+    if let Some(draft) = draft.of_kind::<Eagle3Draft>() {
+        let plain = tensors::eagle3(Profile::Hf, draft, target, dtype, false)?;
+        let config = tensors::published_config(draft.config());
+        return parity::of_eagle3(&written_network(&config, &plain)?);
     }
+    let Some(draft) = draft.of_kind::<GlideDraft>() else {
+        return Err(ServingError::NoFormat(draft.method()));
+    };
+    let written = longspec::tensors(Profile::Longspec, draft, dtype)?;
+    let config = GlideConfig::for_target(target.config(), None);
+    let network = GlideDraft::from_source(&MemorySource::new(written), &config, &target.target)?;
+    parity::of_glide(&network, &target.target)
 }
 
 /// The network that was written, weights rounded as in the file, on the stand-in embeddings.

@@ -11,7 +11,7 @@ use longdraft_kernels::linear::linear;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
 use longdraft_models::draft::glide::{CrossContext, GlideDraft};
-use longdraft_models::target::{LastKv, PackedSequence, Target};
+use longdraft_models::target::{KeyValues, PackedSequence, Target};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -177,7 +177,8 @@ pub fn of_glide(draft: &GlideDraft, target: &Target) -> Result<ParityVector> {
     let table = target.rope().table(&positions, &Device::Cpu)?;
     let embeddings = normal("parity embeddings", &[TOKENS, config.hidden_size])?;
     let shape = [TOKENS, config.num_key_value_heads, config.head_dim];
-    let last_kv = LastKv { k: normal("parity keys", &shape)?, v: normal("parity values", &shape)? };
+    let last_kv =
+        KeyValues { k: normal("parity keys", &shape)?, v: normal("parity values", &shape)? };
     let documents = vec![0; TOKENS];
     let window = Some(config.self_window);
     let own = Arc::new(KeyRanges::packed(&documents, window, Delays::Same(0)));

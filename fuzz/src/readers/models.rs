@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::open_draft;
 use longdraft_models::language_model::{
     LanguageModel, LanguageModelConfig, Layout, config_of, open, save,
 };
@@ -38,8 +38,8 @@ pub(super) fn target_configs() -> Vec<Vec<u8>> {
 }
 
 fn draft(folder: &Path) -> bool {
-    let Ok(draft) = AnyDraft::open(folder, &TARGET) else { return false };
-    let _ = fixtures::generate(&TARGET, Some(&draft));
+    let Ok(draft) = open_draft(folder, &TARGET) else { return false };
+    let _ = fixtures::generate(&TARGET, Some(draft.as_ref()));
     true
 }
 

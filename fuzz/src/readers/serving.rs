@@ -5,7 +5,6 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use longdraft_models::draft::AnyDraft;
 use longdraft_models::hub::{Endpoint, Token};
 use longdraft_serving::hub::{Client, Content, Package, Upload, card};
 use longdraft_serving::verify::{VerifyOptions, verify};
@@ -35,7 +34,7 @@ fn write_export(folder: &Path, profile: Profile) {
         draft_len: 3,
         provenance: Provenance::default(),
     };
-    let draft = AnyDraft::Eagle3(Box::new(fixtures::eagle3()));
+    let draft = fixtures::eagle3();
     export(&draft, &FACTS, &options, folder).expect("exported");
 }
 

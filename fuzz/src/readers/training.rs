@@ -8,8 +8,8 @@ use longdraft_data::Batch;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_data::sampler::Cursor;
 use longdraft_models::LayerId;
-use longdraft_models::draft::Draft;
-use longdraft_models::draft::eagle3::{Eagle3Draft, TokenCounts};
+use longdraft_models::draft::eagle3::Eagle3Draft;
+use longdraft_models::draft::{Draft, TokenCounts};
 use longdraft_models::target::Tap;
 use longdraft_models::weights::pth;
 use longdraft_train::checkpoint::{

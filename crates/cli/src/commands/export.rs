@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_serving::engine::commands;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name};
 use longdraft_serving::{
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
             draft_len,
             provenance: provenance.clone(),
         };
-        written.push(write(&draft, &target, &options, &folder, arguments.strict, json)?);
+        written.push(write(draft.as_ref(), &target, &options, &folder, arguments.strict, json)?);
     }
     if json {
         outln!("{}", json!({ "exports": written }));
@@ -85,7 +86,7 @@ fn profiles(names: &[String]) -> Result<Vec<Profile>> {
 }
 
 fn write(
-    draft: &AnyDraft,
+    draft: &dyn Draft,
     target: &TargetFacts,
     options: &ExportOptions,
     folder: &Path,
@@ -93,7 +94,7 @@ fn write(
     json: bool,
 ) -> Result<Value> {
     let profile = options.profile;
-    if strict && let AnyDraft::Eagle3(draft) = draft {
+    if strict && let Some(draft) = draft.of_kind::<Eagle3Draft>() {
         let fit = longdraft_serving::render::compatibility::eagle3(profile, draft.config(), target);
         if !fit.warnings.is_empty() {
             let reasons = fit.warnings.join("; ");

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
-use longdraft_models::draft::glide::DRAFT_FILE;
+use longdraft_models::draft::files::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::checkpoint::{Located, Wanted, read_draft, read_state, stages};
 use serde_json::json;

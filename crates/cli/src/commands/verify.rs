@@ -7,7 +7,8 @@ use candle_core::{DType, Tensor};
 use longdraft_decode::SpeculativeDecoder;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::{AnyDraft, Draft};
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::target::{PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
@@ -96,7 +97,7 @@ fn check(
     let checkpoint = match (&arguments.checkpoint, target) {
         (Some(path), Some(target)) => {
             let draft = DraftSource::find(path)?.open(&target.target)?;
-            Some(rounded_vector(&draft, target, stored_dtype(folder))?)
+            Some(rounded_vector(draft.as_ref(), target, stored_dtype(folder))?)
         }
         _ => None,
     };
@@ -186,7 +187,7 @@ fn compare_decoding(
     let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
     options.max_new_tokens = tokens;
     let prompt = encode_text(TEXT, &models.tokenizer, &models.target)?;
-    let tau = |draft: &AnyDraft| -> Result<f64> {
+    let tau = |draft: &dyn Draft| -> Result<f64> {
         let drafter = drafter_of(draft, &models.target, None)?;
         let mut decoder = SpeculativeDecoder::new(&models.target, Some(drafter));
         let mut go_on = |_| std::ops::ControlFlow::Continue(());
@@ -194,13 +195,14 @@ fn compare_decoding(
         Ok(generation.metrics.acceptance_length())
     };
     let exported = models.draft.as_ref().ok_or_else(|| Failure::work("the export is no draft"))?;
-    Ok((tau(&own)?, tau(exported)?))
+    Ok((tau(own.as_ref())?, tau(exported.as_ref())?))
 }
 
 /// Ids, features and logits of an EAGLE-3 export on a real text.
 fn record(file: &Path, folder: &Path, target: &str) -> Result<()> {
     let (_, models) = open(folder, target)?;
-    let Some(AnyDraft::Eagle3(draft)) = &models.draft else {
+    let draft = models.draft.as_ref().and_then(|draft| draft.of_kind::<Eagle3Draft>());
+    let Some(draft) = draft else {
         return Err(Failure::usage("--record is for EAGLE-3 exports"));
     };
     let ids: Vec<u32> = encode_text(TEXT, &models.tokenizer, &models.target)?

@@ -1,5 +1,6 @@
 //! What a run is of: target, draft, date, command.
 
+use longdraft_models::draft::DraftKind;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -49,11 +50,8 @@ pub(super) fn facts(run: &Run) -> Vec<Fact> {
 }
 
 fn draft(run: &Run, record: Option<&DecodeRecord>) -> Option<String> {
-    let method = configured(run, &["draft", "method"]).map(|method| match method.as_str() {
-        "glide" => "GLIDE".to_owned(),
-        "eagle3" => "EAGLE-3".to_owned(),
-        _ => method,
-    });
+    let method = configured(run, &["draft", "method"])
+        .map(|method| DraftKind::named(&method).map_or(method, |kind| kind.title.to_owned()));
     let folder = record.and_then(|record| record.draft.clone());
     match (method, folder) {
         (Some(method), Some(folder)) => Some(format!("{method}, {folder}")),

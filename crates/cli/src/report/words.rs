@@ -1,5 +1,7 @@
 //! What records name in short, in plain words.
 
+use longdraft_models::draft::DraftKind;
+
 /// Without a drafter.
 const PLAIN: &str = "plain decoding";
 
@@ -23,17 +25,14 @@ pub(crate) fn drafter(drafter: &str) -> String {
             Some((method, tokens)) => (method, Some(tokens)),
             None => (model, None),
         };
-        let method = match method {
-            "glide" => "GLIDE draft",
-            "eagle3" => "EAGLE-3 draft",
-            other => other,
-        };
+        let method = DraftKind::named(method)
+            .map_or_else(|_| method.to_owned(), |kind| format!("{} draft", kind.title));
         all.push(match tokens {
             Some(tokens) => {
                 let count = tokens.trim().trim_end_matches(" tokens");
                 format!("{method} that proposes the {count} most frequent tokens")
             }
-            None => method.to_owned(),
+            None => method,
         });
     }
     if let Some(lookup) = lookup {

@@ -12,16 +12,26 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::Draft;
-use longdraft_models::draft::eagle3::{Eagle3Draft, KeyValues, VocabularyMap};
-use longdraft_models::target::{Features, KvCache, Tap, Target};
+use longdraft_models::draft::eagle3::Eagle3Draft;
+use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::model::Readings;
-use super::{DraftContext, DraftModel, Reading};
+use super::{DraftContext, DraftModel, Drafter, ModelDrafter, Reading, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
 const MOST_WAITING: usize = 128;
+
+/// A drafter, if this is an EAGLE-3 draft. It has a head of its own.
+pub(super) fn drafter<'a>(
+    draft: &'a dyn Draft,
+    target: &Target,
+    _: Option<&Arc<ReducedHead>>,
+) -> Result<Option<Box<dyn Drafter + 'a>>> {
+    let Some(draft) = draft.of_kind() else { return Ok(None) };
+    Ok(Some(Box::new(ModelDrafter::new(Eagle3Model::new(draft, target)?))))
+}
 
 /// An EAGLE-3 draft at decoding.
 pub struct Eagle3Model<'a> {

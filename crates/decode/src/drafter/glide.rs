@@ -8,14 +8,29 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_models::draft::eagle3::VocabularyMap;
-use longdraft_models::draft::glide::{CrossContext, GlideDraft, SelfKv};
-use longdraft_models::target::{LastKv, Target};
+use longdraft_models::draft::glide::{CrossContext, GlideDraft};
+use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::target::{KeyValues, Target};
 
 use super::model::Readings;
 use super::window::DraftWindow;
-use super::{DraftContext, DraftModel, Reading, ReducedHead};
+use super::{DraftContext, DraftModel, Drafter, ModelDrafter, Reading, ReducedHead};
 use crate::error::Result;
+
+/// A drafter, if this is a GLIDE layer.
+pub(super) fn drafter<'a>(
+    draft: &'a dyn Draft,
+    target: &Target,
+    head: Option<&Arc<ReducedHead>>,
+) -> Result<Option<Box<dyn Drafter + 'a>>> {
+    let Some(draft) = draft.of_kind() else { return Ok(None) };
+    let model = GlideModel::new(draft, target)?;
+    let model = match head {
+        Some(head) => model.with_head(Arc::clone(head)),
+        None => model,
+    };
+    Ok(Some(Box::new(ModelDrafter::new(model))))
+}
 
 /// A GLIDE layer at decoding.
 pub struct GlideModel<'a> {
@@ -24,7 +39,7 @@ pub struct GlideModel<'a> {
     head: Option<Arc<ReducedHead>>,
     readings: Readings,
     /// The window's keys, oldest first, then those of this round's readings.
-    buffer: Option<SelfKv>,
+    buffer: Option<KeyValues>,
 }
 
 impl<'a> GlideModel<'a> {
@@ -51,7 +66,7 @@ impl<'a> GlideModel<'a> {
     }
 
     /// Keys and values of tokens at `positions`.
-    fn self_kv(&self, target: &Target, ids: &[u32], positions: &[u32]) -> Result<SelfKv> {
+    fn self_kv(&self, target: &Target, ids: &[u32], positions: &[u32]) -> Result<KeyValues> {
         let table = target.rope().table(positions, target.device())?;
         Ok(self.draft.self_kv(&target.embed(ids)?, &table)?)
     }
@@ -85,7 +100,7 @@ impl<'a> GlideModel<'a> {
         let Some(buffer) = &self.buffer else { return Ok(Vec::new()) };
         let (k, v) = context.cache.last_layer()?;
         let verified = k.dim(0)?;
-        let last_kv = LastKv { k, v };
+        let last_kv = KeyValues { k, v };
         let cross = KeyRanges::shared(&(0..verified), ids.len());
         let cross = CrossContext { last_kv: &last_kv, ranges: Arc::new(cross) };
         let held = self.window.held();
@@ -113,7 +128,7 @@ impl<'a> GlideModel<'a> {
 }
 
 /// Writes keys and values into a buffer at row `at`.
-fn put(buffer: &SelfKv, at: usize, new: &SelfKv) -> Result<()> {
+fn put(buffer: &KeyValues, at: usize, new: &KeyValues) -> Result<()> {
     let set = |buffer: &Tensor, new: &Tensor| buffer.slice_set(&new.contiguous()?, 0, at);
     set(&buffer.k, &new.k)?;
     set(&buffer.v, &new.v)?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 
 use super::{DraftContext, DraftModel, Plan, Reading, Worth};
 use crate::distribution::normalise;

@@ -12,12 +12,12 @@ mod window;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::Draft;
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
 use crate::distribution::Sampling;
 use crate::draws::Draws;
-use crate::error::Result;
+use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
@@ -29,26 +29,33 @@ pub use model::{DraftModel, ModelDrafter, Reading};
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
 
-/// A drafter over a draft of any method; `head` limits what GLIDE proposes.
+/// Opens a method's drafts for decoding; `None` of a draft of another method. A reduced head limits
+/// drafts that propose through the target's head.
+type OpenDrafter = for<'a> fn(
+    &'a dyn Draft,
+    &Target,
+    Option<&Arc<ReducedHead>>,
+) -> Result<Option<Box<dyn Drafter + 'a>>>;
+
+/// The methods that can draft.
+const DRAFTERS: [OpenDrafter; 2] = [eagle3::drafter, glide::drafter];
+
+/// A drafter over a draft of any method; `head` limits what drafts without a vocabulary of their own
+/// propose.
 ///
 /// # Errors
-/// - the device has no memory for its state
+/// - the device has no memory for its state, or no method here drafts with it
 pub fn drafter_of<'a>(
-    draft: &'a AnyDraft,
+    draft: &'a dyn Draft,
     target: &Target,
-    head: Option<Arc<ReducedHead>>,
+    head: Option<&Arc<ReducedHead>>,
 ) -> Result<Box<dyn Drafter + 'a>> {
-    Ok(match draft {
-        AnyDraft::Glide(draft) => {
-            let model = GlideModel::new(draft, target)?;
-            let model = match head {
-                Some(head) => model.with_head(head),
-                None => model,
-            };
-            Box::new(ModelDrafter::new(model))
+    for open in DRAFTERS {
+        if let Some(drafter) = open(draft, target, head)? {
+            return Ok(drafter);
         }
-        AnyDraft::Eagle3(draft) => Box::new(ModelDrafter::new(Eagle3Model::new(draft, target)?)),
-    })
+    }
+    Err(DecodeError::NoDrafter(draft.method()))
 }
 
 /// What a drafter may look at.

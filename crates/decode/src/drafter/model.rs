@@ -1,7 +1,7 @@
 //! Draft models as drafters: what a model computes stands apart from how trees grow.
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Features, Tap};
 
 use super::{DraftContext, Drafter, Plan, grow};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use longdraft_kernels::matrix::Matrix;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::Target;
 use longdraft_models::{ModelError, TargetTokenId};
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::draft::glide::SelfKv;
+use longdraft_models::target::KeyValues;
 
 use crate::error::Result;
 
@@ -56,7 +56,7 @@ impl DraftWindow {
     ///
     /// # Errors
     /// - the shapes do not fit
-    pub fn push(&mut self, new: &SelfKv) -> Result<()> {
+    pub fn push(&mut self, new: &KeyValues) -> Result<()> {
         let tokens = new.k.dim(0)?;
         let mut done = 0;
         while done < tokens {
@@ -75,7 +75,7 @@ impl DraftWindow {
     ///
     /// # Errors
     /// - the device has no memory for it
-    pub fn unrolled(&self, extra: usize) -> Result<SelfKv> {
+    pub fn unrolled(&self, extra: usize) -> Result<KeyValues> {
         let held = self.held();
         let (_, heads, head_dim) = self.k.dims3()?;
         let shape = (held.len() + extra, heads, head_dim);
@@ -90,7 +90,7 @@ impl DraftWindow {
             }
             Ok(out)
         };
-        Ok(SelfKv { k: unroll(&self.k)?, v: unroll(&self.v)? })
+        Ok(KeyValues { k: unroll(&self.k)?, v: unroll(&self.v)? })
     }
 }
 
@@ -98,12 +98,12 @@ impl DraftWindow {
 mod tests {
     use super::*;
 
-    fn token(i: usize) -> SelfKv {
+    fn token(i: usize) -> KeyValues {
         let k = Tensor::full(i as f32, (1, 1, 2), &Device::Cpu).expect("k");
-        SelfKv { v: k.neg().expect("v"), k }
+        KeyValues { v: k.neg().expect("v"), k }
     }
 
-    fn first_values(kv: &SelfKv) -> Vec<f32> {
+    fn first_values(kv: &KeyValues) -> Vec<f32> {
         let k = kv.k.flatten_all().and_then(|k| k.to_vec1::<f32>()).expect("values");
         k.chunks(2).map(|pair| pair[0]).collect()
     }
@@ -124,9 +124,9 @@ mod tests {
     fn a_long_prompt_starts_late_and_pushes_in_one_piece() -> Result<()> {
         let mut window = DraftWindow::new(4, 1, 2, &Device::Cpu)?;
         window.restart_at(10);
-        let rows: Vec<SelfKv> = (10..13).map(token).collect();
+        let rows: Vec<KeyValues> = (10..13).map(token).collect();
         let k = Tensor::cat(&rows.iter().map(|r| &r.k).collect::<Vec<_>>(), 0)?;
-        window.push(&SelfKv { v: k.neg()?, k })?;
+        window.push(&KeyValues { v: k.neg()?, k })?;
         assert_eq!(window.held(), 10..13);
         assert_eq!(first_values(&window.unrolled(0)?), [10.0, 11.0, 12.0]);
         Ok(())

@@ -10,7 +10,7 @@ use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;

@@ -8,7 +8,8 @@ use longdraft_decode::drafter::{
     ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, VocabularyMap};
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};

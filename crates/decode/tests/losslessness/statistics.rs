@@ -12,7 +12,7 @@ use longdraft_decode::drafter::{
 };
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 
 use crate::models::{decode, options, target};

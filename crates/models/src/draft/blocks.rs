@@ -56,9 +56,9 @@ mod tests {
 
     use super::*;
     use crate::config::TargetConfig;
-    use crate::draft::Draft;
-    use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps, VocabularyMap};
+    use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
     use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft, Init};
+    use crate::draft::{Draft, VocabularyMap};
     use crate::ids::{LayerId, TargetTokenId};
     use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 

@@ -1,13 +1,18 @@
 //! Which file of a folder holds a draft's weights.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::eagle3::gguf_file::GgufDraftSource;
+use candle_core::Tensor;
+use serde_json::Value;
+
+use super::kinds;
 use crate::error::{ModelError, Result};
-use crate::weights::WeightSource;
+use crate::weights::atomic::write_atomically;
 use crate::weights::gguf::gguf_files;
 use crate::weights::pth::PthSource;
 use crate::weights::safetensors::SafetensorsSource;
+use crate::weights::{WeightSource, pth, safetensors};
 
 /// Name of the draft file.
 pub const DRAFT_FILE: &str = "draft_model_weights.safetensors";
@@ -49,7 +54,7 @@ pub fn holds_draft(folder: &Path) -> bool {
 /// - none is there, or it is unusable
 pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
     if let Some(file) = gguf_of(path) {
-        return Ok(Box::new(GgufDraftSource::open(&file)?));
+        return kinds::open_gguf(&file);
     }
     if !path.is_dir() {
         return open_file(path);
@@ -63,6 +68,37 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
             Err(ModelError::unrecognised(path, problem))
         }
     }
+}
+
+/// The `config.json` beside a draft's weights; `None` if it is missing or no JSON.
+pub(super) fn config_beside(path: &Path) -> Option<Value> {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// Fingerprint of the target that a draft folder or file says it was trained for.
+pub fn trained_for(path: &Path) -> Option<String> {
+    config_beside(path)?["target_fingerprint"].as_str().map(str::to_owned)
+}
+
+/// Writes a draft's tensors as [`DRAFT_FILE`] and [`PTH_FILE`], with its `config.json`.
+///
+/// # Errors
+/// - the folder cannot be written
+pub fn save_draft(
+    folder: &Path,
+    mut config: Value,
+    mut metadata: HashMap<String, String>,
+    tensors: &[(String, Tensor)],
+    target_fingerprint: &str,
+) -> Result<()> {
+    metadata.insert("format".to_owned(), "pt".to_owned());
+    metadata.insert("target_fingerprint".to_owned(), target_fingerprint.to_owned());
+    safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
+    pth::save(&folder.join(PTH_FILE), tensors)?;
+    config["target_fingerprint"] = target_fingerprint.into();
+    write_atomically(&folder.join("config.json"), format!("{config:#}\n").as_bytes())
 }
 
 fn open_file(file: &Path) -> Result<Box<dyn WeightSource>> {

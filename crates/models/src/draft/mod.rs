@@ -1,13 +1,17 @@
 //! Trainable draft models.
 //!
 //! A method is one folder with the same files: `config` (sizes and modes), `model` (forward pass),
-//! `weights` (names, initial values, reading and writing).
+//! `weights` (names, initial values, reading and writing), and one line in `kinds`.
 
-mod any;
 mod blocks;
 pub mod eagle3;
 pub mod files;
 pub mod glide;
+pub mod kinds;
+pub mod vocabulary;
+mod weights;
+
+use std::any::Any;
 
 use candle_core::{Tensor, Var};
 use serde_json::Value;
@@ -15,8 +19,10 @@ use serde_json::Value;
 use crate::error::Result;
 use crate::target::Tap;
 
-pub use any::AnyDraft;
 pub use files::TOKEN_COUNTS_FILE;
+pub use kinds::{DraftKind, open_draft};
+pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
+pub use weights::DraftWeights;
 
 /// A trained tensor and what the optimizer has to know about it.
 #[derive(Debug, Clone)]
@@ -32,15 +38,28 @@ pub struct Parameter {
 }
 
 /// A draft model.
-pub trait Draft {
+pub trait Draft: Any {
+    /// Name of its method.
+    fn method(&self) -> &'static str;
+
     /// What it needs from the target.
     fn taps(&self) -> Vec<Tap>;
+
+    /// What the rows of its own head stand for; `None` if it proposes through the target's head.
+    fn vocabulary(&self) -> Option<&VocabularyMap>;
 
     /// Every tensor, in a fixed order.
     fn parameters(&self) -> &[Parameter];
 
-    /// The same, for who puts others in their place: names, order and shapes stay.
+    /// Mutable access, for replacing values: names, order and shapes stay.
     fn parameters_mut(&mut self) -> &mut [Parameter];
+
+    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
+    /// for proposing. What [`Self::parameters`] gives stays as it is.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    fn hold_as_blocks(&mut self) -> Result<()>;
 
     /// Tensors that belong to the draft and are saved with it, but never change.
     ///
@@ -52,4 +71,12 @@ pub trait Draft {
 
     /// What the draft's `config.json` says.
     fn config_json(&self) -> Value;
+}
+
+impl dyn Draft {
+    /// This draft as one of a method, if it is.
+    pub fn of_kind<D: Draft>(&self) -> Option<&D> {
+        let any: &dyn Any = self;
+        any.downcast_ref()
+    }
 }

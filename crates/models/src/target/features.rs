@@ -66,9 +66,9 @@ impl Taps {
     }
 }
 
-/// Last-layer keys and values, `[T, K, D]` each, keys after rotary embedding.
+/// Keys and values of some rows, `[T, K, D]` each, keys after rotary embedding.
 #[derive(Debug, Clone)]
-pub struct LastKv {
+pub struct KeyValues {
     /// Keys.
     pub k: Tensor,
     /// Values.
@@ -79,7 +79,7 @@ pub struct LastKv {
 #[derive(Debug, Clone, Default)]
 pub struct Features {
     /// For [`Tap::LastKv`].
-    pub last_kv: Option<LastKv>,
+    pub last_kv: Option<KeyValues>,
     /// For [`Tap::LastKv`]: the same keys before rotary embedding, `[T, K, D]`.
     pub last_keys_unrotated: Option<Tensor>,
     /// For [`Tap::Hidden`], `[T, H]` each.
@@ -93,7 +93,7 @@ impl Features {
     ///
     /// # Errors
     /// - they were not tapped
-    pub fn last_kv(&self) -> Result<&LastKv> {
+    pub fn last_kv(&self) -> Result<&KeyValues> {
         self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
     }
 
@@ -111,7 +111,9 @@ impl Features {
     /// - there are fewer rows
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
-        let kv = |kv: &LastKv| -> Result<LastKv> { Ok(LastKv { k: of(&kv.k)?, v: of(&kv.v)? }) };
+        let kv = |kv: &KeyValues| -> Result<KeyValues> {
+            Ok(KeyValues { k: of(&kv.k)?, v: of(&kv.v)? })
+        };
         let hidden = self.hidden.iter().map(|(layer, states)| Ok((*layer, of(states)?)));
         Ok(Self {
             last_kv: self.last_kv.as_ref().map(kv).transpose()?,

@@ -9,7 +9,7 @@ use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 
 use super::cache::KvCache;
-use super::features::LastKv;
+use super::features::KeyValues;
 use super::feed_forward::{FeedForward, Projection};
 use super::part::RowPart;
 use super::tensor::LayerShare;
@@ -107,14 +107,18 @@ impl DecoderLayer {
 
     /// Keys and values of all heads, whichever rank holds them, and the keys before rotary embedding.
     /// The ranks that share the layer all call it.
-    pub(super) fn all_heads(&self, heads: &Heads, table: &RopeTable) -> Result<(LastKv, Tensor)> {
+    pub(super) fn all_heads(
+        &self,
+        heads: &Heads,
+        table: &RopeTable,
+    ) -> Result<(KeyValues, Tensor)> {
         if self.share.size() == 1 {
-            let kv = LastKv { k: heads.k.clone(), v: heads.v.clone() };
+            let kv = KeyValues { k: heads.k.clone(), v: heads.v.clone() };
             return Ok((kv, heads.unrotated_k.clone()));
         }
         let unrotated = self.share.whole(&heads.unrotated_k, 1)?;
         let v = self.share.whole(&heads.v, 1)?;
-        Ok((LastKv { k: rope(&unrotated, table)?, v }, unrotated))
+        Ok((KeyValues { k: rope(&unrotated, table)?, v }, unrotated))
     }
 
     /// Second half: attention, output projection, feed-forward, with both residual additions. The ranks

@@ -36,7 +36,7 @@ use crate::weights::memory::MemorySource;
 
 pub use cache::KvCache;
 pub use extend::Extension;
-pub use features::{Features, LastKv, PackedSequence, Tap, Taps};
+pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
 pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
 pub use names::tensor_specs;

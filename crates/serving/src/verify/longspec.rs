@@ -1,6 +1,6 @@
 //! Folders of the published GLIDE layer.
 
-use longdraft_models::draft::glide::PTH_FILE;
+use longdraft_models::draft::files::PTH_FILE;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 use serde_json::Value;

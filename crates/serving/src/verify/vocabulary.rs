@@ -1,6 +1,6 @@
 //! `d2t` and `t2d`: the map that no engine checks.
 
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::ids::TargetTokenId;
 
 use super::report::{Effect, Problem, Severity};

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use longdraft_models::draft::eagle3::TokenCounts;
+use longdraft_models::draft::TokenCounts;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;

@@ -12,7 +12,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::ModelError;
-use longdraft_models::target::{Features, LastKv, PackedSequence, RowPart, Tap, Taps, Target};
+use longdraft_models::target::{Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target};
 
 use crate::error::{Result, TrainError};
 
@@ -78,7 +78,7 @@ pub enum TeacherFeatures {
 #[derive(Debug, Clone)]
 pub struct BatchFeatures {
     /// Last-layer keys and values of every token, if the draft taps them.
-    pub last_kv: Option<LastKv>,
+    pub last_kv: Option<KeyValues>,
     /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a
     /// row, those of its own tokens.
     pub aux_hidden: Option<Tensor>,
@@ -115,7 +115,7 @@ impl BatchFeatures {
     ///
     /// # Errors
     /// - the draft did not ask for them
-    pub fn last_kv(&self) -> Result<&LastKv> {
+    pub fn last_kv(&self) -> Result<&KeyValues> {
         self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
     }
 

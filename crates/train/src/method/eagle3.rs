@@ -2,20 +2,16 @@
 
 use std::path::Path;
 
-use candle_core::Tensor;
-use longdraft_models::draft::eagle3::{
-    Coverage, Eagle3Config, Eagle3Draft, Ties, TokenCounts, VocabularyMap, save_tensors,
-    tensor_specs,
-};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, tensor_specs};
+use longdraft_models::draft::{Coverage, Ties, TokenCounts, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
-use serde_json::Value;
 
 use super::Materials;
 use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig, limits};
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use crate::objective::{
     Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherDistribution,
 };
@@ -221,15 +217,4 @@ fn report(draft: &Eagle3Draft, counts: &TokenCounts, observer: &mut dyn Observer
     } else {
         observer.on_event(Event::Note(&text));
     }
-}
-
-pub(super) fn write(
-    folder: &Path,
-    config: &Value,
-    tensors: &[(String, Tensor)],
-    target_fingerprint: &str,
-) -> Result<()> {
-    let config = Eagle3Config::from_json(config, None)
-        .map_err(|problems| TrainError::checkpoint("state.json", problems))?;
-    Ok(save_tensors(folder, &config, tensors, target_fingerprint)?)
 }

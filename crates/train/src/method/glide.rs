@@ -1,17 +1,14 @@
 //! GLIDE from a configuration.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::Tensor;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, save_tensors};
-use serde_json::Value;
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 
 use super::Materials;
 use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, FeatureMode, TrainConfig, limits};
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use crate::objective::{GlideObjective, Objective, SoftTargetKind};
 
 pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
@@ -105,15 +102,4 @@ pub(super) fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig 
     let weights = config.draft.delay_weights.as_ref().map(Vec::len);
     glide.gamma = config.draft.gamma.or(weights).unwrap_or(glide.gamma);
     glide
-}
-
-pub(super) fn write(
-    folder: &Path,
-    config: &Value,
-    tensors: &[(String, Tensor)],
-    target_fingerprint: &str,
-) -> Result<()> {
-    let config: GlideConfig = serde_json::from_value(config.clone())
-        .map_err(|error| TrainError::checkpoint("state.json", error))?;
-    Ok(save_tensors(folder, &config, tensors, target_fingerprint)?)
 }

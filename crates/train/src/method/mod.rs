@@ -13,8 +13,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_data::Document;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::eagle3::{Eagle3Config, TokenCounts};
+use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::draft::glide::GlideConfig;
+use longdraft_models::draft::{DraftKind, TokenCounts};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use schemars::JsonSchema;
@@ -120,6 +121,14 @@ impl Method {
         }
     }
 
+    /// Its name in configurations and checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Glide => "glide",
+            Self::Eagle3 => "eagle3",
+        }
+    }
+
     /// Writes a checkpoint's draft as a folder that engines and `draft.from` read.
     ///
     /// # Errors
@@ -131,9 +140,6 @@ impl Method {
         tensors: &[(String, Tensor)],
         target_fingerprint: &str,
     ) -> Result<()> {
-        match self {
-            Self::Glide => glide::write(folder, config, tensors, target_fingerprint),
-            Self::Eagle3 => eagle3::write(folder, config, tensors, target_fingerprint),
-        }
+        Ok((DraftKind::named(self.name())?.save)(folder, config, tensors, target_fingerprint)?)
     }
 }

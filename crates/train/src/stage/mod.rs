@@ -19,7 +19,7 @@ use longdraft_data::batch::Draws;
 use longdraft_data::packing::PackedRow;
 use longdraft_data::sampler::Sampler;
 use longdraft_data::{Batch, Document};
-use longdraft_models::draft::eagle3::TokenCounts;
+use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Value, json};

@@ -3,10 +3,8 @@
 
 use candle_core::{Device, Tensor};
 use longdraft_data::Batch;
-use longdraft_models::draft::Draft;
-use longdraft_models::draft::eagle3::{
-    Eagle3Config, Eagle3Draft, TAPPED_LAYERS, VocabularyMap, tensor_specs,
-};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};

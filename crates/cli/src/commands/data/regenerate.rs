@@ -16,7 +16,7 @@ use longdraft_decode::drafter::drafter_of;
 use longdraft_decode::{
     BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,
 };
-use longdraft_models::draft::AnyDraft;
+use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{DeviceChoice, TargetTokenId};
@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let target = open_target(&arguments.target, WeightDtype::Stored, DeviceChoice::Cpu)?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer =
-        Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_ref() };
+        Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_deref() };
     let mut ledger = Ledger::open(&arguments.output, &writer.recipe())?;
     let before = ledger.len();
     if before > 0 {
@@ -128,7 +128,7 @@ struct Writer<'a> {
     arguments: &'a DataRegenerateArguments,
     target: &'a Target,
     tokenizer: &'a TextTokenizer,
-    draft: Option<&'a AnyDraft>,
+    draft: Option<&'a dyn Draft>,
 }
 
 impl Writer<'_> {

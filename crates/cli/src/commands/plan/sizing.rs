@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use longdraft_models::TargetConfig;
 use longdraft_train::config::{FeatureMode, TrainConfig};
-use longdraft_train::method::Method;
 use longdraft_train::plan::{Layout, Workload};
 
 use super::Machine;
@@ -25,10 +24,7 @@ pub(super) fn markdown(
          row | ranks a layer | weights | peak of a rank | phase | fits | sent a step | step |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
         config.target,
-        match config.draft.method {
-            Method::Glide => "glide",
-            Method::Eagle3 => "eagle3",
-        },
+        config.draft.method.name(),
         config.data.row_tokens,
         config.train.rows_of_a_step(config.data.row_tokens),
         machine.layout.ranks

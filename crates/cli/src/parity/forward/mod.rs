@@ -10,7 +10,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
 use longdraft_models::target::{
-    Features, LastKv, PackedSequence, Tap, Taps, Target, TargetOptions,
+    Features, KeyValues, PackedSequence, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::weights::WeightSource;
@@ -227,7 +227,7 @@ impl ForwardCase<'_> {
     fn check_kv(
         &self,
         prompt: &Value,
-        last_kv: &LastKv,
+        last_kv: &KeyValues,
         label: &dyn Fn(&str) -> String,
         report: &mut CaseReport,
     ) -> Result<()> {
@@ -293,7 +293,7 @@ impl ForwardCase<'_> {
             return Ok(());
         }
         let file = SafetensorsSource::open_file(&path)?;
-        let LastKv { k, v } = features.last_kv()?;
+        let KeyValues { k, v } = features.last_kv()?;
         let hidden = features.final_hidden()?;
         let logits = self.target.logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?.squeeze(0)?;
         for (what, key, got) in [

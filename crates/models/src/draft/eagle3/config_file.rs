@@ -3,12 +3,15 @@
 //! Tapped layers stand in `eagle_config` as ids of the layers whose output is read; a list at the
 //! top level counts the same tensors one higher, as states that enter the next layer.
 
+use std::path::Path;
+
 use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use super::published::flattened;
 use crate::config::RopeParameters;
+use crate::draft::files::config_beside;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 
@@ -221,7 +224,7 @@ impl Keys<'_> {
 
 /// Where a draft's layer ids come from, which decides how they count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LayerIdSource {
+pub(super) enum LayerIdSource {
     /// `eagle_config`, outputs of layers.
     Nested,
     /// The top level, states that enter layers: one more.
@@ -234,7 +237,7 @@ pub enum LayerIdSource {
 
 impl LayerIdSource {
     /// The convention in words.
-    pub fn describe(self) -> &'static str {
+    fn describe(self) -> &'static str {
         match self {
             Self::Nested => "ids in `eagle_config`, read as outputs of layers",
             Self::TopLevel => "ids at the top level, read as states that enter layers (one more)",
@@ -244,13 +247,11 @@ impl LayerIdSource {
     }
 }
 
-/// Which of its keys decide a draft's layers.
-///
-/// # Errors
-/// - the lists are unusable or contradict each other
-pub fn layer_id_source(value: &Value) -> std::result::Result<LayerIdSource, Problems> {
+/// How the layer ids of a draft from elsewhere are read; nothing of our own drafts.
+pub(super) fn reading(path: &Path) -> Option<&'static str> {
+    let value = config_beside(path).filter(|value| !value["target_fingerprint"].is_string())?;
     // The number does not matter for where ids come from.
-    layer_ids(value, Some(32)).map(|(_, source)| source)
+    layer_ids(&value, Some(32)).ok().map(|(_, source)| source.describe())
 }
 
 /// The layers whose output the draft reads.

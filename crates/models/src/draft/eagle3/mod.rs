@@ -20,16 +20,45 @@ mod model;
 mod open;
 mod published;
 mod unroll;
-mod vocabulary;
 mod weights;
 
 pub use config::{Eagle3Config, TAPPED_LAYERS};
-pub use config_file::{LayerIdSource, layer_id_source};
-pub use model::{Eagle3Draft, KeyValues};
-pub use open::is_at;
+pub use model::Eagle3Draft;
 pub use unroll::TestTimeSteps;
-pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
-pub use weights::{save_tensors, tensor_specs};
+pub use weights::tensor_specs;
+
+use std::path::Path;
+
+use super::DraftKind;
+use crate::error::ModelError;
+
+/// This kind of drafts.
+pub(super) const KIND: DraftKind = DraftKind {
+    name: "eagle3",
+    title: "EAGLE-3",
+    is_at: open::is_at,
+    open: |path, target| Ok(Box::new(Eagle3Draft::open(path, target)?)),
+    restore: |config, source, target| {
+        let config = read_saved(config, Some(target.config().num_hidden_layers))?;
+        config.problems_with(target.config()).into_result(source.path())?;
+        Ok(Box::new(Eagle3Draft::from_source(source, &config, &target.embedding()?)?))
+    },
+    save: |folder, config, tensors, fingerprint| {
+        weights::save_tensors(folder, &read_saved(config, None)?, tensors, fingerprint)
+    },
+    open_gguf: Some(|file| Ok(Box::new(gguf_file::GgufDraftSource::open(file)?))),
+    reading: config_file::reading,
+};
+
+/// The configuration as a checkpoint holds it.
+fn read_saved(
+    config: &serde_json::Value,
+    target_layers: Option<usize>,
+) -> crate::error::Result<Eagle3Config> {
+    let path = Path::new("draft configuration").to_path_buf();
+    Eagle3Config::from_json(config, target_layers)
+        .map_err(|problems| ModelError::Invalid { path, problems })
+}
 
 #[cfg(test)]
 mod tests;

@@ -3,54 +3,53 @@
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
-use longdraft_kernels::linear::{linear, linear_onto};
+use longdraft_kernels::linear::linear_onto;
 use longdraft_kernels::matrix::Matrix;
-use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::swiglu::swiglu;
 use std::sync::Arc;
 
 use super::config::Eagle3Config;
-use super::vocabulary::VocabularyMap;
-use crate::draft::blocks::Blocks;
-use crate::draft::{Draft, Parameter};
+use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::Tap;
-
-/// Rotated keys and values of some rows, `[T, K, D]` each.
-#[derive(Debug, Clone)]
-pub struct KeyValues {
-    /// Keys.
-    pub k: Tensor,
-    /// Values.
-    pub v: Tensor,
-}
+use crate::target::{KeyValues, Tap};
 
 /// The trainable draft.
 pub struct Eagle3Draft {
     pub(super) config: Eagle3Config,
-    pub(super) parameters: Vec<Parameter>,
+    pub(super) weights: DraftWeights,
     pub(super) vocabulary: VocabularyMap,
     /// Frozen: the target's `[V, Ht]`, or the draft's own `[V, H]`.
     pub(super) embedding: Tensor,
     /// Whether `embedding` is the draft's own, so that it has to be saved with it.
     pub(super) own_embedding: bool,
     pub(super) rope: Rope,
-    pub(super) blocks: Blocks,
 }
 
 impl Draft for Eagle3Draft {
+    fn method(&self) -> &'static str {
+        super::KIND.name
+    }
+
     fn taps(&self) -> Vec<Tap> {
         self.config.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
     }
 
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        Some(&self.vocabulary)
+    }
+
     fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+        self.weights.parameters()
     }
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
-        &mut self.parameters
+        self.weights.parameters_mut()
+    }
+
+    fn hold_as_blocks(&mut self) -> Result<()> {
+        self.weights.hold_as_blocks()
     }
 
     /// The vocabulary map unless every token is kept, embeddings if they are the draft's own.
@@ -79,7 +78,7 @@ impl Eagle3Draft {
     /// # Errors
     /// - never for a draft that was built
     pub fn head(&self) -> Result<&Tensor> {
-        self.tensor("lm_head.weight")
+        self.weights.tensor("lm_head.weight")
     }
 
     /// The head as it is held: f32, or blocks.
@@ -87,45 +86,20 @@ impl Eagle3Draft {
     /// # Errors
     /// - never for a draft that was built
     pub fn head_matrix(&self) -> Result<Matrix> {
-        match self.blocks.get("lm_head.weight") {
-            Some(matrix) => Ok(matrix.clone()),
-            None => Ok(Matrix::Dense(self.head()?.clone())),
-        }
-    }
-
-    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
-    /// for proposing. What [`Draft::parameters`] gives stays as it is.
-    ///
-    /// # Errors
-    /// - there is no memory for them
-    pub fn hold_as_blocks(&mut self) -> Result<()> {
-        self.blocks = Blocks::of(&self.parameters)?;
-        Ok(())
-    }
-
-    fn tensor(&self, name: &str) -> Result<&Tensor> {
-        let found = self.parameters.iter().find(|parameter| parameter.name == name);
-        found.map(|parameter| parameter.var.as_tensor()).ok_or_else(|| {
-            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
-        })
+        self.weights.matrix("lm_head")
     }
 
     fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        let weight = format!("{module}.weight");
-        match self.blocks.project(x, &weight, None)? {
-            Some(projected) => Ok(projected),
-            None => Ok(linear(x, self.tensor(&weight)?, None)?),
-        }
+        self.weights.project(x, module)
     }
 
-    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
-        Ok(rms_norm(x, self.tensor(&format!("{name}.weight"))?, self.config.rms_norm_eps)?)
+    fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        self.weights.norm(x, module)
     }
 
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
-        let rows = x.dim(0)?;
         let module = format!("midlayer.self_attn.{module}");
-        Ok(self.project(x, &module)?.reshape((rows, count, self.config.head_dim))?)
+        self.weights.heads(x, &module, count, self.config.head_dim)
     }
 
     /// Embeddings of target tokens at the draft's width, in f32.
@@ -214,11 +188,11 @@ impl Eagle3Draft {
             state.clone()
         };
         let output = "midlayer.self_attn.o_proj";
-        let weight = format!("{output}.weight");
-        let residual = if self.blocks.get(&weight).is_some() {
+        let residual = if self.weights.is_blocks(output) {
             (start + self.project(&attended, output)?)?
         } else {
-            linear_onto(&start, &attended, self.tensor(&weight)?, None)?
+            let weight = self.weights.tensor(&format!("{output}.weight"))?;
+            linear_onto(&start, &attended, weight, None)?
         };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
         self.mlp_onto(&residual, &normed)
@@ -227,11 +201,11 @@ impl Eagle3Draft {
     fn mlp_onto(&self, residual: &Tensor, normed: &Tensor) -> Result<Tensor> {
         let [gate, up, down] =
             ["gate_proj", "up_proj", "down_proj"].map(|name| format!("midlayer.mlp.{name}"));
-        if self.blocks.get(&format!("{gate}.weight")).is_some() {
+        if self.weights.is_blocks(&gate) {
             let gated = swiglu(&self.project(normed, &gate)?, &self.project(normed, &up)?)?;
             return Ok((residual + self.project(&gated, &down)?)?);
         }
-        let weight = |module: &str| self.tensor(&format!("{module}.weight"));
+        let weight = |module: &str| self.weights.tensor(&format!("{module}.weight"));
         let mlp = GatedMlp { gate: weight(&gate)?, up: weight(&up)?, down: weight(&down)? };
         Ok(gated_mlp_onto(residual, normed, &mlp)?)
     }

@@ -11,7 +11,7 @@ use super::gguf_file::{self, GgufDraftSource};
 use super::model::Eagle3Draft;
 use super::published::names_eagle3;
 use super::weights::published_names;
-use crate::draft::files::{gguf_of, open_weights};
+use crate::draft::files::{config_beside, gguf_of, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
 use crate::weights::WeightSource;
@@ -79,13 +79,11 @@ fn with_rows(path: &Path, config: &Eagle3Config) -> Result<(Box<dyn WeightSource
 }
 
 /// Whether a draft folder or file is of this kind, by its `config.json` or its GGUF header.
-pub fn is_at(path: &Path) -> bool {
+pub(super) fn is_at(path: &Path) -> bool {
     if let Some(file) = gguf_of(path) {
         return gguf_file::is_at(&file);
     }
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let text = std::fs::read_to_string(folder.join("config.json"));
-    text.is_ok_and(|text| serde_json::from_str(&text).is_ok_and(|value| names_eagle3(&value)))
+    config_beside(path).is_some_and(|value| names_eagle3(&value))
 }
 
 fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {

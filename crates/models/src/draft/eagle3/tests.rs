@@ -2,10 +2,10 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::random::CounterRng;
 use longdraft_kernels::rope::{Rope, RopeScaling};
 
-use super::{Eagle3Config, Eagle3Draft, TestTimeSteps, VocabularyMap};
+use super::{Eagle3Config, Eagle3Draft, TestTimeSteps};
 use crate::config::{RopeParameters, TargetConfig};
-use crate::draft::Draft;
-use crate::draft::glide::{DRAFT_FILE, PTH_FILE};
+use crate::draft::files::{DRAFT_FILE, PTH_FILE};
+use crate::draft::{Draft, VocabularyMap};
 use crate::error::Result;
 use crate::ids::{LayerId, TargetTokenId};
 use crate::target::{PackedSequence, Tap, Target, TargetOptions};

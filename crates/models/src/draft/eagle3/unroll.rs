@@ -15,9 +15,9 @@ use candle_core::Tensor;
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::rows::select_rows;
 
-use super::model::{Eagle3Draft, KeyValues};
+use super::model::Eagle3Draft;
 use crate::error::{ModelError, Result};
-use crate::target::{PackedSequence, RowPart};
+use crate::target::{KeyValues, PackedSequence, RowPart};
 
 /// A later step's keys: rows that have one, and the index of the first among all keys.
 struct Column {

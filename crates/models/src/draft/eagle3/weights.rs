@@ -3,18 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor, Var};
-use longdraft_kernels::random::CounterRng;
+use candle_core::{DType, Device, Tensor};
 
 use super::config::Eagle3Config;
 use super::model::Eagle3Draft;
-use super::vocabulary::VocabularyMap;
-use crate::draft::Parameter;
-use crate::draft::blocks::Blocks;
-use crate::draft::files::{DRAFT_FILE, PTH_FILE};
+use crate::draft::files::save_draft;
+use crate::draft::weights::{initial_value, parameter};
+use crate::draft::{DraftWeights, VocabularyMap};
 use crate::error::{ModelError, Problems, Result};
-use crate::weights::atomic::write_atomically;
-use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
+use crate::weights::{TensorSpec, WeightSource};
 
 /// Prefixes under which published files hold the tensors.
 const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "model.", ""];
@@ -64,18 +61,11 @@ impl Eagle3Draft {
         (embedding, own_embedding): (Tensor, bool),
         mut value: impl FnMut(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
-        let parameters = tensor_specs(config)
-            .into_iter()
-            .map(|spec| {
-                let var = Var::from_tensor(&value(&spec)?)?;
-                let decay = spec.shape.len() > 1;
-                Ok(Parameter { name: spec.name, var, decay, dead: false })
-            })
-            .collect::<Result<_>>()?;
-        let rope = config.rope.build(config.head_dim)?;
-        let config = config.clone();
-        let blocks = Blocks::default();
-        Ok(Self { config, parameters, vocabulary, embedding, own_embedding, rope, blocks })
+        let specs = tensor_specs(config);
+        let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
+        let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
+        let (rope, config) = (config.rope.build(config.head_dim)?, config.clone());
+        Ok(Self { config, weights, vocabulary, embedding, own_embedding, rope })
     }
 
     /// Fresh weights, N(0, `initializer_range`) and norms of 1, beside the target's frozen
@@ -95,7 +85,7 @@ impl Eagle3Draft {
         problems.into_result(Path::new("draft configuration"))?;
         let device = embedding.device().clone();
         Self::build(config, vocabulary, (embedding.clone(), false), |spec| {
-            fresh(spec, config.initializer_range, seed, &device)
+            initial_value(spec, config.initializer_range, seed, &device)
         })
     }
 
@@ -131,8 +121,7 @@ impl Eagle3Draft {
 
     /// Trained tensors by name, in the order of the published table.
     pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
-        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
-        self.parameters.iter().map(named).collect()
+        self.weights.named()
     }
 
     /// What a draft's files hold: trained tensors, the vocabulary map unless every token is kept,
@@ -183,12 +172,11 @@ impl Eagle3Draft {
         let kept = vocabulary.kept().to_vec();
         let embedding = (self.embedding.clone(), self.own_embedding);
         Self::build(&config, vocabulary, embedding, |spec| {
-            let old = self.parameters.iter().find(|parameter| parameter.name == spec.name);
-            match old.map(|parameter| parameter.var.as_tensor()) {
+            match self.weights.get(&spec.name) {
                 Some(old) if spec.name != "lm_head.weight" => Ok(old.copy()?),
                 Some(old) => {
                     let range = config.initializer_range;
-                    let drawn = fresh(spec, range, seed, old.device())?;
+                    let drawn = initial_value(spec, range, seed, old.device())?;
                     // Rows of the old head, then of the new one.
                     let both = Tensor::cat(&[old, &drawn], 0)?;
                     let new_ids = old.dim(0)? as u32;
@@ -200,17 +188,19 @@ impl Eagle3Draft {
                     let rows = Tensor::from_slice(&rows, rows.len(), old.device())?;
                     Ok(both.index_select(&rows, 0)?.detach())
                 }
-                None => fresh(spec, config.initializer_range, seed, self.embedding.device()),
+                None => {
+                    initial_value(spec, config.initializer_range, seed, self.embedding.device())
+                }
             }
         })
     }
 }
 
-/// Writes a draft's tensors as safetensors and `.pth`, with its `config.json`.
+/// Writes a draft's tensors with its `config.json`.
 ///
 /// # Errors
 /// - the folder cannot be written
-pub fn save_tensors(
+pub(super) fn save_tensors(
     folder: &Path,
     config: &Eagle3Config,
     tensors: &[(String, Tensor)],
@@ -218,30 +208,12 @@ pub fn save_tensors(
 ) -> Result<()> {
     let layers = config.target_layers.map(|layer| layer.0);
     let metadata = HashMap::from([
-        ("format".to_owned(), "pt".to_owned()),
         ("draft".to_owned(), "eagle3".to_owned()),
-        ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
         ("target_layers".to_owned(), format!("{layers:?}")),
         ("fc_norm".to_owned(), config.fc_norm.to_string()),
         ("norm_output".to_owned(), config.norm_output.to_string()),
     ]);
-    safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
-    pth::save(&folder.join(PTH_FILE), tensors)?;
-    let mut value = config.to_json();
-    value["target_fingerprint"] = target_fingerprint.into();
-    let text = format!("{value:#}\n");
-    write_atomically(&folder.join("config.json"), text.as_bytes())
-}
-
-fn fresh(spec: &TensorSpec, deviation: f64, seed: u64, device: &Device) -> Result<Tensor> {
-    let count = spec.shape.iter().product();
-    let values: Vec<f32> = if spec.shape.len() == 1 {
-        vec![1.0; count]
-    } else {
-        let mut rng = CounterRng::new(seed, &spec.name, &[]);
-        (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
-    };
-    Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?)
+    save_draft(folder, config.to_json(), metadata, tensors, target_fingerprint)
 }
 
 fn check_vocabulary(config: &Eagle3Config, map: &VocabularyMap, problems: &mut Problems) {

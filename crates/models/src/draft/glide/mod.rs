@@ -12,7 +12,26 @@ mod config;
 mod model;
 mod weights;
 
-pub use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 pub use config::{Compat, FinalNorm, GlideConfig, Init};
-pub use model::{CrossContext, GlideDraft, SelfKv, Trace};
-pub use weights::{save_tensors, tensor_specs, trained_for};
+pub use model::{CrossContext, GlideDraft, Trace};
+pub use weights::tensor_specs;
+
+use super::DraftKind;
+
+/// This kind of drafts. Published files carry no mark of their own, so that every path is taken:
+/// whatever is missing or left over is told then.
+pub(super) const KIND: DraftKind = DraftKind {
+    name: "glide",
+    title: "GLIDE",
+    is_at: |_| true,
+    open: |path, target| Ok(Box::new(GlideDraft::open(path, target)?)),
+    restore: |config, source, target| {
+        let config = weights::read_saved(config)?;
+        Ok(Box::new(GlideDraft::from_source(source, &config, target)?))
+    },
+    save: |folder, config, tensors, fingerprint| {
+        weights::save_tensors(folder, &weights::read_saved(config)?, tensors, fingerprint)
+    },
+    open_gguf: None,
+    reading: |_| None,
+};

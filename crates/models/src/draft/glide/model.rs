@@ -4,35 +4,23 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::linear::linear;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 use longdraft_kernels::swiglu::swiglu;
 
 use super::config::{FinalNorm, GlideConfig};
-use crate::draft::blocks::Blocks;
-use crate::draft::{Draft, Parameter};
+use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::{LastKv, Tap};
+use crate::target::{KeyValues, Tap};
 
 /// Named intermediate values, `[T, H]` each, for comparison with reference cases.
 pub type Trace = Vec<(&'static str, Tensor)>;
-
-/// Rotated keys and values of the draft's own self-attention, `[T, K, D]` each. They depend on
-/// token embeddings and positions only.
-#[derive(Debug, Clone)]
-pub struct SelfKv {
-    /// Keys.
-    pub k: Tensor,
-    /// Values.
-    pub v: Tensor,
-}
 
 /// The target's keys and values and which of them each token may see.
 #[derive(Debug, Clone)]
 pub struct CrossContext<'a> {
     /// Last-layer keys and values.
-    pub last_kv: &'a LastKv,
+    pub last_kv: &'a KeyValues,
     /// Keys up to `t − δ_t` of the token's document.
     pub ranges: Arc<KeyRanges>,
 }
@@ -40,23 +28,34 @@ pub struct CrossContext<'a> {
 /// The trainable layer.
 pub struct GlideDraft {
     pub(super) config: GlideConfig,
-    pub(super) parameters: Vec<Parameter>,
+    pub(super) weights: DraftWeights,
     /// The target's frozen final norm `[H]`, with `final_norm: target`.
     pub(super) target_norm: Option<Tensor>,
-    pub(super) blocks: Blocks,
 }
 
 impl Draft for GlideDraft {
+    fn method(&self) -> &'static str {
+        super::KIND.name
+    }
+
     fn taps(&self) -> Vec<Tap> {
         vec![Tap::LastKv]
     }
 
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        None
+    }
+
     fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+        self.weights.parameters()
     }
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
-        &mut self.parameters
+        self.weights.parameters_mut()
+    }
+
+    fn hold_as_blocks(&mut self) -> Result<()> {
+        self.weights.hold_as_blocks()
     }
 
     fn config_json(&self) -> serde_json::Value {
@@ -70,61 +69,35 @@ impl GlideDraft {
         &self.config
     }
 
-    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
-    /// for proposing. What [`Draft::parameters`] gives stays as it is.
-    ///
-    /// # Errors
-    /// - there is no memory for them
-    pub fn hold_as_blocks(&mut self) -> Result<()> {
-        self.blocks = Blocks::of(&self.parameters)?;
-        Ok(())
-    }
-
-    pub(super) fn tensor(&self, name: &str) -> Result<&Tensor> {
-        self.optional(name).ok_or_else(|| {
-            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
-        })
-    }
-
-    fn optional(&self, name: &str) -> Option<&Tensor> {
-        let parameter = self.parameters.iter().find(|p| p.name == name)?;
-        Some(parameter.var.as_tensor())
+    fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        self.weights.norm(x, module)
     }
 
     fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        let bias = self.optional(&format!("{module}.bias"));
-        let weight = format!("{module}.weight");
-        match self.blocks.project(x, &weight, bias)? {
-            Some(projected) => Ok(projected),
-            None => Ok(linear(x, self.tensor(&weight)?, bias)?),
-        }
-    }
-
-    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
-        Ok(rms_norm(x, self.tensor(name)?, self.config.rms_norm_eps)?)
+        self.weights.project(x, module)
     }
 
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
-        let tokens = x.dim(0)?;
-        Ok(self.project(x, module)?.reshape((tokens, count, self.config.head_dim))?)
+        self.weights.heads(x, module, count, self.config.head_dim)
     }
 
-    /// Keys and values of tokens, all that a prompt needs before drafting.
+    /// Rotated keys, and values, of the draft's own self-attention: all that a prompt needs before
+    /// drafting. They depend on token embeddings and positions only.
     ///
     /// # Shapes
     /// - `embeddings`: `[T, H]`, `table` over the same tokens → `[T, K, D]` each
     ///
     /// # Errors
     /// - shapes do not fit
-    pub fn self_kv(&self, embeddings: &Tensor, table: &RopeTable) -> Result<SelfKv> {
-        self.kv_of(&self.norm(embeddings, "input_layernorm.weight")?, table)
+    pub fn self_kv(&self, embeddings: &Tensor, table: &RopeTable) -> Result<KeyValues> {
+        self.kv_of(&self.norm(embeddings, "input_layernorm")?, table)
     }
 
-    fn kv_of(&self, normed: &Tensor, table: &RopeTable) -> Result<SelfKv> {
+    fn kv_of(&self, normed: &Tensor, table: &RopeTable) -> Result<KeyValues> {
         let kv_heads = self.config.num_key_value_heads;
         let k = rope(&self.heads(normed, "self_attn.k_proj", kv_heads)?, table)?;
         let v = self.heads(normed, "self_attn.v_proj", kv_heads)?;
-        Ok(SelfKv { k, v })
+        Ok(KeyValues { k, v })
     }
 
     /// The whole layer on packed tokens; returns what the head reads.
@@ -142,7 +115,7 @@ impl GlideDraft {
         cross: &CrossContext<'_>,
         trace: &mut Trace,
     ) -> Result<Tensor> {
-        let normed = self.norm(embeddings, "input_layernorm.weight")?;
+        let normed = self.norm(embeddings, "input_layernorm")?;
         trace.push(("input_layernorm", normed.clone()));
         let own = self.kv_of(&normed, table)?;
         self.finish(embeddings, &normed, table, (&own, self_ranges), cross, trace)
@@ -160,11 +133,11 @@ impl GlideDraft {
         &self,
         embeddings: &Tensor,
         table: &RopeTable,
-        keys: &SelfKv,
+        keys: &KeyValues,
         self_ranges: &Arc<KeyRanges>,
         cross: &CrossContext<'_>,
     ) -> Result<Tensor> {
-        let normed = self.norm(embeddings, "input_layernorm.weight")?;
+        let normed = self.norm(embeddings, "input_layernorm")?;
         self.finish(embeddings, &normed, table, (keys, self_ranges), cross, &mut Vec::new())
     }
 
@@ -173,7 +146,7 @@ impl GlideDraft {
         embeddings: &Tensor,
         normed: &Tensor,
         table: &RopeTable,
-        (keys, self_ranges): (&SelfKv, &Arc<KeyRanges>),
+        (keys, self_ranges): (&KeyValues, &Arc<KeyRanges>),
         cross: &CrossContext<'_>,
         trace: &mut Trace,
     ) -> Result<Tensor> {
@@ -183,15 +156,15 @@ impl GlideDraft {
         trace.push(("self_attn", attended.clone()));
         let h1 = (embeddings + attended)?;
 
-        let normed = self.norm(&h1, "post_self_attention_layernorm.weight")?;
+        let normed = self.norm(&h1, "post_self_attention_layernorm")?;
         trace.push(("post_self_attention_layernorm", normed.clone()));
         let q = rope(&self.heads(&normed, "cross_attn.q_proj", heads)?, table)?;
-        let LastKv { k, v } = cross.last_kv;
+        let KeyValues { k, v } = cross.last_kv;
         let attended = self.output(&attention(&q, k, v, &cross.ranges)?, "cross_attn")?;
         trace.push(("cross_attn", attended.clone()));
         let h2 = (h1 + attended)?;
 
-        let normed = self.norm(&h2, "post_cross_attention_layernorm.weight")?;
+        let normed = self.norm(&h2, "post_cross_attention_layernorm")?;
         trace.push(("post_cross_attention_layernorm", normed.clone()));
         let gate = self.project(&normed, "mlp.gate_proj")?;
         let gated = swiglu(&gate, &self.project(&normed, "mlp.up_proj")?)?;
@@ -201,7 +174,7 @@ impl GlideDraft {
         trace.push(("output", h3.clone()));
         match (self.config.final_norm, &self.target_norm) {
             (FinalNorm::None, _) => Ok(h3),
-            (FinalNorm::Trained, _) => self.norm(&h3, "final_layernorm.weight"),
+            (FinalNorm::Trained, _) => self.norm(&h3, "final_layernorm"),
             (FinalNorm::Target, Some(weight)) => {
                 Ok(rms_norm(&h3, weight, self.config.rms_norm_eps)?)
             }

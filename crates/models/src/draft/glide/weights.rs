@@ -3,33 +3,23 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor, Var};
-use longdraft_kernels::random::CounterRng;
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
 
 use super::config::{Compat, FinalNorm, GlideConfig, Init};
 use super::model::GlideDraft;
-use crate::draft::Parameter;
-use crate::draft::blocks::Blocks;
-use crate::draft::files::{DRAFT_FILE, PTH_FILE, open_weights};
+use crate::draft::files::{open_weights, save_draft};
+use crate::draft::weights::{initial_value, parameter};
+use crate::draft::{DraftWeights, Parameter};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
-use crate::weights::atomic::write_atomically;
-use crate::weights::{TensorSpec, WeightSource, pth, safetensors};
+use crate::weights::{TensorSpec, WeightSource};
 
 /// Prefixes under which published files hold the layer.
 const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "glide.", ""];
 
-/// What kind of value a tensor starts as, which also decides its weight decay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Matrix,
-    Bias,
-    Norm,
-}
-
 struct Layout {
     spec: TensorSpec,
-    kind: Kind,
     dead: bool,
 }
 
@@ -38,13 +28,13 @@ fn layout(config: &GlideConfig) -> Vec<Layout> {
     let (hidden, width) = (config.hidden_size, config.intermediate_size);
     let (query, kv) = (config.query_size(), config.kv_size());
     let mut all = Vec::new();
-    let mut add = |name: &str, shape: &[usize], kind, dead| {
-        all.push(Layout { spec: TensorSpec::new(name, shape), kind, dead });
+    let mut add = |name: &str, shape: &[usize], dead| {
+        all.push(Layout { spec: TensorSpec::new(name, shape), dead });
     };
     for norm in
         ["input_layernorm", "post_self_attention_layernorm", "post_cross_attention_layernorm"]
     {
-        add(&format!("{norm}.weight"), &[hidden], Kind::Norm, false);
+        add(&format!("{norm}.weight"), &[hidden], false);
     }
     let compat = config.compat == Some(Compat::Longspec);
     for (branch, own_kv) in [("self_attn", true), ("cross_attn", false)] {
@@ -53,21 +43,21 @@ fn layout(config: &GlideConfig) -> Vec<Layout> {
             if dead && !compat {
                 continue;
             }
-            add(&format!("{branch}.{module}.weight"), &[outputs, hidden], Kind::Matrix, dead);
-            add(&format!("{branch}.{module}.bias"), &[outputs], Kind::Bias, dead);
+            add(&format!("{branch}.{module}.weight"), &[outputs, hidden], dead);
+            add(&format!("{branch}.{module}.bias"), &[outputs], dead);
         }
-        add(&format!("{branch}.o_proj.weight"), &[hidden, query], Kind::Matrix, false);
+        add(&format!("{branch}.o_proj.weight"), &[hidden, query], false);
     }
     for (module, outputs, inputs) in
         [("gate_proj", width, hidden), ("up_proj", width, hidden), ("down_proj", hidden, width)]
     {
-        add(&format!("mlp.{module}.weight"), &[outputs, inputs], Kind::Matrix, false);
+        add(&format!("mlp.{module}.weight"), &[outputs, inputs], false);
         if config.mlp_bias {
-            add(&format!("mlp.{module}.bias"), &[outputs], Kind::Bias, false);
+            add(&format!("mlp.{module}.bias"), &[outputs], false);
         }
     }
     if config.final_norm == FinalNorm::Trained {
-        add("final_layernorm.weight", &[hidden], Kind::Norm, false);
+        add("final_layernorm.weight", &[hidden], false);
     }
     all
 }
@@ -84,20 +74,15 @@ impl GlideDraft {
         target_norm: Option<Tensor>,
         mut value: impl FnMut(&Layout) -> Result<Tensor>,
     ) -> Result<Self> {
-        let parameters = layout(config)
-            .iter()
-            .map(|entry| {
-                Ok(Parameter {
-                    name: entry.spec.name.clone(),
-                    var: Var::from_tensor(&value(entry)?)?,
-                    decay: config.compat.is_some() || entry.kind == Kind::Matrix,
-                    dead: entry.dead,
-                })
-            })
-            .collect::<Result<_>>()?;
+        let of_entry = |entry: &Layout| {
+            let plain = parameter(&entry.spec, &value(entry)?)?;
+            let decay = config.compat.is_some() || plain.decay;
+            Ok(Parameter { decay, dead: entry.dead, ..plain })
+        };
+        let parameters = layout(config).iter().map(of_entry).collect::<Result<_>>()?;
         let target_norm = target_norm.filter(|_| config.final_norm == FinalNorm::Target);
-        let blocks = Blocks::default();
-        Ok(Self { config: config.clone(), parameters, target_norm, blocks })
+        let weights = DraftWeights::new(parameters, config.rms_norm_eps);
+        Ok(Self { config: config.clone(), weights, target_norm })
     }
 
     /// Fresh weights for a target, on its device.
@@ -128,17 +113,7 @@ impl GlideDraft {
             {
                 return Ok(source.to_dtype(DType::F32)?.copy()?);
             }
-            let count = shape.iter().product();
-            let values: Vec<f32> = match entry.kind {
-                Kind::Norm => vec![1.0; count],
-                Kind::Bias => vec![0.0; count],
-                Kind::Matrix => {
-                    let mut rng = CounterRng::new(seed, name, &[]);
-                    let deviation = config.initializer_range;
-                    (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
-                }
-            };
-            Ok(Tensor::from_vec(values, shape.as_slice(), device)?)
+            initial_value(&entry.spec, config.initializer_range, seed, device)
         })
     }
 
@@ -182,11 +157,10 @@ impl GlideDraft {
 
     /// Tensors by name, in the order of the published table.
     pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
-        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
-        self.parameters.iter().map(named).collect()
+        self.weights.named()
     }
 
-    /// Writes [`DRAFT_FILE`], [`PTH_FILE`] and `config.json` into a folder.
+    /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
     /// - the folder cannot be written
@@ -211,17 +185,9 @@ impl GlideDraft {
     }
 }
 
-/// Fingerprint of the target that a draft folder or file says it was trained for.
-pub fn trained_for(path: &Path) -> Option<String> {
-    let folder = if path.is_dir() { path } else { path.parent()? };
-    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-    let value: serde_json::Value = serde_json::from_str(&text).ok()?;
-    value["target_fingerprint"].as_str().map(str::to_owned)
-}
-
 /// The layer's configuration; `None` if the file is some other model's.
 fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
-    let value: serde_json::Value =
+    let value: Value =
         serde_json::from_str(text).map_err(|error| ModelError::invalid(path, error))?;
     if value["model_type"] != "glide" {
         return Ok(None);
@@ -229,34 +195,34 @@ fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
     serde_json::from_value(value).map(Some).map_err(|error| ModelError::invalid(path, error))
 }
 
-/// Writes a layer's tensors as [`DRAFT_FILE`] and [`PTH_FILE`], with its `config.json`.
+/// The layer's configuration as a checkpoint holds it.
+pub(super) fn read_saved(config: &Value) -> Result<GlideConfig> {
+    serde_json::from_value(config.clone())
+        .map_err(|error| ModelError::invalid(Path::new("draft configuration"), error))
+}
+
+/// Writes a layer's tensors with its `config.json`.
 ///
 /// # Errors
 /// - the folder cannot be written
-pub fn save_tensors(
+pub(super) fn save_tensors(
     folder: &Path,
     config: &GlideConfig,
     tensors: &[(String, Tensor)],
     target_fingerprint: &str,
 ) -> Result<()> {
     let metadata = HashMap::from([
-        ("format".to_owned(), "pt".to_owned()),
         ("draft".to_owned(), "glide".to_owned()),
         ("mode".to_owned(), mode(config).to_owned()),
-        ("target_fingerprint".to_owned(), target_fingerprint.to_owned()),
         ("gamma".to_owned(), config.gamma.to_string()),
         ("window".to_owned(), config.self_window.to_string()),
         ("final_norm".to_owned(), format!("{:?}", config.final_norm).to_lowercase()),
         ("head_dim".to_owned(), config.head_dim.to_string()),
     ]);
-    safetensors::save(&folder.join(DRAFT_FILE), tensors, metadata)?;
-    pth::save(&folder.join(PTH_FILE), tensors)?;
-    let path = folder.join("config.json");
     let mut value =
-        serde_json::to_value(config).map_err(|error| ModelError::invalid(&path, error))?;
+        serde_json::to_value(config).map_err(|error| ModelError::invalid(folder, error))?;
     value["model_type"] = "glide".into();
-    value["target_fingerprint"] = target_fingerprint.into();
-    write_atomically(&path, format!("{value:#}\n").as_bytes())
+    save_draft(folder, value, metadata, tensors, target_fingerprint)
 }
 
 fn mode(config: &GlideConfig) -> &'static str {

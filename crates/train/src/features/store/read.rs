@@ -9,7 +9,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
 use longdraft_kernels::rows::{scatter_rows, select_rows};
 use longdraft_kernels::top_k::{TopK, linear_top_k};
-use longdraft_models::target::{LastKv, Tap, Target};
+use longdraft_models::target::{KeyValues, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::location::Location;
@@ -127,7 +127,7 @@ impl StoredFeatures {
             Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
                 let table = self.target.rope().table(&batch.position_ids, device)?;
                 let k = rope(&keys.to_device(device)?, &table)?;
-                Some(LastKv { k, v: values.to_device(device)? })
+                Some(KeyValues { k, v: values.to_device(device)? })
             }
             _ => None,
         };

@@ -7,7 +7,7 @@
 use longdraft_kernels::linear_cross_entropy::SparseDistributions;
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 
 use crate::objective::TailKind;
 

@@ -5,7 +5,7 @@
 use candle_core::Tensor;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::draft::eagle3::VocabularyMap;
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
 
 use super::distribution::TopDistributions;

@@ -1,0 +1,146 @@
+//! A draft's tensors by name, and what every method does with them.
+
+use candle_core::{Device, Tensor, Var};
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::matrix::Matrix;
+use longdraft_kernels::random::CounterRng;
+use longdraft_kernels::rms_norm::rms_norm;
+
+use super::Parameter;
+use super::blocks::Blocks;
+use crate::error::{ModelError, Result};
+use crate::weights::TensorSpec;
+
+/// Named tensors of a draft, with their matrices as blocks of 8 bits on demand.
+pub struct DraftWeights {
+    parameters: Vec<Parameter>,
+    blocks: Blocks,
+    rms_norm_eps: f64,
+}
+
+impl DraftWeights {
+    /// These tensors, held as they are.
+    pub fn new(parameters: Vec<Parameter>, rms_norm_eps: f64) -> Self {
+        Self { parameters, blocks: Blocks::default(), rms_norm_eps }
+    }
+
+    /// Every tensor, in their order.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Mutable access, for replacing values.
+    pub fn parameters_mut(&mut self) -> &mut [Parameter] {
+        &mut self.parameters
+    }
+
+    /// Tensors by name, in their order.
+    pub fn named(&self) -> Vec<(String, Tensor)> {
+        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
+        self.parameters.iter().map(named).collect()
+    }
+
+    /// Rounds the matrices to blocks of 8 bits, where they allow it; the parameters stay.
+    ///
+    /// # Errors
+    /// - there is no memory for them
+    pub fn hold_as_blocks(&mut self) -> Result<()> {
+        self.blocks = Blocks::of(&self.parameters)?;
+        Ok(())
+    }
+
+    /// A tensor.
+    ///
+    /// # Errors
+    /// - there is none of this name
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        self.get(name).ok_or_else(|| {
+            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
+        })
+    }
+
+    /// A tensor, if there is one of this name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        let found = self.parameters.iter().find(|parameter| parameter.name == name);
+        found.map(|parameter| parameter.var.as_tensor())
+    }
+
+    /// Whether a module's matrix is held as blocks.
+    pub fn is_blocks(&self, module: &str) -> bool {
+        self.blocks.get(&format!("{module}.weight")).is_some()
+    }
+
+    /// A module's matrix as it is held: f32, or blocks.
+    ///
+    /// # Errors
+    /// - there is no such module
+    pub fn matrix(&self, module: &str) -> Result<Matrix> {
+        let name = format!("{module}.weight");
+        match self.blocks.get(&name) {
+            Some(matrix) => Ok(matrix.clone()),
+            None => Ok(Matrix::Dense(self.tensor(&name)?.clone())),
+        }
+    }
+
+    /// `x Wᵀ`, plus the module's bias if it has one.
+    ///
+    /// # Errors
+    /// - there is no such module, or shapes do not fit
+    pub fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        let bias = self.get(&format!("{module}.bias"));
+        let weight = format!("{module}.weight");
+        match self.blocks.project(x, &weight, bias)? {
+            Some(projected) => Ok(projected),
+            None => Ok(linear(x, self.tensor(&weight)?, bias)?),
+        }
+    }
+
+    /// A module's root-mean-square norm.
+    ///
+    /// # Errors
+    /// - there is no such module, or the width differs
+    pub fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        Ok(rms_norm(x, self.tensor(&format!("{module}.weight"))?, self.rms_norm_eps)?)
+    }
+
+    /// A projection cut into heads.
+    ///
+    /// # Shapes
+    /// - `x`: `[T, ..]` → `[T, count, head_dim]`
+    ///
+    /// # Errors
+    /// - there is no such module, or shapes do not fit
+    pub fn heads(&self, x: &Tensor, module: &str, count: usize, head_dim: usize) -> Result<Tensor> {
+        Ok(self.project(x, module)?.reshape((x.dim(0)?, count, head_dim))?)
+    }
+}
+
+/// Initial values of a tensor: norms 1, biases 0, matrices N(0, `deviation`) by `seed` and name.
+///
+/// # Errors
+/// - it cannot be made
+pub(super) fn initial_value(
+    spec: &TensorSpec,
+    deviation: f64,
+    seed: u64,
+    device: &Device,
+) -> Result<Tensor> {
+    let count = spec.shape.iter().product();
+    let values: Vec<f32> = if spec.shape.len() > 1 {
+        let mut rng = CounterRng::new(seed, &spec.name, &[]);
+        (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
+    } else {
+        let is_bias = spec.name.rsplit('.').next() == Some("bias");
+        vec![if is_bias { 0.0 } else { 1.0 }; count]
+    };
+    Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?)
+}
+
+/// A trained tensor of a spec; weight decay applies to matrices.
+///
+/// # Errors
+/// - it cannot be made
+pub(super) fn parameter(spec: &TensorSpec, value: &Tensor) -> Result<Parameter> {
+    let decay = spec.shape.len() > 1;
+    Ok(Parameter { name: spec.name.clone(), var: Var::from_tensor(value)?, decay, dead: false })
+}
