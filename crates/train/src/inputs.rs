@@ -12,8 +12,6 @@ use longdraft_data::reader::check_source;
 use longdraft_data::source::{SourceConfig, data_files, is_data_file};
 use longdraft_data::token_stream::TokenStream;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::eagle3::Eagle3Draft;
-use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::hub::DataSetId;
 use longdraft_models::target::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
@@ -22,7 +20,6 @@ use crate::checkpoint::draft_file;
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::StoredFeatures;
-use crate::method::DraftSizes;
 use crate::pretrain::{PretrainConfig, Tokenizer};
 use crate::stage::{Encoder, source_paths};
 
@@ -167,10 +164,9 @@ impl InputCheck {
         follows: bool,
         problems: &mut Problems,
     ) {
-        let sizes = target.and_then(|target| {
-            let sizes = config.draft.method.sizes(config, target);
-            problems.take("draft", sizes.map(|sizes| (sizes, target)))
-        });
+        let method = config.draft.method;
+        let target = target
+            .filter(|target| problems.take("draft", method.footprint(config, target)).is_some());
         let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };
         // An earlier stage writes it.
         if self.outputs.iter().any(|output| path.starts_with(output)) {
@@ -181,15 +177,9 @@ impl InputCheck {
             let problem = format!("{}: no such file or folder", path.display());
             return problems.add("draft.from", problem);
         }
-        let checked = match &sizes {
-            Some((DraftSizes::Glide(glide), target)) => glide
-                .problems_with(target)
-                .into_result(path)
-                .and_then(|()| GlideDraft::check_file(&file, glide)),
-            Some((DraftSizes::Eagle3(eagle3), _)) => Eagle3Draft::check_file(&file, eagle3),
-            None => Ok(()),
-        };
-        problems.take("draft.from", checked.map_err(Into::into));
+        if let Some(target) = target {
+            problems.take("draft.from", method.check_start(config, target, path));
+        }
     }
 
     fn features(&self, config: &TrainConfig, problems: &mut Problems) {

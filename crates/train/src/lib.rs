@@ -13,6 +13,7 @@ pub mod config;
 pub mod curriculum;
 pub mod error;
 pub mod features;
+pub mod footprint;
 pub mod inputs;
 pub mod loss;
 pub mod method;

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, TrainError};
-use crate::parallel::World;
 use crate::rounds::Rounds;
 
 /// Rows at one delay.
@@ -171,18 +170,6 @@ impl DraftMetrics {
             .for_each(|part| numbers.extend([part.weight, part.sum, part.denominator]));
         numbers.extend(self.as_trained.iter().flat_map(|metrics| metrics.to_numbers()));
         numbers
-    }
-
-    /// The counters of all ranks, added in their order.
-    ///
-    /// # Errors
-    /// - a rank sent no counters
-    pub fn over(&self, world: &World) -> Result<Self> {
-        let mut sum = Self::default();
-        for numbers in world.gather_varied(&self.to_numbers()) {
-            Self::list(&numbers)?.iter().for_each(|metrics| sum.merge(metrics));
-        }
-        Ok(sum)
     }
 
     /// The counters that a list of numbers holds, one after the other.

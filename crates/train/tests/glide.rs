@@ -8,9 +8,8 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::features::run_target;
-use longdraft_train::objective::{
-    GlideObjective, GlideObjectiveConfig, Objective, SoftTargetKind, TailKind,
-};
+use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
+use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};
 use longdraft_train::optim::Gradients;
 use serde_json::json;
 

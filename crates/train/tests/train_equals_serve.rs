@@ -11,7 +11,8 @@ use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_train::features::run_target;
-use longdraft_train::objective::{GlideObjective, GlideObjectiveConfig, Objective};
+use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
+use longdraft_train::objective::Objective;
 use serde_json::json;
 
 const DRAFT_LEN: usize = 5;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use longdraft_models::draft::DraftKind;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::files::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -65,7 +66,8 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
     let tensors = read_draft(checkpoint)?;
     std::fs::create_dir_all(output)
         .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
-    state.method.write(output, &state.draft, &tensors, &state.target_fingerprint)?;
+    let kind = DraftKind::named(state.method.name())?;
+    (kind.save)(output, &state.draft, &tensors, &state.target_fingerprint)?;
     TextTokenizer::from_folder(checkpoint)?.save(output)?;
     let counts = checkpoint.join(TOKEN_COUNTS_FILE);
     if counts.is_file() {

@@ -108,7 +108,7 @@ impl TrainConfig {
         let optimizer = &self.optimizer;
         let unit = 0.0..1.0;
         let betas = unit.contains(&optimizer.betas.0) && unit.contains(&optimizer.betas.1);
-        let published = self.draft.compat.is_some() || self.objective.eagle3.compat.is_some();
+        let published = self.draft.method.is_compat(self);
         let checks = [
             (betas, "`optimizer.betas` must lie in [0, 1)"),
             (unit.contains(&optimizer.momentum), "`optimizer.momentum` must lie in [0, 1)"),

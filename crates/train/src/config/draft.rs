@@ -7,7 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::method::Method;
-use crate::objective::{Eagle3ObjectiveConfig, GlideObjectiveConfig, SoftTargetKind, TailKind};
+use crate::method::eagle3::Eagle3ObjectiveConfig;
+use crate::method::glide::GlideObjectiveConfig;
+use crate::objective::{SoftTargetKind, TailKind};
 
 /// The draft. Keys outside of `eagle3` are GLIDE's, but for `method` and `from`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -11,7 +11,6 @@ use longdraft_data::batch::AnchorOffset;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
-use longdraft_models::draft::glide::Init;
 use longdraft_models::target::Layers;
 use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
@@ -83,9 +82,7 @@ impl TrainConfig {
     pub fn needed_layers(&self) -> Layers {
         match self.train.features.store() {
             None => Layers::All,
-            Some(_) if self.draft.init == Init::LastLayer && self.draft.from.is_none() => {
-                Layers::Last
-            }
+            Some(_) if self.draft.method.starts_from_last_layer(self) => Layers::Last,
             Some(_) => Layers::None,
         }
     }

@@ -148,8 +148,8 @@ impl PublishedRecords {
         }
         if contents.last_kv {
             return Err(self.problem(
-                "the records hold no keys and values, which GLIDE reads: choose `draft.method: eagle3`, or \
-                 capture from the target",
+                "the records hold no keys and values, which this draft reads: choose a `draft.method` that \
+                 reads layers' outputs, or capture from the target",
             ));
         }
         Ok(())

@@ -1,29 +1,20 @@
 //! What a draft method minimises.
 
-mod eagle3;
-mod glide;
+mod soft_targets;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
 
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind};
-use crate::loss::{Loss, Share};
+use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 
-pub use eagle3::{
-    Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
-    MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
-};
-pub use glide::{GlideObjective, GlideObjectiveConfig, SoftTargetKind, TailKind};
-
-/// A teacher's k most likely tokens and what becomes of the rest, in words.
-fn top_k_in_words(k: usize, tail: TailKind) -> String {
-    match tail {
-        TailKind::Bucket => format!("{}'s top {k} + tail", Quantities::TARGET),
-        TailKind::Renormalise => format!("{}'s top {k}, rescaled", Quantities::TARGET),
-    }
-}
+pub use soft_targets::{SoftTargetKind, TailKind};
 
 /// What micro-batches are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,13 +26,31 @@ pub enum Normalisation {
 }
 
 /// What is measured and learned of a micro-batch, known before the draft runs.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Prepared {
     /// What each part of the loss is divided by: summed over the micro-batches of an optimizer
     /// step, or times their number, as [`Objective::normalisation`] says.
     pub denominators: Vec<f64>,
-    /// Rows of every test-time step.
-    rows: Option<RowPlan>,
+    /// What the objective that made this chose.
+    plan: Arc<dyn Any>,
+}
+
+impl Prepared {
+    /// Denominators, and what the objective wants back in [`Objective::share`].
+    pub fn new(denominators: Vec<f64>, plan: impl Any) -> Self {
+        Self { denominators, plan: Arc::new(plan) }
+    }
+
+    /// What an objective chose, if it is of this type.
+    pub fn plan<P: Any>(&self) -> Option<&P> {
+        self.plan.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared").field("denominators", &self.denominators).finish_non_exhaustive()
+    }
 }
 
 /// A draft with its loss. It cannot tell where features come from.
@@ -49,17 +58,11 @@ pub trait Objective {
     /// The draft being trained.
     fn draft(&self) -> &dyn Draft;
 
-    /// The same, for who moves its weights.
+    /// Mutable access, for moving its weights.
     fn draft_mut(&mut self) -> &mut dyn Draft;
 
     /// What it needs of the target for every batch.
     fn needs(&self) -> FeatureNeeds;
-
-    /// `Σ ℓ` over the batch's learned rows, with the gradient to the draft if `train`.
-    ///
-    /// # Errors
-    /// - the features are not those that [`Self::needs`] names, or shapes do not fit
-    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss>;
 
     /// What micro-batches are divided by.
     fn normalisation(&self) -> Normalisation;
@@ -70,13 +73,13 @@ pub trait Objective {
     /// Finds what is learned of a micro-batch; the draft does not run.
     ///
     /// # Errors
-    /// - as [`Self::loss`]
+    /// - the features are not those that [`Self::needs`] names, or shapes do not fit
     fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared>;
 
     /// A micro-batch's share of the loss of an optimizer step, `denominators` being the step's.
     ///
     /// # Errors
-    /// - as [`Self::loss`]
+    /// - as [`Self::prepare`]
     fn share(
         &self,
         batch: &Batch,
@@ -99,7 +102,7 @@ pub trait Objective {
     /// something else, also as they are.
     ///
     /// # Errors
-    /// - as [`Self::loss`], with [`Self::held_out_needs`]
+    /// - as [`Self::prepare`], with [`Self::held_out_needs`]
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics>;
 
     /// Tokens of the longest chain that is trained for: delays or steps.

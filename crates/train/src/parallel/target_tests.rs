@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 
 use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
-use crate::objective::{
-    Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, GlideObjective, GlideObjectiveConfig,
-    Objective, SoftTargetKind, TailKind, TeacherDistribution,
+use crate::method::eagle3::{
+    Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, TeacherDistribution,
 };
+use crate::method::glide::{GlideObjective, GlideObjectiveConfig};
+use crate::objective::{Objective, SoftTargetKind, TailKind};
 use crate::optim::Gradients;
 
 fn config(more: &Value) -> TargetConfig {

@@ -1,12 +1,13 @@
 //! Whether an estimate fits, and what to lower when it does not.
 
+use std::sync::Arc;
+
 use longdraft_models::ModelError;
 
 use super::estimate::Estimate;
 use super::workload::Workload;
 use crate::config::FeatureMode;
 use crate::error::TrainError;
-use crate::method::DraftSizes;
 use crate::parallel::ZeroStage;
 
 /// What becomes of an estimate beside free memory.
@@ -109,10 +110,6 @@ impl Workload {
             let fewer = (self.rows_per_step / 2).max(1);
             change(format!("train.rows_per_step={fewer}"), &|other| other.rows_per_step = fewer);
         }
-        if self.holds_step {
-            let text = "objective.eagle3.oov_rows=keep (one row's features at a time)";
-            change(text.to_owned(), &|other| other.holds_step = false);
-        }
         if self.features.store().is_none() {
             let text = "train.features=FOLDER after `longdraft capture` (no layers of the target)";
             change(text.to_owned(), &|other| {
@@ -120,20 +117,8 @@ impl Workload {
                 other.layers = longdraft_models::target::Layers::None;
             });
         }
-        if self.steps > 1 {
-            let fewer = self.steps.div_ceil(2);
-            change(format!("objective.eagle3.ttt_steps={fewer}"), &|other| other.steps = fewer);
-        }
-        if let DraftSizes::Eagle3(sizes) = &self.draft
-            && sizes.draft_vocab_size > 1
-        {
-            let vocabulary = sizes.draft_vocab_size / 2;
-            change(format!("draft.eagle3.draft_vocab_size={vocabulary}"), &|other| {
-                if let DraftSizes::Eagle3(sizes) = &mut other.draft {
-                    sizes.draft_vocab_size = vocabulary;
-                    other.specs = longdraft_models::draft::eagle3::tensor_specs(sizes);
-                }
-            });
+        for (text, draft) in self.draft.changes() {
+            change(text, &|other| other.draft = Arc::clone(&draft));
         }
         if self.layout.ranks > 1 && self.zero == ZeroStage::Replicated {
             change("parallel.zero=1".to_owned(), &|other| other.zero = ZeroStage::OptimizerState);

@@ -7,8 +7,8 @@ use longdraft_kernels::adamw::BLOCK;
 use longdraft_models::TargetConfig;
 use serde::Serialize;
 
-use super::graph::F32;
 use super::optimizer::Parameters;
+use crate::footprint::graph::F32;
 use crate::parallel::{Reduction, ZeroStage, exchanged_bytes};
 
 /// What a step sends.

@@ -4,16 +4,15 @@ use longdraft_models::target::Layers;
 use serde::Serialize;
 
 use super::communication::{self, RowTraffic, Sent};
-use super::graph::F32;
 use super::operations::{self, Speed};
 use super::optimizer::Parameters;
 use super::place::{COPIES, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
-use super::row::RowMemory;
 use super::target::{self, ForwardPass};
 use super::workload::Workload;
 use crate::config::FeatureMode;
 use crate::features::TeacherKind;
-use crate::method::DraftSizes;
+use crate::footprint::graph::F32;
+use crate::footprint::row::RowMemory;
 use crate::parallel::ZeroStage;
 
 /// Bytes of the program itself: code, runtime, thread stacks.
@@ -120,7 +119,7 @@ impl Workload {
 
     fn phases(&self, row: &RowMemory, parameters: &Parameters) -> Vec<Phase> {
         let (resident, places) = (self.resident(row, parameters), self.places());
-        let held = if self.holds_step { self.own_rows() } else { 1 } * self.feature_bytes();
+        let held = if self.draft.holds_step() { self.own_rows() } else { 1 } * self.feature_bytes();
         let (held, kept) = match self.features {
             FeatureMode::Memory => (0, self.rows_in_memory() * self.feature_bytes()),
             FeatureMode::Online => (held, 0),
@@ -133,8 +132,10 @@ impl Workload {
             let all = resident.into_iter().chain([("features kept in memory", kept)]).chain(parts);
             Phase { name, items: places.items(all) }
         };
-        let before = if self.holds_step { held - self.feature_bytes().min(held) } else { 0 };
-        let accumulated = ("gradients of rows before", if self.holds_step { 0 } else { summed });
+        let before =
+            if self.draft.holds_step() { held - self.feature_bytes().min(held) } else { 0 };
+        let accumulated =
+            ("gradients of rows before", if self.draft.holds_step() { 0 } else { summed });
         let [running, learning] = self.whole_bytes();
         let mut phases = vec![phase(
             "features",
@@ -145,8 +146,8 @@ impl Workload {
                 ("target forward", self.source_bytes()),
             ],
         )];
-        if self.holds_step {
-            let planning = self.planning_bytes();
+        if self.draft.holds_step() {
+            let planning = self.draft.planning_bytes(&self.row());
             let rows = [("features", held), ("teacher of the rows", planning)];
             let gathered = ("gathered target weights", learning);
             phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
@@ -210,15 +211,14 @@ impl Workload {
     }
 
     /// Bytes of the target's weights that a rank always holds; under ZeRO-3 a part of them, and
-    /// embedding and head that EAGLE-3 keeps.
+    /// embedding and head if the draft keeps them.
     fn target_bytes(&self) -> u64 {
         let all = self.layers_bytes(self.layers);
         if !self.is_spread() {
             return all;
         }
         let shards = self.layout.ranks as u64;
-        let keeps_ends = matches!(self.draft, DraftSizes::Eagle3(_));
-        let ends = if keeps_ends { self.layers_bytes(Layers::None) } else { 0 };
+        let ends = if self.draft.keeps_ends() { self.layers_bytes(Layers::None) } else { 0 };
         all.div_ceil(shards) + ends
     }
 
@@ -248,36 +248,25 @@ impl Workload {
         if self.features.store().is_some() {
             return 2 * ends;
         }
-        let distribution = if matches!(self.teacher, TeacherKind::TopK(_)) { ends } else { 0 };
+        let distribution =
+            if matches!(self.draft.teacher(), TeacherKind::TopK(_)) { ends } else { 0 };
         layers + self.embedding_bytes() + ends + distribution
     }
 
-    /// Bytes of the target's head at the draft's vocabulary, `4 Vd Ht`, where that is smaller.
+    /// Bytes of the rows of the target's head that the draft keeps.
     fn kept_head_bytes(&self) -> u64 {
-        match &self.draft {
-            DraftSizes::Eagle3(sizes) if sizes.draft_vocab_size < sizes.vocab_size => {
-                let values = sizes.draft_vocab_size * sizes.target_hidden_size;
-                (self.layout.target_value_bytes * values) as u64
-            }
-            _ => 0,
-        }
+        (self.layout.target_value_bytes * self.draft.kept_head_values()) as u64
     }
 
     pub(super) fn forward_pass(&self) -> ForwardPass {
         let last = self.target.num_hidden_layers.saturating_sub(1);
-        let tapped = match &self.draft {
-            DraftSizes::Glide(_) => 0,
-            DraftSizes::Eagle3(sizes) => {
-                sizes.target_layers.iter().filter(|layer| layer.0 < last).count() as u64
-            }
-        };
+        let tapped = self.tapped_layers().into_iter().filter(|layer| *layer < last).count() as u64;
         ForwardPass {
             tokens: self.row().tokens,
             parts: self.parts(),
             tensor: self.tensor(),
             tapped,
-            finishes: self.teacher != TeacherKind::None
-                || matches!(self.draft, DraftSizes::Eagle3(_)),
+            finishes: self.draft.teacher() != TeacherKind::None,
             accelerator: self.layout.is_accelerator(),
         }
     }
@@ -293,14 +282,10 @@ impl Workload {
         let mut sent = communication::of_gradients(parameters, self.reduction);
         let online = self.features.store().is_none();
         let tokens = self.row().tokens * self.parts();
-        let [draft_keys, teacher_ahead] = match &self.draft {
-            DraftSizes::Glide(_) => [0, 0],
-            DraftSizes::Eagle3(sizes) => {
-                let ahead = (self.steps as u64).min(self.row().tokens);
-                let states = if online { ahead * sizes.target_hidden_size as u64 } else { 0 };
-                [2 * tokens * sizes.kv_size() as u64, states].map(|values| F32 * values)
-            }
-        };
+        let ahead = (self.draft.ahead() as u64).min(self.row().tokens);
+        let states = if online { ahead * self.target.hidden_size as u64 } else { 0 };
+        let keys = tokens * self.draft.gathered_key_values() as u64;
+        let [draft_keys, teacher_ahead] = [keys, states].map(|values| F32 * values);
         let traffic = RowTraffic {
             rows: self.own_rows(),
             ranks: parameters.ranks,
@@ -308,7 +293,7 @@ impl Workload {
             tensor: self.tensor(),
             run_rows: self.run_rows(),
             finishes: self.forward_pass().finishes,
-            taps_keys: matches!(self.draft, DraftSizes::Glide(_)),
+            taps_keys: self.taps_keys(),
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
             gathered_bytes: self.gathered_bytes(),
@@ -328,15 +313,6 @@ impl Workload {
         } else {
             operations::of_target(&self.target, &specs, self.row_tokens)
         };
-        let matrices = self.matrix_values();
-        of_target
-            + match &self.draft {
-                DraftSizes::Glide(sizes) => {
-                    operations::of_glide(sizes, matrices, &row, self.row_tokens)
-                }
-                DraftSizes::Eagle3(sizes) => {
-                    operations::of_eagle3(sizes, matrices, (&row, self.steps), self.row_tokens)
-                }
-            }
+        of_target + self.draft.operations(&row, self.row_tokens)
     }
 }

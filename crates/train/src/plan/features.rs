@@ -1,11 +1,9 @@
 //! Bytes of features: while they are made or read, and while they wait.
 
-use super::graph::F32;
 use super::target::ForwardPass;
 use super::workload::Workload;
-use super::{eagle3, glide};
 use crate::features::TeacherKind;
-use crate::method::DraftSizes;
+use crate::footprint::graph::F32;
 
 /// Bytes of a most likely token: id and log-probability.
 const ENTRY: u64 = 8;
@@ -18,17 +16,13 @@ impl Workload {
             return self.record_bytes() + self.feature_bytes();
         }
         let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
-        let copies = match &self.draft {
-            // Keys before rotation, and the final states.
-            DraftSizes::Glide(_) => {
-                let finals = if self.teacher == TeacherKind::None { 0 } else { width };
-                self.feature_bytes() + F32 * tokens * (self.target.kv_size() as u64 + finals)
-            }
-            // The layers one by one.
-            DraftSizes::Eagle3(sizes) => {
-                self.feature_bytes() + F32 * tokens * sizes.target_layers.len() as u64 * width
-            }
+        // Keys before rotation and the final states, or the layers one by one.
+        let copied = if self.taps_keys() {
+            self.target.kv_size() as u64 + self.final_values()
+        } else {
+            self.tapped_layers().len() as u64 * width
         };
+        let copies = self.feature_bytes() + F32 * tokens * copied;
         let pass = self.forward_pass();
         if self.run_rows() > self.own_rows() {
             // The own row is run, others of the ranks that share the layers are under way.
@@ -42,17 +36,21 @@ impl Workload {
     /// row that ranks share are gathered.
     pub(super) fn feature_bytes(&self) -> u64 {
         let row = self.row();
-        let tapped = match &self.draft {
-            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens * row.parts),
-            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
-        };
-        tapped + self.teacher_bytes()
+        let gathered = if self.taps_keys() { row.parts } else { 1 };
+        self.tapped_bytes(row.tokens * gathered) + self.teacher_bytes()
+    }
+
+    /// Bytes of what the draft taps of so many tokens: `8 T K D` of keys and values, `4 T Ht` of a layer.
+    fn tapped_bytes(&self, tokens: u64) -> u64 {
+        let keys = if self.taps_keys() { 2 * self.target.kv_size() } else { 0 };
+        let layers = self.tapped_layers().len() * self.target.hidden_size;
+        F32 * tokens * (keys + layers) as u64
     }
 
     fn teacher_bytes(&self) -> u64 {
         let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
         let stored = self.features.store().is_some();
-        match self.teacher {
+        match self.draft.teacher() {
             TeacherKind::None => 0,
             TeacherKind::TopK(k) => ENTRY * tokens * k as u64,
             // A store keeps the tokens alone; the target hands out its states.
@@ -63,21 +61,7 @@ impl Workload {
 
     /// Bytes of a row as it lies in a store, widened to f32.
     pub(super) fn record_bytes(&self) -> u64 {
-        let row = self.row();
-        let tapped = match &self.draft {
-            DraftSizes::Glide(sizes) => glide::feature_bytes(sizes, row.tokens),
-            DraftSizes::Eagle3(sizes) => eagle3::feature_bytes(sizes, row.tokens),
-        };
-        tapped + self.teacher_bytes()
-    }
-
-    pub(super) fn planning_bytes(&self) -> u64 {
-        match &self.draft {
-            DraftSizes::Eagle3(sizes) if self.row().teacher_logits => {
-                eagle3::planning_bytes(sizes, self.row().tokens)
-            }
-            _ => 0,
-        }
+        self.tapped_bytes(self.row().tokens) + self.teacher_bytes()
     }
 
     /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
@@ -92,12 +76,14 @@ impl Workload {
     /// Values of a token that a pass hands out: of the last layer keys before and after their rotation, and
     /// values; or tapped layers; and the final states.
     fn tapped_values(&self) -> u64 {
-        let width = self.target.hidden_size as u64;
-        let finals = if self.teacher == TeacherKind::None { 0 } else { width };
-        finals
-            + match &self.draft {
-                DraftSizes::Glide(_) => 3 * self.target.kv_size() as u64,
-                DraftSizes::Eagle3(sizes) => sizes.target_layers.len() as u64 * width,
-            }
+        let keys = if self.taps_keys() { 3 * self.target.kv_size() } else { 0 };
+        let layers = self.tapped_layers().len() * self.target.hidden_size;
+        self.final_values() + (keys + layers) as u64
+    }
+
+    /// Values of a token's final states, if a teacher reads them.
+    fn final_values(&self) -> u64 {
+        let is_read = self.draft.teacher() != TeacherKind::None;
+        if is_read { self.target.hidden_size as u64 } else { 0 }
     }
 }

@@ -5,12 +5,12 @@ use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, ten
 
 use super::communication;
 use super::estimate::{Estimate, PROCESS, Phase};
-use super::graph::{Angles, Graph, Matrix};
-use super::loss::{chunk_bytes, row_bytes};
 use super::optimizer::Parameters;
 use super::place::{AVERAGES, COPIES, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
-use super::row::{Row, RowMemory};
 use super::workload::Layout;
+use crate::footprint::graph::{Angles, Graph, Matrix};
+use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::row::{Row, RowMemory};
 use crate::pretrain::PretrainConfig;
 
 /// What a rank of a pretraining run needs.
@@ -113,7 +113,7 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
             .iter()
             .map(|spec| if group_of(&spec.name) == Group::Matrix { 1 } else { 2 })
             .collect(),
-        trained: memory.weight_gradients / super::graph::F32,
+        trained: memory.weight_gradients / crate::footprint::graph::F32,
         ranks: ranks as u64,
         zero: config.parallel.zero_stage(),
         bucket_bytes: config.parallel.bucket_bytes as u64,

@@ -15,18 +15,12 @@
 
 mod advice;
 mod communication;
-mod eagle3;
 mod estimate;
 mod features;
-mod glide;
-mod graph;
 mod language_model;
-mod loss;
 mod operations;
 mod optimizer;
 mod place;
-mod row;
-mod tape;
 mod target;
 mod workload;
 

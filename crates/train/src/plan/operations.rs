@@ -10,8 +10,6 @@ use longdraft_kernels::linear::linear;
 use longdraft_models::TargetConfig;
 use longdraft_models::weights::TensorSpec;
 
-use super::row::Row;
-
 /// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
 /// token visits, and attention over half of a row, `2 T N·D` a layer, as in one document.
 pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
@@ -25,39 +23,6 @@ pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens:
         specs.iter().filter(|spec| spec.name.contains(".layers.") && spec.shape.len() == 2);
     let attention = 2.0 * row_tokens as f64 * config.query_size() as f64;
     2.0 * layers.map(of_spec).sum::<f64>() + attention * config.num_hidden_layers as f64
-}
-
-/// Operations of training a GLIDE layer on a token: its matrices forward and back, `6` for every value,
-/// attention over `W` own keys and half of the target's, seven products in all of which keys that do
-/// not train save one and a half; the head forward, back, and for the teacher, `2 V H` each.
-pub(super) fn of_glide(
-    config: &longdraft_models::draft::glide::GlideConfig,
-    matrices: f64,
-    row: &Row,
-    row_tokens: u64,
-) -> f64 {
-    let query = config.query_size() as f64;
-    let own = (config.self_window as f64 + 1.0).min(row_tokens as f64 / 2.0);
-    let attention = 2.0 * query * (7.0 * own + 5.0 * row_tokens as f64 / 2.0);
-    let heads = if row.teacher_logits { 3.0 } else { 2.0 };
-    6.0 * matrices + attention + heads * 2.0 * (config.vocab_size * config.hidden_size) as f64
-}
-
-/// Operations of training an EAGLE-3 draft on a token, `S` steps: its matrices and head forward and
-/// back, `6` for every value, attention over half of a row, seven products; the teacher over the
-/// draft's vocabulary once and over the target's once, `2 Vd Ht + 2 V Ht`.
-pub(super) fn of_eagle3(
-    config: &longdraft_models::draft::eagle3::Eagle3Config,
-    matrices: f64,
-    (row, steps): (&Row, usize),
-    row_tokens: u64,
-) -> f64 {
-    let context = (row_tokens as f64 / 2.0)
-        .min(config.attention_window.map_or(f64::INFINITY, |window| window as f64 + 1.0));
-    let attention = 7.0 * 2.0 * config.query_size() as f64 * context;
-    let teachers = if row.teacher_logits { config.draft_vocab_size + config.vocab_size } else { 0 };
-    steps as f64 * (6.0 * matrices + attention)
-        + 2.0 * (teachers * config.target_hidden_size) as f64
 }
 
 /// What a rank can do.

@@ -1,6 +1,6 @@
 //! Memory of gradients, optimizer state, their exchange and checkpoints.
 
-use super::graph::F32;
+use crate::footprint::graph::F32;
 use crate::parallel::{Partition, ZeroStage};
 
 /// Sizes of a draft's tensors and how ranks share them.

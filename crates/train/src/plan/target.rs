@@ -5,7 +5,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::target::Layers;
 use longdraft_models::weights::TensorSpec;
 
-use super::graph::F32;
+use crate::footprint::graph::F32;
 
 /// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
 /// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.

@@ -1,18 +1,18 @@
 //! What the terms of an estimate are functions of.
 
+use std::sync::Arc;
+
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::{eagle3, glide};
-use longdraft_models::target::Layers;
+use longdraft_models::target::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
 
 use super::optimizer::Parameters;
 use super::place::{Places, Updates};
-use super::row::{Row, RowMemory};
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::TeacherKind;
-use crate::method::DraftSizes;
-use crate::objective::{OovRows, SoftTargetKind};
+use crate::footprint::graph::F32;
+use crate::footprint::{Footprint, Row, RowMemory};
 use crate::optim::MatrixUpdate;
 use crate::parallel::{Reduction, StatePlace};
 
@@ -48,17 +48,11 @@ impl Layout {
 pub struct Workload {
     pub(super) target: TargetConfig,
     pub(super) layers: Layers,
-    pub(super) draft: DraftSizes,
-    pub(super) specs: Vec<TensorSpec>,
-    /// Test-time steps; 1 for GLIDE.
-    pub(super) steps: usize,
+    pub(super) draft: Arc<dyn Footprint>,
     pub(super) row_tokens: u64,
     /// Rows of a step over all ranks.
     pub(super) rows_per_step: u64,
     pub(super) features: FeatureMode,
-    pub(super) teacher: TeacherKind,
-    /// Whether a rank needs the features of all its rows of a step before it learns the first.
-    pub(super) holds_step: bool,
     pub(super) zero: crate::parallel::ZeroStage,
     pub(super) bucket_bytes: u64,
     pub(super) reduction: Reduction,
@@ -75,42 +69,12 @@ impl Workload {
     /// # Errors
     /// - the draft that is asked for does not fit the target
     pub fn new(config: &TrainConfig, target: TargetConfig, layout: Layout) -> Result<Self> {
-        let draft = config.draft.method.sizes(config, &target)?;
-        let specs = match &draft {
-            DraftSizes::Glide(config) => glide::tensor_specs(config),
-            DraftSizes::Eagle3(config) => eagle3::tensor_specs(config),
-        };
-        let objective = &config.objective;
-        let top_k = objective.soft_targets == SoftTargetKind::TopK;
-        let (steps, teacher, holds_step) = match &draft {
-            DraftSizes::Glide(_) => {
-                let teacher = match top_k {
-                    _ if objective.soft_weight == 0.0 => TeacherKind::None,
-                    true => TeacherKind::TopK(objective.top_k),
-                    false => TeacherKind::Full,
-                };
-                (1, teacher, false)
-            }
-            DraftSizes::Eagle3(_) => {
-                let teacher = if top_k {
-                    TeacherKind::EveryTokenTopK(objective.top_k)
-                } else {
-                    TeacherKind::EveryToken
-                };
-                let eagle3 = &objective.eagle3;
-                let of_masks = eagle3.compat.is_none() && eagle3.oov_rows == OovRows::Keep;
-                (eagle3.ttt_steps, teacher, !of_masks)
-            }
-        };
+        let draft = config.draft.method.footprint(config, &target)?;
         Ok(Self {
             layers: config.needed_layers(),
-            specs,
-            steps,
             row_tokens: config.data.row_tokens as u64,
             rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
             features: config.train.features.clone(),
-            teacher,
-            holds_step,
             zero: config.parallel.zero_stage(),
             bucket_bytes: config.parallel.bucket_bytes as u64,
             reduction: config.parallel.reduction,
@@ -163,26 +127,39 @@ impl Workload {
             tokens,
             learned: tokens,
             parts: self.parts(),
-            teacher_logits: matches!(self.teacher, TeacherKind::Full | TeacherKind::EveryToken),
+            teacher_logits: matches!(
+                self.draft.teacher(),
+                TeacherKind::Full | TeacherKind::EveryToken
+            ),
             threads: self.layout.threads,
         }
     }
 
     /// Memory of training on a row.
     pub(super) fn row_memory(&self) -> RowMemory {
-        match &self.draft {
-            DraftSizes::Glide(config) => super::glide::row_memory(config, &self.row()),
-            DraftSizes::Eagle3(config) => {
-                super::eagle3::row_memory(config, self.steps, &self.row())
-            }
-        }
+        self.draft.row_memory(&self.row())
+    }
+
+    /// Whether the draft reads the target's last keys and values, which parts of a row gather.
+    pub(super) fn taps_keys(&self) -> bool {
+        self.draft.taps().contains(&Tap::LastKv)
+    }
+
+    /// Layers of the target whose outputs the draft reads.
+    pub(super) fn tapped_layers(&self) -> Vec<usize> {
+        let layer = |tap: &Tap| match tap {
+            Tap::Hidden(layer) => Some(layer.0),
+            Tap::LastKv | Tap::FinalHidden => None,
+        };
+        self.draft.taps().iter().filter_map(layer).collect()
     }
 
     pub(super) fn parameters(&self, row: &RowMemory) -> Parameters {
+        let specs = self.draft.specs();
         Parameters {
-            sizes: self.specs.iter().map(|spec| spec.shape.iter().product()).collect(),
-            moments: self.specs.iter().map(|spec| self.moments_of(spec)).collect(),
-            trained: row.weight_gradients / super::graph::F32,
+            sizes: specs.iter().map(|spec| spec.shape.iter().product()).collect(),
+            moments: specs.iter().map(|spec| self.moments_of(spec)).collect(),
+            trained: row.weight_gradients / F32,
             ranks: self.layout.ranks as u64,
             zero: self.zero,
             bucket_bytes: self.bucket_bytes,
@@ -205,11 +182,5 @@ impl Workload {
     fn moments_of(&self, spec: &TensorSpec) -> u64 {
         let table = spec.name.contains("lm_head") || spec.name.contains("embed_tokens");
         if self.whole_tensors && spec.shape.len() == 2 && !table { 1 } else { 2 }
-    }
-
-    /// Values of the draft's matrices, without its head.
-    pub(super) fn matrix_values(&self) -> f64 {
-        let matrices = self.specs.iter().filter(|spec| spec.shape.len() == 2);
-        matrices.map(|spec| spec.shape.iter().map(|size| *size as f64).product::<f64>()).sum()
     }
 }

@@ -19,7 +19,7 @@ use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
-use crate::parallel::RowGroups;
+use crate::parallel::{RowGroups, World};
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;
@@ -52,11 +52,7 @@ impl Stage {
         // Row by row, so that sums do not depend on the number of ranks.
         let rows = rows.iter().flat_map(|draft| &draft.rows);
         let numbers: Vec<f64> = rows.flat_map(DraftMetrics::to_numbers).collect();
-        let mut total = DraftMetrics::default();
-        for numbers in world.gather_varied(&numbers) {
-            DraftMetrics::list(&numbers)?.iter().for_each(|row| total.merge(row));
-        }
-        Ok(total)
+        over_ranks(world, &numbers)
     }
 
     /// Where held-out features come from: never from memory, which holds training rows.
@@ -115,6 +111,15 @@ impl Evaluator {
     }
 }
 
+/// The counters that all ranks send as numbers, added in their order.
+pub(super) fn over_ranks(world: &World, numbers: &[f64]) -> Result<DraftMetrics> {
+    let mut total = DraftMetrics::default();
+    for numbers in world.gather_varied(numbers) {
+        DraftMetrics::list(&numbers)?.iter().for_each(|metrics| total.merge(metrics));
+    }
+    Ok(total)
+}
+
 /// Measures trained drafts (files or folders) on a configuration's held-out rows, in the order
 /// given. Nothing is trained or written, and `draft.from` of the configuration does not count.
 ///
@@ -131,11 +136,11 @@ pub fn measure_drafts(
     for draft in drafts {
         let mut config = config.clone();
         config.draft.from = Some(draft.clone());
-        // A draft is measured with the vocabulary it was trained for.
-        config.draft.eagle3.remap = false;
+        let method = config.draft.method;
+        method.keep_as_trained(&mut config);
         let documents = &set.documents;
         let materials = Materials { config: &config, target, tokenizer, documents };
-        objectives.push(config.draft.method.build(&materials, observer)?);
+        objectives.push(method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };
     let mut config = config.clone();

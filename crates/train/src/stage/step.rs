@@ -10,6 +10,7 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target::{RowPart, Tap, Taps};
 
+use super::evaluate::over_ranks;
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
 use crate::features::{
@@ -123,7 +124,7 @@ impl Stage {
         let (rank, parameters) = (&self.parallel, self.objective.draft().parameters());
         self.optimizer.update(rank, parameters, &gradients, grad_norm, learning_rate)?;
         self.progress.step = step;
-        let metrics = metrics.over(self.parallel.world())?;
+        let metrics = over_ranks(self.parallel.world(), &metrics.to_numbers())?;
         Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
     }
 

@@ -9,7 +9,8 @@ use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
-use longdraft_train::objective::{Eagle3Objective, Eagle3ObjectiveConfig, Objective, OovRows};
+use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
+use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 use serde_json::json;
 

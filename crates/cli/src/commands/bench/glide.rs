@@ -7,7 +7,8 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
-use longdraft_train::objective::{GlideObjective, GlideObjectiveConfig, Objective};
+use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
+use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 
 use super::clock::{Timed, time};

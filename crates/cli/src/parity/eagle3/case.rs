@@ -9,7 +9,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
-use longdraft_train::objective::{
+use longdraft_train::method::eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, OovRows,
 };
 use longdraft_train::optim::AdamWConfig;

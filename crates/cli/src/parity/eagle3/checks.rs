@@ -5,8 +5,8 @@ use longdraft_models::draft::Parameter;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_train::method::eagle3::{Eagle3Metrics, StepCounts};
 use longdraft_train::metrics::Rate;
-use longdraft_train::objective::{Eagle3Metrics, StepCounts};
 use longdraft_train::optim::Gradients;
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions}
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::BatchFeatures;
-use longdraft_train::objective::Eagle3Objective;
+use longdraft_train::method::eagle3::Eagle3Objective;
 
 use super::case::Case;
 use crate::failure::Result;

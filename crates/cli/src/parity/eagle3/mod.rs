@@ -9,7 +9,7 @@ use std::path::Path;
 use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
 use longdraft_train::features::BatchFeatures;
-use longdraft_train::objective::{Eagle3Metrics, Eagle3Objective};
+use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::{AdamW, Gradients};
 use serde_json::Value;
 

@@ -6,7 +6,8 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Parameter;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig};
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::objective::{GlideObjectiveConfig, SoftTargetKind, TailKind};
+use longdraft_train::method::glide::GlideObjectiveConfig;
+use longdraft_train::objective::{SoftTargetKind, TailKind};
 use longdraft_train::optim::{AdamWConfig, DeadParameters};
 use serde_json::Value;
 

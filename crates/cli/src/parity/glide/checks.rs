@@ -7,8 +7,8 @@ use longdraft_models::draft::glide::Trace;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::BatchFeatures;
+use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::{DraftMetrics, Rate};
-use longdraft_train::objective::GlideObjective;
 use longdraft_train::optim::Gradients;
 use serde_json::Value;
 

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
-use longdraft_train::objective::{GlideObjective, Objective};
+use longdraft_train::objective::Objective;
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 

@@ -7,8 +7,9 @@ use longdraft_kernels::top_k::TopK;
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
+use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
-use longdraft_train::objective::{GlideObjective, Objective, SoftTargetKind};
+use longdraft_train::objective::{Objective, SoftTargetKind};
 use longdraft_train::optim::Gradients;
 
 use super::case::{Case, objective_config};

@@ -5,47 +5,47 @@ use super::loss::CHUNK_ROWS;
 
 /// A row as a rank works on it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Row {
+pub struct Row {
     /// Tokens of this rank's part of the row.
-    pub(super) tokens: u64,
+    pub tokens: u64,
     /// Learned ones at most: all.
-    pub(super) learned: u64,
+    pub learned: u64,
     /// Ranks that share the row (sequence parallelism); attention gathers their keys.
-    pub(super) parts: u64,
+    pub parts: u64,
     /// Whether the loss forms the teacher's whole distribution.
-    pub(super) teacher_logits: bool,
+    pub teacher_logits: bool,
     /// Threads of the rank.
-    pub(super) threads: usize,
+    pub threads: usize,
 }
 
 impl Row {
     /// Rows of a chunk of the loss.
-    pub(super) fn chunk(&self) -> u64 {
+    pub(crate) fn chunk(&self) -> u64 {
         CHUNK_ROWS.min(self.learned)
     }
 }
 
 /// What training on a row holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RowMemory {
+pub struct RowMemory {
     /// Activations that the graph keeps.
-    pub(super) activations: u64,
+    pub activations: u64,
     /// A chunk of the loss at the end of the forward pass.
-    pub(super) chunks: u64,
+    pub chunks: u64,
     /// Gradients under way in the backward pass, at most.
-    pub(super) backward: u64,
+    pub backward: u64,
     /// What is left of them when it ends.
-    pub(super) left: u64,
+    pub left: u64,
     /// Results of rows, plans, factors.
-    pub(super) results: u64,
+    pub results: u64,
     /// Packed operands that the calling thread keeps.
-    pub(super) packed: u64,
+    pub packed: u64,
     /// Gradients of all weights that it trains.
-    pub(super) weight_gradients: u64,
+    pub weight_gradients: u64,
 }
 
 impl RowMemory {
-    pub(super) fn of(graph: &Graph, loss: Matrix, chunks: u64, results: u64) -> Self {
+    pub(crate) fn of(graph: &Graph, loss: Matrix, chunks: u64, results: u64) -> Self {
         let backward = graph.backward(loss);
         Self {
             activations: graph.kept(loss),

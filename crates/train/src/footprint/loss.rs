@@ -4,17 +4,17 @@ use super::graph::F32;
 use super::row::Row;
 
 /// Rows whose logits exist at the same time.
-pub(super) const CHUNK_ROWS: u64 = 256;
+pub(crate) const CHUNK_ROWS: u64 = 256;
 
 /// Bytes of a chunk of `c` rows: the draft's logits and, with a whole teacher, the teacher's,
 /// `4 c V` each, and the gradients of their states, `4 c H`.
-pub(super) fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, teacher: bool) -> u64 {
+pub(crate) fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, teacher: bool) -> u64 {
     let distributions = if teacher { 2 } else { 1 };
     F32 * row.chunk() * (distributions * vocabulary + width)
 }
 
 /// Bytes of the results and factors of `rows` rows, numbers that are no tensors: 40 in results, 25
 /// in statistics, 40 in plans, factors, labels and normalisers.
-pub(super) fn row_bytes(rows: u64) -> u64 {
+pub(crate) fn row_bytes(rows: u64) -> u64 {
     (40 + 25 + 40) * rows
 }

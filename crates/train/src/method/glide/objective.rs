@@ -20,36 +20,14 @@ use longdraft_models::target::{Tap, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Normalisation, Objective, Prepared, top_k_in_words};
 use crate::error::Result;
 use crate::features::{
     BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
 };
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
+use crate::objective::{Normalisation, Objective, Prepared, SoftTargetKind, TailKind};
 use crate::rounds::Rounds;
-
-/// Form of the teacher's part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum SoftTargetKind {
-    /// The teacher's whole softmax.
-    #[default]
-    Full,
-    /// Its k most likely tokens.
-    TopK,
-}
-
-/// What becomes of the teacher's mass outside the top k.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TailKind {
-    /// One bucket for the rest.
-    #[default]
-    Bucket,
-    /// Dropped; the k probabilities are rescaled.
-    Renormalise,
-}
 
 /// Switches of the objective; defaults are the default mode's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -92,6 +70,19 @@ impl GlideObjective {
     /// The draft.
     pub fn glide(&self) -> &GlideDraft {
         &self.draft
+    }
+
+    /// `Σ ℓ` over the batch's learned rows, with the gradient to the draft if `train`.
+    ///
+    /// # Errors
+    /// - the features are not those that [`Objective::needs`] names, or shapes do not fit
+    pub fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+        if batch.learned.is_empty() {
+            let metrics = DraftMetrics::default();
+            return Ok(Loss { numerator: None, denominator: 0, metrics });
+        }
+        let hidden = self.learned_states(batch, features, train)?;
+        Ok(self.judge(batch, &hidden, &features.teacher)?.0)
     }
 
     /// The draft's final states for a batch, `[T, H]`, or for the tokens of it that this rank runs;
@@ -256,15 +247,6 @@ impl Objective for GlideObjective {
         FeatureNeeds { taps: vec![Tap::LastKv], teacher, ahead: 0 }
     }
 
-    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
-        if batch.learned.is_empty() {
-            let metrics = DraftMetrics::default();
-            return Ok(Loss { numerator: None, denominator: 0, metrics });
-        }
-        let hidden = self.learned_states(batch, features, train)?;
-        Ok(self.judge(batch, &hidden, &features.teacher)?.0)
-    }
-
     fn normalisation(&self) -> Normalisation {
         match self.draft.config().compat {
             Some(_) => Normalisation::MeanOfBatches,
@@ -277,7 +259,7 @@ impl Objective for GlideObjective {
     }
 
     fn prepare(&self, batch: &Batch, _: &BatchFeatures) -> Result<Prepared> {
-        Ok(Prepared { denominators: vec![batch.learned.len() as f64], rows: None })
+        Ok(Prepared::new(vec![batch.learned.len() as f64], ()))
     }
 
     fn share(
@@ -305,7 +287,7 @@ impl Objective for GlideObjective {
         let (soft, agreement, acceptance) = match teacher {
             TeacherKind::None => (text.to_owned(), text, text.to_owned()),
             TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k) => {
-                let entries = top_k_in_words(k, self.config.tail);
+                let entries = self.config.tail.in_words(k);
                 (entries, target, format!("{target}'s top {k}"))
             }
             TeacherKind::Full | TeacherKind::EveryToken => {

@@ -1,17 +1,82 @@
-//! GLIDE from a configuration.
+//! GLIDE: one layer over the target's last-layer keys and values, trained at several delays.
 
+mod footprint;
+mod objective;
+
+use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
 
-use super::Materials;
+use super::{DraftMethod, Materials};
 use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, FeatureMode, TrainConfig, limits};
 use crate::error::Result;
-use crate::objective::{GlideObjective, Objective, SoftTargetKind};
+use crate::features::TeacherKind;
+use crate::footprint::Footprint;
+use crate::objective::{Objective, SoftTargetKind};
+use crate::stage::Observer;
+use footprint::GlideFootprint;
 
-pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
+pub use objective::{GlideObjective, GlideObjectiveConfig};
+
+/// The method.
+pub(super) struct Glide;
+
+impl DraftMethod for Glide {
+    fn name(&self) -> &'static str {
+        "glide"
+    }
+
+    fn about(&self) -> &'static str {
+        "One layer over the target's last-layer keys and values, trained at several delays."
+    }
+
+    fn problems(&self, config: &TrainConfig) -> Vec<String> {
+        problems(config)
+    }
+
+    fn is_compat(&self, config: &TrainConfig) -> bool {
+        config.draft.compat.is_some()
+    }
+
+    fn masks_padding(&self, config: &TrainConfig) -> bool {
+        self.is_compat(config)
+    }
+
+    fn starts_from_last_layer(&self, config: &TrainConfig) -> bool {
+        config.draft.init == Init::LastLayer && config.draft.from.is_none()
+    }
+
+    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+        let objective = &config.objective;
+        let teacher = match objective.soft_targets {
+            _ if objective.soft_weight == 0.0 => TeacherKind::None,
+            SoftTargetKind::TopK => TeacherKind::TopK(objective.top_k),
+            SoftTargetKind::Full => TeacherKind::Full,
+        };
+        Ok(Arc::new(GlideFootprint { sizes: layer(config, target), teacher }))
+    }
+
+    fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+        let glide = layer(config, target);
+        glide.problems_with(target).into_result(path)?;
+        Ok(GlideDraft::check_file(&draft_file(path), &glide)?)
+    }
+
+    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+        let Materials { config, target, .. } = materials;
+        let glide = layer(config, target.config());
+        let draft = match &config.draft.from {
+            Some(path) => GlideDraft::load(&draft_file(path), &glide, target)?,
+            None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
+        };
+        Ok(Box::new(GlideObjective::new(Arc::clone(target), draft, config.objective.glide())))
+    }
+}
+
+fn problems(config: &TrainConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut require = |holds: bool, problem: &str| {
         if !holds {
@@ -34,7 +99,7 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         "`draft.eagle3` is for another draft: set `draft.method: eagle3`",
     );
     require(
-        objective.eagle3 == crate::objective::Eagle3ObjectiveConfig::default(),
+        objective.eagle3 == crate::config::ObjectiveConfig::default().eagle3,
         "`objective.eagle3` is for another draft: set `draft.method: eagle3`",
     );
     if let Some(weights) = &draft.delay_weights {
@@ -86,17 +151,8 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     problems
 }
 
-pub(super) fn build(materials: &Materials<'_>) -> Result<Box<dyn Objective>> {
-    let Materials { config, target, .. } = materials;
-    let glide = layer(config, target.config());
-    let draft = match &config.draft.from {
-        Some(path) => GlideDraft::load(&draft_file(path), &glide, target)?,
-        None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
-    };
-    Ok(Box::new(GlideObjective::new(Arc::clone(target), draft, config.objective.glide())))
-}
-
-pub(super) fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
+/// The layer that a configuration asks for.
+fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
     let mut glide = GlideConfig::for_target(target, config.draft.compat);
     glide.final_norm = config.draft.final_norm;
     let weights = config.draft.delay_weights.as_ref().map(Vec::len);

@@ -28,11 +28,11 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
 
-use super::{Normalisation, Objective, Prepared, top_k_in_words};
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, Quantities};
+use crate::objective::{Normalisation, Objective, Prepared};
 use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
@@ -114,6 +114,20 @@ impl Eagle3Objective {
     /// - the features are not those that [`Objective::needs`] names, or lengths differ
     pub fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<RowPlan> {
         self.plan_with(batch, features, self.distribution)
+    }
+
+    /// The batch's own loss, weighed by its learned rows, with the gradient to the draft if `train`.
+    /// Steps of several batches are exact through [`Self::plan`] and [`Self::evaluate`].
+    ///
+    /// # Errors
+    /// - as [`Self::plan`]
+    pub fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+        let plan = self.plan(batch, features)?;
+        let outcome = self.evaluate(batch, features, &plan, &self.denominators(&plan), train)?;
+        let rows = batch.learned.len().max(1);
+        let numerator = outcome.loss.map(|loss| loss * rows as f64).transpose()?;
+        let metrics = outcome.metrics.by_delay(&self.config.weights());
+        Ok(Loss { numerator, denominator: rows, metrics })
     }
 
     fn plan_with(
@@ -243,17 +257,6 @@ impl Objective for Eagle3Objective {
         FeatureNeeds { teacher: TeacherKind::EveryToken, ..self.needs() }
     }
 
-    /// The batch's own loss, weighed by its learned rows. Steps of several batches are exact
-    /// through [`Self::plan`] and [`Self::evaluate`].
-    fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
-        let plan = self.plan(batch, features)?;
-        let outcome = self.evaluate(batch, features, &plan, &self.denominators(&plan), train)?;
-        let rows = batch.learned.len().max(1);
-        let numerator = outcome.loss.map(|loss| loss * rows as f64).transpose()?;
-        let metrics = outcome.metrics.by_delay(&self.config.weights());
-        Ok(Loss { numerator, denominator: rows, metrics })
-    }
-
     fn normalisation(&self) -> Normalisation {
         match self.config.compat {
             Some(_) => Normalisation::MeanOfBatches,
@@ -271,7 +274,7 @@ impl Objective for Eagle3Objective {
 
     fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared> {
         let plan = self.plan(batch, features)?;
-        Ok(Prepared { denominators: self.counts_to_divide_by(&plan), rows: Some(plan) })
+        Ok(Prepared::new(self.counts_to_divide_by(&plan), plan))
     }
 
     fn share(
@@ -282,7 +285,7 @@ impl Objective for Eagle3Objective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let plan = prepared.rows.as_ref().ok_or_else(|| untapped("the rows of every step"))?;
+        let plan = prepared.plan().ok_or_else(|| untapped("the rows of every step"))?;
         let denominators: Vec<f64> = denominators.iter().map(|count| count.max(1.0)).collect();
         let outcome = self.evaluate(batch, features, plan, &denominators, train)?;
         let metrics = outcome.metrics.by_delay(&self.config.weights());
@@ -295,7 +298,7 @@ impl Objective for Eagle3Objective {
             (
                 TeacherKind::TopK(k) | TeacherKind::EveryTokenTopK(k),
                 TeacherDistribution::TopK { tail, .. },
-            ) => (top_k_in_words(k, tail), format!("{target}'s top {k}")),
+            ) => (tail.in_words(k), format!("{target}'s top {k}")),
             _ => (target.clone(), target.clone()),
         };
         let form = match self.config.loss {

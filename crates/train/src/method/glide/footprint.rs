@@ -1,11 +1,52 @@
-//! Memory of a GLIDE row: the layer's graph and its loss.
+//! What a GLIDE layer takes: the layer's graph and its loss.
 
 use longdraft_kernels::linear::Pass;
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, tensor_specs};
+use longdraft_models::target::Tap;
+use longdraft_models::weights::TensorSpec;
 
-use super::graph::{F32, Graph, Matrix};
-use super::loss::{chunk_bytes, row_bytes};
-use super::row::{Row, RowMemory};
+use crate::features::TeacherKind;
+use crate::footprint::graph::{Graph, Matrix};
+use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+
+/// A GLIDE layer under a teacher.
+#[derive(Debug, Clone)]
+pub(super) struct GlideFootprint {
+    pub(super) sizes: GlideConfig,
+    pub(super) teacher: TeacherKind,
+}
+
+impl Footprint for GlideFootprint {
+    fn specs(&self) -> Vec<TensorSpec> {
+        tensor_specs(&self.sizes)
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        vec![Tap::LastKv]
+    }
+
+    fn teacher(&self) -> TeacherKind {
+        self.teacher
+    }
+
+    fn row_memory(&self, row: &Row) -> RowMemory {
+        row_memory(&self.sizes, row)
+    }
+
+    /// Its matrices forward and back, `6` for every value, attention over `W` own keys and half of the
+    /// target's, seven products in all of which keys that do not train save one and a half; the head
+    /// forward, back, and for the teacher, `2 V H` each.
+    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
+        let config = &self.sizes;
+        let query = config.query_size() as f64;
+        let own = (config.self_window as f64 + 1.0).min(row_tokens as f64 / 2.0);
+        let attention = 2.0 * query * (7.0 * own + 5.0 * row_tokens as f64 / 2.0);
+        let heads = if row.teacher_logits { 3.0 } else { 2.0 };
+        let head = (config.vocab_size * config.hidden_size) as f64;
+        6.0 * matrix_values(&self.specs()) + attention + heads * 2.0 * head
+    }
+}
 
 /// Memory of a training row.
 ///
@@ -15,7 +56,7 @@ use super::row::{Row, RowMemory};
 /// of width `K·D` (keys before and after rotation, values), three of width `I`, `D` angles and `2 N`
 /// log-sum-exps; and 20 bytes of ranges and indices. A final norm adds one state. Keys and values of
 /// the target belong to the features.
-pub(super) fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
+fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
     let mut graph = Graph::new(row.threads);
     let hidden = layer(&mut graph, config, row);
     let learned = graph.select(hidden, row.learned);
@@ -76,11 +117,6 @@ fn layer(graph: &mut Graph, config: &GlideConfig, row: &Row) -> Matrix {
     }
 }
 
-/// Bytes of the target's last keys and values of a row: `8 T K D`.
-pub(super) fn feature_bytes(config: &GlideConfig, tokens: u64) -> u64 {
-    2 * F32 * tokens * config.kv_size() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
@@ -97,7 +133,7 @@ mod tests {
         let memory = row_memory(&config, &row);
         // The loss itself is a number.
         assert_eq!(memory.activations, 100 * (4 * values + 20) + 4);
-        let trained: u64 = longdraft_models::draft::glide::tensor_specs(&config)
+        let trained: u64 = tensor_specs(&config)
             .iter()
             .map(|spec| spec.shape.iter().product::<usize>() as u64)
             .sum();

@@ -1,6 +1,11 @@
-//! EAGLE-3 from a configuration, with its draft vocabulary from the supervised tokens.
+//! EAGLE-3: one layer over three of the target's layers and its own states, trained for several
+//! steps, with its draft vocabulary from the supervised tokens.
+
+mod footprint;
+mod objective;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, tensor_specs};
 use longdraft_models::draft::{Coverage, Ties, TokenCounts, VocabularyMap};
@@ -8,16 +13,76 @@ use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 
-use super::Materials;
+use super::{DraftMethod, Materials};
 use crate::checkpoint::draft_file;
 use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig, limits};
 use crate::error::Result;
-use crate::objective::{
-    Eagle3Objective, GlideObjectiveConfig, Objective, SoftTargetKind, TeacherDistribution,
-};
+use crate::features::TeacherKind;
+use crate::footprint::Footprint;
+use crate::objective::{Objective, SoftTargetKind};
 use crate::stage::{Event, Observer};
+use footprint::Eagle3Footprint;
 
-pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
+pub use objective::{
+    Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
+    MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
+};
+
+/// The method.
+pub(super) struct Eagle3;
+
+impl DraftMethod for Eagle3 {
+    fn name(&self) -> &'static str {
+        "eagle3"
+    }
+
+    fn about(&self) -> &'static str {
+        "One layer over three of the target's layers and its own states, trained for several steps."
+    }
+
+    fn problems(&self, config: &TrainConfig) -> Vec<String> {
+        problems(config)
+    }
+
+    fn is_compat(&self, config: &TrainConfig) -> bool {
+        config.objective.eagle3.compat.is_some()
+    }
+
+    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+        let objective = &config.objective;
+        let teacher = match objective.soft_targets {
+            SoftTargetKind::TopK => TeacherKind::EveryTokenTopK(objective.top_k),
+            SoftTargetKind::Full => TeacherKind::EveryToken,
+        };
+        let eagle3 = &objective.eagle3;
+        let of_masks = eagle3.compat.is_none() && eagle3.oov_rows == OovRows::Keep;
+        Ok(Arc::new(Eagle3Footprint {
+            sizes: sizes(&config.draft.eagle3, target)?,
+            steps: eagle3.ttt_steps,
+            teacher,
+            holds_step: !of_masks,
+        }))
+    }
+
+    fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+        let sizes = sizes(&config.draft.eagle3, target)?;
+        Ok(Eagle3Draft::check_file(&draft_file(path), &sizes)?)
+    }
+
+    fn keep_as_trained(&self, config: &mut TrainConfig) {
+        config.draft.eagle3.remap = false;
+    }
+
+    fn build(
+        &self,
+        materials: &Materials<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn Objective>> {
+        build(materials, observer)
+    }
+}
+
+fn problems(config: &TrainConfig) -> Vec<String> {
     let objective = &config.objective.eagle3;
     let mut problems: Vec<String> = objective.problems().0;
     for problem in &mut problems {
@@ -45,10 +110,9 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
         };
         require(holds, &format!("`draft.{name}` is GLIDE's{way_out}"));
     }
-    let glide = config.objective.glide();
-    let GlideObjectiveConfig { soft_targets, top_k, tail, .. } = glide;
+    let ObjectiveConfig { soft_weight, soft_targets, top_k, .. } = config.objective;
     require(
-        glide == GlideObjectiveConfig { soft_targets, top_k, tail, ..Default::default() },
+        soft_weight.to_bits() == ObjectiveConfig::default().soft_weight.to_bits(),
         "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's distribution alone",
     );
     require(
@@ -90,10 +154,7 @@ pub(super) fn problems(config: &TrainConfig) -> Vec<String> {
     problems
 }
 
-pub(super) fn build(
-    materials: &Materials<'_>,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn Objective>> {
+fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<dyn Objective>> {
     let Materials { config, target, .. } = materials;
     let wanted = &config.draft.eagle3;
     let sizes = sizes(wanted, target.config())?;
@@ -135,7 +196,7 @@ pub(super) fn build(
 }
 
 /// The draft's sizes: as wanted, else the target's.
-pub(super) fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
+fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
     let vocabulary = Eagle3Config::DRAFT_VOCABULARY.min(target.vocab_size);
     let vocabulary = wanted.draft_vocab_size.unwrap_or(vocabulary);
     let path = Path::new("`draft.eagle3`");

@@ -1,11 +1,105 @@
-//! Memory of an EAGLE-3 row: the test-time steps' graph and their common loss.
+//! What an EAGLE-3 draft takes: the test-time steps' graph and their common loss.
+
+use std::sync::Arc;
 
 use longdraft_kernels::linear::Pass;
-use longdraft_models::draft::eagle3::Eagle3Config;
+use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
+use longdraft_models::target::Tap;
+use longdraft_models::weights::TensorSpec;
 
-use super::graph::{Angles, F32, Graph, Matrix};
-use super::loss::{chunk_bytes, row_bytes};
-use super::row::{Row, RowMemory};
+use crate::features::TeacherKind;
+use crate::footprint::graph::{Angles, F32, Graph, Matrix};
+use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+
+/// An EAGLE-3 draft that is trained for some steps under a teacher.
+#[derive(Debug, Clone)]
+pub(super) struct Eagle3Footprint {
+    pub(super) sizes: Eagle3Config,
+    pub(super) steps: usize,
+    pub(super) teacher: TeacherKind,
+    /// Whether the teacher decides which rows are learned.
+    pub(super) holds_step: bool,
+}
+
+impl Footprint for Eagle3Footprint {
+    fn specs(&self) -> Vec<TensorSpec> {
+        tensor_specs(&self.sizes)
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.sizes.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
+    }
+
+    fn teacher(&self) -> TeacherKind {
+        self.teacher
+    }
+
+    fn ahead(&self) -> usize {
+        self.steps
+    }
+
+    fn holds_step(&self) -> bool {
+        self.holds_step
+    }
+
+    fn keeps_ends(&self) -> bool {
+        true
+    }
+
+    /// The head at the draft's vocabulary, `Vd Ht`, where that is smaller.
+    fn kept_head_values(&self) -> usize {
+        let sizes = &self.sizes;
+        let smaller = sizes.draft_vocab_size < sizes.vocab_size;
+        if smaller { sizes.draft_vocab_size * sizes.target_hidden_size } else { 0 }
+    }
+
+    fn gathered_key_values(&self) -> usize {
+        2 * self.sizes.kv_size()
+    }
+
+    fn planning_bytes(&self, row: &Row) -> u64 {
+        if row.teacher_logits { planning_bytes(&self.sizes, row.tokens) } else { 0 }
+    }
+
+    fn row_memory(&self, row: &Row) -> RowMemory {
+        row_memory(&self.sizes, self.steps, row)
+    }
+
+    /// `S` steps: its matrices and head forward and back, `6` for every value, attention over half of a
+    /// row, seven products; the teacher over the draft's vocabulary once and over the target's once,
+    /// `2 Vd Ht + 2 V Ht`.
+    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
+        let config = &self.sizes;
+        let window = config.attention_window.map_or(f64::INFINITY, |window| window as f64 + 1.0);
+        let context = (row_tokens as f64 / 2.0).min(window);
+        let attention = 7.0 * 2.0 * config.query_size() as f64 * context;
+        let whole = config.draft_vocab_size + config.vocab_size;
+        let teachers = if row.teacher_logits { whole } else { 0 };
+        self.steps as f64 * (6.0 * matrix_values(&self.specs()) + attention)
+            + 2.0 * (teachers * config.target_hidden_size) as f64
+    }
+
+    fn changes(&self) -> Vec<(String, Arc<dyn Footprint>)> {
+        let mut changes: Vec<(String, Arc<dyn Footprint>)> = Vec::new();
+        if self.holds_step {
+            let text = "objective.eagle3.oov_rows=keep (one row's features at a time)";
+            changes.push((text.to_owned(), Arc::new(Self { holds_step: false, ..self.clone() })));
+        }
+        if self.steps > 1 {
+            let steps = self.steps.div_ceil(2);
+            let text = format!("objective.eagle3.ttt_steps={steps}");
+            changes.push((text, Arc::new(Self { steps, ..self.clone() })));
+        }
+        if self.sizes.draft_vocab_size > 1 {
+            let mut other = self.clone();
+            other.sizes.draft_vocab_size /= 2;
+            let text = format!("draft.eagle3.draft_vocab_size={}", other.sizes.draft_vocab_size);
+            changes.push((text, Arc::new(other)));
+        }
+        changes
+    }
+}
 
 /// Rows of step `i` of a document of `tokens` tokens: it reads as far as the teacher of token `i + 2`
 /// after the row.
@@ -21,7 +115,7 @@ fn rows_of_step(tokens: u64, step: u64) -> u64 {
 /// three of width `K·D` and its part of all keys so far, three of width `I`, `D` angles and `N`
 /// log-sum-exps. The head reads the rows of all steps at once: three more states of width `H` (stacked,
 /// normed, their gradient) of every row, and the gradient `[Vd, H]` of the head.
-pub(super) fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
+fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
     let mut graph = Graph::new(row.threads);
     let hidden = Steps::new(&mut graph, config, row).all(steps as u64);
     let stacked = graph.stack(&hidden);
@@ -155,14 +249,9 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// Bytes of a row's tapped layers side by side: `4 T L Ht`.
-pub(super) fn feature_bytes(config: &Eagle3Config, tokens: u64) -> u64 {
-    F32 * tokens * (config.target_layers.len() * config.target_hidden_size) as u64
-}
-
 /// Bytes while a row's rows are planned: the teacher's states that are read, `4 T Ht`, and logits over
 /// the target's vocabulary of 128 of them.
-pub(super) fn planning_bytes(config: &Eagle3Config, tokens: u64) -> u64 {
+fn planning_bytes(config: &Eagle3Config, tokens: u64) -> u64 {
     const CHUNK: u64 = 128;
     let logits = CHUNK.min(tokens) * config.vocab_size as u64;
     F32 * (tokens * config.target_hidden_size as u64 + logits)
@@ -193,7 +282,7 @@ mod tests {
         let memory = row_memory(&config, 1, &row);
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
         assert_eq!(memory.activations, bytes);
-        let trained: u64 = longdraft_models::draft::eagle3::tensor_specs(&config)
+        let trained: u64 = tensor_specs(&config)
             .iter()
             .map(|spec| spec.shape.iter().product::<usize>() as u64)
             .sum();

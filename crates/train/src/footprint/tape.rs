@@ -6,11 +6,11 @@
 
 /// A node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Id(usize);
+pub(crate) struct Id(usize);
 
 /// What an argument gets back from an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gradient {
+pub(crate) enum Gradient {
     /// Nothing.
     None,
     /// A tensor of its size, which is then added to what it has.
@@ -34,16 +34,16 @@ struct Node {
 
 /// What a backward pass holds beside the activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Backward {
+pub(crate) struct Backward {
     /// At most.
-    pub(super) peak: u64,
+    pub(crate) peak: u64,
     /// At its end: gradients of variables, and of constants that were added to something.
-    pub(super) left: u64,
+    pub(crate) left: u64,
 }
 
 /// A graph, built in the order of the forward pass.
 #[derive(Debug, Default)]
-pub(super) struct Tape {
+pub(crate) struct Tape {
     nodes: Vec<Node>,
 }
 
@@ -54,26 +54,26 @@ impl Tape {
     }
 
     /// A trained tensor.
-    pub(super) fn variable(&mut self, size: u64) -> Id {
+    pub(crate) fn variable(&mut self, size: u64) -> Id {
         let (kept, scratch, arguments) = (0, 0, Vec::new());
         self.push(Node { size, kept, scratch, is_variable: true, tracked: true, arguments })
     }
 
     /// A tensor that does not train, of which the graph keeps `kept` bytes alive.
-    pub(super) fn constant(&mut self, size: u64, kept: u64) -> Id {
+    pub(crate) fn constant(&mut self, size: u64, kept: u64) -> Id {
         let (scratch, arguments) = (0, Vec::new());
         self.push(Node { size, kept, scratch, is_variable: false, tracked: false, arguments })
     }
 
     /// A result; one that no variable reaches is a constant that keeps none of its arguments.
-    pub(super) fn op(&mut self, size: u64, arguments: &[(Id, Gradient)]) -> Id {
+    pub(crate) fn op(&mut self, size: u64, arguments: &[(Id, Gradient)]) -> Id {
         let tracked = arguments.iter().any(|(id, _)| self.nodes[id.0].tracked);
         let arguments = if tracked { arguments.to_vec() } else { Vec::new() };
         self.push(Node { size, kept: size, scratch: 0, is_variable: false, tracked, arguments })
     }
 
     /// The same memory under another shape.
-    pub(super) fn view(&mut self, of: Id) -> Id {
+    pub(crate) fn view(&mut self, of: Id) -> Id {
         let (size, tracked) = (self.nodes[of.0].size, self.nodes[of.0].tracked);
         let kept = if tracked { 0 } else { self.nodes[of.0].kept };
         let arguments = if tracked { vec![(of, Gradient::HandedOn)] } else { Vec::new() };
@@ -81,23 +81,23 @@ impl Tape {
     }
 
     /// Whether a variable reaches a node.
-    pub(super) fn is_tracked(&self, id: Id) -> bool {
+    pub(crate) fn is_tracked(&self, id: Id) -> bool {
         self.nodes[id.0].tracked
     }
 
     /// Adds what a node keeps beside its value, and what its backward pass needs for a moment.
-    pub(super) fn add(&mut self, id: Id, kept: u64, scratch: u64) {
+    pub(crate) fn add(&mut self, id: Id, kept: u64, scratch: u64) {
         self.nodes[id.0].kept += kept;
         self.nodes[id.0].scratch += scratch;
     }
 
     /// Bytes of the gradients of all variables.
-    pub(super) fn variables(&self) -> u64 {
+    pub(crate) fn variables(&self) -> u64 {
         self.nodes.iter().filter(|node| node.is_variable).map(|node| node.size).sum()
     }
 
     /// Bytes that the graph of `root` keeps alive: every node's value and what it saves, once.
-    pub(super) fn kept(&self, root: Id) -> u64 {
+    pub(crate) fn kept(&self, root: Id) -> u64 {
         let (mut seen, mut stack, mut bytes) = (vec![false; self.nodes.len()], vec![root], 0);
         while let Some(id) = stack.pop() {
             if !std::mem::replace(&mut seen[id.0], true) {
@@ -109,7 +109,7 @@ impl Tape {
     }
 
     /// The backward pass of `root`.
-    pub(super) fn backward(&self, root: Id) -> Backward {
+    pub(crate) fn backward(&self, root: Id) -> Backward {
         let mut order = Vec::new();
         self.visit(root, &mut vec![false; self.nodes.len()], &mut order);
         let mut gradients: Vec<Option<u64>> = vec![None; self.nodes.len()];

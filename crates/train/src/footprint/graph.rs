@@ -8,7 +8,7 @@ use longdraft_kernels::linear::{Pass, kept_bytes};
 use super::tape::{Backward, Gradient, Id, Tape};
 
 /// Bytes of an f32.
-pub(super) const F32: u64 = 4;
+pub(crate) const F32: u64 = 4;
 
 /// Bytes of a query's range of keys.
 const RANGE: u64 = 8;
@@ -18,19 +18,19 @@ const SINGLE: (u64, u64) = (4, 8);
 
 /// A tensor `[rows, width]`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Matrix {
-    pub(super) id: Id,
-    pub(super) rows: u64,
-    pub(super) width: u64,
+pub(crate) struct Matrix {
+    pub(crate) id: Id,
+    pub(crate) rows: u64,
+    pub(crate) width: u64,
 }
 
 /// Rotated angles: cos and sin.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Angles([Id; 2]);
+pub(crate) struct Angles([Id; 2]);
 
 /// A graph with what its products leave.
 #[derive(Debug)]
-pub(super) struct Graph {
+pub(crate) struct Graph {
     tape: Tape,
     weights: HashMap<String, Id>,
     /// What the names of the weights at hand begin with.
@@ -41,7 +41,7 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    pub(super) fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize) -> Self {
         Self {
             tape: Tape::default(),
             weights: HashMap::new(),
@@ -52,23 +52,23 @@ impl Graph {
     }
 
     /// Weights that are named from here on are of this part of the network.
-    pub(super) fn enter(&mut self, scope: impl Into<String>) {
+    pub(crate) fn enter(&mut self, scope: impl Into<String>) {
         self.scope = scope.into();
     }
 
     /// A tensor that does not train; the graph keeps it.
-    pub(super) fn constant(&mut self, rows: u64, width: u64) -> Matrix {
+    pub(crate) fn constant(&mut self, rows: u64, width: u64) -> Matrix {
         let size = F32 * rows * width;
         Matrix { id: self.tape.constant(size, size), rows, width }
     }
 
     /// One that is counted elsewhere.
-    pub(super) fn given(&mut self, rows: u64, width: u64) -> Matrix {
+    pub(crate) fn given(&mut self, rows: u64, width: u64) -> Matrix {
         Matrix { id: self.tape.constant(F32 * rows * width, 0), rows, width }
     }
 
     /// A weight, counted elsewhere; the same one wherever its name comes up.
-    pub(super) fn weight(&mut self, name: &str, rows: u64, width: u64) -> Matrix {
+    pub(crate) fn weight(&mut self, name: &str, rows: u64, width: u64) -> Matrix {
         let tape = &mut self.tape;
         let name = format!("{}{name}", self.scope);
         let id = self.weights.entry(name).or_insert_with(|| tape.variable(F32 * rows * width));
@@ -76,7 +76,7 @@ impl Graph {
     }
 
     /// Cos and sin of a token each half head.
-    pub(super) fn angles(&mut self, rows: u64, head_dim: u64) -> Angles {
+    pub(crate) fn angles(&mut self, rows: u64, head_dim: u64) -> Angles {
         Angles([(); 2].map(|()| self.constant(rows, head_dim / 2).id))
     }
 
@@ -107,7 +107,7 @@ impl Graph {
     }
 
     /// Counts what a product leaves: `(rows, inputs, outputs)`.
-    pub(super) fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
+    pub(crate) fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
         if self.threads == 0 {
             return;
         }
@@ -116,24 +116,24 @@ impl Graph {
     }
 
     /// `x Wᵀ` with the trained weight of a name.
-    pub(super) fn linear(&mut self, x: Matrix, name: &str, outputs: u64) -> Matrix {
+    pub(crate) fn linear(&mut self, x: Matrix, name: &str, outputs: u64) -> Matrix {
         self.map(x, (name, outputs), None)
     }
 
     /// `x Wᵀ + b` with the trained tensors of two names.
-    pub(super) fn affine(&mut self, x: Matrix, [weight, bias]: [&str; 2], outputs: u64) -> Matrix {
+    pub(crate) fn affine(&mut self, x: Matrix, [weight, bias]: [&str; 2], outputs: u64) -> Matrix {
         let bias = (self.weight(bias, 1, outputs).id, Gradient::Computed);
         self.map(x, (weight, outputs), Some(bias))
     }
 
     /// `residual + x Wᵀ`
-    pub(super) fn linear_onto(&mut self, residual: Matrix, x: Matrix, name: &str) -> Matrix {
+    pub(crate) fn linear_onto(&mut self, residual: Matrix, x: Matrix, name: &str) -> Matrix {
         let addend = self.if_tracked(residual.id, Gradient::HandedOn);
         self.map(x, (name, residual.width), Some(addend))
     }
 
     /// `RMS_w(x)` with the trained weight of a name, or one that is given.
-    pub(super) fn norm(&mut self, x: Matrix, name: Option<&str>) -> Matrix {
+    pub(crate) fn norm(&mut self, x: Matrix, name: Option<&str>) -> Matrix {
         let weight = match name {
             Some(name) => self.weight(name, 1, x.width),
             None => self.given(1, x.width),
@@ -148,7 +148,7 @@ impl Graph {
     }
 
     /// Rotates heads, which are a view of the projection.
-    pub(super) fn rotate(&mut self, x: Matrix, angles: Angles) -> Matrix {
+    pub(crate) fn rotate(&mut self, x: Matrix, angles: Angles) -> Matrix {
         let heads = self.tape.view(x.id);
         let of_heads = self.if_tracked(heads, Gradient::Computed);
         let [cos, sin] = angles.0.map(|angle| (angle, Gradient::None));
@@ -156,13 +156,13 @@ impl Graph {
     }
 
     /// The same memory under another shape.
-    pub(super) fn view(&mut self, x: Matrix) -> Matrix {
+    pub(crate) fn view(&mut self, x: Matrix) -> Matrix {
         Matrix { id: self.tape.view(x.id), ..x }
     }
 
     /// Attention of `[T, N·D]` queries: the output, the log-sum-exp of every head and the ranges stay.
     /// `singles` keys a query stand outside of its range.
-    pub(super) fn attention(
+    pub(crate) fn attention(
         &mut self,
         q: Matrix,
         [k, v]: [Matrix; 2],
@@ -181,13 +181,13 @@ impl Graph {
     }
 
     /// `silu(gate) ∘ up`
-    pub(super) fn swiglu(&mut self, gate: Matrix, up: Matrix) -> Matrix {
+    pub(crate) fn swiglu(&mut self, gate: Matrix, up: Matrix) -> Matrix {
         let arguments = [(gate.id, Gradient::Computed), (up.id, Gradient::Computed)];
         self.result(gate.rows, gate.width, &arguments)
     }
 
     /// `residual + Wd (silu(Wg x) ∘ Wu x)`: gate and up stay, the gated product is formed again.
-    pub(super) fn gated_mlp_onto(&mut self, residual: Matrix, x: Matrix, inner: u64) -> Matrix {
+    pub(crate) fn gated_mlp_onto(&mut self, residual: Matrix, x: Matrix, inner: u64) -> Matrix {
         let arguments = [
             self.if_tracked(x.id, Gradient::Computed),
             (self.weight("gate", inner, x.width).id, Gradient::Computed),
@@ -207,12 +207,12 @@ impl Graph {
     }
 
     /// An op whose gradient is one of its input's size: `max(x, 0)²`, a factor.
-    pub(super) fn relu_squared(&mut self, x: Matrix) -> Matrix {
+    pub(crate) fn relu_squared(&mut self, x: Matrix) -> Matrix {
         self.result(x.rows, x.width, &[(x.id, Gradient::Computed)])
     }
 
     /// `x ∘ w` with a part of a trained tensor, or `residual + x ∘ w`.
-    pub(super) fn scale(&mut self, x: Matrix, name: &str, residual: Option<Matrix>) -> Matrix {
+    pub(crate) fn scale(&mut self, x: Matrix, name: &str, residual: Option<Matrix>) -> Matrix {
         let weight = self.weight(name, 1, x.width).id;
         let of_x = self.if_tracked(x.id, Gradient::Computed);
         let mut arguments = vec![of_x, (weight, Gradient::Computed)];
@@ -221,37 +221,37 @@ impl Graph {
     }
 
     /// `a + b`; the library keeps a gradient even of what does not train.
-    pub(super) fn add(&mut self, a: Matrix, b: Matrix) -> Matrix {
+    pub(crate) fn add(&mut self, a: Matrix, b: Matrix) -> Matrix {
         self.result(a.rows, a.width, &[(a.id, Gradient::HandedOn), (b.id, Gradient::HandedOn)])
     }
 
     /// Some rows.
-    pub(super) fn select(&mut self, x: Matrix, rows: u64) -> Matrix {
+    pub(crate) fn select(&mut self, x: Matrix, rows: u64) -> Matrix {
         let index = self.constant(rows, 1).id;
         self.result(rows, x.width, &[(x.id, Gradient::HandedOn), (index, Gradient::None)])
     }
 
     /// Tensors one after the other.
-    pub(super) fn stack(&mut self, parts: &[Matrix]) -> Matrix {
+    pub(crate) fn stack(&mut self, parts: &[Matrix]) -> Matrix {
         let arguments: Vec<_> = parts.iter().map(|part| (part.id, Gradient::HandedOn)).collect();
         let rows = parts.iter().map(|part| part.rows).sum();
         self.result(rows, parts.first().map_or(0, |part| part.width), &arguments)
     }
 
     /// Tensors side by side.
-    pub(super) fn beside(&mut self, parts: &[Matrix]) -> Matrix {
+    pub(crate) fn beside(&mut self, parts: &[Matrix]) -> Matrix {
         let arguments: Vec<_> = parts.iter().map(|part| (part.id, Gradient::HandedOn)).collect();
         let width = parts.iter().map(|part| part.width).sum();
         self.result(parts.first().map_or(0, |part| part.rows), width, &arguments)
     }
 
     /// Some columns, copied; the gradient is padded to all of them.
-    pub(super) fn part(&mut self, x: Matrix, width: u64) -> Matrix {
+    pub(crate) fn part(&mut self, x: Matrix, width: u64) -> Matrix {
         self.result(x.rows, width, &[(x.id, Gradient::Computed)])
     }
 
     /// Rows of all processes, of which every one has its part.
-    pub(super) fn gathered(&mut self, x: Matrix, parts: u64) -> Matrix {
+    pub(crate) fn gathered(&mut self, x: Matrix, parts: u64) -> Matrix {
         if parts == 1 {
             return x;
         }
@@ -259,7 +259,7 @@ impl Graph {
     }
 
     /// The loss of `hidden` with a head `[V, H]`: gradients are made in the forward pass and wait.
-    pub(super) fn loss(&mut self, hidden: Matrix, head: Matrix) -> Matrix {
+    pub(crate) fn loss(&mut self, hidden: Matrix, head: Matrix) -> Matrix {
         let arguments =
             [hidden, head].map(|argument| self.if_tracked(argument.id, Gradient::Computed));
         let loss = self.result(1, 1, &arguments);
@@ -271,22 +271,22 @@ impl Graph {
     }
 
     /// Bytes that the graph of `root` keeps.
-    pub(super) fn kept(&self, root: Matrix) -> u64 {
+    pub(crate) fn kept(&self, root: Matrix) -> u64 {
         self.tape.kept(root.id)
     }
 
     /// The backward pass of `root`.
-    pub(super) fn backward(&self, root: Matrix) -> Backward {
+    pub(crate) fn backward(&self, root: Matrix) -> Backward {
         self.tape.backward(root.id)
     }
 
     /// Bytes of all weights' gradients.
-    pub(super) fn weight_bytes(&self) -> u64 {
+    pub(crate) fn weight_bytes(&self) -> u64 {
         self.tape.variables()
     }
 
     /// Bytes of packed operands that the calling thread keeps.
-    pub(super) fn packed(&self) -> u64 {
+    pub(crate) fn packed(&self) -> u64 {
         self.packed
     }
 }

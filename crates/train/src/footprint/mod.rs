@@ -1,0 +1,78 @@
+//! What a draft takes, as far as its sizes tell: what plans are made of.
+//!
+//! A draft that is trained here is a [`Footprint`]: tensors, features, the memory of a row. `graph` has
+//! the ops of networks, for methods that count what their graph keeps instead of giving a formula.
+
+pub(crate) mod graph;
+pub(crate) mod loss;
+pub(crate) mod row;
+mod tape;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use longdraft_models::target::Tap;
+use longdraft_models::weights::TensorSpec;
+
+use crate::features::TeacherKind;
+
+pub use row::{Row, RowMemory};
+
+/// A draft's sizes and what follows from them, known before it exists.
+pub trait Footprint: Debug + Send + Sync {
+    /// Every trained tensor.
+    fn specs(&self) -> Vec<TensorSpec>;
+
+    /// What it needs from the target.
+    fn taps(&self) -> Vec<Tap>;
+
+    /// Teacher of the loss.
+    fn teacher(&self) -> TeacherKind;
+
+    /// How far after a row its teachers may stand.
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    /// Whether a rank needs the features of all its rows of a step before it learns the first.
+    fn holds_step(&self) -> bool {
+        false
+    }
+
+    /// Whether it keeps the target's embedding and head where ranks share the target's weights.
+    fn keeps_ends(&self) -> bool {
+        false
+    }
+
+    /// Values of the rows of the target's head that it keeps beside the head.
+    fn kept_head_values(&self) -> usize {
+        0
+    }
+
+    /// Values of its own keys and values that ranks with a part of a row gather for a token.
+    fn gathered_key_values(&self) -> usize {
+        0
+    }
+
+    /// Bytes while the rows of a step are planned.
+    fn planning_bytes(&self, _row: &Row) -> u64 {
+        0
+    }
+
+    /// Memory of training on a row.
+    fn row_memory(&self, row: &Row) -> RowMemory;
+
+    /// Floating-point operations of training on a token of a row of `row_tokens`.
+    fn operations(&self, row: &Row, row_tokens: u64) -> f64;
+
+    /// Changes of the configuration that lower its memory, with what it is then.
+    fn changes(&self) -> Vec<(String, Arc<dyn Footprint>)> {
+        Vec::new()
+    }
+}
+
+/// Values of a draft's matrices, of which each is multiplied once a token.
+pub(crate) fn matrix_values(specs: &[TensorSpec]) -> f64 {
+    let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
+    matrices.map(|spec| spec.shape.iter().map(|size| *size as f64).product::<f64>()).sum()
+}

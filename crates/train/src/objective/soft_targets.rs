@@ -1,0 +1,38 @@
+//! Which part of the teacher's distribution a loss learns; every method may take less than all of it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::Quantities;
+
+/// Form of the teacher's part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SoftTargetKind {
+    /// The teacher's whole softmax.
+    #[default]
+    Full,
+    /// Its k most likely tokens.
+    TopK,
+}
+
+/// What becomes of the teacher's mass outside the top k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TailKind {
+    /// One bucket for the rest.
+    #[default]
+    Bucket,
+    /// Dropped; the k probabilities are rescaled.
+    Renormalise,
+}
+
+impl TailKind {
+    /// A teacher's k most likely tokens and what becomes of the rest, in words.
+    pub(crate) fn in_words(self, k: usize) -> String {
+        match self {
+            Self::Bucket => format!("{}'s top {k} + tail", Quantities::TARGET),
+            Self::Renormalise => format!("{}'s top {k}, rescaled", Quantities::TARGET),
+        }
+    }
+}
