@@ -11,3 +11,9 @@ pub fn is_hub_name(name: &str) -> bool {
     let is_file = ends(".gguf") || ends(".safetensors");
     is_repository(name) && !is_file
 }
+
+/// What vLLM and SGLang load as a target of this name: they take no GGUF file beside a draft, so that
+/// the file's model on the hub has to be named.
+pub fn loaded(name: &str, is_gguf: bool) -> &str {
+    if is_gguf && !is_hub_name(name) { HUB_NAME } else { name }
+}

@@ -12,7 +12,7 @@ use longdraft_models::weights::gguf::write::{Stored, save};
 use longdraft_models::{ModelError, tokenizer::TextTokenizer};
 
 use crate::error::{Result, ServingError};
-use crate::render::gguf::interleaved;
+use crate::formats::files::interleaved;
 use crate::tokenizer;
 
 /// Values of a Q8_0 block; rows that are not made of whole ones are kept as f16.

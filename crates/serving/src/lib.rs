@@ -1,15 +1,16 @@
 //! Drafts as serving engines read them: exported folders, and a validator that needs no engine.
 //!
 //! One trained draft is rendered per [`Profile`]; [`verify::verify`] reads a folder back with the
-//! rules of every engine's loader ([`engine`]) and lists all problems at once.
+//! rules of every engine's loader ([`formats`]) and lists all problems at once.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod engine;
+pub mod checks;
 mod error;
 mod export;
 mod folder;
+pub mod formats;
 mod hash;
 pub mod hub;
 mod hub_name;
@@ -17,14 +18,14 @@ mod language_model;
 mod manifest;
 pub mod parity;
 mod profile;
-pub mod render;
 mod target;
 mod tokenizer;
 pub mod verify;
 
 pub use error::{Result, ServingError};
-pub use export::{ExportOptions, Exported, WeightType, export, rounded_vector};
+pub use export::{Exported, export, rounded_vector};
+pub use formats::{ExportOptions, WeightType, format_of};
 pub use language_model::save_gguf;
 pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
-pub use profile::Profile;
+pub use profile::{Engine, Profile};
 pub use target::TargetFacts;

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Tensor};
+use longdraft_models::TargetConfig;
 use longdraft_models::config::Architecture;
 use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::target::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_models::{LayerId, TargetConfig};
 use serde_json::Value;
 
 use crate::error::Result;
@@ -70,14 +70,6 @@ impl TargetFacts {
     /// Sizes and switches.
     pub fn config(&self) -> &TargetConfig {
         self.target.config()
-    }
-
-    /// Whether these are the published three layers for this target.
-    pub fn are_published(&self, layers: &[LayerId]) -> bool {
-        let published = longdraft_models::draft::eagle3::Eagle3Config::published_layers(
-            self.config().num_hidden_layers,
-        );
-        published.is_ok_and(|published| published == *layers)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES, half_split_row};
+use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES};
 use longdraft_models::language_model::{DecoderArchitecture, LanguageModel, LanguageModelConfig};
 use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::target::{Target, TargetOptions};
@@ -15,10 +15,11 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::artifact::{
     Artifact, ArtifactSource, Compression, QuantiseConfig, quantise,
 };
+use longdraft_models::weights::gguf::half_split_row;
 use longdraft_models::weights::gguf::write::{Stored, save as save_gguf_file};
 use longdraft_models::weights::pth::{PthSource, save as save_pth};
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
-use longdraft_serving::render::gguf::metadata as draft_metadata;
+use longdraft_serving::formats::eagle3::gguf::metadata as draft_metadata;
 use serde_json::json;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};

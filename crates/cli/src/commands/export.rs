@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::eagle3::Eagle3Draft;
-use longdraft_serving::engine::commands;
-use longdraft_serving::hub::{HUB_NAME, is_hub_name};
+use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
-    ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
+    ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export, format_of,
 };
 use serde_json::{Value, json};
 
@@ -39,7 +37,7 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
         }
         None => {}
     }
-    if commands::loaded(&target.name, target.is_gguf) == HUB_NAME
+    if loaded(&target.name, target.is_gguf) == HUB_NAME
         && profiles.iter().any(|profile| profile.names_target())
     {
         errln!(
@@ -94,8 +92,8 @@ fn write(
     json: bool,
 ) -> Result<Value> {
     let profile = options.profile;
-    if strict && let Some(draft) = draft.of_kind::<Eagle3Draft>() {
-        let fit = longdraft_serving::render::compatibility::eagle3(profile, draft.config(), target);
+    if strict {
+        let fit = format_of(draft)?.fit(profile, draft, target)?;
         if !fit.warnings.is_empty() {
             let reasons = fit.warnings.join("; ");
             return Err(Failure::work(format!("profile `{}`: {reasons}", profile.name()))

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use longdraft_decode::SpeculativeDecoder;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::Draft;
-use longdraft_models::draft::eagle3::Eagle3Draft;
-use longdraft_models::target::{PackedSequence, Tap, Taps};
+use longdraft_models::draft::{Draft, DraftKind};
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
-use longdraft_serving::{MANIFEST_FILE, Manifest, Profile, TargetFacts, parity, rounded_vector};
+use longdraft_serving::{
+    MANIFEST_FILE, Manifest, Profile, TargetFacts, format_of, parity, rounded_vector,
+};
 use serde_json::{Value, json};
 
 use crate::cli::VerifyArguments;
@@ -198,44 +198,19 @@ fn compare_decoding(
     Ok((tau(own.as_ref())?, tau(exported.as_ref())?))
 }
 
-/// Ids, features and logits of an EAGLE-3 export on a real text.
+/// Ids, features and logits of an export on a real text.
 fn record(file: &Path, folder: &Path, target: &str) -> Result<()> {
     let (_, models) = open(folder, target)?;
-    let draft = models.draft.as_ref().and_then(|draft| draft.of_kind::<Eagle3Draft>());
-    let Some(draft) = draft else {
-        return Err(Failure::usage("--record is for EAGLE-3 exports"));
-    };
+    let draft = models.draft.as_deref().ok_or_else(|| Failure::work("the export is no draft"))?;
     let ids: Vec<u32> = encode_text(TEXT, &models.tokenizer, &models.target)?
         .into_iter()
         .map(|TargetTokenId(id)| id)
         .take(parity::TOKENS)
         .collect();
-    let count = ids.len();
-    let sequence = PackedSequence {
-        ids: ids.clone(),
-        position_ids: (0..count as u32).collect(),
-        document_ids: vec![0; count],
-    };
-    let features = models.target.forward(&sequence, &Taps::of(&draft.taps()))?;
-    let hidden: Option<Vec<Tensor>> = draft
-        .taps()
-        .iter()
-        .map(|tap| match tap {
-            Tap::Hidden(layer) => features.hidden.get(layer).cloned(),
-            _ => None,
-        })
-        .collect();
-    let hidden = hidden.ok_or_else(|| Failure::work("the target gave no features"))?;
-    let aux = Tensor::cat(&hidden, 1)?;
-    let input = parity::Eagle3Input { ids: ids.clone(), aux: aux.clone() };
-    let logits = parity::eagle3_logits(draft, &input)?;
-    let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
-    let mut tensors = vec![
-        ("input_ids".to_owned(), Tensor::from_vec(ids, count, &candle_core::Device::Cpu)?),
-        ("aux".to_owned(), aux),
-    ];
-    for (step, logits) in logits.into_iter().enumerate() {
-        tensors.push((format!("logits.{step}"), logits));
-    }
+    let recording = format_of(draft)?.recording(draft, &models.target, &ids)?;
+    let tensors = recording.ok_or_else(|| {
+        let title = DraftKind::named(draft.method()).map_or(draft.method(), |kind| kind.title);
+        Failure::usage(format!("--record: other programs have no reference of {title} exports"))
+    })?;
     Ok(safetensors::save(file, &tensors, HashMap::new())?)
 }

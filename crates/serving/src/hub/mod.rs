@@ -5,7 +5,7 @@ mod client;
 mod package;
 mod public;
 
-pub use crate::hub_name::{HUB_NAME, is_hub_name};
+pub use crate::hub_name::{HUB_NAME, is_hub_name, loaded};
 pub use client::{Client, HubError, Sent};
 pub use package::{Content, LeftOut, Package, Upload};
 

@@ -4,10 +4,9 @@ use std::path::{Component, Path};
 
 use serde_json::Value;
 
-use super::report::{Effect, Problem, Severity};
-use super::{Checks, json, weights_file};
+use crate::checks::{Checks, Effect, Problem, Severity, json, weights_file};
+use crate::formats;
 use crate::profile::Profile;
-use crate::render::eagle3_config::LAYER_IDS;
 
 /// Endings of files that are code, or run code when they are read.
 const RUNS: [&str; 9] = ["bin", "pt", "pth", "pkl", "pickle", "py", "sh", "so", "exe"];
@@ -30,19 +29,7 @@ pub(super) fn guess(path: &Path, config: &Value) -> Profile {
     if is_gguf(path) || (holds_gguf && config.is_null()) {
         return Profile::Llamacpp;
     }
-    if super::longspec::is_layer(config) {
-        return Profile::Longspec;
-    }
-    if config.get("speculators_model_type").is_some() {
-        return Profile::Speculators;
-    }
-    let top = config.get(LAYER_IDS).is_some();
-    let nested = config["eagle_config"].get(LAYER_IDS).is_some();
-    match (top, nested) {
-        (true, true) => Profile::Hf,
-        (false, true) => Profile::Sglang,
-        _ => Profile::Vllm,
-    }
+    formats::profile_of(config)
 }
 
 pub(super) fn check(checks: &mut Checks<'_>) {

@@ -1,19 +1,19 @@
 //! The network itself: read back as an engine's loader would hand it over, and run.
 
-use longdraft_models::draft::eagle3::Eagle3Draft;
-use longdraft_models::draft::files::open_weights;
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-
-use super::report::{Effect, Problem, Severity};
-use super::{Checks, VerifyOptions};
-use crate::error::Result;
-use crate::parity::{self, Difference, ParityVector};
-use crate::profile::Profile;
+use super::VerifyOptions;
+use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::formats::Format;
+use crate::parity::Difference;
 
 /// Relative difference that the same weights may show.
 const SAME: f32 = 1e-5;
+
 /// Compares what the files compute with what was exported and, if it is given, with the checkpoint.
-pub(super) fn check(checks: &mut Checks<'_>, options: &VerifyOptions<'_>) -> Option<Difference> {
+pub(super) fn check(
+    checks: &mut Checks<'_>,
+    format: &dyn Format,
+    options: &VerifyOptions<'_>,
+) -> Option<Difference> {
     // A network that cannot be read has been reported.
     let broken = checks.problems.iter().any(|problem| {
         problem.severity == Severity::Error
@@ -51,7 +51,7 @@ pub(super) fn check(checks: &mut Checks<'_>, options: &VerifyOptions<'_>) -> Opt
         checks.push(problem);
         return None;
     }
-    let vector = match vector(checks) {
+    let vector = match format.outputs(checks) {
         Ok(Some(vector)) => vector,
         Ok(None) => return None,
         Err(error) => {
@@ -99,43 +99,4 @@ pub(super) fn check(checks: &mut Checks<'_>, options: &VerifyOptions<'_>) -> Opt
         }
     }
     shown
-}
-
-fn vector(checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
-    let source = open_weights(&checks.folder)?;
-    if checks.profile == Profile::Longspec || super::longspec::is_layer(&checks.config) {
-        let Some(target) = checks.target else {
-            let problem = Problem::new(
-                Severity::Note,
-                "no-reference",
-                "outputs",
-                "not computed without the target's rotary embedding",
-                "--target",
-            );
-            checks.push(problem);
-            return Ok(None);
-        };
-        let config = GlideConfig::for_target(target.config(), None);
-        let draft = GlideDraft::from_source(source.as_ref(), &config, &target.target)?;
-        return Ok(Some(parity::of_glide(&draft, &target.target)?));
-    }
-    let Some(config) = checks.sizes.clone() else { return Ok(None) };
-    if checks.config["norm_before_fc"] == true {
-        let problem = Problem::new(
-            Severity::Note,
-            "no-reference",
-            "outputs",
-            "not computed: longdraft does not run `norm_before_fc`",
-            "",
-        );
-        checks.push(problem);
-        return Ok(None);
-    }
-    let lacks_head = !source.names().iter().any(|name| name.ends_with("lm_head.weight"));
-    if lacks_head {
-        return Ok(None);
-    }
-    let draft =
-        Eagle3Draft::from_source(source.as_ref(), &config, &parity::stand_in_embedding(&config)?)?;
-    Ok(Some(parity::of_eagle3(&draft)?))
 }

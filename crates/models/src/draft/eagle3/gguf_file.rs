@@ -15,6 +15,7 @@ use crate::error::{ModelError, Problems, Result};
 use crate::ids::{EnteredLayerId, LayerId};
 use crate::weights::WeightSource;
 use crate::weights::file::WeightFile;
+use crate::weights::gguf::half_split_row;
 use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
 
 /// `general.architecture` of such files.
@@ -42,13 +43,6 @@ pub const TENSOR_NAMES: [(&str, &str); 16] = [
 
 /// Keys of the layers, the newer one first.
 pub const LAYER_KEYS: [&str; 2] = ["eagle3.target_layers", "eagle3.extract_layers"];
-
-/// Stored row of each half-split row, and back: inside a head, stored row `2i + s` is half-split row
-/// `s·D/2 + i`.
-pub fn half_split_row(stored: usize, head_dim: usize) -> usize {
-    let (head, within) = (stored / head_dim, stored % head_dim);
-    head * head_dim + within % 2 * (head_dim / 2) + within / 2
-}
 
 /// Whether a GGUF file says that it is such a draft.
 pub fn is_at(file: &Path) -> bool {

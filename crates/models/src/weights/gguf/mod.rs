@@ -6,6 +6,13 @@ pub mod write;
 
 use std::path::{Path, PathBuf};
 
+/// Stored row of each half-split row, and back: inside a head, stored row `2i + s` is half-split row
+/// `s·D/2 + i`.
+pub fn half_split_row(stored: usize, head_dim: usize) -> usize {
+    let (head, within) = (stored / head_dim, stored % head_dim);
+    head * head_dim + within % 2 * (head_dim / 2) + within / 2
+}
+
 /// Files of a folder that end in `.gguf`.
 pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {

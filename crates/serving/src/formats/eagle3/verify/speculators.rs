@@ -1,8 +1,7 @@
 //! What the speculators library asks of a configuration.
 
-use super::Checks;
 use super::config::place;
-use super::report::Effect;
+use crate::checks::{Checks, Effect};
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     let config = checks.config.clone();

@@ -6,10 +6,11 @@ use super::{Fate, SeenLayers, default_outputs};
 
 /// Tensors that the target lends where the file has none, and those that are there for some drafts
 /// only.
-pub const OPTIONAL: [&str; 4] = ["output.weight", "token_embd.weight", "d2t", "rope_freqs.weight"];
+pub(crate) const OPTIONAL: [&str; 4] =
+    ["output.weight", "token_embd.weight", "d2t", "rope_freqs.weight"];
 
 /// What becomes of a tensor of a GGUF file.
-pub fn fate(name: &str) -> Fate {
+pub(crate) fn fate(name: &str) -> Fate {
     if TENSOR_NAMES.iter().any(|(gguf, _)| *gguf == name) {
         Fate::Loaded(name.to_owned())
     } else {
@@ -18,12 +19,12 @@ pub fn fate(name: &str) -> Fate {
 }
 
 /// Tensors without which loading ends.
-pub fn required() -> impl Iterator<Item = &'static str> {
+pub(crate) fn required() -> impl Iterator<Item = &'static str> {
     TENSOR_NAMES.into_iter().map(|(name, _)| name).filter(|name| !OPTIONAL.contains(name))
 }
 
 /// The converter computes the layers anew, whatever a folder says.
-pub fn folder_layers(target_layers: Option<usize>) -> SeenLayers {
+pub(crate) fn folder_layers(target_layers: Option<usize>) -> SeenLayers {
     SeenLayers {
         outputs: default_outputs(target_layers),
         from: "its converter's own choice (2, n/2, n-3)",

@@ -3,10 +3,10 @@
 use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::report::{Effect, Problem, Severity};
-use super::{Checks, speculators, target_keys};
-use crate::engine::{Engine, sglang, vllm};
-use crate::profile::Profile;
+use super::{speculators, target_keys};
+use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::formats::eagle3::engine::{sglang, vllm};
+use crate::profile::{Engine, Profile};
 
 const FILE: &str = "config.json";
 
@@ -237,7 +237,7 @@ fn sizes(checks: &mut Checks<'_>) {
     // Tapped layers have checks of their own: a stand-in keeps them out of this one.
     let mut value = checks.config.clone();
     if let Some(keys) = value.as_object_mut() {
-        keys.remove(crate::render::eagle3_config::LAYER_IDS);
+        keys.remove(super::super::config::LAYER_IDS);
         keys.remove("eagle_config");
         // This program does not run it; engines that do are told above.
         keys.insert("norm_before_fc".into(), false.into());
@@ -249,7 +249,7 @@ fn sizes(checks: &mut Checks<'_>) {
         }
     }
     match Eagle3Config::from_json(&value, Some(layers.unwrap_or(32).max(8))) {
-        Ok(sizes) => checks.sizes = Some(sizes),
+        Ok(sizes) => checks.sizes = Some(Box::new(sizes)),
         Err(problems) => {
             for problem in problems.0 {
                 checks.error(
@@ -263,7 +263,7 @@ fn sizes(checks: &mut Checks<'_>) {
             }
         }
     }
-    if let (Some(sizes), Some(target)) = (checks.sizes.clone(), checks.target) {
+    if let (Some(sizes), Some(target)) = (checks.sizes::<Eagle3Config>(), checks.target) {
         for problem in sizes.problems_with(target.config()).0 {
             if !problem.starts_with("tapped layer") {
                 checks.error(

@@ -6,14 +6,14 @@
 
 use serde_json::Value;
 
+use super::super::config::LAYER_IDS;
 use super::{Fate, SeenLayers, default_outputs, fused, integers, is_parameter};
-use crate::render::eagle3_config::LAYER_IDS;
 
 /// The only architecture that is served.
-pub const ARCHITECTURE: &str = "LlamaForCausalLMEagle3";
+pub(crate) const ARCHITECTURE: &str = "LlamaForCausalLMEagle3";
 
 /// What becomes of a tensor.
-pub fn fate(name: &str, config: &Value) -> Fate {
+pub(crate) fn fate(name: &str, config: &Value) -> Fate {
     if name.contains("d2t") {
         return Fate::Loaded("hot_token_id".into());
     }
@@ -31,7 +31,7 @@ pub fn fate(name: &str, config: &Value) -> Fate {
 }
 
 /// The nested list, counted as outputs of layers.
-pub fn layers(config: &Value, target_layers: Option<usize>) -> SeenLayers {
+pub(crate) fn layers(config: &Value, target_layers: Option<usize>) -> SeenLayers {
     match integers(&config["eagle_config"][LAYER_IDS]) {
         Some(outputs) => SeenLayers { outputs: Some(outputs), from: "`eagle_config`" },
         None => SeenLayers {

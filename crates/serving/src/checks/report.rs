@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::Profile;
-use crate::engine::Engine;
 use crate::parity::Difference;
+use crate::profile::Engine;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -66,7 +66,7 @@ pub struct Problem {
 
 impl Problem {
     /// A finding without effects yet.
-    pub(super) fn new(
+    pub(crate) fn new(
         severity: Severity,
         code: &'static str,
         place: impl Into<String>,
@@ -85,7 +85,7 @@ impl Problem {
     }
 
     /// What an engine does with it.
-    pub(super) fn effect(
+    pub(crate) fn effect(
         mut self,
         engine: Engine,
         effect: Effect,
@@ -96,7 +96,7 @@ impl Problem {
     }
 
     /// What every engine of a profile does with it.
-    pub(super) fn effect_on(self, profile: Profile, effect: Effect, words: &str) -> Self {
+    pub(crate) fn effect_on(self, profile: Profile, effect: Effect, words: &str) -> Self {
         profile
             .engines()
             .iter()
@@ -104,7 +104,7 @@ impl Problem {
     }
 
     /// The way out.
-    pub(super) fn remedy(mut self, words: impl Into<String>) -> Self {
+    pub(crate) fn remedy(mut self, words: impl Into<String>) -> Self {
         self.remedy = words.into();
         self
     }
@@ -156,7 +156,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn of(
+    pub(crate) fn of(
         profile: Profile,
         mut problems: Vec<Problem>,
         parity: Option<Difference>,

@@ -1,12 +1,12 @@
 //! Which layers each engine hands to the draft: the fault that loads, runs and costs acceptance.
 
+use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::Checks;
-use super::report::{Effect, Problem, Severity};
-use crate::engine::Engine;
-use crate::profile::Profile;
-use crate::render::eagle3_config::LAYER_IDS;
+use super::super::config::LAYER_IDS;
+use super::super::engine::layers;
+use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::profile::{Engine, Profile};
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     if !checks.config.is_object() {
@@ -19,7 +19,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
         .map(|manifest| manifest.target_layers.iter().map(|layer| *layer as i64).collect());
     let target_layers = checks.target_layers();
     for engine in checks.engines() {
-        let seen = engine.layers(&checks.config, target_layers);
+        let seen = layers(*engine, &checks.config, target_layers);
         let Some(outputs) = seen.outputs else { continue };
         shape(checks, *engine, &outputs, target_layers);
         if let Some(truth) = &truth {
@@ -130,7 +130,7 @@ fn shape(checks: &mut Checks<'_>, engine: Engine, outputs: &[i64], target_layers
     let Some(fc) = checks.tensors.get("fc.weight").map(|tensor| tensor.shape.clone()) else {
         return;
     };
-    let width = checks.sizes.as_ref().map(|sizes| sizes.target_hidden_size);
+    let width = checks.sizes::<Eagle3Config>().map(|sizes| sizes.target_hidden_size);
     if let (&[_, columns], Some(width)) = (fc.as_slice(), width)
         && width > 0
         && columns != outputs.len() * width
@@ -184,7 +184,7 @@ fn disagreement(checks: &mut Checks<'_>, target_layers: Option<usize>) {
     if !both {
         return;
     }
-    let seen = |engine: Engine| engine.layers(&checks.config, target_layers).outputs;
+    let seen = |engine: Engine| layers(engine, &checks.config, target_layers).outputs;
     let (top, nested) = (seen(Engine::Vllm), seen(Engine::Sglang));
     if top != nested {
         let found = format!("vLLM sees outputs of layers {top:?}, SGLang {nested:?}");

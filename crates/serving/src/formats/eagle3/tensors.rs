@@ -1,4 +1,4 @@
-//! A draft's tensors under a profile's names, in the dtype asked for.
+//! An EAGLE-3 draft's tensors under a profile's names, in the dtype asked for.
 
 use candle_core::{DType, Tensor};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
@@ -6,14 +6,12 @@ use longdraft_models::error::Problems;
 
 use crate::Profile;
 use crate::error::{Result, ServingError};
+use crate::formats::files::narrowed;
 use crate::target::TargetFacts;
-
-/// Largest value of an IEEE half.
-const LARGEST_HALF: f32 = 65_504.0;
 
 /// The network that engines see: a draft that projects the target's embeddings has embeddings of its
 /// own there.
-pub fn published_config(config: &Eagle3Config) -> Eagle3Config {
+pub(super) fn published_config(config: &Eagle3Config) -> Eagle3Config {
     Eagle3Config { embed_proj: false, ..config.clone() }
 }
 
@@ -21,7 +19,7 @@ pub fn published_config(config: &Eagle3Config) -> Eagle3Config {
 ///
 /// # Errors
 /// - a value does not fit the dtype or is not finite: every such tensor
-pub fn eagle3(
+pub(super) fn tensors(
     profile: Profile,
     draft: &Eagle3Draft,
     target: &TargetFacts,
@@ -64,27 +62,8 @@ pub fn eagle3(
     }
 }
 
-/// A tensor in `dtype`; what does not fit is a problem.
-pub(super) fn narrowed(
-    name: &str,
-    tensor: &Tensor,
-    dtype: DType,
-    problems: &mut Problems,
-) -> Result<Tensor> {
-    let largest = tensor.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
-    let sum = tensor.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
-    if !largest.is_finite() || !sum.is_finite() {
-        problems.push(format!("tensor `{name}` holds values that are not finite"));
-    } else if dtype == DType::F16 && largest > LARGEST_HALF {
-        problems.push(format!(
-            "tensor `{name}` holds {largest}, too large for f16: export with --dtype bf16"
-        ));
-    }
-    Ok(tensor.to_dtype(dtype)?.contiguous()?)
-}
-
 /// Our names under a profile's: the decoder layer's prefix.
-pub fn renamed(profile: Profile, tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+pub(super) fn renamed(profile: Profile, tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
     let rename = |(name, tensor): &(String, Tensor)| {
         let name = match name.strip_prefix("midlayer.") {
             Some(rest) => format!("{}{rest}", profile.layer_prefix()),

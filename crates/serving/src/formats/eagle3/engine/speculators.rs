@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Fate, is_parameter};
 
 /// What becomes of a tensor.
-pub fn fate(name: &str, config: &Value) -> Fate {
+pub(crate) fn fate(name: &str, config: &Value) -> Fate {
     if matches!(name, "d2t" | "t2d") || is_parameter(&super::fused(name), config, "layers.0.") {
         return Fate::Loaded(name.to_owned());
     }

@@ -1,10 +1,10 @@
 //! Keys that repeat the target's: RoPE in both spellings, context, special tokens.
 
+use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::Checks;
 use super::config::{layer_keys, place};
-use super::report::{Effect, Problem, Severity};
+use crate::checks::{Checks, Effect, Problem, Severity};
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     rope(checks);
@@ -45,7 +45,9 @@ fn rope(checks: &mut Checks<'_>) {
             "old readers rotate by one base, new ones by the other",
         );
     }
-    let (Some(sizes), Some(target)) = (checks.sizes.clone(), checks.target) else { return };
+    let (Some(sizes), Some(target)) = (checks.sizes::<Eagle3Config>(), checks.target) else {
+        return;
+    };
     let config = target.config();
     if sizes.rope != config.rope {
         let problem = Problem::new(

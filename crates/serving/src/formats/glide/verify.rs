@@ -5,8 +5,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 use serde_json::Value;
 
-use super::report::Effect;
-use super::{Checks, nearest, values};
+use crate::checks::{Checks, Effect, nearest, values};
 use crate::hash::hash;
 
 /// Whether the keys name the layer's class.

@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, GgufDraftSource, LAYER_KEYS};
 use longdraft_models::ids::EnteredLayerId;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
-use super::report::{Effect, Problem, Severity};
 use super::tensors::expected;
-use super::{Checks, VerifyOptions, nearest, round_trip, values, vocabulary};
-use crate::engine::{Engine, Fate, llamacpp};
+use super::vocabulary;
+use crate::checks::{Checks, Effect, Problem, Severity, nearest, values};
+use crate::formats::eagle3::engine::{Fate, llamacpp};
 use crate::hash::hash;
-use crate::parity::Difference;
+use crate::profile::Engine;
 
 /// Keys without which loading ends.
 const REQUIRED: [&str; 11] = [
@@ -29,11 +30,8 @@ const REQUIRED: [&str; 11] = [
     "tokenizer.ggml.token_type",
 ];
 
-pub(super) fn check(
-    checks: &mut Checks<'_>,
-    path: &Path,
-    options: &VerifyOptions<'_>,
-) -> Option<Difference> {
+/// Checks a file, or the one in a folder; nothing if it cannot be read.
+pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
     let file = find(checks, path)?;
     checks.folder.clone_from(&file);
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -99,7 +97,7 @@ pub(super) fn check(
             }
             shapes(checks, &source, &config);
             map(checks, &header, &source, config.vocab_size);
-            checks.sizes = Some(config);
+            checks.sizes = Some(Box::new(config));
         }
         Err(problems) => {
             for problem in problems.0 {
@@ -114,7 +112,7 @@ pub(super) fn check(
             }
         }
     }
-    round_trip::check(checks, options)
+    Some(())
 }
 
 fn find(checks: &mut Checks<'_>, path: &Path) -> Option<PathBuf> {
@@ -325,11 +323,7 @@ fn layers(checks: &mut Checks<'_>, name: &str, header: &Header) {
     }
 }
 
-fn shapes(
-    checks: &mut Checks<'_>,
-    source: &GgufDraftSource,
-    config: &longdraft_models::draft::eagle3::Eagle3Config,
-) {
+fn shapes(checks: &mut Checks<'_>, source: &GgufDraftSource, config: &Eagle3Config) {
     // Our names of what the file holds.
     let mut wanted = expected("midlayer.", config);
     let embeddings = vec![config.vocab_size, config.hidden_size];

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use longdraft_models::draft::eagle3::Eagle3Config;
 
-use super::report::{Effect, Problem, Severity};
-use super::weights_file::FoundTensor;
-use super::{Checks, nearest, values};
-use crate::engine::{Engine, Fate};
+use super::super::engine::{Fate, fate};
+use crate::checks::weights_file::FoundTensor;
+use crate::checks::{Checks, Effect, Problem, Severity, nearest, values};
 use crate::hash::hash;
-use crate::profile::Profile;
+use crate::profile::{Engine, Profile};
 
 /// Weight types with their names in `config.json`.
 const WEIGHT_TYPES: [(&str, &str); 3] =
@@ -49,7 +48,7 @@ pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Ve
 }
 
 pub(super) fn check(checks: &mut Checks<'_>) {
-    let Some(sizes) = checks.sizes.clone() else {
+    let Some(sizes) = checks.sizes::<Eagle3Config>() else {
         each_tensor(checks);
         return;
     };
@@ -160,7 +159,7 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
         );
         let mut harmless = true;
         for engine in checks.engines() {
-            let (effect, words) = match engine.fate(name, &checks.config) {
+            let (effect, words) = match fate(*engine, name, &checks.config) {
                 Fate::Loaded(parameter) => (Effect::Works, format!("loads it as `{parameter}`")),
                 Fate::Ignored(words) => (Effect::Ignores, words.to_owned()),
                 Fate::Rejected(words) => (Effect::Rejects, words),
@@ -267,7 +266,8 @@ pub(super) fn check_target(checks: &mut Checks<'_>) {
     };
     let Some(stored) = &target.stored_embedding else { return };
     let Ok(wanted) = longdraft_models::weights::safetensors::tensor_bytes(stored) else { return };
-    let same_width = checks.sizes.as_ref().is_some_and(|s| s.hidden_size == s.target_hidden_size);
+    let same_width =
+        checks.sizes::<Eagle3Config>().is_some_and(|s| s.hidden_size == s.target_hidden_size);
     let equal = tensor.read().is_ok_and(|bytes| bytes == wanted);
     let place = "tensor `embed_tokens.weight`";
     let problem = if equal {

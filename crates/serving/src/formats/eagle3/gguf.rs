@@ -4,12 +4,11 @@ use candle_core::quantized::gguf_file::Value;
 use candle_core::{DType, Tensor};
 use longdraft_kernels::rope::RopeScaling;
 use longdraft_models::draft::eagle3::Eagle3Config;
-use longdraft_models::draft::eagle3::gguf_file::{
-    ARCHITECTURE, LAYER_KEYS, TENSOR_NAMES, half_split_row,
-};
+use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, LAYER_KEYS, TENSOR_NAMES};
 
-use super::eagle3_config::entered_ids;
+use super::config::entered_ids;
 use crate::error::Result;
+use crate::formats::files::interleaved;
 
 /// Keys of the header, in the order in which they are written.
 pub fn metadata(
@@ -139,22 +138,9 @@ pub fn tensors(
     Ok(all)
 }
 
-/// Rows in interleaved order.
-pub(crate) fn interleaved(tensor: &Tensor, head_dim: usize) -> Result<Tensor> {
-    let rows = tensor.dim(0)?;
-    let order: Vec<u32> = (0..rows).map(|stored| half_split_row(stored, head_dim) as u32).collect();
-    Ok(tensor.index_select(&Tensor::from_vec(order, rows, tensor.device())?, 0)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_heads_halves_alternate() {
-        let order: Vec<usize> = (0..8).map(|row| half_split_row(row, 4)).collect();
-        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
-    }
 
     #[test]
     fn llama3_scaling_becomes_divisors_with_the_same_angles() {

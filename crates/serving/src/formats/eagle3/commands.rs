@@ -1,18 +1,12 @@
-//! How each engine is told to serve a target with a draft.
+//! How each engine is told to serve a target with an EAGLE-3 draft.
 
 use std::collections::BTreeMap;
 
 use crate::Profile;
-use crate::hub_name::{HUB_NAME, is_hub_name};
-
-/// What vLLM and SGLang load as a target of this name: they take no GGUF file beside a draft, so that
-/// the file's model on the hub has to be named.
-pub fn loaded(name: &str, is_gguf: bool) -> &str {
-    if is_gguf && !is_hub_name(name) { HUB_NAME } else { name }
-}
+use crate::hub_name::{HUB_NAME, loaded};
 
 /// Command lines by engine; `DIR` stands for the exported folder.
-pub fn for_profile(
+pub(super) fn for_profile(
     profile: Profile,
     (name, is_gguf): (&str, bool),
     draft_len: usize,
@@ -36,8 +30,7 @@ pub fn for_profile(
     );
     let convert =
         "python3 convert_hf_to_gguf.py DIR --target-model-dir TARGET --outfile draft.gguf";
-    let own = format!("longdraft generate --target {name} --draft DIR --prompt TEXT");
-    let mut all = BTreeMap::from([("longdraft".to_owned(), own)]);
+    let mut all = BTreeMap::new();
     let mut add = |engine: &str, command: String| all.insert(engine.to_owned(), command);
     match profile {
         Profile::Vllm => {

@@ -6,15 +6,15 @@
 
 use serde_json::Value;
 
+use super::super::config::LAYER_IDS;
 use super::{Fate, SeenLayers, default_outputs, fused, integers, is_parameter};
-use crate::render::eagle3_config::LAYER_IDS;
 
 /// Architectures that are served as EAGLE-3 drafts.
-pub const ARCHITECTURES: [&str; 4] =
+pub(crate) const ARCHITECTURES: [&str; 4] =
     ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"];
 
 /// What becomes of a tensor.
-pub fn fate(name: &str, config: &Value) -> Fate {
+pub(crate) fn fate(name: &str, config: &Value) -> Fate {
     if name.contains("t2d") {
         return Fate::Ignored("dropped: the engine needs no `t2d`");
     }
@@ -40,7 +40,7 @@ pub fn fate(name: &str, config: &Value) -> Fate {
 
 /// The top-level list, counted as states that enter layers; the nested one is read by newer versions
 /// only, under the same count.
-pub fn layers(config: &Value, target_layers: Option<usize>) -> SeenLayers {
+pub(crate) fn layers(config: &Value, target_layers: Option<usize>) -> SeenLayers {
     let outputs = |ids: Vec<i64>| Some(ids.into_iter().map(|id| id - 1).collect());
     if let Some(ids) = integers(&config[LAYER_IDS]) {
         return SeenLayers { outputs: outputs(ids), from: "the top-level list" };

@@ -6,10 +6,9 @@ use longdraft_models::draft::glide::GlideDraft;
 use longdraft_models::error::Problems;
 use serde_json::{Value, json};
 
-use super::eagle3_config::torch_dtype;
-use super::tensors::narrowed;
 use crate::Profile;
 use crate::error::{Result, ServingError};
+use crate::formats::files::{narrowed, torch_dtype};
 use crate::target::TargetFacts;
 
 /// The 20 tensors of the published class (23 with `mlp_bias`): keys and values of the cross branch
@@ -17,7 +16,7 @@ use crate::target::TargetFacts;
 ///
 /// # Errors
 /// - a value does not fit the dtype or is not finite: every such tensor
-pub fn tensors(
+pub(super) fn tensors(
     profile: Profile,
     draft: &GlideDraft,
     dtype: DType,
@@ -50,7 +49,7 @@ pub fn tensors(
 }
 
 /// The target's configuration with the layer's class.
-pub fn config(draft: &GlideDraft, target: &TargetFacts, dtype: DType) -> Value {
+pub(super) fn config(draft: &GlideDraft, target: &TargetFacts, dtype: DType) -> Value {
     let (layer, target_config) = (draft.config(), target.config());
     let (class, model_type) = match target_config.architecture {
         // A draft is dense whatever its target is.

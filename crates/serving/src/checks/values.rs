@@ -2,8 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::Checks;
-use super::report::{Effect, Problem, Severity};
+use super::{Checks, Effect, Problem, Severity};
 
 /// Means of trained norm weights lie in here.
 const NORM_MEANS: std::ops::RangeInclusive<f64> = 0.05..=20.0;
@@ -59,7 +58,7 @@ impl Summary {
 }
 
 /// Reports values that no training leaves.
-pub(super) fn check(
+pub(crate) fn check(
     checks: &mut Checks<'_>,
     name: &str,
     shape: &[usize],

@@ -1,17 +1,18 @@
 //! `d2t` and `t2d`: the map that no engine checks.
 
 use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::ids::TargetTokenId;
 
-use super::report::{Effect, Problem, Severity};
-use super::{Checks, FoundTensor};
+use crate::checks::weights_file::FoundTensor;
+use crate::checks::{Checks, Effect, Problem, Severity};
 
 /// What engines do with a wrong map.
 const SILENT: &str =
     "draft logits are scattered to wrong tokens: an index error, or no message at all";
 
 pub(super) fn check(checks: &mut Checks<'_>) {
-    let Some(sizes) = checks.sizes.clone() else { return };
+    let Some(sizes) = checks.sizes::<Eagle3Config>() else { return };
     let (draft, target) = (sizes.draft_vocab_size, sizes.vocab_size);
     let reduced = draft < target;
     for (name, dtype, length) in [("d2t", "I64", draft), ("t2d", "BOOL", target)] {

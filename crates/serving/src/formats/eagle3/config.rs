@@ -6,35 +6,27 @@ use longdraft_models::draft::eagle3::{Eagle3Config, TAPPED_LAYERS};
 use serde_json::{Value, json};
 
 use crate::Profile;
+use crate::formats::files::torch_dtype;
 use crate::target::TargetFacts;
 
 /// The key that lists tapped layers.
-pub const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
+pub(super) const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
 
 /// Version of the speculators library whose layout is written.
 const SPECULATORS_VERSION: &str = "0.9.0";
 
-/// PyTorch's name of a weight type.
-pub fn torch_dtype(dtype: DType) -> &'static str {
-    match dtype {
-        DType::BF16 => "bfloat16",
-        DType::F16 => "float16",
-        _ => "float32",
-    }
-}
-
 /// States that enter a layer, as vLLM, speculators and GGUF files count.
-pub fn entered_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
+pub(super) fn entered_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
     config.target_layers.map(|layer| layer.entered().0)
 }
 
 /// Outputs of layers, as SGLang counts.
-pub fn output_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
+pub(super) fn output_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
     config.target_layers.map(|layer| layer.0)
 }
 
 /// The keys of a profile's `config.json`; `draft_len` becomes the default depth of speculators.
-pub fn render(
+pub(super) fn render(
     profile: Profile,
     config: &Eagle3Config,
     target: &TargetFacts,

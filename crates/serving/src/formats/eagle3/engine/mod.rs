@@ -1,43 +1,42 @@
 //! What each engine does with a draft's files, as rules that need no engine.
 //!
 //! Every loader is a table: a tensor name is loaded, renamed, ignored or an error; layer ids are read
-//! from one key under one convention. [`crate::verify`] runs a folder through all of them.
+//! from one key under one convention. `verify` runs a folder through all of them.
 
-pub mod commands;
-pub mod llamacpp;
-pub mod sglang;
-pub mod speculators;
-pub mod vllm;
+pub(crate) mod llamacpp;
+pub(crate) mod sglang;
+pub(crate) mod speculators;
+pub(crate) mod vllm;
 
 use serde_json::Value;
 
-pub use crate::profile::Engine;
+use crate::profile::Engine;
 
-impl Engine {
-    /// What becomes of a tensor of this name in a file.
-    pub fn fate(self, name: &str, config: &Value) -> Fate {
-        match self {
-            Self::Vllm => vllm::fate(name, config),
-            Self::Sglang => sglang::fate(name, config),
-            Self::Llamacpp => llamacpp::fate(name),
-            Self::Speculators => speculators::fate(name, config),
-            Self::Longspec => Fate::Loaded(name.to_owned()),
-        }
+/// What becomes of a tensor of this name in a file.
+pub(crate) fn fate(engine: Engine, name: &str, config: &Value) -> Fate {
+    match engine {
+        Engine::Vllm => vllm::fate(name, config),
+        Engine::Sglang => sglang::fate(name, config),
+        Engine::Llamacpp => llamacpp::fate(name),
+        Engine::Speculators => speculators::fate(name, config),
+        Engine::Longspec => Fate::Loaded(name.to_owned()),
     }
+}
 
-    /// Outputs of layers that the engine hands to the draft, and from which key.
-    pub fn layers(self, config: &Value, target_layers: Option<usize>) -> SeenLayers {
-        match self {
-            Self::Vllm | Self::Speculators | Self::Longspec => vllm::layers(config, target_layers),
-            Self::Sglang => sglang::layers(config, target_layers),
-            Self::Llamacpp => llamacpp::folder_layers(target_layers),
+/// Outputs of layers that the engine hands to the draft, and from which key.
+pub(crate) fn layers(engine: Engine, config: &Value, target_layers: Option<usize>) -> SeenLayers {
+    match engine {
+        Engine::Vllm | Engine::Speculators | Engine::Longspec => {
+            vllm::layers(config, target_layers)
         }
+        Engine::Sglang => sglang::layers(config, target_layers),
+        Engine::Llamacpp => llamacpp::folder_layers(target_layers),
     }
 }
 
 /// What a loader does with a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// It becomes the parameter of this name.
     Loaded(String),
     /// It is left out, with or without a message.
@@ -48,7 +47,7 @@ pub enum Fate {
 
 /// The layers that an engine hands out, as outputs counted from 0; −1 are the embeddings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenLayers {
+pub(crate) struct SeenLayers {
     /// `None` if nothing says them and the target's number of layers is not known.
     pub outputs: Option<Vec<i64>>,
     /// Which key, or the default.

@@ -1,38 +1,13 @@
-//! What of a draft each profile's engines compute: the table of features.
+//! What of an EAGLE-3 draft each profile's engines compute: the table of features.
 
-use longdraft_models::config::TargetConfig;
 use longdraft_models::draft::eagle3::Eagle3Config;
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
-use longdraft_models::error::Problems;
 
 use crate::Profile;
+use crate::formats::Fit;
 use crate::target::TargetFacts;
 
-/// What stands in the way, and what depends on the engine's version.
-#[derive(Debug, Default)]
-pub struct Fit {
-    /// Features that the engines compute otherwise or refuse.
-    pub refusals: Problems,
-    /// Features that only some versions compute.
-    pub warnings: Vec<String>,
-}
-
-impl Fit {
-    fn refuse(&mut self, holds: bool, reason: &str) {
-        if !holds {
-            self.refusals.push(reason);
-        }
-    }
-
-    fn warn(&mut self, holds: bool, reason: &str) {
-        if !holds {
-            self.warnings.push(reason.to_owned());
-        }
-    }
-}
-
 /// Whether an EAGLE-3 draft fits a profile.
-pub fn eagle3(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> Fit {
+pub(super) fn fit(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
     let n = target.config().num_hidden_layers;
     let layers = config.target_layers;
@@ -81,7 +56,8 @@ pub fn eagle3(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> 
             fit.refuse(!config.norm_output, "norm_output: llama.cpp has no place for it");
             fit.refuse(!windowed, "attention_window: llama.cpp runs full attention");
             fit.refuse(
-                profile == Profile::Llamacpp || target.are_published(&layers),
+                profile == Profile::Llamacpp
+                    || Eagle3Config::published_layers(n).is_ok_and(|published| published == layers),
                 "llama.cpp's converter takes the layers [2, n/2, n-3] whatever the folder says: \
                  export to llamacpp, which writes your layers",
             );
@@ -97,33 +73,5 @@ pub fn eagle3(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> 
              message (export to vllm or llamacpp)",
         );
     }
-    fit
-}
-
-/// Whether a GLIDE layer fits a profile.
-pub fn glide(profile: Profile, config: &GlideConfig, target: &TargetConfig) -> Fit {
-    let mut fit = Fit::default();
-    fit.refuse(
-        matches!(profile, Profile::Longspec | Profile::Hf),
-        "no such engine runs a GLIDE layer: export to longspec (or hf), or decode with `longdraft \
-         generate`",
-    );
-    fit.refuse(
-        config.final_norm == FinalNorm::None,
-        "the published layer has no final norm: train with `draft.final_norm: none`",
-    );
-    fit.refuse(
-        config.self_window == GlideConfig::SELF_WINDOW,
-        "the published layer looks back 512 tokens: another window is not read",
-    );
-    fit.refuse(
-        config.head_dim * config.num_attention_heads == config.hidden_size,
-        "the published layer has head_dim = hidden_size / num_attention_heads",
-    );
-    fit.refuse(
-        config.hidden_size == target.hidden_size
-            && config.num_key_value_heads == target.num_key_value_heads,
-        "the layer's sizes are not the target's",
-    );
     fit
 }

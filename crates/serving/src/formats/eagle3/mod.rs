@@ -1,0 +1,208 @@
+//! EAGLE-3 drafts as engines read them.
+
+mod commands;
+mod compatibility;
+mod config;
+pub(crate) mod engine;
+pub mod gguf;
+mod parity;
+mod tensors;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
+use longdraft_models::draft::files::open_weights;
+use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::error::Problems;
+use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::weights::gguf::write::save as save_gguf;
+use longdraft_models::weights::memory::MemorySource;
+use serde_json::Value;
+
+use super::files::{gguf_name, write_json, write_safetensors};
+use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
+use crate::Profile;
+use crate::checks::{Checks, Problem, Severity};
+use crate::error::{Result, ServingError};
+use crate::hash::hash;
+use crate::parity::ParityVector;
+use crate::target::TargetFacts;
+
+/// The format.
+pub(super) struct Eagle3;
+
+impl Format for Eagle3 {
+    fn method(&self) -> &'static str {
+        "eagle3"
+    }
+
+    fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
+        Ok(compatibility::fit(profile, typed(draft)?.config(), target))
+    }
+
+    fn write(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        options: &ExportOptions,
+        folder: &Path,
+    ) -> Result<Rendered> {
+        write(typed(draft)?, target, options, folder)
+    }
+
+    fn rounded(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        dtype: DType,
+    ) -> Result<ParityVector> {
+        let draft = typed(draft)?;
+        let plain = tensors::tensors(Profile::Hf, draft, target, dtype, false)?;
+        parity::outputs(&written_network(&tensors::published_config(draft.config()), &plain)?)
+    }
+
+    fn recording(
+        &self,
+        draft: &dyn Draft,
+        target: &Target,
+        ids: &[u32],
+    ) -> Result<Option<Vec<(String, Tensor)>>> {
+        record(typed(draft)?, target, ids).map(Some)
+    }
+
+    fn commands(&self, profile: Profile, served: Served<'_>) -> BTreeMap<String, String> {
+        let Served { target, is_gguf, draft_len, gguf } = served;
+        commands::for_profile(profile, (target, is_gguf), draft_len, gguf)
+    }
+
+    /// What no other format claims: engines know no mark that all such drafts carry.
+    fn recognises(&self, _: Profile, _: &Value) -> bool {
+        true
+    }
+
+    fn profile_of(&self, config: &Value) -> Option<Profile> {
+        if config.get("speculators_model_type").is_some() {
+            return Some(Profile::Speculators);
+        }
+        let top = config.get(config::LAYER_IDS).is_some();
+        let nested = config["eagle_config"].get(config::LAYER_IDS).is_some();
+        match (top, nested) {
+            (true, true) => Some(Profile::Hf),
+            (false, true) => Some(Profile::Sglang),
+            (true, false) => Some(Profile::Vllm),
+            (false, false) => None,
+        }
+    }
+
+    fn check(&self, checks: &mut Checks<'_>, path: &Path) -> bool {
+        verify::check(checks, path)
+    }
+
+    fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
+        let source = open_weights(&checks.folder)?;
+        let Some(config) = checks.sizes::<Eagle3Config>() else { return Ok(None) };
+        if checks.config["norm_before_fc"] == true {
+            let problem = Problem::new(
+                Severity::Note,
+                "no-reference",
+                "outputs",
+                "not computed: longdraft does not run `norm_before_fc`",
+                "",
+            );
+            checks.push(problem);
+            return Ok(None);
+        }
+        let lacks_head = !source.names().iter().any(|name| name.ends_with("lm_head.weight"));
+        if lacks_head {
+            return Ok(None);
+        }
+        let embedding = parity::stand_in_embedding(&config)?;
+        let draft = Eagle3Draft::from_source(source.as_ref(), &config, &embedding)?;
+        Ok(Some(parity::outputs(&draft)?))
+    }
+}
+
+fn typed(draft: &dyn Draft) -> Result<&Eagle3Draft> {
+    draft.of_kind().ok_or_else(|| no_format(draft))
+}
+
+fn write(
+    draft: &Eagle3Draft,
+    target: &TargetFacts,
+    options: &ExportOptions,
+    folder: &Path,
+) -> Result<Rendered> {
+    let profile = options.profile;
+    let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
+    let plain = tensors::tensors(profile, draft, target, dtype, options.embedding)?;
+    let sizes = tensors::published_config(draft.config());
+    let written = if profile == Profile::Llamacpp {
+        let written = gguf::tensors(&sizes, &plain)?;
+        let tokenizer = target.gguf_tokenizer.clone().map_err(|reason| {
+            let problems = Problems(vec![format!("tokenizer: {reason}")]);
+            ServingError::NotRepresentable { profile, problems }
+        })?;
+        let name = format!("{} EAGLE-3 draft", last_name(&target.name));
+        let metadata = gguf::metadata(&sizes, &name, dtype, &tokenizer);
+        let stored: Vec<_> =
+            written.iter().map(|(name, tensor)| (name.clone(), tensor.clone().into())).collect();
+        save_gguf(&folder.join(gguf_name(dtype)), &metadata, &stored)?;
+        written
+    } else {
+        let written = tensors::renamed(profile, &plain);
+        write_safetensors(folder, &written)?;
+        let value = config::render(profile, &sizes, target, dtype, options.draft_len);
+        write_json(&folder.join("config.json"), &value)?;
+        written
+    };
+    let map = draft.vocabulary();
+    Ok(Rendered {
+        tensors: written,
+        layers: config::output_ids(&sizes).to_vec(),
+        map: (!map.is_identity()).then(|| map_hash(map)),
+        parity: parity::outputs(&written_network(&sizes, &plain)?)?,
+        dtype,
+    })
+}
+
+/// The network that was written, weights rounded as in the file, on the stand-in embeddings.
+fn written_network(config: &Eagle3Config, plain: &[(String, Tensor)]) -> Result<Eagle3Draft> {
+    let source = MemorySource::new(plain.iter().cloned());
+    Ok(Eagle3Draft::from_source(&source, config, &parity::stand_in_embedding(config)?)?)
+}
+
+/// Ids, features and logits of the first steps on a text.
+fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Vec<(String, Tensor)>> {
+    let count = ids.len();
+    let sequence = PackedSequence {
+        ids: ids.to_vec(),
+        position_ids: (0..count as u32).collect(),
+        document_ids: vec![0; count],
+    };
+    let mut features = target.forward(&sequence, &Taps::of(&draft.taps()))?;
+    let layers = draft.config().target_layers.iter();
+    let hidden: Vec<Tensor> = layers.filter_map(|layer| features.hidden.remove(layer)).collect();
+    let aux = Tensor::cat(&hidden, 1)?;
+    let input = parity::Eagle3Input { ids: ids.to_vec(), aux: aux.clone() };
+    let ids: Vec<i64> = ids.iter().copied().map(i64::from).collect();
+    let mut tensors = vec![
+        ("input_ids".to_owned(), Tensor::from_vec(ids, count, &Device::Cpu)?),
+        ("aux".to_owned(), aux),
+    ];
+    for (step, logits) in parity::logits_of_steps(draft, &input)?.into_iter().enumerate() {
+        tensors.push((format!("logits.{step}"), logits));
+    }
+    Ok(tensors)
+}
+
+fn map_hash(map: &VocabularyMap) -> String {
+    let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
+    hash(&bytes)
+}
+
+fn last_name(name: &str) -> &str {
+    name.trim_end_matches('/').rsplit('/').next().unwrap_or(name)
+}

@@ -1,0 +1,82 @@
+//! What an EAGLE-3 draft computes on the fixed input.
+
+use candle_core::{Device, Tensor};
+use longdraft_kernels::linear::linear;
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
+use longdraft_models::target::PackedSequence;
+
+use crate::error::Result;
+use crate::parity::{ParityVector, TOKENS, fixed_ids, normal, records};
+
+/// Test-time steps that are recorded.
+const STEPS: usize = 3;
+
+/// Most values of embeddings; the largest published have half as many.
+const LARGEST_EMBEDDING: usize = 1 << 32;
+
+/// What an EAGLE-3 draft reads.
+pub(super) struct Eagle3Input {
+    /// `[T]`
+    pub(super) ids: Vec<u32>,
+    /// `[T, 3·Ht]`
+    pub(super) aux: Tensor,
+}
+
+/// The fixed input of a draft.
+///
+/// # Errors
+/// - it cannot be made
+pub(super) fn fixed_input(config: &Eagle3Config) -> Result<Eagle3Input> {
+    let aux = normal("parity aux", &[TOKENS, 3 * config.target_hidden_size])?;
+    Ok(Eagle3Input { ids: fixed_ids(config.vocab_size), aux })
+}
+
+/// Embeddings `[V, Ht]` in the place of the target's, so that the check needs none: one byte each.
+///
+/// # Errors
+/// - they are larger than those of any published target, by files that are wrong
+pub(super) fn stand_in_embedding(config: &Eagle3Config) -> Result<Tensor> {
+    let (rows, width) = (config.vocab_size, config.target_hidden_size);
+    if rows.saturating_mul(width) > LARGEST_EMBEDDING {
+        let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");
+        return Err(candle_core::Error::Msg(problem).into());
+    }
+    let values: Vec<u8> = (0..rows)
+        .flat_map(|row| (0..width).map(move |i| ((row * 31 + i * 17 + row * i) % 251) as u8))
+        .collect();
+    Ok(Tensor::from_vec(values, (rows, width), &Device::Cpu)?)
+}
+
+/// Logits `[T, Vd]` of each of the first test-time steps, over one document.
+///
+/// # Errors
+/// - shapes do not fit
+pub(super) fn logits_of_steps(draft: &Eagle3Draft, input: &Eagle3Input) -> Result<Vec<Tensor>> {
+    let tokens = input.ids.len();
+    let sequence = PackedSequence {
+        ids: input.ids.clone(),
+        position_ids: (0..tokens as u32).collect(),
+        document_ids: vec![0; tokens],
+    };
+    let rows: Vec<u32> = (0..tokens as u32).collect();
+    let mut steps = TestTimeSteps::new(draft, &sequence, &input.aux)?;
+    (0..STEPS)
+        .map(|_| {
+            let hidden = steps.step(&rows)?;
+            Ok(linear(&draft.head_input(&hidden)?, draft.head()?, None)?)
+        })
+        .collect()
+}
+
+/// The vector of an EAGLE-3 draft.
+///
+/// # Errors
+/// - shapes do not fit
+pub(super) fn outputs(draft: &Eagle3Draft) -> Result<ParityVector> {
+    let logits = logits_of_steps(draft, &fixed_input(draft.config())?)?;
+    let mut rows = Vec::new();
+    for (step, logits) in logits.iter().enumerate() {
+        rows.extend(records(step, logits)?);
+    }
+    Ok(ParityVector::of(rows))
+}

@@ -1,0 +1,27 @@
+//! Folders and GGUF files of EAGLE-3 drafts, checked key by key and tensor by tensor.
+
+mod config;
+mod gguf;
+mod layers;
+mod speculators;
+mod target_keys;
+mod tensors;
+mod vocabulary;
+
+use std::path::Path;
+
+use crate::checks::Checks;
+use crate::profile::Profile;
+
+/// Lists what is wrong; whether there is a network that may be run.
+pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> bool {
+    if checks.profile == Profile::Llamacpp {
+        return gguf::check(checks, path).is_some();
+    }
+    config::check(checks);
+    layers::check(checks);
+    tensors::check(checks);
+    vocabulary::check(checks);
+    tensors::check_target(checks);
+    true
+}

@@ -1,0 +1,83 @@
+//! Files that formats write, and values in the types that they hold.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_models::error::Problems;
+use longdraft_models::weights::atomic::write_atomically;
+use longdraft_models::weights::gguf::half_split_row;
+use longdraft_models::weights::safetensors;
+use serde_json::Value;
+
+use crate::error::Result;
+
+/// Largest value of an IEEE half.
+const LARGEST_HALF: f32 = 65_504.0;
+
+/// PyTorch's name of a weight type.
+pub(crate) fn torch_dtype(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    }
+}
+
+/// A tensor in `dtype`; what does not fit is a problem.
+pub(crate) fn narrowed(
+    name: &str,
+    tensor: &Tensor,
+    dtype: DType,
+    problems: &mut Problems,
+) -> Result<Tensor> {
+    let largest = tensor.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    let sum = tensor.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    if !largest.is_finite() || !sum.is_finite() {
+        problems.push(format!("tensor `{name}` holds values that are not finite"));
+    } else if dtype == DType::F16 && largest > LARGEST_HALF {
+        problems.push(format!(
+            "tensor `{name}` holds {largest}, too large for f16: export with --dtype bf16"
+        ));
+    }
+    Ok(tensor.to_dtype(dtype)?.contiguous()?)
+}
+
+/// Name of the GGUF file of weights in `dtype`.
+pub(crate) fn gguf_name(dtype: DType) -> String {
+    let suffix = match dtype {
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        _ => "f32",
+    };
+    format!("draft-{suffix}.gguf")
+}
+
+/// Writes the weight file of a folder.
+pub(crate) fn write_safetensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    Ok(safetensors::save(&folder.join("model.safetensors"), tensors, metadata)?)
+}
+
+/// Writes a table of keys.
+pub(crate) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    Ok(write_atomically(path, format!("{value:#}\n").as_bytes())?)
+}
+
+/// Rows of heads in the interleaved order of GGUF files.
+pub(crate) fn interleaved(tensor: &Tensor, head_dim: usize) -> Result<Tensor> {
+    let rows = tensor.dim(0)?;
+    let order: Vec<u32> = (0..rows).map(|stored| half_split_row(stored, head_dim) as u32).collect();
+    Ok(tensor.index_select(&Tensor::from_vec(order, rows, tensor.device())?, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heads_halves_alternate() {
+        let order: Vec<usize> = (0..8).map(|row| half_split_row(row, 4)).collect();
+        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
+    }
+}

@@ -1,0 +1,35 @@
+//! What of a GLIDE layer the published scripts compute.
+
+use longdraft_models::config::TargetConfig;
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
+
+use crate::Profile;
+use crate::formats::Fit;
+
+/// Whether a GLIDE layer fits a profile.
+pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig) -> Fit {
+    let mut fit = Fit::default();
+    fit.refuse(
+        matches!(profile, Profile::Longspec | Profile::Hf),
+        "no such engine runs a GLIDE layer: export to longspec (or hf), or decode with `longdraft \
+         generate`",
+    );
+    fit.refuse(
+        config.final_norm == FinalNorm::None,
+        "the published layer has no final norm: train with `draft.final_norm: none`",
+    );
+    fit.refuse(
+        config.self_window == GlideConfig::SELF_WINDOW,
+        "the published layer looks back 512 tokens: another window is not read",
+    );
+    fit.refuse(
+        config.head_dim * config.num_attention_heads == config.hidden_size,
+        "the published layer has head_dim = hidden_size / num_attention_heads",
+    );
+    fit.refuse(
+        config.hidden_size == target.hidden_size
+            && config.num_key_value_heads == target.num_key_value_heads,
+        "the layer's sizes are not the target's",
+    );
+    fit
+}

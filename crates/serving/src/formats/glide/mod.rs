@@ -1,0 +1,126 @@
+//! GLIDE layers as the published scripts read them.
+
+mod compatibility;
+mod longspec;
+mod parity;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::DType;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::files::{PTH_FILE, open_weights};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_models::weights::pth;
+use serde_json::Value;
+
+use super::files::{write_json, write_safetensors};
+use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
+use crate::Profile;
+use crate::checks::{Checks, Problem, Severity};
+use crate::error::Result;
+use crate::parity::ParityVector;
+use crate::target::TargetFacts;
+
+/// The format.
+pub(super) struct Glide;
+
+impl Format for Glide {
+    fn method(&self) -> &'static str {
+        "glide"
+    }
+
+    fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
+        Ok(compatibility::fit(profile, typed(draft)?.config(), target.config()))
+    }
+
+    fn write(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        options: &ExportOptions,
+        folder: &Path,
+    ) -> Result<Rendered> {
+        write(typed(draft)?, target, options, folder)
+    }
+
+    fn rounded(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        dtype: DType,
+    ) -> Result<ParityVector> {
+        let written = longspec::tensors(Profile::Longspec, typed(draft)?, dtype)?;
+        let config = GlideConfig::for_target(target.config(), None);
+        let source = MemorySource::new(written);
+        let network = GlideDraft::from_source(&source, &config, &target.target)?;
+        parity::outputs(&network, &target.target)
+    }
+
+    /// No engine serves such drafts.
+    fn commands(&self, _: Profile, _: Served<'_>) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    fn recognises(&self, profile: Profile, config: &Value) -> bool {
+        profile == Profile::Longspec || verify::is_layer(config)
+    }
+
+    fn profile_of(&self, config: &Value) -> Option<Profile> {
+        verify::is_layer(config).then_some(Profile::Longspec)
+    }
+
+    fn check(&self, checks: &mut Checks<'_>, _: &Path) -> bool {
+        verify::check(checks);
+        true
+    }
+
+    fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
+        let source = open_weights(&checks.folder)?;
+        let Some(target) = checks.target else {
+            let problem = Problem::new(
+                Severity::Note,
+                "no-reference",
+                "outputs",
+                "not computed without the target's rotary embedding",
+                "--target",
+            );
+            checks.push(problem);
+            return Ok(None);
+        };
+        let config = GlideConfig::for_target(target.config(), None);
+        let draft = GlideDraft::from_source(source.as_ref(), &config, &target.target)?;
+        Ok(Some(parity::outputs(&draft, &target.target)?))
+    }
+}
+
+fn typed(draft: &dyn Draft) -> Result<&GlideDraft> {
+    draft.of_kind().ok_or_else(|| no_format(draft))
+}
+
+fn write(
+    draft: &GlideDraft,
+    target: &TargetFacts,
+    options: &ExportOptions,
+    folder: &Path,
+) -> Result<Rendered> {
+    let dtype = options.dtype.unwrap_or(WeightType::F16).dtype();
+    let written = longspec::tensors(options.profile, draft, dtype)?;
+    write_safetensors(folder, &written)?;
+    if options.profile == Profile::Longspec {
+        pth::save(&folder.join(PTH_FILE), &written)?;
+    }
+    write_json(&folder.join("config.json"), &longspec::config(draft, target, dtype))?;
+    let config = GlideConfig::for_target(target.config(), None);
+    let source = MemorySource::new(written.iter().cloned());
+    let network = GlideDraft::from_source(&source, &config, &target.target)?;
+    Ok(Rendered {
+        tensors: written,
+        layers: vec![target.config().num_hidden_layers - 1],
+        map: None,
+        parity: parity::outputs(&network, &target.target)?,
+        dtype,
+    })
+}

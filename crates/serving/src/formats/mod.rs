@@ -1,0 +1,223 @@
+//! How engines read each method's drafts: the one place of this crate that lists them.
+//!
+//! A format is a folder: names, keys, rules of loaders and what they compute, for every profile that
+//! takes such drafts.
+
+pub mod eagle3;
+pub(crate) mod files;
+mod glide;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_models::draft::Draft;
+use longdraft_models::error::Problems;
+use serde_json::Value;
+
+use crate::Profile;
+use crate::checks::Checks;
+use crate::error::{Result, ServingError};
+use crate::manifest::Provenance;
+use crate::parity::ParityVector;
+use crate::target::TargetFacts;
+
+/// Every format. The first one that recognises a folder checks it.
+static FORMATS: [&dyn Format; 2] = [&glide::Glide, &eagle3::Eagle3];
+
+/// A method's drafts as files of engines.
+pub trait Format: Sync {
+    /// Name of the method.
+    fn method(&self) -> &'static str;
+
+    /// What stands in the way of a draft in a profile.
+    ///
+    /// # Errors
+    /// - the draft is another method's
+    fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit>;
+
+    /// Writes a draft's files into a folder.
+    ///
+    /// # Errors
+    /// - a value does not fit the type, or the folder cannot be written
+    fn write(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        options: &ExportOptions,
+        folder: &Path,
+    ) -> Result<Rendered>;
+
+    /// What a draft computes with its weights rounded as an export rounds them, on the fixed input.
+    ///
+    /// # Errors
+    /// - a value does not fit the type, or sizes do not fit the target
+    fn rounded(
+        &self,
+        draft: &dyn Draft,
+        target: &TargetFacts,
+        dtype: DType,
+    ) -> Result<ParityVector>;
+
+    /// Inputs and outputs of a draft on a text of the target, by name, for a comparison with other
+    /// programs; `None` if there is no such comparison.
+    ///
+    /// # Errors
+    /// - the target or the draft cannot run
+    fn recording(
+        &self,
+        _draft: &dyn Draft,
+        _target: &longdraft_models::target::Target,
+        _ids: &[u32],
+    ) -> Result<Option<Vec<(String, Tensor)>>> {
+        Ok(None)
+    }
+
+    /// Command lines of engines, by name; `DIR` stands for the exported folder.
+    fn commands(&self, profile: Profile, served: Served<'_>) -> BTreeMap<String, String>;
+
+    /// Whether a folder for this profile with this `config.json` is of the format.
+    fn recognises(&self, profile: Profile, config: &Value) -> bool;
+
+    /// The profile of a folder with this `config.json`, if it is of the format.
+    fn profile_of(&self, config: &Value) -> Option<Profile>;
+
+    /// Lists what is wrong with a folder; whether there is a network that may be run.
+    fn check(&self, checks: &mut Checks<'_>, path: &Path) -> bool;
+
+    /// What the files compute on the fixed input; nothing where that cannot be known.
+    ///
+    /// # Errors
+    /// - the network cannot be loaded or run
+    fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>>;
+}
+
+/// The format of a draft.
+///
+/// # Errors
+/// - no engine's files hold drafts of its method
+pub fn format_of(draft: &dyn Draft) -> Result<&'static dyn Format> {
+    let found = FORMATS.into_iter().find(|format| format.method() == draft.method());
+    found.ok_or_else(|| no_format(draft))
+}
+
+/// What is said of a draft whose method has no format, or another one.
+fn no_format(draft: &dyn Draft) -> ServingError {
+    ServingError::NoFormat(draft.method())
+}
+
+/// The format that checks a folder.
+pub(crate) fn recognised(profile: Profile, config: &Value) -> &'static dyn Format {
+    let found = FORMATS.into_iter().find(|format| format.recognises(profile, config));
+    found.unwrap_or(FORMATS[FORMATS.len() - 1])
+}
+
+/// What a folder without a manifest is for, by its keys.
+pub(crate) fn profile_of(config: &Value) -> Profile {
+    FORMATS.into_iter().find_map(|format| format.profile_of(config)).unwrap_or(Profile::Vllm)
+}
+
+/// What a command line names.
+#[derive(Debug, Clone, Copy)]
+pub struct Served<'a> {
+    /// Name of the target.
+    pub target: &'a str,
+    /// Whether the target is a GGUF file.
+    pub is_gguf: bool,
+    /// Tokens per round.
+    pub draft_len: usize,
+    /// Name of the draft's GGUF file.
+    pub gguf: &'a str,
+}
+
+/// Type of written weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightType {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// 32 bits.
+    F32,
+}
+
+impl WeightType {
+    /// As the tensor library names it.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+            Self::F32 => DType::F32,
+        }
+    }
+}
+
+/// How to export.
+#[derive(Debug, Clone)]
+pub struct ExportOptions {
+    /// For which engine.
+    pub profile: Profile,
+    /// Type of the weights; `None`: f16 for longspec, else bf16.
+    pub dtype: Option<WeightType>,
+    /// Whether the target's embeddings go along, where the engine would read them.
+    pub embedding: bool,
+    /// Tokens per round that engines should draft by default.
+    pub draft_len: usize,
+    /// Where the draft comes from.
+    pub provenance: Provenance,
+}
+
+/// Files of one export, before its manifest.
+pub struct Rendered {
+    /// Tensors as written.
+    pub tensors: Vec<(String, Tensor)>,
+    /// Layers of the target whose outputs the draft reads.
+    pub layers: Vec<usize>,
+    /// Hash of the draft's vocabulary, if it is not the target's.
+    pub map: Option<String>,
+    /// What the written network computes.
+    pub parity: ParityVector,
+    /// Type of the weights.
+    pub dtype: DType,
+}
+
+/// What stands in the way, and what depends on the engine's version.
+#[derive(Debug, Default)]
+pub struct Fit {
+    /// Features that the engines compute otherwise or refuse.
+    pub refusals: Problems,
+    /// Features that only some versions compute.
+    pub warnings: Vec<String>,
+}
+
+impl Fit {
+    /// Refuses a draft that breaks a condition.
+    pub(crate) fn refuse(&mut self, holds: bool, reason: &str) {
+        if !holds {
+            self.refusals.push(reason);
+        }
+    }
+
+    /// Warns of a draft that breaks a condition.
+    pub(crate) fn warn(&mut self, holds: bool, reason: &str) {
+        if !holds {
+            self.warnings.push(reason.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::draft::kinds::KINDS;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_of_draft_has_a_format() {
+        let mut formats = FORMATS.map(Format::method);
+        let mut kinds = KINDS.each_ref().map(|kind| kind.name);
+        formats.sort_unstable();
+        kinds.sort_unstable();
+        assert_eq!(formats, kinds);
+    }
+}
