@@ -1,4 +1,4 @@
-//! One packed row with everything that is drawn for it.
+//! One packed row with its positions.
 
 use std::ops::Range;
 
@@ -60,8 +60,6 @@ pub struct Batch {
     pub position_ids: Vec<u32>,
     /// A run of equal ids is a document; negative is padding, `[T]`.
     pub document_ids: Vec<i32>,
-    /// Delay δ of the target's keys to each token, `[T]`, at least 1.
-    pub delays: Vec<u32>,
     /// Rows `t` that are learned, ascending; the label of `t` is `ids[t + 1]`.
     pub learned: Vec<u32>,
     /// Whether each token is supervised, `[T]`; the bit belongs to its own token.
@@ -70,6 +68,10 @@ pub struct Batch {
     pub origins: Vec<String>,
     /// Which packed row this is; keys stored features.
     pub row: usize,
+    /// What is drawn anew for it belongs to this epoch.
+    pub epoch: u64,
+    /// What the documents of the row are pieces of; keys what is drawn for them.
+    pub pieces: Vec<Piece>,
     /// Tokens whose rows are learned here where several processes share the row; `None`: all.
     pub own: Option<Range<usize>>,
 }
@@ -86,28 +88,40 @@ impl Batch {
     }
 }
 
-/// How positions and delays of a batch are drawn.
+/// A piece of a text's document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Which document.
+    pub document: usize,
+    /// The document's token that comes first here.
+    pub start: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+impl Piece {
+    /// Key of what is drawn for it in an epoch.
+    pub fn key(&self, epoch: u64) -> [u64; 3] {
+        [epoch, self.document as u64, self.start as u64]
+    }
+}
+
+/// How positions of a batch are drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draws {
-    /// Run key.
-    pub seed: u64,
     /// Key of the positions: the run's, or that of the capture which the features are of.
     pub position_seed: u64,
     /// Positions, `max_position` already bounded by the target's context.
     pub anchor: AnchorOffset,
-    /// Weight of delay 1, 2, ..., G.
-    pub delay_weights: Vec<f64>,
-    /// One delay for all tokens of a batch instead of one a token.
-    pub shared_delay: bool,
 }
 
-/// Epochs of the two random choices; stored features pin the positions' one.
+/// Epochs of random choices; stored features pin the positions' one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrawEpochs {
     /// Of the positions.
     pub positions: u64,
-    /// Of the delays.
-    pub delays: u64,
+    /// Of everything else.
+    pub batch: u64,
 }
 
 impl Batch {
@@ -119,13 +133,14 @@ impl Batch {
         draws: &Draws,
         epochs: DrawEpochs,
     ) -> Self {
-        let mut batch = Self { row: row_index, ..Self::default() };
+        let mut batch = Self { row: row_index, epoch: epochs.batch, ..Self::default() };
         for (slot, piece) in row.pieces.iter().enumerate() {
             let document = &documents[piece.document];
             let length = piece.tokens.len();
-            let place = [piece.document as u64, piece.tokens.start as u64];
-            let key = |epoch: u64| [epoch, place[0], place[1]];
-            let mut rng = CounterRng::new(draws.position_seed, "anchor", &key(epochs.positions));
+            let place =
+                Piece { document: piece.document, start: piece.tokens.start, tokens: length };
+            let key = place.key(epochs.positions);
+            let mut rng = CounterRng::new(draws.position_seed, "anchor", &key);
             let (anchors, offset) = draws.anchor.draw(length, &mut rng);
             let start = batch.ids.len();
             batch.ids.extend(&document.ids[piece.tokens.clone()]);
@@ -135,16 +150,8 @@ impl Batch {
             let learned = (1..length).filter(|&t| labels[t]).map(|t| (start + t - 1) as u32);
             batch.learned.extend(learned);
             batch.loss_mask.extend(labels);
-            let mut rng = CounterRng::new(draws.seed, "delay", &key(epochs.delays));
-            let delay = |rng: &mut CounterRng| rng.categorical(&draws.delay_weights) as u32 + 1;
-            batch.delays.extend((0..length).map(|_| delay(&mut rng)));
+            batch.pieces.push(place);
             batch.origins.push(document.origin.clone());
-        }
-        if draws.shared_delay {
-            let key = [epochs.delays, row_index as u64];
-            let mut rng = CounterRng::new(draws.seed, "delay of the batch", &key);
-            let delay = rng.categorical(&draws.delay_weights) as u32 + 1;
-            batch.delays.fill(delay);
         }
         batch
     }
@@ -168,7 +175,6 @@ mod tests {
 
     fn draws() -> Draws {
         Draws {
-            seed: 1,
             position_seed: 1,
             anchor: AnchorOffset {
                 enabled: true,
@@ -176,14 +182,12 @@ mod tests {
                 max_document: 8,
                 max_position: 100,
             },
-            delay_weights: vec![1.0; 5],
-            shared_delay: false,
         }
     }
 
     fn batches(draws: &Draws, epoch: u64) -> Vec<Batch> {
         let documents = documents();
-        let epochs = DrawEpochs { positions: epoch, delays: epoch };
+        let epochs = DrawEpochs { positions: epoch, batch: epoch };
         let rows = pack(&documents, 9);
         let rows = rows.iter().enumerate();
         rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs)).collect()
@@ -210,7 +214,6 @@ mod tests {
     fn positions_keep_anchors_and_stay_below_the_bound() {
         for batch in batches(&draws(), 3) {
             assert!(batch.position_ids.iter().all(|p| *p <= 100));
-            assert!(batch.delays.iter().all(|d| (1..=5).contains(d)));
         }
         // The document of 9 tokens is longer than max_document.
         let long = batches(&draws(), 3).into_iter().find(|b| b.origins == ["9"]).expect("its row");
@@ -222,9 +225,5 @@ mod tests {
     fn draws_repeat_within_an_epoch_and_change_with_it() {
         assert_eq!(batches(&draws(), 4), batches(&draws(), 4));
         assert_ne!(batches(&draws(), 4), batches(&draws(), 5));
-        let shared = Draws { shared_delay: true, ..draws() };
-        for batch in batches(&shared, 0) {
-            assert!(batch.delays.iter().all(|d| *d == batch.delays[0]));
-        }
     }
 }

@@ -39,7 +39,7 @@ fn objective(
     GlideObjective::new(Arc::clone(target), draft, config)
 }
 
-/// Two documents and two tokens of padding; most rows learned, delays 1 to 5.
+/// Two documents and two tokens of padding; most rows learned.
 fn batch() -> Batch {
     let documents: Vec<i32> =
         (0..TOKENS).map(|t| if t >= 38 { -1 } else { i32::from(t >= 17) }).collect();
@@ -53,9 +53,13 @@ fn batch() -> Batch {
             })
             .collect(),
         document_ids: documents,
-        delays: (0..TOKENS as u32).map(|t| 1 + t % 5).collect(),
         ..Batch::default()
     }
+}
+
+/// Of the tokens of [`batch`].
+fn delays() -> Vec<u32> {
+    (0..TOKENS as u32).map(|t| 1 + t % 5).collect()
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn every_trained_tensor_gets_a_gradient_in_every_mode() {
             let objective = objective(&target, compat, norm, config);
             let batch = batch();
             let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
-            let loss = objective.loss(&batch, &features, true).expect("loss");
+            let loss = objective.loss((&batch, &delays()), &features, true).expect("loss");
             assert_eq!(loss.denominator, batch.learned.len());
             let parameters = objective.draft().parameters();
             let mut gradients = Gradients::new(parameters);
@@ -106,16 +110,15 @@ fn packed_documents_lose_what_they_lose_alone() {
     let config = GlideObjectiveConfig::default();
     let objective = objective(&target, None, FinalNorm::None, config);
     let whole = batch();
-    let loss_of = |batch: &Batch| {
+    let loss_of = |batch: &Batch, delays: &[u32]| {
         let features = run_target(&target, batch, None, &objective.needs()).expect("features");
-        let metrics = objective.loss(batch, &features, false).expect("loss").metrics;
+        let metrics = objective.loss((batch, delays), &features, false).expect("loss").metrics;
         (metrics.hard_sum, metrics.soft_sum)
     };
     let part = |range: std::ops::Range<usize>| Batch {
         ids: whole.ids[range.clone()].to_vec(),
         position_ids: whole.position_ids[range.clone()].to_vec(),
         document_ids: whole.document_ids[range.clone()].to_vec(),
-        delays: whole.delays[range.clone()].to_vec(),
         learned: whole
             .learned
             .iter()
@@ -124,8 +127,9 @@ fn packed_documents_lose_what_they_lose_alone() {
             .collect(),
         ..Batch::default()
     };
-    let (hard, soft) = loss_of(&whole);
-    let (first, second) = (loss_of(&part(0..17)), loss_of(&part(17..38)));
+    let (hard, soft) = loss_of(&whole, &delays());
+    let (first, second) =
+        (loss_of(&part(0..17), &delays()[..17]), loss_of(&part(17..38), &delays()[17..38]));
     assert!((hard - first.0 - second.0).abs() < 1e-4 * hard);
     assert!((soft - first.1 - second.1).abs() < 1e-4 * soft);
 }

@@ -60,7 +60,6 @@ fn trained(target: &Arc<Target>, draft: GlideDraft, tokens: &[u32], proposed: &[
     let batch = Batch {
         position_ids: (0..count as u32).collect(),
         document_ids: vec![0; count],
-        delays: (0..count).map(|t| if t < root { 1 } else { (t - root + 1) as u32 }).collect(),
         learned: vec![0],
         ids,
         ..Batch::default()
@@ -68,7 +67,9 @@ fn trained(target: &Arc<Target>, draft: GlideDraft, tokens: &[u32], proposed: &[
     let config = GlideObjectiveConfig { soft_weight: 0.0, ..Default::default() };
     let objective = GlideObjective::new(Arc::clone(target), draft, config);
     let features = run_target(target, &batch, None, &objective.needs()).expect("features");
-    let hidden = objective.hidden(&batch, &features, &mut Vec::new()).expect("hidden");
+    let delays: Vec<u32> =
+        (0..count).map(|t| if t < root { 1 } else { (t - root + 1) as u32 }).collect();
+    let hidden = objective.hidden((&batch, &delays), &features, &mut Vec::new()).expect("hidden");
     let rows = hidden.narrow(0, root, DRAFT_LEN).expect("rows");
     let logits = target.logits(&rows).expect("logits");
     logits.argmax(D::Minus1).and_then(|best| best.to_vec1()).expect("tokens")

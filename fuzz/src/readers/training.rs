@@ -37,7 +37,6 @@ fn batch() -> Batch {
         ids: vec![1, 70, 71, 72, 73, 2],
         position_ids: (0..6).collect(),
         document_ids: vec![0; 6],
-        delays: vec![1; 6],
         learned: (0..5).collect(),
         loss_mask: vec![true; 6],
         ..Batch::default()

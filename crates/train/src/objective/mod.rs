@@ -98,6 +98,11 @@ pub trait Objective {
     /// for training rows, that of [`Self::held_out_needs`] for held-out rows.
     fn quantities(&self, teacher: TeacherKind) -> Quantities;
 
+    /// What figures of training rows are measured against.
+    fn training_quantities(&self) -> Quantities {
+        self.quantities(self.needs().teacher)
+    }
+
     /// Counters of a held-out row, at every delay or step; where training rows are measured against
     /// something else, also as they are.
     ///

@@ -111,7 +111,6 @@ mod tests {
             ids: (0..tokens).collect(),
             position_ids: (0..tokens).collect(),
             document_ids: vec![0; count],
-            delays: vec![1; count],
             learned: (0..tokens - 1).collect(),
             loss_mask: vec![true; count],
             ..Batch::default()

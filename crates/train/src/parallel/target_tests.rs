@@ -52,7 +52,6 @@ fn batch(row: usize) -> Batch {
         ids,
         position_ids,
         document_ids,
-        delays: vec![1; tokens],
         // A row of which nothing is learned gathers what the others do.
         learned: if row == 0 { Vec::new() } else { vec![1, 3] },
         loss_mask: vec![true; tokens],
@@ -171,7 +170,6 @@ fn packed(tokens: u32) -> Batch {
         ids: (0..tokens).map(|i| (i * 11 + 5) % 61).collect(),
         position_ids: (0..tokens).map(|i| i % (border as u32 + 1)).collect(),
         document_ids: (0..count).map(|i| i32::from(i >= border)).collect(),
-        delays: (0..tokens).map(|i| 1 + i % 3).collect(),
         learned: (0..tokens - 1).filter(|i| i % 5 != 2 && *i + 1 != border as u32).collect(),
         loss_mask: vec![true; count],
         ..Batch::default()
@@ -223,7 +221,8 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
     let own = groups.cut(batch.clone());
     let part = groups.part_of(own.ids.len());
     let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
-    let loss = objective.loss(&own, &features, true).expect("loss");
+    let delays: Vec<u32> = (0..own.ids.len() as u32).map(|i| 1 + i % 3).collect();
+    let loss = objective.loss((&own, &delays), &features, true).expect("loss");
     let parameters = objective.draft().parameters();
     let mut gradients = Gradients::new(parameters);
     if let Some(numerator) = &loss.numerator {

@@ -83,7 +83,7 @@ impl Capture {
         let materials =
             Materials { config, target: &target, tokenizer, documents: &train.documents };
         let objective = config.draft.method.build(&materials, observer)?;
-        let draws = draws(config, &target, objective.draft_len());
+        let draws = draws(config, &target);
         let data = (&train, &held_out);
         let mut recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
         let records = options.records.as_deref().map(PublishedRecords::open).transpose()?;
@@ -243,7 +243,7 @@ impl Rows {
 }
 
 fn batch(part: Part, row: usize, data: (&DataSet, &DataSet), draws: &Draws) -> Batch {
-    let epochs = DrawEpochs { positions: 0, delays: 0 };
+    let epochs = DrawEpochs { positions: 0, batch: 0 };
     match part {
         Part::Train => Batch::from_row(row, &data.0.rows[row], &data.0.documents, draws, epochs),
         Part::HeldOut => held_out_batch(row, data.1, draws),

@@ -147,7 +147,7 @@ pub fn measure_drafts(
     if config.train.features == FeatureMode::Memory {
         config.train.features = FeatureMode::Online;
     }
-    let mut draws = draws(&config, target, first.draft_len());
+    let mut draws = draws(&config, target);
     let source = features(
         &config,
         target,
@@ -296,6 +296,6 @@ impl HeldOut<'_> {
 pub(super) fn held_out_batch(index: usize, held_out: &DataSet, draws: &Draws) -> Batch {
     let anchor = AnchorOffset { enabled: false, ..AnchorOffset::default() };
     let draws = Draws { anchor, ..draws.clone() };
-    let epochs = DrawEpochs { positions: 0, delays: 0 };
+    let epochs = DrawEpochs { positions: 0, batch: 0 };
     Batch::from_row(index, &held_out.rows[index], &held_out.documents, &draws, epochs)
 }

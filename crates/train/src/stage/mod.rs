@@ -266,22 +266,8 @@ impl Stage {
             return Ok(());
         }
         let mut record = report.to_json(self.objective.draft_len());
-        record[Quantities::KEY] = json!(self.training_quantities());
+        record[Quantities::KEY] = json!(self.objective.training_quantities());
         self.log.write(&record)
-    }
-
-    /// What figures of training rows are measured against.
-    fn training_quantities(&self) -> Quantities {
-        let mut quantities = self.objective.quantities(self.objective.needs().teacher);
-        // Held-out rows take every delay as often as every other one.
-        let weights = &self.draws.delay_weights;
-        if weights.windows(2).any(|pair| pair[0].total_cmp(&pair[1]).is_ne()) {
-            let weights: Vec<String> = weights.iter().map(f64::to_string).collect();
-            for loss in [&mut quantities.loss, &mut quantities.hard_loss] {
-                *loss = format!("{loss} weighted {}", weights.join(" "));
-            }
-        }
-        quantities
     }
 
     fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {

@@ -58,7 +58,7 @@ impl Stage {
         if let Some(draft) = &config.draft.from {
             add_token_counts(&mut token_counts, draft)?;
         }
-        let mut draws = draws(&config, &target, objective.draft_len());
+        let mut draws = draws(&config, &target);
         let features = features(
             &config,
             &target,
@@ -152,19 +152,15 @@ fn warn_of_idle_ranks(
     }
 }
 
-/// How positions and delays are drawn.
-pub(super) fn draws(config: &TrainConfig, target: &Target, draft_len: usize) -> Draws {
+/// How positions are drawn.
+pub(super) fn draws(config: &TrainConfig, target: &Target) -> Draws {
     let anchor = config.data.anchor;
-    let weights = config.draft.delay_weights.clone();
     Draws {
-        seed: config.train.seed,
         position_seed: config.train.seed,
         anchor: AnchorOffset {
             max_position: anchor.max_position.min(target.config().max_position_embeddings),
             ..anchor
         },
-        delay_weights: weights.unwrap_or_else(|| vec![1.0; draft_len]),
-        shared_delay: config.draft.compat.is_some(),
     }
 }
 

@@ -46,7 +46,7 @@ impl Stage {
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
         let pinned = self.features.pins_positions() || !self.draws.anchor.redraw;
         let positions = if pinned { 0 } else { epoch };
-        let epochs = DrawEpochs { positions, delays: epoch };
+        let epochs = DrawEpochs { positions, batch: epoch };
         let data = &self.train;
         let batch = Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs);
         self.groups.cut(batch)

@@ -64,7 +64,7 @@ fn steps(
                 None if arguments.llm_loss => with_own_loss(target, &batch)?,
                 None => run_target(target, &batch, None, &objective.needs())?,
             };
-            let loss = objective.loss(&batch, &features, true)?;
+            let loss = objective.loss((&batch, &vec![DELAY; tokens]), &features, true)?;
             let sum = loss.numerator.ok_or_else(|| Failure::work("no row is learned"))?;
             let mean = (sum / loss.denominator as f64)?;
             let mut gradients = Gradients::new(&parameters);
@@ -89,7 +89,6 @@ fn batch(tokens: usize, documents: usize, row: usize, vocabulary: usize) -> Resu
         ids: (0..tokens).map(|t| shape::token(t, row, vocabulary)).collect(),
         position_ids: (0..tokens).map(|t| (t - document(t) * length) as u32).collect(),
         document_ids: (0..tokens).map(|t| document(t) as i32).collect(),
-        delays: vec![DELAY; tokens],
         learned: (0..tokens).filter(is_learned).map(|t| t as u32).collect(),
         ..Batch::default()
     })

@@ -9,13 +9,19 @@ use super::case::Case;
 use crate::failure::Result;
 use crate::parity::{CaseReport, malformed};
 
+/// A micro-batch and the delays of its tokens.
+pub(super) struct MicroBatch {
+    pub(super) batch: Batch,
+    pub(super) delays: Vec<u32>,
+}
+
 /// Micro-batches of one step, with its pinned draws; also checks the rules that make them.
 pub(super) fn batches(
     case: &Case<'_>,
     index: usize,
     step: &Value,
     report: &mut CaseReport,
-) -> Result<Vec<Batch>> {
+) -> Result<Vec<MicroBatch>> {
     let (rows, length) = (case.rows, case.seq_len);
     let ids = case.integers("input_ids", rows * length)?;
     let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
@@ -28,7 +34,7 @@ pub(super) fn batches(
     let positions = case.integers("position_ids", steps * rows * length)?;
     let delays = case.integers("delays", steps * rows * length)?;
     let mut learned_rows = 0;
-    let batches: Vec<Batch> = (0..rows)
+    let batches: Vec<MicroBatch> = (0..rows)
         .map(|row| {
             let tokens = row * length..(row + 1) * length;
             let drawn = index * rows * length + tokens.start..index * rows * length + tokens.end;
@@ -41,15 +47,16 @@ pub(super) fn batches(
                 .map(|t| t as u32)
                 .collect();
             learned_rows += learned.len();
-            Batch {
+            let batch = Batch {
                 ids: ids[tokens].to_vec(),
                 position_ids: positions[drawn.clone()].iter().map(|p| *p as u32).collect(),
                 document_ids: documents.iter().map(|d| *d as i32).collect(),
-                delays: delays[drawn].iter().map(|d| (*d).max(0) as u32).collect(),
                 learned,
                 row,
                 ..Batch::default()
-            }
+            };
+            let delays = delays[drawn].iter().map(|d| (*d).max(0) as u32).collect();
+            MicroBatch { batch, delays }
         })
         .collect();
     if index == 0
@@ -68,7 +75,7 @@ fn compat_batch(
     step: &Value,
     ids: &[u32],
     report: &mut CaseReport,
-) -> Result<Batch> {
+) -> Result<MicroBatch> {
     let (rows, length) = (case.rows, case.seq_len);
     let labels = case.integers("labels", rows * length)?;
     let positions = case.integers("position_ids", case.steps()?.len() * length)?;
@@ -99,18 +106,18 @@ fn compat_batch(
     }
     let delay = step["delay"].as_u64();
     let delay = delay.ok_or_else(|| malformed(case.folder, "meta.json: a step has no `delay`"))?;
-    Ok(Batch {
+    let batch = Batch {
         ids: ids.to_vec(),
         position_ids: positions.repeat(rows),
         document_ids: (0..rows).flat_map(|row| vec![row as i32; length]).collect(),
-        delays: vec![delay as u32; rows * length],
         learned,
         ..Batch::default()
-    })
+    };
+    Ok(MicroBatch { batch, delays: vec![delay as u32; rows * length] })
 }
 
 /// Position ids of every document follow from its anchors and offset.
-fn check_anchors(index: usize, step: &Value, batches: &[Batch], report: &mut CaseReport) {
+fn check_anchors(index: usize, step: &Value, batches: &[MicroBatch], report: &mut CaseReport) {
     let Some(anchors) = step["anchors"].as_array() else {
         return;
     };
@@ -120,7 +127,7 @@ fn check_anchors(index: usize, step: &Value, batches: &[Batch], report: &mut Cas
         let (Some(row), Some(document)) = (number("row"), anchor["document"].as_i64()) else {
             continue;
         };
-        let Some(batch) = batches.get(row) else {
+        let Some(MicroBatch { batch, .. }) = batches.get(row) else {
             continue;
         };
         let of_document = batch.document_ids.iter().zip(&batch.position_ids);

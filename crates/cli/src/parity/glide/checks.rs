@@ -20,10 +20,9 @@ use crate::parity::{CaseReport, on_host, relative, relative_error, worst};
 pub(super) fn check_activations(
     case: &Case<'_>,
     objective: &GlideObjective,
-    batch: &Batch,
+    (batch, delays): (&Batch, &[u32]),
     features: &BatchFeatures,
-    micro: usize,
-    report: &mut CaseReport,
+    (micro, report): (usize, &mut CaseReport),
 ) -> Result<()> {
     let path = case.folder.join("activations.safetensors");
     if !path.is_file() {
@@ -31,7 +30,7 @@ pub(super) fn check_activations(
     }
     let file = SafetensorsSource::open_file(&path)?;
     let mut trace: Trace = Vec::new();
-    objective.hidden(batch, features, &mut trace)?;
+    objective.hidden((batch, delays), features, &mut trace)?;
     let mut values: Vec<(String, Tensor)> =
         trace.into_iter().map(|(name, tensor)| (format!("draft.{name}"), tensor)).collect();
     values.push(("target.last_k".into(), features.last_kv()?.k.clone()));

@@ -12,6 +12,7 @@ use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, SoftTargetKind};
 use longdraft_train::optim::Gradients;
 
+use super::batches::MicroBatch;
 use super::case::{Case, objective_config};
 use super::checks::check_activations;
 use crate::failure::Result;
@@ -31,22 +32,22 @@ pub(super) fn run_step(
     case: &Case<'_>,
     target: &Target,
     objective: &GlideObjective,
-    batches: &[Batch],
+    batches: &[MicroBatch],
     index: usize,
     report: &mut CaseReport,
 ) -> Result<Outcome> {
     let parameters = objective.draft().parameters();
-    let total: usize = batches.iter().map(|batch| batch.learned.len()).sum();
+    let total: usize = batches.iter().map(|micro| micro.batch.learned.len()).sum();
     let mut gradients = Gradients::new(parameters);
     let mut metrics = DraftMetrics::default();
     let (mut loss, mut target_loss) = (0.0, 0.0);
-    for (micro, batch) in batches.iter().enumerate() {
+    for (micro, MicroBatch { batch, delays }) in batches.iter().enumerate() {
         let (features, micro_target_loss) = features(case, target, batch, index, micro)?;
         target_loss += micro_target_loss;
         if index == 0 {
-            check_activations(case, objective, batch, &features, micro, report)?;
+            check_activations(case, objective, (batch, delays), &features, (micro, report))?;
         }
-        let result = objective.loss(batch, &features, true)?;
+        let result = objective.loss((batch, delays), &features, true)?;
         let weight = objective_config(case).soft_weight;
         loss += (1.0 - weight) * result.metrics.hard_sum + weight * result.metrics.soft_sum;
         metrics.merge(&result.metrics);

@@ -1,5 +1,6 @@
 //! GLIDE: one layer over the target's last-layer keys and values, trained at several delays.
 
+mod delays;
 mod footprint;
 mod objective;
 
@@ -19,6 +20,7 @@ use crate::objective::{Objective, SoftTargetKind};
 use crate::stage::Observer;
 use footprint::GlideFootprint;
 
+pub use delays::DelayDraws;
 pub use objective::{GlideObjective, GlideObjectiveConfig};
 
 /// The method.
@@ -72,7 +74,14 @@ impl DraftMethod for Glide {
             Some(path) => GlideDraft::load(&draft_file(path), &glide, target)?,
             None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
         };
-        Ok(Box::new(GlideObjective::new(Arc::clone(target), draft, config.objective.glide())))
+        let weights = config.draft.delay_weights.clone();
+        let draws = DelayDraws {
+            seed: config.train.seed,
+            weights: weights.unwrap_or_else(|| vec![1.0; glide.gamma]),
+            shared: config.draft.compat.is_some(),
+        };
+        let objective = GlideObjective::new(Arc::clone(target), draft, config.objective.glide());
+        Ok(Box::new(objective.with_delays(draws)))
     }
 }
 

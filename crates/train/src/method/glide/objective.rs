@@ -20,6 +20,7 @@ use longdraft_models::target::{Tap, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::delays::DelayDraws;
 use crate::error::Result;
 use crate::features::{
     BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
@@ -59,12 +60,21 @@ pub struct GlideObjective {
     target: Arc<Target>,
     draft: GlideDraft,
     config: GlideObjectiveConfig,
+    draws: DelayDraws,
 }
 
 impl GlideObjective {
-    /// Trains `draft` against `target`.
+    /// Trains `draft` against `target`, every delay as often as the others.
     pub fn new(target: Arc<Target>, draft: GlideDraft, config: GlideObjectiveConfig) -> Self {
-        Self { target, draft, config }
+        let weights = vec![1.0; draft.config().gamma];
+        let draws = DelayDraws { seed: 0, weights, shared: false };
+        Self { target, draft, config, draws }
+    }
+
+    /// The same with other draws of the delays.
+    #[must_use]
+    pub fn with_delays(self, draws: DelayDraws) -> Self {
+        Self { draws, ..self }
     }
 
     /// The draft.
@@ -72,37 +82,41 @@ impl GlideObjective {
         &self.draft
     }
 
-    /// `Σ ℓ` over the batch's learned rows, with the gradient to the draft if `train`.
+    /// `Σ ℓ` over the batch's learned rows at these delays `[T]`, with the gradient to the draft if `train`.
     ///
     /// # Errors
     /// - the features are not those that [`Objective::needs`] names, or shapes do not fit
-    pub fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
+    pub fn loss(
+        &self,
+        (batch, delays): (&Batch, &[u32]),
+        features: &BatchFeatures,
+        train: bool,
+    ) -> Result<Loss> {
         if batch.learned.is_empty() {
             let metrics = DraftMetrics::default();
             return Ok(Loss { numerator: None, denominator: 0, metrics });
         }
-        let hidden = self.learned_states(batch, features, train)?;
-        Ok(self.judge(batch, &hidden, &features.teacher)?.0)
+        let hidden = self.learned_states((batch, delays), features, train)?;
+        Ok(self.judge((batch, delays), &hidden, &features.teacher)?.0)
     }
 
-    /// The draft's final states for a batch, `[T, H]`, or for the tokens of it that this rank runs;
+    /// The draft's final states for a batch at these delays, `[T, H]`, or for the tokens of it that this rank runs;
     /// with intermediate values in `trace` where it runs all.
     ///
     /// # Errors
     /// - shapes do not fit
     pub fn hidden(
         &self,
-        batch: &Batch,
+        (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
         trace: &mut Trace,
     ) -> Result<Tensor> {
         if let Some(rows) = features.rows() {
-            return self.hidden_of(rows, batch, features);
+            return self.hidden_of(rows, (batch, delays), features);
         }
         let window = Some(self.draft.config().self_window);
         let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
-        let delays = Delays::PerToken(&batch.delays);
-        let target_keys = KeyRanges::packed(&batch.document_ids, None, delays);
+        let target_keys = KeyRanges::packed(&batch.document_ids, None, Delays::PerToken(delays));
         let embeddings = self.target.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
         let table = self.target.rope().table(&batch.position_ids, self.target.device())?;
@@ -116,7 +130,7 @@ impl GlideObjective {
     fn hidden_of(
         &self,
         rows: Range<usize>,
-        batch: &Batch,
+        (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
     ) -> Result<Tensor> {
         let window = self.draft.config().self_window;
@@ -127,7 +141,7 @@ impl GlideObjective {
         };
         let documents = &batch.document_ids;
         let own = KeyRanges::packed(&documents[seen.clone()], Some(window), Delays::Same(0));
-        let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(&batch.delays));
+        let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(delays));
         let (rope, device) = (self.target.rope(), self.target.device());
         let keys = self.draft.self_kv(
             &self.target.embed(&batch.ids[seen.clone()])?,
@@ -145,11 +159,11 @@ impl GlideObjective {
     /// `train`.
     fn learned_states(
         &self,
-        batch: &Batch,
+        (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
         train: bool,
     ) -> Result<Tensor> {
-        let hidden = self.hidden(batch, features, &mut Vec::new())?;
+        let hidden = self.hidden((batch, delays), features, &mut Vec::new())?;
         let states = select_rows(&hidden, &learned_of(batch, features.rows().as_ref()))?;
         Ok(if train { states } else { states.detach() })
     }
@@ -172,7 +186,7 @@ impl GlideObjective {
     /// token at each of them.
     fn judge(
         &self,
-        batch: &Batch,
+        (batch, delays): (&Batch, &[u32]),
         hidden: &Tensor,
         teacher: &TeacherFeatures,
     ) -> Result<(Loss, Vec<bool>)> {
@@ -212,7 +226,7 @@ impl GlideObjective {
         })?;
         let mut metrics = DraftMetrics::default();
         for (row, &t) in batch.learned.iter().enumerate() {
-            let delay = batch.delays[t as usize];
+            let delay = delays[t as usize];
             let rows = &output.rows;
             metrics.add_row(
                 delay,
@@ -270,7 +284,8 @@ impl Objective for GlideObjective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let Loss { numerator, metrics, .. } = self.loss(batch, features, train)?;
+        let delays = self.draws.of(batch);
+        let Loss { numerator, metrics, .. } = self.loss((batch, &delays), features, train)?;
         let share = 1.0 / denominators.first().copied().unwrap_or(1.0).max(1.0);
         let loss = numerator.map(|numerator| numerator * share).transpose()?;
         Ok(Share { loss, metrics })
@@ -309,9 +324,21 @@ impl Objective for GlideObjective {
         }
     }
 
+    fn training_quantities(&self) -> Quantities {
+        let mut quantities = self.quantities(self.needs().teacher);
+        // Held-out rows take every delay as often as every other one.
+        let weights = &self.draws.weights;
+        if weights.windows(2).any(|pair| pair[0].total_cmp(&pair[1]).is_ne()) {
+            let weights: Vec<String> = weights.iter().map(f64::to_string).collect();
+            for loss in [&mut quantities.loss, &mut quantities.hard_loss] {
+                *loss = format!("{loss} weighted {}", weights.join(" "));
+            }
+        }
+        quantities
+    }
+
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let mut metrics = DraftMetrics::default();
-        let mut batch = batch.clone();
         if batch.learned.is_empty() {
             return Ok(metrics);
         }
@@ -320,12 +347,12 @@ impl Objective for GlideObjective {
         // Whether level `d` has the token after `t`, `[gamma][T]`.
         let mut right = vec![vec![false; batch.ids.len()]; gamma];
         for (delay, right) in (1..).zip(&mut right) {
-            batch.delays.fill(delay);
-            let hidden = self.learned_states(&batch, features, false)?;
-            let (loss, agrees) = self.judge(&batch, &hidden, &features.teacher)?;
+            let delays = vec![delay; batch.ids.len()];
+            let hidden = self.learned_states((batch, &delays), features, false)?;
+            let (loss, agrees) = self.judge((batch, &delays), &hidden, &features.teacher)?;
             metrics.merge(&loss.metrics);
             if let Some(teacher) = &of_training {
-                let (loss, _) = self.judge(&batch, &hidden, teacher)?;
+                let (loss, _) = self.judge((batch, &delays), &hidden, teacher)?;
                 metrics.as_trained.get_or_insert_default().merge(&loss.metrics);
             }
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
@@ -333,7 +360,7 @@ impl Objective for GlideObjective {
         // Ranks that share a row know a part of it each.
         if features.part.is_none() {
             let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
-            metrics.replayed = Rounds::replay(&batch, gamma, holds);
+            metrics.replayed = Rounds::replay(batch, gamma, holds);
         }
         Ok(metrics)
     }
