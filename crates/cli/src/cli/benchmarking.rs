@@ -1,7 +1,8 @@
 //! Arguments of `bench`.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use longdraft_models::{DeviceChoice, Precision};
+use longdraft_train::method::Method;
 
 /// What is timed. Every case prints one JSON line.
 #[derive(Debug, Subcommand)]
@@ -114,17 +115,8 @@ pub(crate) struct CaptureBenchArguments {
     #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
     pub(crate) tokens: Vec<usize>,
     /// Whose features.
-    #[arg(long, default_value = "eagle3")]
-    pub(crate) method: MethodChoice,
-}
-
-/// A draft method.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MethodChoice {
-    /// Keys and values of the last layer, and final states.
-    Glide,
-    /// Three layers' states and final states.
-    Eagle3,
+    #[arg(long, default_value = "eagle3", value_parser = method)]
+    pub(crate) method: Method,
 }
 
 /// Arguments of `bench decode`.
@@ -152,6 +144,13 @@ fn precision(text: &str) -> Result<Precision, String> {
         "bf16" => Ok(Precision::Bf16),
         _ => Err("auto, f32 or bf16".to_owned()),
     }
+}
+
+fn method(text: &str) -> Result<Method, String> {
+    Method::named(text).ok_or_else(|| {
+        let names: Vec<&str> = Method::all().map(|method| method.name()).collect();
+        format!("a draft method: {}", names.join(", "))
+    })
 }
 
 fn positive(text: &str) -> Result<usize, String> {

@@ -1,7 +1,7 @@
 //! Command-line arguments.
 
 #[cfg(any(test, feature = "bench"))]
-mod benchmarking;
+pub(crate) mod benchmarking;
 mod checking;
 mod configuration;
 mod data;
@@ -19,8 +19,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{
     BenchArguments, BenchCommand, CaptureBenchArguments, DecodeBenchArguments,
-    Eagle3BenchArguments, GlideBenchArguments, MethodChoice, PretrainBenchArguments,
-    ShapeArguments,
+    PretrainBenchArguments, ShapeArguments,
 };
 pub(crate) use checking::{KernelCheckArguments, ParityArguments};
 pub(crate) use configuration::ConfigCommand;

@@ -202,7 +202,7 @@ impl From<TrainError> for Failure {
             ),
             TrainError::Features { problem, .. } if problem.contains("are free") => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \
-                 objective.soft_targets=top_k (GLIDE)",
+                 objective.soft_targets=top_k",
             ),
             TrainError::Unsupported { problem } => {
                 return Self::usage(problem).hint(

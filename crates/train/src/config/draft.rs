@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::method::Method;
-use crate::method::eagle3::Eagle3ObjectiveConfig;
+use crate::method::eagle3::{Eagle3DraftConfig, Eagle3ObjectiveConfig};
 use crate::method::glide::GlideObjectiveConfig;
 use crate::objective::{SoftTargetKind, TailKind};
 
@@ -31,41 +31,6 @@ pub struct DraftConfig {
     pub from: Option<PathBuf>,
     /// With `method: eagle3`.
     pub eagle3: Eagle3DraftConfig,
-}
-
-/// An EAGLE-3 draft. Sizes that are not given are the target's.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-#[allow(clippy::struct_excessive_bools, reason = "independent switches of a file")]
-pub struct Eagle3DraftConfig {
-    /// Tokens that the draft can propose, the most frequent supervised ones (default: 32000, or
-    /// all of a smaller vocabulary). Fixed once a draft has been trained.
-    pub draft_vocab_size: Option<usize>,
-    /// With `draft.from`: choose the vocabulary anew; head rows of shared tokens move along.
-    pub remap: bool,
-    /// Three layers of the target whose outputs are read, counted from 0 (default: 1, n/2 − 1 and
-    /// n − 4 of n).
-    pub target_layers: Option<[usize; 3]>,
-    /// A norm for each layer's states before `fc` (EAGLE-3.1).
-    pub fc_norm: bool,
-    /// The next step reads the normalised state (EAGLE-3.1).
-    pub norm_output: bool,
-    /// Attention and MLP are added to the normalised state; not every engine computes that.
-    pub norm_before_residual: bool,
-    /// Width of the draft.
-    pub hidden_size: Option<usize>,
-    /// Width of its MLP.
-    pub intermediate_size: Option<usize>,
-    /// Query heads.
-    pub num_attention_heads: Option<usize>,
-    /// Key-value heads.
-    pub num_key_value_heads: Option<usize>,
-    /// Size of a head.
-    pub head_dim: Option<usize>,
-    /// Projects the target's embeddings; a draft of another width needs it.
-    pub embed_proj: bool,
-    /// Context tokens before its own that a token sees (default: all).
-    pub attention_window: Option<usize>,
 }
 
 /// What is minimised. `soft_weight` is GLIDE's, `eagle3` is EAGLE-3's.

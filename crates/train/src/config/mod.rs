@@ -22,7 +22,7 @@ pub use crate::parallel::ParallelConfig;
 use crate::schedule;
 use crate::tracking::TrackingConfig;
 
-pub use draft::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig};
+pub use draft::{DraftConfig, ObjectiveConfig};
 pub use references::References;
 
 /// One stage: a draft for a target, data, an objective, a budget.

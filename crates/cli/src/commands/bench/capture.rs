@@ -2,14 +2,17 @@
 
 use longdraft_data::batch::AnchorOffset;
 use longdraft_models::target::Target;
+use longdraft_train::config::TrainConfig;
+use longdraft_train::features::FeatureNeeds;
 use longdraft_train::features::store::{
-    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
+    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, Turn,
 };
+use longdraft_train::method::Method;
 use serde_json::json;
 
 use super::clock::{Timed, time};
-use super::{Cases, Place, eagle3, object, shape};
-use crate::cli::{CaptureBenchArguments, MethodChoice};
+use super::{Cases, Place, object, shape};
+use crate::cli::CaptureBenchArguments;
 use crate::failure::{Failure, Result};
 
 /// Every length, over one target.
@@ -20,10 +23,9 @@ pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Resul
     let dtype = StoreDtype::Bf16;
     for &tokens in &arguments.tokens {
         let mut about = place.describe("capture");
-        let method = format!("{:?}", arguments.method).to_lowercase();
         about.extend(object(json!({
             "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
-            "method": method, "store_dtype": dtype,
+            "method": arguments.method, "store_dtype": dtype,
             "row_bytes": contents.row_bytes(target.config(), dtype, (tokens, tokens)),
         })));
         cases.steps(about, tokens, || steps(arguments, &place, &target, &contents, tokens));
@@ -31,16 +33,15 @@ pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Resul
     Ok(())
 }
 
-fn contents(method: MethodChoice, target: &Target) -> Result<Contents> {
-    let teacher = StoredTeacher::FinalHidden;
-    Ok(match method {
-        MethodChoice::Glide => Contents { last_kv: true, layers: Vec::new(), teacher },
-        MethodChoice::Eagle3 => {
-            let config = target.config();
-            let layers = eagle3::sizes(config, config.vocab_size)?.target_layers;
-            Contents { last_kv: false, layers: layers.map(|layer| layer.0).to_vec(), teacher }
-        }
-    })
+/// What a method's default configuration keeps of a row.
+fn contents(method: Method, target: &Target) -> Result<Contents> {
+    let config = json!({
+        "target": "", "output": "", "data": { "train": [] }, "draft": { "method": method },
+    });
+    let config: TrainConfig = serde_json::from_value(config).map_err(Failure::work)?;
+    let draft = method.footprint(&config, target.config())?;
+    let needs = FeatureNeeds { taps: draft.taps(), teacher: draft.teacher(), ahead: draft.ahead() };
+    Ok(Contents::of(&needs))
 }
 
 /// A store of `rows` rows, each a shard.
@@ -83,7 +84,7 @@ fn steps(
     let shards = store.shards();
     let teacher_rows: Vec<u32> = (0..tokens as u32).collect();
     let vocabulary = target.config().vocab_size;
-    let prepare = |step| Ok((&shards[step], eagle3::batch(tokens, step, vocabulary)));
+    let prepare = |step| Ok((&shards[step], shape::batch(tokens, step, vocabulary)));
     let timed = time(place, &arguments.bench, prepare, |(shard, batch)| {
         let Turn::Mine(mut work) = store.take(shard)? else {
             let place = folder.path().display();
@@ -111,7 +112,8 @@ mod tests {
         let plan = |recipe: &PartRecipe| recipe.shards.len();
         let config = shape::config("tiny", None).expect("known");
         let target = Target::random(config, 0, &TargetOptions::default()).expect("target");
-        let contents = contents(MethodChoice::Eagle3, &target).expect("contents");
+        let method = Method::named("eagle3").expect("a method");
+        let contents = contents(method, &target).expect("contents");
         assert_eq!(contents.layers.len(), 3);
         let recipe = recipe(&target, &contents, 4, 16);
         assert_eq!((plan(&recipe.train), plan(&recipe.held_out), recipe.train.tokens), (4, 0, 64));

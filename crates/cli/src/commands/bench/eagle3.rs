@@ -2,7 +2,6 @@
 //! the draft's own vocabulary, every row learned that has a token to learn.
 
 use candle_core::{Device, Tensor};
-use longdraft_data::Batch;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::Target;
@@ -16,7 +15,7 @@ use serde_json::json;
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, object, shape};
-use crate::cli::Eagle3BenchArguments;
+use crate::cli::benchmarking::Eagle3BenchArguments;
 use crate::failure::{Failure, Result};
 
 const LEARNING_RATE: f64 = 1e-4;
@@ -53,7 +52,7 @@ fn draft_vocabulary(target: &TargetConfig) -> usize {
 ///
 /// # Errors
 /// - the target has too few layers to tap
-pub(super) fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config> {
+fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config> {
     Eagle3Config::for_target(target, draft_vocabulary).map_err(|problems| {
         Failure::usage(problems.to_string()).hint("take at least 8 layers: --layers 8")
     })
@@ -98,17 +97,6 @@ fn objective(sizes: &Eagle3Config, tables: &Tables, place: &Place) -> Result<Eag
     Ok(Eagle3Objective::new(draft, &tables.head, config)?)
 }
 
-/// A row of one document, all of it supervised.
-pub(super) fn batch(tokens: usize, row: usize, vocabulary: usize) -> Batch {
-    Batch {
-        ids: (0..tokens).map(|t| shape::token(t, row, vocabulary)).collect(),
-        position_ids: (0..tokens as u32).collect(),
-        document_ids: vec![0; tokens],
-        loss_mask: vec![true; tokens],
-        ..Batch::default()
-    }
-}
-
 /// Features as a store would give them.
 fn drawn_features(tokens: usize, config: &TargetConfig, place: &Place) -> Result<BatchFeatures> {
     let states =
@@ -131,12 +119,12 @@ fn steps(
     let parameters = objective.eagle3().parameters();
     let clipped = AdamWConfig { clip_norm: 0.5, ..Default::default() };
     let mut optimizer = AdamW::new(clipped, parameters);
-    let prepare = |step| -> Result<(Batch, Option<BatchFeatures>)> {
+    let prepare = |step| -> Result<(_, Option<BatchFeatures>)> {
         let given = match target {
             None => Some(drawn_features(tokens, config, place)?),
             Some(_) => None,
         };
-        Ok((batch(tokens, step, config.vocab_size), given))
+        Ok((shape::batch(tokens, step, config.vocab_size), given))
     };
     time(place, &arguments.bench, prepare, |(batch, given)| {
         let features = match (given, target) {

@@ -13,7 +13,7 @@ use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, object, shape};
-use crate::cli::GlideBenchArguments;
+use crate::cli::benchmarking::GlideBenchArguments;
 use crate::failure::{Failure, Result};
 
 const DELAY: u32 = 2;

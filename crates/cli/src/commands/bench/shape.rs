@@ -1,6 +1,7 @@
 //! Sizes by name, and weights that are drawn where they are used.
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_data::Batch;
 use longdraft_models::TargetConfig;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::{Target, tensor_specs};
@@ -91,6 +92,17 @@ pub(super) fn draw(
 /// - the device has no memory for them
 pub(super) fn normal(deviation: f64, shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::randn(0.0_f32, deviation as f32, shape, device)?)
+}
+
+/// A row of one document, all of it supervised.
+pub(super) fn batch(tokens: usize, row: usize, vocabulary: usize) -> Batch {
+    Batch {
+        ids: (0..tokens).map(|t| token(t, row, vocabulary)).collect(),
+        position_ids: (0..tokens as u32).collect(),
+        document_ids: vec![0; tokens],
+        loss_mask: vec![true; tokens],
+        ..Batch::default()
+    }
 }
 
 /// Token `t` of row `row`: no row and no part of a row is like another.

@@ -1,6 +1,7 @@
 //! EAGLE-3: one layer over three of the target's layers and its own states, trained for several
 //! steps, with its draft vocabulary from the supervised tokens.
 
+mod config;
 mod footprint;
 mod objective;
 
@@ -15,7 +16,7 @@ use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 
 use super::{DraftMethod, Materials};
 use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, Eagle3DraftConfig, ObjectiveConfig, TrainConfig, limits};
+use crate::config::{DraftConfig, ObjectiveConfig, TrainConfig, limits};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
@@ -23,6 +24,7 @@ use crate::objective::{Objective, SoftTargetKind};
 use crate::stage::{Event, Observer};
 use footprint::Eagle3Footprint;
 
+pub use config::Eagle3DraftConfig;
 pub use objective::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
     MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
