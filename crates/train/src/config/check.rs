@@ -1,6 +1,7 @@
 //! Combinations that make no sense.
 
 use super::{SourceConfig, TrainConfig, limits};
+use crate::method;
 use crate::optim::MatrixUpdate;
 
 impl TrainConfig {
@@ -97,6 +98,7 @@ impl TrainConfig {
         );
         problems.extend(self.optimizer_problems());
         problems.extend(self.draft.method.problems(self));
+        problems.extend(method::foreign_keys(self));
         problems.extend(source_problems("train", &self.data.train));
         problems.extend(source_problems("held_out", &self.data.held_out));
         problems.extend(self.parallel.problems());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use longdraft_data::Document;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::TokenCounts;
+use longdraft_models::draft::{DraftKind, TokenCounts};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -43,6 +43,14 @@ pub trait DraftMethod: Sync {
 
     /// What of a configuration does not fit the method, by dotted key.
     fn problems(&self, config: &TrainConfig) -> Vec<String>;
+
+    /// Keys that only this method reads and that a configuration sets.
+    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str>;
+
+    /// What to do in place of setting a key that only another method reads.
+    fn instead_of(&self, _key: &str) -> Option<&'static str> {
+        None
+    }
 
     /// Whether a configuration reproduces a published trainer, which takes one document a row.
     fn is_compat(&self, config: &TrainConfig) -> bool;
@@ -125,6 +133,20 @@ impl Method {
     }
 }
 
+/// Keys that a configuration sets for a method which is not its own.
+pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<String> {
+    let chosen = config.draft.method;
+    let of_other = |other: Method| {
+        let title = DraftKind::named(other.name()).map_or(other.name(), |kind| kind.title);
+        let told = move |key| match chosen.instead_of(key) {
+            Some(way_out) => format!("`{key}` is {title}'s: {way_out}"),
+            None => format!("`{key}` is {title}'s, not of `draft.method: {}`", chosen.name()),
+        };
+        other.own_keys_set(config).into_iter().map(told)
+    };
+    Method::all().filter(|other| *other != chosen).flat_map(of_other).collect()
+}
+
 impl Deref for Method {
     type Target = dyn DraftMethod;
 
@@ -186,7 +208,6 @@ impl JsonSchema for Method {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::draft::DraftKind;
     use longdraft_models::draft::kinds::KINDS;
     use longdraft_models::published::published_config;
 

@@ -46,6 +46,25 @@ impl DraftMethod for Eagle3 {
         problems(config)
     }
 
+    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str> {
+        let (draft, objective) = (DraftConfig::default(), ObjectiveConfig::default());
+        let keys = [
+            ("draft.eagle3", config.draft.eagle3 != draft.eagle3),
+            ("objective.eagle3", config.objective.eagle3 != objective.eagle3),
+        ];
+        keys.into_iter().filter_map(|(key, is_set)| is_set.then_some(key)).collect()
+    }
+
+    fn instead_of(&self, key: &str) -> Option<&'static str> {
+        match key {
+            "draft.compat" => Some("set `objective.eagle3.compat`"),
+            "draft.gamma" => Some("set `objective.eagle3.ttt_steps`"),
+            "draft.delay_weights" => Some("set `objective.eagle3.step_weights`"),
+            "objective.soft_weight" => Some("EAGLE-3 learns the target's distribution alone"),
+            _ => None,
+        }
+    }
+
     fn is_compat(&self, config: &TrainConfig) -> bool {
         config.objective.eagle3.compat.is_some()
     }
@@ -96,27 +115,8 @@ fn problems(config: &TrainConfig) -> Vec<String> {
             problems.push(problem.to_owned());
         }
     };
-    let (draft, plain) = (&config.draft, DraftConfig::default());
-    for (name, holds) in [
-        ("compat", draft.compat.is_none()),
-        ("final_norm", draft.final_norm == plain.final_norm),
-        ("init", draft.init == plain.init),
-        ("gamma", draft.gamma.is_none()),
-        ("delay_weights", draft.delay_weights.is_none()),
-    ] {
-        let way_out = match name {
-            "compat" => ": set `objective.eagle3.compat`",
-            "gamma" => ": set `objective.eagle3.ttt_steps`",
-            "delay_weights" => ": set `objective.eagle3.step_weights`",
-            _ => "",
-        };
-        require(holds, &format!("`draft.{name}` is GLIDE's{way_out}"));
-    }
-    let ObjectiveConfig { soft_weight, soft_targets, top_k, .. } = config.objective;
-    require(
-        soft_weight.to_bits() == ObjectiveConfig::default().soft_weight.to_bits(),
-        "`objective.soft_weight` is GLIDE's: EAGLE-3 learns the target's distribution alone",
-    );
+    let draft = &config.draft;
+    let ObjectiveConfig { soft_targets, top_k, .. } = config.objective;
     require(
         (1..=limits::TOP_K).contains(&top_k),
         "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",

@@ -12,7 +12,7 @@ use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
 
 use super::{DraftMethod, Materials};
 use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, FeatureMode, TrainConfig, limits};
+use crate::config::{DraftConfig, FeatureMode, ObjectiveConfig, TrainConfig, limits};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
@@ -37,6 +37,23 @@ impl DraftMethod for Glide {
 
     fn problems(&self, config: &TrainConfig) -> Vec<String> {
         problems(config)
+    }
+
+    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str> {
+        let (draft, plain) = (&config.draft, DraftConfig::default());
+        let soft_weight = ObjectiveConfig::default().soft_weight;
+        let keys = [
+            ("draft.compat", draft.compat.is_some()),
+            ("draft.final_norm", draft.final_norm != plain.final_norm),
+            ("draft.init", draft.init != plain.init),
+            ("draft.gamma", draft.gamma.is_some()),
+            ("draft.delay_weights", draft.delay_weights.is_some()),
+            (
+                "objective.soft_weight",
+                config.objective.soft_weight.to_bits() != soft_weight.to_bits(),
+            ),
+        ];
+        keys.into_iter().filter_map(|(key, is_set)| is_set.then_some(key)).collect()
     }
 
     fn is_compat(&self, config: &TrainConfig) -> bool {
@@ -103,14 +120,6 @@ fn problems(config: &TrainConfig) -> Vec<String> {
         "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",
     );
     let draft = &config.draft;
-    require(
-        draft.eagle3 == DraftConfig::default().eagle3,
-        "`draft.eagle3` is for another draft: set `draft.method: eagle3`",
-    );
-    require(
-        objective.eagle3 == crate::config::ObjectiveConfig::default().eagle3,
-        "`objective.eagle3` is for another draft: set `draft.method: eagle3`",
-    );
     if let Some(weights) = &draft.delay_weights {
         require(
             weights.iter().all(|w| *w >= 0.0 && limits::is_f32(*w))
