@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::D;
 use longdraft_data::Batch;
-use longdraft_decode::drafter::{DraftContext, Drafter, GlideModel, ModelDrafter, Plan};
+use longdraft_decode::drafter::{DraftContext, Drafted, Drafter, GlideModel, ModelDrafter, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Sampling};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
@@ -45,7 +45,7 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
         draws: &mut CounterDraws::new(0, &[]),
         worth: None,
         paid: true,
-        levels: 0,
+        drafted: Drafted::Nothing,
     };
     let proposed = drafter.propose(context, &mut plan).expect("proposals");
     proposed.nodes().iter().map(|node| node.token.0).collect()

@@ -10,7 +10,7 @@ use longdraft_models::target::{Extension, Features, KvCache, Tap, Taps, Target};
 
 use super::request::Request;
 use super::{Committed, DecodeOptions, Generation, Listener, Pacing};
-use crate::drafter::{DraftContext, Drafter, Plan};
+use crate::drafter::{DraftContext, Drafted, Drafter, Plan};
 use crate::error::{DecodeError, Result};
 use crate::metrics::{RoundRecord, RoundSeconds};
 use crate::pace::{Mode, Pace, Proposals};
@@ -31,8 +31,8 @@ pub(super) struct Sequence<'a> {
 pub(super) struct Round {
     tree: Tree,
     mode: Mode,
-    /// Levels that a draft model read.
-    levels: usize,
+    /// What a draft model ran.
+    drafted: Drafted,
     seconds: RoundSeconds,
     /// Of the target's pass over the tree.
     features: Features,
@@ -121,28 +121,28 @@ impl<'a> Sequence<'a> {
             (Some(_), Pacing::Fixed) => Mode::Draft,
             (Some(_), Pacing::Measured) => self.pace.mode(),
         };
-        let (tree, levels) = match mode {
-            Mode::Plain => (Tree::new(request.root()), 0),
+        let (tree, drafted) = match mode {
+            Mode::Plain => (Tree::new(request.root()), Drafted::Nothing),
             Mode::Free | Mode::Draft => self.draft(target, request, mode == Mode::Draft)?,
         };
         // Looking up takes no time to speak of.
-        let draft = if levels > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
+        let is_paid = drafted != Drafted::Nothing;
+        let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
         let seconds = RoundSeconds { draft, ..RoundSeconds::default() };
         let (features, logits) = (Features::default(), Vec::new());
-        Ok(Round { tree, mode, levels, seconds, features, logits })
+        Ok(Round { tree, mode, drafted, seconds, features, logits })
     }
 
-    /// Proposals, and the levels that a draft model read for them; without one unless they are
-    /// `paid`.
+    /// Proposals, and what a draft model ran for them; without one unless they are `paid`.
     fn draft(
         &mut self,
         target: &Target,
         request: &mut Request<'_>,
         paid: bool,
-    ) -> Result<(Tree, usize)> {
+    ) -> Result<(Tree, Drafted)> {
         let room = request.room();
         let Some(drafter) = self.drafter.as_mut().filter(|_| room > 0) else {
-            return Ok((Tree::new(request.root()), 0));
+            return Ok((Tree::new(request.root()), Drafted::Nothing));
         };
         let drawn = request.draws_proposals();
         let mut shape = request.options.shape.cut(room);
@@ -162,10 +162,10 @@ impl<'a> Sequence<'a> {
             draws: &mut request.draws,
             worth,
             paid,
-            levels: 0,
+            drafted: Drafted::Nothing,
         };
         let tree = drafter.propose(context, &mut plan)?;
-        Ok((tree, plan.levels))
+        Ok((tree, plan.drafted))
     }
 
     /// Ends a round that the target has run: verdict, cache, committed tokens, measurements.
@@ -176,7 +176,7 @@ impl<'a> Sequence<'a> {
         listener: &mut Listener<'_>,
     ) -> Result<()> {
         let started = Instant::now();
-        let Round { tree, mode, levels, mut seconds, features, logits } = round;
+        let Round { tree, mode, drafted, mut seconds, features, logits } = round;
         let key = request.round_key();
         let verdict = request.verifier.verify(&tree, &logits, key, &mut request.draws)?;
         self.keep_path(request, &features, &tree, &verdict.path)?;
@@ -200,7 +200,7 @@ impl<'a> Sequence<'a> {
         record.seconds = seconds;
         if self.drafter.is_some() && request.options.pacing == Pacing::Measured {
             let (predicted, lookup) = (predicted(&tree), tree.looked_up(&verdict.path));
-            self.pace.add(mode, &record, &Proposals { levels, predicted, lookup });
+            self.pace.add(mode, &record, &Proposals { drafted, predicted, lookup });
         }
         request.metrics.add_round(&record);
         Ok(())

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 
-use super::{DraftContext, DraftModel, Plan, Reading, Worth};
+use super::{DraftContext, DraftModel, Drafted, Plan, Reading, Worth};
 use crate::distribution::normalise;
 use crate::draws::{Place, Purpose};
 use crate::error::Result;
@@ -71,7 +71,7 @@ pub fn grow(
             dynamic(model, context, plan, (*width, *depth, *budget))
         }
     }?;
-    plan.levels = tree.depth().max(1);
+    plan.drafted = Drafted::Levels(tree.depth().max(1));
     Ok(tree)
 }
 

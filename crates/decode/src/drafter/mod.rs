@@ -1,5 +1,6 @@
 //! Who proposes tokens.
 
+mod block;
 mod combined;
 mod eagle3;
 mod glide;
@@ -21,6 +22,7 @@ use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
+pub use block::{BlockDrafter, BlockModel};
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
@@ -85,8 +87,20 @@ pub struct Plan<'a> {
     pub worth: Option<Worth>,
     /// Whether proposals that take time of their own are wanted.
     pub paid: bool,
-    /// Levels that a draft model read, set by it.
-    pub levels: usize,
+    /// What a draft model ran, set by it.
+    pub drafted: Drafted,
+}
+
+/// What a draft model ran in a round: what its time was spent on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Drafted {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// A pass for each of so many levels.
+    Levels(usize),
+    /// One pass for all levels.
+    Block,
 }
 
 /// When a proposal is worth its time, from measured costs.

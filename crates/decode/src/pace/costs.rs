@@ -1,9 +1,9 @@
 //! What things cost and how often proposals hold, from measured rounds.
 //!
 //! `plain`, a plain step; `row` and the base of a pass, a line fitted through passes of different
-//! sizes; `level`, one level of drafting.
+//! sizes; `drafting`, one level, or a whole block.
 
-use crate::drafter::{LookupChances, MatchClass, Worth};
+use crate::drafter::{Drafted, LookupChances, MatchClass, Worth};
 use crate::metrics::RoundRecord;
 use crate::tree::LookedUp;
 
@@ -23,8 +23,8 @@ const PRIOR_OF_DEEPER: f64 = 0.5;
 /// Who proposed what in a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Proposals {
-    /// Levels that a draft model read; 0 if it was not asked.
-    pub levels: usize,
+    /// What a draft model ran.
+    pub drafted: Drafted,
     /// The model's own chance that some node of the first level holds.
     pub predicted: Option<f64>,
     /// What lookup added.
@@ -60,7 +60,10 @@ pub struct Costs {
     pub(super) plain: Vec<f64>,
     /// Time of a pass over rows: means of rows, time, rows², rows · time.
     passes: [Fading; 4],
-    level: Fading,
+    /// Time of a pass of the draft model.
+    drafting: Fading,
+    /// Whether such a pass covers a whole block: another level of it takes no time.
+    is_block: bool,
     /// Accepted and predicted tokens of first levels.
     calibration: [Fading; 2],
     /// Accepted by tested at each depth.
@@ -100,10 +103,15 @@ impl Costs {
         measured.mean_with(PRIOR_ROUNDS, PRIOR_ACCEPTANCE)
     }
 
+    /// Seconds that another level of drafting takes.
+    fn level(&self) -> f64 {
+        if self.is_block { 0.0 } else { self.drafting.mean().unwrap_or(0.0) }
+    }
+
     /// When a node or level of a certain tree pays.
     pub fn worth(&self) -> Option<Worth> {
         let plain = self.plain()?;
-        let level = self.level.mean().unwrap_or(0.0);
+        let level = self.level();
         // What a second is worth: the better of both ways to decode.
         let tokens_per_second = 1.0 / self.token.mean().map_or(plain, |token| token.min(plain));
         let row = self.row(plain);
@@ -134,14 +142,15 @@ impl Costs {
 
     /// Depth of drawn chains with the best expected speed, `argmax E(k) / cost(k)`, at least 1.
     pub fn best_depth(&self, most: usize) -> usize {
-        let (Some(plain), Some(level)) = (self.plain(), self.level.mean()) else { return most };
+        let (Some(plain), Some(pass)) = (self.plain(), self.drafting.mean()) else { return most };
         let row = self.row(plain);
         let (mut survival, mut tokens) = (1.0, 1.0);
         let mut best = (1, 0.0);
         for depth in 1..=most {
             survival *= self.acceptance(depth - 1);
             tokens += survival;
-            let speed = tokens / (plain + depth as f64 * (level + row));
+            let drafting = if self.is_block { pass } else { depth as f64 * pass };
+            let speed = tokens / (plain + drafting + depth as f64 * row);
             if speed > best.1 {
                 best = (depth, speed);
             }
@@ -157,8 +166,14 @@ impl Costs {
             mean.add(value, 1.0);
         }
         self.add_lookup(proposals.lookup);
-        if proposals.levels > 0 {
-            self.level.add(round.seconds.draft / proposals.levels as f64, 1.0);
+        let passes = match proposals.drafted {
+            Drafted::Nothing => 0,
+            Drafted::Levels(levels) => levels,
+            Drafted::Block => 1,
+        };
+        if passes > 0 {
+            self.is_block = proposals.drafted == Drafted::Block;
+            self.drafting.add(round.seconds.draft / passes as f64, 1.0);
         } else if round.nodes == 0 {
             self.plain.push(pass);
             let old = self.plain.len().saturating_sub(WINDOW);
@@ -167,7 +182,7 @@ impl Costs {
         }
         self.token
             .add(round.seconds.total() / round.committed.max(1) as f64, round.committed as f64);
-        if round.nodes == 0 || proposals.levels == 0 {
+        if round.nodes == 0 || passes == 0 {
             return;
         }
         if let Some(predicted) = proposals.predicted {

@@ -11,6 +11,7 @@
 
 mod costs;
 
+use crate::drafter::Drafted;
 use crate::metrics::RoundRecord;
 use crate::shape::DraftShape;
 
@@ -107,7 +108,7 @@ impl Pace {
         if round.nodes > 0 || self.drafted_rounds.is_multiple_of(REMEASURE) {
             self.drafted_rounds += 1;
         }
-        if proposals.levels == 0 {
+        if proposals.drafted == Drafted::Nothing {
             return;
         }
         self.loss +=
@@ -152,7 +153,7 @@ mod tests {
                 (record.depth, record.nodes) = (DEPTH, DEPTH);
                 record.seconds.draft = level * DEPTH as f64;
                 record.seconds.verify += row * DEPTH as f64;
-                proposals.levels = DEPTH;
+                proposals.drafted = Drafted::Levels(DEPTH);
                 round += 1;
             }
             done += record.committed;
@@ -203,7 +204,10 @@ mod tests {
                     ..RoundRecord::default()
                 };
                 let predicted = Some(0.5);
-                costs.add(&round, &Proposals { levels: 6, predicted, lookup: None });
+                costs.add(
+                    &round,
+                    &Proposals { drafted: Drafted::Levels(6), predicted, lookup: None },
+                );
             }
             (costs.best_depth(6), costs.worth().expect("measured"))
         };
@@ -211,6 +215,34 @@ mod tests {
         let (deep, worth) = teach(6, 0.05);
         assert!(shallow == 1 && deep == 6, "{shallow} {deep}");
         assert!(worth.calibration > 1.5 && worth.node < 0.5, "{worth:?}");
+    }
+
+    #[test]
+    fn a_block_costs_its_pass_whatever_its_depth() {
+        let taught = |drafted, draft: f64| {
+            let mut costs = Costs::default();
+            for _ in 0..100 {
+                let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+                let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
+                costs.add(&plain, &Proposals::default());
+                let seconds = RoundSeconds { draft, verify: 1.06, rest: 0.0 };
+                let (depth, nodes, accepted, committed) = (6, 6, 3, 4);
+                let round = RoundRecord {
+                    depth,
+                    nodes,
+                    accepted,
+                    committed,
+                    seconds,
+                    ..Default::default()
+                };
+                costs.add(&round, &Proposals { drafted, ..Proposals::default() });
+            }
+            (costs.best_depth(6), costs.worth().expect("measured").level)
+        };
+        // The same seconds: a sixth of them a level, or all of them once.
+        let (by_level, level) = taught(Drafted::Levels(6), 1.2);
+        let (at_once, free) = taught(Drafted::Block, 1.2);
+        assert!(at_once >= by_level && free < 0.5 * level, "{by_level} {at_once} {level} {free}");
     }
 
     #[test]
@@ -243,7 +275,7 @@ mod tests {
                 looked_up += record.committed - 1;
             }
             if mode == Mode::Draft {
-                (proposals.levels, record.seconds.draft) = (4, 2.0);
+                (proposals.drafted, record.seconds.draft) = (Drafted::Levels(4), 2.0);
                 drafted += 1;
             }
             pace.add(mode, &record, &proposals);

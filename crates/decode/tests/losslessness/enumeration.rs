@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use longdraft_decode::distribution::normalise;
-use longdraft_decode::drafter::{DraftContext, DraftModel, Plan, Reading, grow};
+use longdraft_decode::drafter::{DraftContext, DraftModel, Drafted, Plan, Reading, grow};
 use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
@@ -165,7 +165,7 @@ impl Case {
                 draws,
                 worth: None,
                 paid: true,
-                levels: 0,
+                drafted: Drafted::Nothing,
             };
             let mut tree = grow::grow(&mut model, context, &mut plan).expect("tree");
             if let Some(lookup) = &self.lookup {
@@ -376,7 +376,7 @@ pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Dr
         draws,
         worth: None,
         paid: true,
-        levels: 0,
+        drafted: Drafted::Nothing,
     };
     let tokens = if replacement {
         (0..count).flat_map(|_| grow::draw_children(&Q, 1, 0, &mut plan)).collect()

@@ -3,6 +3,7 @@
 
 mod batch;
 mod biased;
+mod block;
 mod eagle3;
 mod enumeration;
 mod greedy;

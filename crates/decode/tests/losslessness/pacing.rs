@@ -1,6 +1,6 @@
 //! Decisions from measured times never show in the output.
 
-use longdraft_decode::drafter::{DraftContext, Plan};
+use longdraft_decode::drafter::{DraftContext, Drafted, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Origin, Pacing, Sampling, SpeculativeDecoder, VerifyRule};
 
@@ -48,7 +48,7 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
             draws: &mut CounterDraws::new(0, &[]),
             worth: None,
             paid: false,
-            levels: 0,
+            drafted: Drafted::Nothing,
         };
         let context = DraftContext { target: &target, cache: &cache, tokens: &text };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
@@ -56,6 +56,6 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
         let looks = !matches!(kind, Kind::Glide | Kind::GlideReduced | Kind::Eagle3);
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");
-        assert_eq!(plan.levels, 0, "{kind:?}");
+        assert_eq!(plan.drafted, Drafted::Nothing, "{kind:?}");
     }
 }

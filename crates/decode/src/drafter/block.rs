@@ -1,0 +1,134 @@
+//! Models that propose a whole block in one pass.
+//!
+//! Trees grow from a block as from any model: the logits of a level are there before its tokens are
+//! chosen. A level more costs nothing but its rows of the target's pass, which the pace learns.
+
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::target::{Features, Tap};
+
+use super::model::Readings;
+use super::{DraftContext, DraftModel, Drafted, Drafter, Plan, Reading, grow};
+use crate::error::Result;
+use crate::tree::Tree;
+
+/// A model whose one pass gives logits of every token of a block.
+pub trait BlockModel {
+    /// What it wants of every pass of the target.
+    fn taps(&self) -> Vec<Tap> {
+        Vec::new()
+    }
+
+    /// What the columns of its logits stand for; every token of the target if `None`.
+    fn vocabulary(&self) -> Option<&VocabularyMap>;
+
+    /// Tokens after the root that a pass covers at most.
+    fn block_len(&self) -> usize;
+
+    /// As [`Drafter::begin`].
+    ///
+    /// # Errors
+    /// - the draft cannot run
+    fn begin(&mut self, kept: usize) -> Result<()>;
+
+    /// As [`Drafter::observe`].
+    ///
+    /// # Errors
+    /// - the draft cannot run
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        let _ = (tokens, features);
+        Ok(())
+    }
+
+    /// Runs the pass over the `depth` tokens after the root; forgets the round before.
+    ///
+    /// # Errors
+    /// - the draft cannot run
+    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()>;
+
+    /// Logits of the token `depth` after the root (from 1), `[Vd]`, where `before` stands before it.
+    ///
+    /// # Errors
+    /// - the pass was shorter
+    fn logits(&self, depth: usize, before: TargetTokenId) -> Result<Vec<f32>>;
+}
+
+/// Drafts chains and trees with a block model.
+pub struct BlockDrafter<M> {
+    model: M,
+}
+
+impl<M: BlockModel> BlockDrafter<M> {
+    /// A drafter for one request at a time.
+    pub fn new(model: M) -> Self {
+        Self { model }
+    }
+}
+
+impl<M: BlockModel> Drafter for BlockDrafter<M> {
+    fn taps(&self) -> Vec<Tap> {
+        self.model.taps()
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.model.begin(kept)
+    }
+
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        self.model.observe(tokens, features)
+    }
+
+    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        let shape = plan.shape.cut(self.model.block_len());
+        if !plan.paid || shape.depth() == 0 {
+            return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
+        }
+        let depth = shape.depth();
+        let mut levels = Levels { model: &mut self.model, depth, readings: Readings::default() };
+        let mut cut = Plan {
+            shape: &shape,
+            drawn: plan.drawn,
+            sampling: plan.sampling,
+            round: plan.round,
+            draws: &mut *plan.draws,
+            worth: plan.worth,
+            paid: true,
+            drafted: Drafted::Nothing,
+        };
+        let tree = grow::grow(&mut levels, context, &mut cut)?;
+        plan.drafted = Drafted::Block;
+        Ok(tree)
+    }
+}
+
+/// A block handed out level by level.
+struct Levels<'m, M> {
+    model: &'m mut M,
+    depth: usize,
+    readings: Readings,
+}
+
+impl<M: BlockModel> DraftModel for Levels<'_, M> {
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        self.model.vocabulary()
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.model.begin(kept)
+    }
+
+    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
+        self.readings.clear();
+        self.model.run(context, self.depth)?;
+        self.model.logits(1, context.tokens[context.tokens.len() - 1])
+    }
+
+    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+        let first = self.readings.len();
+        level.iter().for_each(|reading| self.readings.push(*reading));
+        let logits = (first..).zip(level).map(|(at, reading)| {
+            self.model.logits(self.readings.path(at).len() + 1, reading.token)
+        });
+        logits.collect()
+    }
+}
