@@ -342,7 +342,10 @@ fn wrong_use_is_explained() {
         (&["--no-draft", "--prompt-file", "nowhere.txt"], "nowhere.txt"),
         (&["--no-draft", "--prompt-file", &binary], "no UTF-8 at byte 1"),
         (&["--draft", &glide, "--prompt", "a", "--tree", "bush"], "expected static"),
-        (&["--draft", &eagle3, "--prompt", "a", "--draft-vocab", &list], "GLIDE drafts"),
+        (
+            &["--draft", &eagle3, "--prompt", "a", "--draft-vocab", &list],
+            "through the target's head",
+        ),
     ] {
         let text = refused(extra);
         assert!(text.contains(says), "{extra:?}: {text}");

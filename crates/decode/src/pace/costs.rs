@@ -149,8 +149,9 @@ impl Costs {
         for depth in 1..=most {
             survival *= self.acceptance(depth - 1);
             tokens += survival;
-            let drafting = if self.is_block { pass } else { depth as f64 * pass };
-            let speed = tokens / (plain + drafting + depth as f64 * row);
+            let levels = depth as f64;
+            let extra = if self.is_block { pass + levels * row } else { levels * (pass + row) };
+            let speed = tokens / (plain + extra);
             if speed > best.1 {
                 best = (depth, speed);
             }
