@@ -230,7 +230,7 @@ fn from_checkpoint(
     state: &CheckpointState,
     target: &Target,
 ) -> Result<Box<dyn Draft>> {
-    let kind = DraftKind::named(state.method.name())?;
+    let kind = DraftKind::named(&state.method)?;
     let source = MemorySource::new(read_draft(checkpoint)?);
     (kind.restore)(&state.draft, &source, target)
         .map_err(|error| Failure::work(format!("{}: {error}", checkpoint.display())))

@@ -66,7 +66,7 @@ pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
     let tensors = read_draft(checkpoint)?;
     std::fs::create_dir_all(output)
         .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
-    let kind = DraftKind::named(state.method.name())?;
+    let kind = DraftKind::named(&state.method)?;
     (kind.save)(output, &state.draft, &tensors, &state.target_fingerprint)?;
     TextTokenizer::from_folder(checkpoint)?.save(output)?;
     let counts = checkpoint.join(TOKEN_COUNTS_FILE);

@@ -100,13 +100,18 @@ pub struct CheckpointState {
     pub metrics_bytes: u64,
     /// What must not change.
     pub identity: RunIdentity,
-    /// Which draft it is.
-    #[serde(default)]
-    pub method: Method,
+    /// Name of the draft's method.
+    #[serde(default = "first_method")]
+    pub method: String,
     /// What the draft's `config.json` says.
     pub draft: Value,
     /// Whose features it was trained on.
     pub target_fingerprint: String,
+}
+
+/// The method of checkpoints from before there were several.
+fn first_method() -> String {
+    Method::default().name().to_owned()
 }
 
 impl CheckpointState {

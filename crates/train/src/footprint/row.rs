@@ -20,7 +20,7 @@ pub struct Row {
 
 impl Row {
     /// Rows of a chunk of the loss.
-    pub(crate) fn chunk(&self) -> u64 {
+    pub fn chunk(&self) -> u64 {
         CHUNK_ROWS.min(self.learned)
     }
 }

@@ -127,7 +127,12 @@ impl Method {
         METHODS.into_iter().map(Self)
     }
 
-    /// The method of a name.
+    /// A method that is not in the table: for configurations that a program makes.
+    pub fn of(method: &'static dyn DraftMethod) -> Self {
+        Self(method)
+    }
+
+    /// The method of a name in the table.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|method| method.name() == name)
     }

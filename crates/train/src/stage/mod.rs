@@ -221,7 +221,7 @@ impl Stage {
             max_minutes: self.config.train.max_minutes,
             metrics_bytes: self.log.position()?,
             identity: self.identity.clone(),
-            method: self.config.draft.method,
+            method: self.config.draft.method.name().to_owned(),
             draft: self.objective.draft().config_json(),
             target_fingerprint: self.target.fingerprint().to_owned(),
         })
