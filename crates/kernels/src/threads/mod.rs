@@ -63,8 +63,9 @@ pub(crate) fn split(tasks: usize, f: impl Fn(usize) + Sync) {
     }
     // Taken: what a task splits up goes to the pool.
     match LEADING.take() {
-        Some(team) => Lent(Some(team)).run(tasks, &f),
-        None => (0..tasks).into_par_iter().for_each(&f),
+        // Who has gone to sleep in a long step of one thread is woken by the pool.
+        Some(team) if !team.has_lost_helpers() => Lent(Some(team)).run(tasks, &f),
+        _ => (0..tasks).into_par_iter().for_each(&f),
     }
 }
 
@@ -112,7 +113,7 @@ impl Drop for Release<'_> {
 
 /// Patience also ends a wait of a thread that came here in the middle of a step that the leader
 /// waits for.
-fn look_for_work(team: &Team, mut member: Member, done: &AtomicBool) {
+fn look_for_work(team: &Team, mut member: Member<'_>, done: &AtomicBool) {
     let mut idle = 0;
     while idle < PATIENCE && !done.load(Ordering::Acquire) {
         idle += 1;
@@ -183,6 +184,40 @@ mod tests {
         }
         // From outside of the pool.
         awake(|| (0..200).for_each(|_| assert_eq!(runs(40), vec![1; 40])));
+    }
+
+    #[test]
+    fn helpers_that_fell_asleep_in_a_long_step_are_woken_for_the_next() {
+        use std::time::{Duration, Instant};
+
+        let began = Instant::now();
+        let mut shared = false;
+        // The leader alone is at work until the helper has lost its patience.
+        while !shared && began.elapsed() < Duration::from_mins(1) {
+            pool(2).install(|| {
+                awake(|| {
+                    while LEADING.with_borrow(|team| {
+                        team.as_ref().is_some_and(|team| !team.has_lost_helpers())
+                    }) {
+                        std::hint::spin_loop();
+                    }
+                    let arrived = AtomicUsize::new(0);
+                    split(2, |_| {
+                        arrived.fetch_add(1, Ordering::AcqRel);
+                        let until = Instant::now() + Duration::from_secs(5);
+                        while arrived.load(Ordering::Acquire) < 2 && Instant::now() < until {
+                            std::thread::yield_now();
+                        }
+                        // The first one waits in vain where nobody else takes the second.
+                        if Instant::now() >= until {
+                            arrived.fetch_add(2, Ordering::AcqRel);
+                        }
+                    });
+                    shared = arrived.into_inner() == 2;
+                });
+            });
+        }
+        assert!(shared, "one thread ran both halves, time after time");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Rounds of waiting for others' last tasks between two that leave the core to them.
@@ -47,6 +47,8 @@ pub(super) struct Team {
     shares: Box<[Share]>,
     /// Members so far.
     members: AtomicUsize,
+    /// Whether a helper has gone.
+    has_lost: AtomicBool,
     /// Odd while a job is open.
     turn: AtomicUsize,
     /// Helpers that may hold the job.
@@ -59,11 +61,18 @@ pub(super) struct Team {
 // read by helpers that are inside and saw it open after their entry: `Closing` waits for them.
 unsafe impl Sync for Team {}
 
-/// A helper's place in a team.
-pub(super) struct Member {
+/// A helper's place in a team, which it leaves in the end.
+pub(super) struct Member<'t> {
+    team: &'t Team,
     place: usize,
     /// The last turn of which nothing was left.
     done: usize,
+}
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        self.team.has_lost.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Closes a job, also when the leader's part of it panics.
@@ -90,6 +99,7 @@ impl Team {
         Self {
             shares: (0..members).map(|_| Share::default()).collect(),
             members: AtomicUsize::new(1),
+            has_lost: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             inside: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
@@ -98,9 +108,14 @@ impl Team {
     }
 
     /// A helper joins, if there is a place.
-    pub(super) fn join(&self) -> Option<Member> {
+    pub(super) fn join(&self) -> Option<Member<'_>> {
         let place = self.members.fetch_add(1, Ordering::Relaxed);
-        (place < self.shares.len()).then_some(Member { place, done: 0 })
+        (place < self.shares.len()).then(|| Member { team: self, place, done: 0 })
+    }
+
+    /// Whether a helper has gone: what is shared out may stay with the leader.
+    pub(super) fn has_lost_helpers(&self) -> bool {
+        self.has_lost.load(Ordering::Relaxed)
     }
 
     /// Runs `f` for every index below `tasks`. The leader alone calls it, never inside of itself.
@@ -132,7 +147,7 @@ impl Team {
     }
 
     /// Takes part in the open job; whether there was anything to do.
-    pub(super) fn help(&self, member: &mut Member) -> bool {
+    pub(super) fn help(&self, member: &mut Member<'_>) -> bool {
         let turn = self.turn.load(Ordering::Acquire);
         if turn.is_multiple_of(2) || turn == member.done {
             return false;
