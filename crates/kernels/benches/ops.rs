@@ -1,5 +1,5 @@
 //! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
-//! `--`, names of what is wanted alone: products, few-rows, token, attention.
+//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
@@ -15,8 +15,9 @@ use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
-    let parts: [(&str, fn()); 4] = [
+    let parts: [(&str, fn()); 5] = [
         ("products", products),
+        ("blocks", blocks),
         ("few-rows", few_rows),
         ("token", one_token),
         ("attention", delayed_attention),
@@ -55,6 +56,28 @@ fn products() {
         });
         let flops = 2e-9 * (rows * inputs * outputs) as f64;
         println!("[{rows}, {inputs}] x [{inputs}, {outputs}]: {:.1} GFLOP/s", flops / seconds);
+    }
+}
+
+/// A prompt's products with blocks of every type.
+fn blocks() {
+    let (inputs, outputs) = (1024, 4096);
+    for format in BlockFormat::ALL {
+        let bytes = vec![17; inputs * outputs / format.values() * format.bytes()];
+        let matrix = QuantisedMatrix::new(format, outputs, inputs, &bytes).expect("matrix");
+        let matrix = Matrix::Quantised(Arc::new(matrix));
+        let speeds = [1, 2, 5, 8, 16, 256].map(|rows| {
+            let x = Tensor::rand(-1.0_f32, 1.0, (rows, inputs), &Device::Cpu).expect("x");
+            let seconds = median(|| {
+                matrix.linear(&x, None).expect("product");
+            });
+            format!("{:.0}", 1e-9 * (rows * inputs * outputs) as f64 / seconds)
+        });
+        println!(
+            "{}: {} G products/s of 1, 2, 5, 8, 16, 256 rows",
+            format.name(),
+            speeds.join(", ")
+        );
     }
 }
 

@@ -56,7 +56,10 @@ pub(super) trait Lanes {
     /// `a b + c`, rounded once.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     unsafe fn negate(a: Self::Floats) -> Self::Floats;
-    unsafe fn store(a: Self::Floats, to: &mut [f32; GROUP]);
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// 16 numbers of f32.
+    unsafe fn floats(at: *const f32) -> Self::Floats;
+    unsafe fn store(a: Self::Floats, at: *mut f32);
     /// Asks for a line of memory.
     unsafe fn prefetch(at: *const u8);
 }
@@ -113,10 +116,17 @@ pub(super) unsafe fn columns<V: Lanes, const FORMAT: usize, const ROWS: usize>(
         unsafe {
             let mut acc = [V::splat(0.0); MOST_ROWS];
             of_group::<V, FORMAT>(&tile, group, &mut acc[..rows]);
+            let is_whole = dst.cols - first >= GROUP;
             for (row, acc) in acc[..rows].iter().enumerate() {
-                let mut values = [0.0; GROUP];
-                V::store(*acc, &mut values);
-                store(&values, dst, row, first);
+                if is_whole {
+                    let at = dst.at.add(row * dst.stride + first);
+                    let sum = if dst.accumulate { V::add(V::floats(at), *acc) } else { *acc };
+                    V::store(sum, at);
+                } else {
+                    let mut values = [0.0; GROUP];
+                    V::store(*acc, values.as_mut_ptr());
+                    store(&values, dst, row, first);
+                }
             }
         }
     }

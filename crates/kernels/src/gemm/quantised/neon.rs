@@ -7,7 +7,6 @@ use super::super::micro::Destination;
 use super::Tile;
 use super::format::BlockFormat;
 use super::lanes::{Codes, Lanes, by_format_and_rows, columns};
-use super::side_by_side::GROUP;
 
 /// What four registers hold.
 type Four<T> = [T; 4];
@@ -96,9 +95,12 @@ impl Lanes for Quad {
         mul_add(a: Four<float32x4_t>, b: Four<float32x4_t>, c: Four<float32x4_t>)
             -> Four<float32x4_t> = four!(I => vfmaq_f32(c[I], a[I], b[I]));
         negate(a: Four<float32x4_t>) -> Four<float32x4_t> = four!(I => vnegq_f32(a[I]));
-        store(a: Four<float32x4_t>, to: &mut [f32; GROUP]) = {
+        add(a: Four<float32x4_t>, b: Four<float32x4_t>) -> Four<float32x4_t> =
+            four!(I => vaddq_f32(a[I], b[I]));
+        floats(at: *const f32) -> Four<float32x4_t> = four!(I => vld1q_f32(at.add(4 * I)));
+        store(a: Four<float32x4_t>, at: *mut f32) = {
             for (i, a) in a.into_iter().enumerate() {
-                vst1q_f32(to.as_mut_ptr().add(4 * i), a);
+                vst1q_f32(at.add(4 * i), a);
             }
         };
         // The processor fetches ahead of plain streams itself.

@@ -6,7 +6,6 @@ use std::arch::x86_64::*;
 use super::super::micro::Destination;
 use super::format::BlockFormat;
 use super::lanes::{Codes, Lanes, by_format_and_rows, columns};
-use super::side_by_side::GROUP;
 use super::{Kernel, Tile};
 
 /// Methods of [`Lanes`], each one expression.
@@ -72,7 +71,9 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
             let sign = _mm512_set1_epi32(i32::MIN);
             _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), sign))
         };
-        store(a: __m512, to: &mut [f32; GROUP]) = _mm512_storeu_ps(to.as_mut_ptr(), a);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        floats(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
+        store(a: __m512, at: *mut f32) = _mm512_storeu_ps(at, a);
         prefetch(at: *const u8) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
@@ -203,9 +204,11 @@ impl<const VNNI: bool> Lanes for Pair<VNNI> {
             [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])];
         negate(a: [__m256; 2]) -> [__m256; 2] =
             both!(a => _mm256_xor_ps(a, _mm256_set1_ps(-0.0)));
-        store(a: [__m256; 2], to: &mut [f32; GROUP]) = {
-            _mm256_storeu_ps(to.as_mut_ptr(), a[0]);
-            _mm256_storeu_ps(to.as_mut_ptr().add(8), a[1]);
+        add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] = both!(a, b => _mm256_add_ps(a, b));
+        floats(at: *const f32) -> [__m256; 2] = [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))];
+        store(a: [__m256; 2], at: *mut f32) = {
+            _mm256_storeu_ps(at, a[0]);
+            _mm256_storeu_ps(at.add(8), a[1]);
         };
         prefetch(at: *const u8) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
@@ -285,7 +288,7 @@ pub(super) unsafe fn run(kernel: Kernel, tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
     unsafe {
         match kernel {
-            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5], tile, dst),
+            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5 8], tile, dst),
             Kernel::Avx512 => by_format_and_rows!(avx512, [1], tile, dst),
             Kernel::AvxVnni => by_format_and_rows!(avx_vnni, [1 2], tile, dst),
             Kernel::Avx2 => by_format_and_rows!(avx2, [1 2], tile, dst),
