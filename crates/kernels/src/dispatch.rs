@@ -2,12 +2,13 @@
 //!
 //! Tensors on a CPU go through the fused implementations, tensors on an NVIDIA GPU through its kernels
 //! where there are some, all others through the composed ops, made of
-//! candle's. Both settings hold for the whole process; a program makes them once, before its first op.
+//! candle's. The settings hold for the whole process; a program makes them once, before its first op.
 
 use candle_core::{DType, Device, Tensor};
 
-pub use crate::settings::{Ops, Products, set_ops, set_products};
+pub use crate::settings::{Ops, Products, Simd, set_ops, set_products, set_simd};
 use crate::settings::{composed_only, half_products};
+pub use crate::simd::{has_avx2_fma, has_avx512};
 
 /// Whether a device multiplies in 16 bits when it is asked to: all but the CPU, and the CPU where it
 /// runs the kernels for NVIDIA GPUs.

@@ -1,6 +1,6 @@
 //! The settings of a process for its ops ([`crate::dispatch`]).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// Implementation of the ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,6 +26,20 @@ pub enum Products {
     Half,
 }
 
+/// The widest vector instructions of kernels on the CPU. Results have the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[repr(u8)]
+pub enum Simd {
+    /// None but what the compiler finds.
+    None,
+    /// AVX2 with FMA, and AVX-VNNI where the machine has it.
+    Avx2,
+    /// All that the machine has.
+    #[default]
+    Widest,
+}
+
+static WIDEST: AtomicU8 = AtomicU8::new(Simd::Widest as u8);
 static COMPOSED: AtomicBool = AtomicBool::new(false);
 #[cfg(any(test, feature = "emulate-cuda"))]
 static EMULATED: AtomicBool = AtomicBool::new(false);
@@ -54,6 +68,16 @@ pub fn set_products(products: Products) {
     // Only a build with CUDA has the switch.
     #[cfg(feature = "cuda")]
     candle_core::cuda::set_gemm_reduced_precision_f32(half);
+}
+
+/// Bounds the vector instructions of all later ops of the process.
+pub fn set_simd(widest: Simd) {
+    WIDEST.store(widest as u8, Ordering::Relaxed);
+}
+
+/// Whether kernels may use these vector instructions.
+pub(crate) fn may_use(simd: Simd) -> bool {
+    WIDEST.load(Ordering::Relaxed) >= simd as u8
 }
 
 /// Whether products in 16 bits are asked for.

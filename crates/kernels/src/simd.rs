@@ -4,6 +4,8 @@
 //! additions on every machine, so that a value depends neither on what is computed beside it nor
 //! on the instruction set.
 
+use crate::settings::{Simd, may_use};
+
 /// Functions compiled once per instruction set, the widest that the machine has chosen at each call,
 /// so that plain loops inside them vectorise. Sums must name their lanes: the order is the source's.
 macro_rules! vectorised {
@@ -39,14 +41,29 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn has_avx512() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f") && has_avx2_fma()
+/// Whether kernels may use AVX-512, and the machine has it.
+pub fn has_avx512() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has && may_use(Simd::Widest) && has_avx2_fma()
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn has_avx2_fma() -> bool {
-    std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
+/// Whether kernels may use AVX2 with FMA, and the machine has them.
+pub fn has_avx2_fma() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has =
+        std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has && may_use(Simd::Avx2)
+}
+
+/// Whether kernels may use NEON, and the machine has it.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn has_neon() -> bool {
+    std::arch::is_aarch64_feature_detected!("neon") && may_use(Simd::Widest)
 }
 
 /// `e^x` for `x <= 88`, relative error below 3e-7; 0 below -87.

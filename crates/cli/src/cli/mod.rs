@@ -59,6 +59,9 @@ pub(crate) struct Cli {
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
     #[arg(long, global = true, hide = true, default_value = "fused")]
     pub(crate) ops: OpsChoice,
+    /// Widest vector instructions of the CPU's kernels, to compare machines; results have the same bits.
+    #[arg(long, global = true, hide = true, default_value = "widest")]
+    pub(crate) simd: SimdChoice,
 }
 
 impl Cli {
@@ -80,6 +83,17 @@ fn command() -> clap::Command {
             .mut_subcommands(with_negative_numbers)
     }
     with_negative_numbers(Cli::command())
+}
+
+/// Vector instructions of the CPU's kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SimdChoice {
+    /// None but what the compiler finds.
+    None,
+    /// AVX2 with FMA, and AVX-VNNI where the machine has it.
+    Avx2,
+    /// All that the machine has.
+    Widest,
 }
 
 /// Implementation of the ops.

@@ -23,9 +23,9 @@ mod report;
 mod train;
 mod verify;
 
-use longdraft_kernels::dispatch::{Ops, set_ops};
+use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 
-use crate::cli::{Cli, Command, EvalCommand, OpsChoice};
+use crate::cli::{Cli, Command, EvalCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use config::key_problems;
@@ -49,6 +49,11 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         OpsChoice::Composed => Ops::Composed,
         #[cfg(feature = "emulate-cuda")]
         OpsChoice::Emulated => Ops::Emulated,
+    });
+    set_simd(match arguments.simd {
+        SimdChoice::None => Simd::None,
+        SimdChoice::Avx2 => Simd::Avx2,
+        SimdChoice::Widest => Simd::Widest,
     });
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

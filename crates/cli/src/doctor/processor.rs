@@ -1,5 +1,6 @@
 //! Cores, threads, instruction sets.
 
+use longdraft_kernels::dispatch::{has_avx2_fma, has_avx512};
 use longdraft_kernels::matrix::block_products;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
@@ -93,24 +94,13 @@ fn judge_threads(cores: &Cores) -> Finding {
 }
 
 fn width() -> Width {
-    match x86_features() {
-        (true, true) => Width::Avx512,
+    match (has_avx2_fma(), has_avx512()) {
+        (_, true) => Width::Avx512,
         (true, false) => Width::Avx2,
         // Every such processor has it.
         _ if cfg!(target_arch = "aarch64") => Width::Neon,
         _ => Width::Plain,
     }
-}
-
-/// AVX2 with FMA, and AVX-512.
-fn x86_features() -> (bool, bool) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::is_x86_feature_detected as has;
-        (has!("avx2") && has!("fma"), has!("avx512f"))
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    (false, false)
 }
 
 fn judge_width(width: Width, blocks: &str) -> Finding {

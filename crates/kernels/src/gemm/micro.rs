@@ -34,10 +34,12 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
-            if has!("avx512f") && has!("avx512bw") && has!("avx2") && has!("fma") {
+
+            use crate::simd::{has_avx2_fma, has_avx512};
+            if has_avx512() && has!("avx512bw") {
                 return Self::Avx512;
             }
-            if has!("avx2") && has!("fma") && has!("f16c") {
+            if has_avx2_fma() && has!("f16c") {
                 return Self::Avx2;
             }
         }

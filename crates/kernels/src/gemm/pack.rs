@@ -132,14 +132,14 @@ fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mu
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, reason = "of the vector kernels"))]
     let (mut whole_steps, mut whole_cols) = (0, 0);
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx") {
+    if crate::simd::has_avx2_fma() {
         (whole_steps, whole_cols) = (steps / 8 * 8, cols / 8 * 8);
         if whole_steps > 0 && whole_cols > 0 {
             assert!((whole_cols - 1) * stride + whole_steps <= source.len());
             assert!(whole_steps * PANEL <= out.len());
             for col in (0..whole_cols).step_by(8) {
                 for step in (0..whole_steps).step_by(8) {
-                    // SAFETY: AVX was just detected; the assertions above bound the 8 rows of 8
+                    // SAFETY: AVX2 was just detected; the assertions above bound the 8 rows of 8
                     // values read at stride `stride` and written at stride `PANEL`.
                     unsafe {
                         let from = source.as_ptr().add(col * stride + step);

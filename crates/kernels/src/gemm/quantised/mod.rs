@@ -235,8 +235,10 @@ impl Kernel {
         #[cfg(target_arch = "x86_64")]
         let vectors = {
             use std::arch::is_x86_feature_detected as has;
-            let avx2 = has!("avx2") && has!("fma") && has!("f16c");
-            let avx512 = avx2 && has!("avx512f") && has!("avx512bw");
+
+            use crate::simd::{has_avx2_fma, has_avx512};
+            let avx2 = has_avx2_fma() && has!("f16c");
+            let avx512 = avx2 && has_avx512() && has!("avx512bw");
             [
                 (avx512 && has!("avx512vnni"), Self::Avx512Vnni),
                 (avx2 && has!("avxvnni"), Self::AvxVnni),
@@ -245,7 +247,7 @@ impl Kernel {
             ]
         };
         #[cfg(target_arch = "aarch64")]
-        let vectors = [(std::arch::is_aarch64_feature_detected!("neon"), Self::Neon)];
+        let vectors = [(crate::simd::has_neon(), Self::Neon)];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let vectors: [(bool, Self); 0] = [];
         let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, kernel)| kernel);
