@@ -48,6 +48,7 @@ pub use composed::{Gradients, differentiable};
 pub use cuda::device;
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;
+pub use cuda::trace;
 pub use cuda::transfer;
 
 #[cfg(test)]

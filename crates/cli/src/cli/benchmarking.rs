@@ -36,6 +36,9 @@ pub(crate) struct BenchArguments {
     /// Timed steps.
     #[arg(long, default_value = "10", value_parser = positive)]
     pub(crate) steps: usize,
+    /// Time every kernel and product of the timed steps by itself, which slows them (NVIDIA GPUs).
+    #[arg(long)]
+    pub(crate) trace: bool,
 }
 
 /// Sizes of a target with random weights.

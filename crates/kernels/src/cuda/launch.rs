@@ -3,6 +3,8 @@
 use candle_core::{Device, Result, Shape, Tensor, bail};
 
 use super::Program;
+#[cfg(any(test, feature = "emulate-cuda"))]
+use super::trace;
 
 /// What a kernel is given before its results.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +92,7 @@ impl Launch<'_> {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => on_cuda::run(self, cuda),
             #[cfg(any(test, feature = "emulate-cuda"))]
-            Device::Cpu => super::emulator::run(self),
+            Device::Cpu => trace::on_host(|| self.kernel.to_owned(), || super::emulator::run(self)),
             other => {
                 bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
             }
@@ -127,6 +129,7 @@ mod on_cuda {
     use candle_core::{CudaDevice, CudaStorage, DType, Error, Result, Storage, Tensor, bail};
 
     use super::super::code::function;
+    use super::super::trace::on_stream;
     use super::{Argument, Launch};
 
     /// Bytes of dynamic memory that a block may ask for.
@@ -215,9 +218,15 @@ mod on_cuda {
             block_dim: (launch.threads as u32, 1, 1),
             shared_mem_bytes: launch.memory as u32,
         };
-        // SAFETY: number, order and types of the arguments are those of the kernel's signature, which
-        // the emulator's tests start through the same list; indices stay within the shapes passed.
-        unsafe { start.launch(config) }.map_err(Error::wrap)?;
+        on_stream(
+            &stream,
+            || launch.kernel.to_owned(),
+            || {
+                // SAFETY: number, order and types of the arguments are those of the kernel's signature, which
+                // the emulator's tests start through the same list; indices stay within the shapes passed.
+                unsafe { start.launch(config) }.map_err(Error::wrap)
+            },
+        )?;
         let tensor = |(slice, shape): (CudaSlice<f32>, &candle_core::Shape)| {
             let storage = CudaStorage::wrap_cuda_slice(slice, device.clone());
             Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)

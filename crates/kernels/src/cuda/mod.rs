@@ -16,6 +16,7 @@ pub mod nccl;
 pub(crate) mod product;
 mod program;
 pub(crate) mod rows;
+pub mod trace;
 pub mod transfer;
 #[cfg(any(test, feature = "nccl"))]
 mod wait;

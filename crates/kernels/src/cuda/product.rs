@@ -5,6 +5,9 @@
 use candle_core::Layout;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
+#[cfg(any(test, feature = "emulate-cuda"))]
+use super::{emulated, trace::on_host};
+
 /// `a b` of `[M, K]` and `[K, N]` factors of the same type: in f32 for f32, bf16 and f16, else in their
 /// own. Factors may be turned, not copied, matrices.
 ///
@@ -19,11 +22,27 @@ pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match a.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) if narrow || a.dtype() == DType::F32 => on_cuda::run(a, b, device),
+        #[cfg(any(test, feature = "emulate-cuda"))]
+        Device::Cpu if emulated() => on_host(|| name(a, b), || composed(a, b, narrow)),
+        _ => composed(a, b, narrow),
+    }
+}
+
+fn composed(a: &Tensor, b: &Tensor, narrow: bool) -> Result<Tensor> {
+    match a.device() {
         // Widened factors have the same products, which are exact in f32.
         Device::Cpu if narrow => a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?),
         _ if narrow => a.matmul(b)?.to_dtype(DType::F32),
         _ => a.matmul(b),
     }
+}
+
+/// What a trace calls a product: type of the factors, rows x inner x columns.
+#[cfg(any(test, feature = "cuda", feature = "emulate-cuda"))]
+fn name(a: &Tensor, b: &Tensor) -> String {
+    let sizes: Vec<String> =
+        [&a.dims()[..1], b.dims()].concat().iter().map(usize::to_string).collect();
+    format!("product {} {}", a.dtype().as_str(), sizes.join("x"))
 }
 
 /// How the library, to which matrices are columns one after the other, reads a factor.
@@ -68,7 +87,8 @@ mod on_cuda {
     };
     use half::{bf16, f16};
 
-    use super::Factor;
+    use super::super::trace::on_stream;
+    use super::{Factor, name};
 
     /// A factor as it is, or a copy whose rows lie together.
     fn readable(tensor: &Tensor) -> Result<(Tensor, Factor)> {
@@ -117,44 +137,48 @@ mod on_cuda {
             let (a_at, _a) = a_at.device_ptr(&stream);
             let (b_at, _b) = b_at.device_ptr(&stream);
             let (out_at, _out) = out.device_ptr_mut(&stream);
-            // The library computes the turned result, outᵀ = bᵀ aᵀ: what it finds turned is right.
-            let operation = |factor: Factor| {
-                if factor.is_columns {
-                    sys::cublasOperation_t::CUBLAS_OP_T
-                } else {
-                    sys::cublasOperation_t::CUBLAS_OP_N
-                }
-            };
             stream.context().bind_to_thread().map_err(Error::wrap)?;
-            // SAFETY: the three matrices are as large as the numbers say, which `Factor::of` has from their
-            // layouts, and live as long as work in the device's stream needs them.
-            unsafe {
-                gemm_ex(
-                    *device.cublas_handle().handle(),
-                    operation(of_b),
-                    operation(of_a),
-                    number(columns)?,
-                    number(rows)?,
-                    number(inner)?,
-                    (&raw const one).cast(),
-                    b_at as *const c_void,
-                    kind,
-                    number(of_b.leading)?,
-                    a_at as *const c_void,
-                    kind,
-                    number(of_a.leading)?,
-                    (&raw const zero).cast(),
-                    out_at as *mut c_void,
-                    sys::cudaDataType_t::CUDA_R_32F,
-                    number(columns)?,
-                    sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                    sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-                )
-            }
-            .map_err(Error::wrap)?;
+            let start = || {
+                // SAFETY: the three matrices are as large as the numbers say, which `Factor::of` has from their
+                // layouts, and live as long as work in the device's stream needs them.
+                unsafe {
+                    gemm_ex(
+                        *device.cublas_handle().handle(),
+                        operation(of_b),
+                        operation(of_a),
+                        number(columns)?,
+                        number(rows)?,
+                        number(inner)?,
+                        (&raw const one).cast(),
+                        b_at as *const c_void,
+                        kind,
+                        number(of_b.leading)?,
+                        a_at as *const c_void,
+                        kind,
+                        number(of_a.leading)?,
+                        (&raw const zero).cast(),
+                        out_at as *mut c_void,
+                        sys::cudaDataType_t::CUDA_R_32F,
+                        number(columns)?,
+                        sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                        sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+                    )
+                }
+                .map_err(Error::wrap)
+            };
+            on_stream(&stream, || name(a, b), start)?;
         }
         let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
         Ok(Tensor::from_storage(storage, (rows, columns), BackpropOp::none(), false))
+    }
+
+    /// The library computes the turned result, outᵀ = bᵀ aᵀ: what it finds turned is right.
+    fn operation(factor: Factor) -> sys::cublasOperation_t {
+        if factor.is_columns {
+            sys::cublasOperation_t::CUBLAS_OP_T
+        } else {
+            sys::cublasOperation_t::CUBLAS_OP_N
+        }
     }
 
     fn values<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {

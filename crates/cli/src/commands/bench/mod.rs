@@ -16,6 +16,7 @@ mod shape;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::Device;
+use longdraft_kernels::trace::Trace;
 use longdraft_models::device::name_of;
 use longdraft_models::target::TargetOptions;
 use serde_json::{Map, Value, json};
@@ -55,6 +56,11 @@ struct Place {
 impl Place {
     fn open(arguments: &BenchArguments) -> Result<Self> {
         let device = arguments.device.open(0)?;
+        if arguments.trace && Trace::of(&device).is_err() {
+            let problem =
+                format!("--trace times kernels of NVIDIA GPUs; {} has none", name_of(&device));
+            return Err(Failure::usage(problem).hint("add --device cuda:0, or leave --trace out"));
+        }
         let dtype = arguments.precision.apply(&device);
         let options = TargetOptions { dtype, device: device.clone(), ..TargetOptions::default() };
         Ok(Self { device, options })
@@ -213,6 +219,20 @@ mod tests {
         );
         let failure = cases.outcome().expect_err("two failed");
         assert_eq!(failure.to_json()["error"]["message"], "2 of 3 cases failed");
+    }
+
+    #[test]
+    fn a_trace_of_a_cpu_is_refused() {
+        let arguments = ["longdraft", "bench", "glide", "--shape", "tiny", "--trace"];
+        let Command::Bench(command) = Cli::try_parse_from(arguments).expect("arguments").command
+        else {
+            panic!("another command")
+        };
+        let failure = measure(&command, &mut Cases::default()).expect_err("no kernels");
+        assert_eq!(failure.code(), 2);
+        let error = failure.to_json()["error"].clone();
+        let message = error["message"].as_str().expect("a sentence");
+        assert!(message.contains("--trace times kernels of NVIDIA GPUs"), "{message}");
     }
 
     #[test]
