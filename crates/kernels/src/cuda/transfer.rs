@@ -1,4 +1,4 @@
-//! Tensors of the host on their way to a GPU, beside what it computes.
+//! Tensors on their way to a GPU, beside what it computes, and back.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -18,6 +18,23 @@ pub fn upload_ahead(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     device.synchronize()?;
     Ok(copy)
 }
+
+/// A contiguous copy in main memory. What is large comes from an NVIDIA GPU through page-locked memory, in the order of
+/// the device's work.
+///
+/// # Errors
+/// - there is no memory for it, or the transfer fails
+pub fn download(tensor: &Tensor) -> Result<Tensor> {
+    let tensor = tensor.contiguous()?;
+    #[cfg(feature = "cuda")]
+    if let Some(copy) = download::download(&tensor)? {
+        return Ok(copy);
+    }
+    tensor.to_device(&Device::Cpu)
+}
+
+#[cfg(feature = "cuda")]
+mod download;
 
 #[cfg(feature = "cuda")]
 mod on_cuda {
@@ -129,6 +146,9 @@ mod tests {
         let copy = upload_ahead(&turned, &Device::Cpu)?;
         assert!(copy.is_contiguous());
         assert_eq!(copy.to_vec3::<f32>()?, turned.to_vec3::<f32>()?);
+        let back = download(&turned)?;
+        assert!(back.is_contiguous() && back.device().is_cpu());
+        assert_eq!(back.to_vec3::<f32>()?, turned.to_vec3::<f32>()?);
         Ok(())
     }
 }

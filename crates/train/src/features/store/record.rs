@@ -18,7 +18,7 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
-use longdraft_kernels::transfer::upload_ahead;
+use longdraft_kernels::transfer::{download, upload_ahead};
 use longdraft_models::ModelError;
 use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
@@ -72,7 +72,7 @@ impl Record {
             StoreDtype::Bf16 | StoreDtype::Int8 => DType::BF16,
         };
         let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { stored(dtype) };
-        let fetch = |tensor: Tensor, dtype| tensor.to_dtype(dtype)?.to_device(&Device::Cpu);
+        let fetch = |tensor: Tensor, dtype| download(&tensor.to_dtype(dtype)?);
         let last_kv = self.last_kv.map(|(k, v)| {
             let of = |tensor| fetch(tensor, stored(dtype));
             candle_core::Result::Ok((of(k)?, of(v)?))
