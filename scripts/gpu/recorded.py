@@ -1,8 +1,8 @@
 """Starts a program with CUDA where no GPU is, over a driver that records how it is called, and says what is wrong with that.
 
 What kernels compute is checked elsewhere (emulator, kernel-check). This checks what both take for granted: one stream for all
-work but uploads, no events where the stream orders everything, no grid that a driver refuses, memory that stays with the
-process, copies through page-locked memory.
+work but uploads, no events where the stream orders everything (but those of a trace, around every start), no grid that a driver
+refuses, memory that stays with the process, copies through page-locked memory.
 """
 
 import pathlib
@@ -12,6 +12,8 @@ from .libraries import stand_in
 
 HERE = pathlib.Path(__file__).resolve().parent
 RELEASE_THRESHOLD = 4
+# Bytes from which on features come down through page-locked memory.
+LARGE = 1 << 20
 # What has to say something. Everything else of these libraries answers 0.
 PRODUCTS = """
 #include <stdio.h>
@@ -57,14 +59,15 @@ def build(program, include, linked, folder):
             compile_library(name, CURAND, undefined(program, "curand"), folder, include)
 
 
-def problems(calls, uploads):
-    """What a record of calls shows to be wrong; `uploads`: whether the program sent values ahead."""
+def problems(calls, uploads, traced=False, captures=False):
+    """What a record of calls shows to be wrong; `uploads`: whether the program sent values ahead, `traced`: whether it was to time
+    every start, `captures`: whether it brought features down."""
     lines = [line.split() for line in calls.read_text().splitlines()]
     of = lambda *kinds: [line for line in lines if line[0] in kinds]
     launches, found = of("launch"), []
     if not launches and not uploads:
         return ["no kernel was started"]
-    working = {line[1] for line in of("launch", "product", "fill", "copy")}
+    working = {line[1] for line in of("launch", "product", "fill", "copy", "mark")}
     if len(working) > 1:
         found.append(f"work on {len(working)} streams: {' '.join(sorted(working))}")
     if "(nil)" in working:
@@ -74,6 +77,7 @@ def problems(calls, uploads):
             found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
     if len(of("event")) > 8:
         found.append(f"{len(of('event'))} events: tensors are tracked one by one")
+    found += marks(lines, traced)
     if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
         found.append("freed memory goes back to the driver at every synchronisation")
     beside = {line[1] for line in of("stream")} - working
@@ -82,4 +86,23 @@ def problems(calls, uploads):
         found.append("no values were sent on a stream of their own")
     if ahead and not of("pinned"):
         found.append("values are sent from memory that is not page-locked")
+    down = [line[3] for line in of("download") if int(line[2]) >= LARGE]
+    if captures and "pinned" not in down:
+        found.append("no features came down through page-locked memory")
+    if captures and "pageable" in down:
+        found.append("features come down into memory that is not page-locked")
     return found
+
+
+def marks(lines, traced):
+    """What is wrong with the events that take the time: two around each start while a trace is on, else none."""
+    found, places = [], [place for place, line in enumerate(lines) if line[0] == "mark"]
+    if not traced:
+        return [f"{len(places)} timed events without a trace"] if places else []
+    if not places:
+        return ["a trace without timed events"]
+    for first, last in zip(places[::2], [*places[1::2], len(lines)]):
+        inside = [line for line in lines[first + 1:last] if line[0] in ("launch", "product")]
+        if len(inside) != 1:
+            found.append(f"{len(inside)} starts between two events of a trace")
+    return found[:4]

@@ -7,8 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct CUfunc_st { char name[200]; };
+struct CUevent_st { int is_timed; double ms; };
+
+// Page-locked memory that is there.
+static struct { char *from, *to; } pinned[16];
 
 static _Atomic uintptr_t handles = 0x1000;
 static _Atomic uint64_t used, used_high;
@@ -81,8 +86,27 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   record("wait %p\n", (void *)stream);
   return CUDA_SUCCESS;
 }
-CUresult cuEventCreate(CUevent *event, unsigned flags) { *event = handle(); return CUDA_SUCCESS; }
-CUresult cuEventRecord(CUevent event, CUstream stream) { record("event %p\n", (void *)stream); return CUDA_SUCCESS; }
+// An event that takes the time is a mark.
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+  *event = calloc(1, sizeof **event);
+  (*event)->is_timed = !(flags & CU_EVENT_DISABLE_TIMING);
+  return CUDA_SUCCESS;
+}
+CUresult cuEventDestroy_v2(CUevent event) { free(event); return CUDA_SUCCESS; }
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  event->ms = 1e3 * now.tv_sec + 1e-6 * now.tv_nsec;
+  record("%s %p\n", event->is_timed ? "mark" : "event", (void *)stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) {
+  if (!from->is_timed || !to->is_timed || !from->ms || !to->ms) return CUDA_ERROR_INVALID_HANDLE;
+  *ms = to->ms - from->ms;
+  return CUDA_SUCCESS;
+}
+#undef cuEventElapsedTime
+CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { return cuEventElapsedTime_v2(ms, from, to); }
 
 // Memory: zeros, since no kernel writes results.
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
@@ -112,10 +136,27 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
 CUresult cuMemFree_v2(CUdeviceptr address) { return cuMemFreeAsync(address, 0); }
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   record("pinned %zu\n", bytes);
-  *address = malloc(bytes);
-  return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  char *block = malloc(bytes);
+  *address = block;
+  for (int i = 0; block && i < 16; i++)
+    if (!pinned[i].from) {
+      pinned[i].from = block;
+      pinned[i].to = block + bytes;
+      break;
+    }
+  return block ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-CUresult cuMemFreeHost(void *address) { free(address); return CUDA_SUCCESS; }
+static int is_pinned(const void *address) {
+  for (int i = 0; i < 16; i++)
+    if (pinned[i].from && (char *)address >= pinned[i].from && (char *)address < pinned[i].to) return 1;
+  return 0;
+}
+CUresult cuMemFreeHost(void *address) {
+  for (int i = 0; i < 16; i++)
+    if (pinned[i].from == address) pinned[i].from = 0;
+  free(address);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
   record("upload %p %zu\n", (void *)stream, bytes);
   memcpy((void *)to, from, bytes);
@@ -123,7 +164,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
 }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, 0); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  record("download %p %zu\n", (void *)stream, bytes);
+  record("download %p %zu %s\n", (void *)stream, bytes, is_pinned(to) ? "pinned" : "pageable");
   memcpy(to, (void *)from, bytes);
   return CUDA_SUCCESS;
 }

@@ -20,16 +20,23 @@ const RIGHT: &[&str] = &[
     "launch 0x10 1 2 3 256 attention_forward",
 ];
 
-/// What is found wrong with these calls.
+/// What is found wrong with these calls of a program that sends values ahead.
 fn found(calls: &[String]) -> String {
+    found_of("uploads=True", calls)
+}
+
+/// The same, where it is known what else the program was to do.
+fn found_of(about: &str, calls: &[String]) -> String {
     let folder = tempfile::tempdir().expect("tempdir");
     let record = folder.path().join("calls");
     std::fs::write(&record, calls.join("\n")).expect("record");
-    let program = "import pathlib, sys; from gpu import recorded; \
-                   print('\\n'.join(recorded.problems(pathlib.Path(sys.argv[1]), True)))";
+    let program = format!(
+        "import pathlib, sys; from gpu import recorded; \
+         print('\\n'.join(recorded.problems(pathlib.Path(sys.argv[1]), {about})))"
+    );
     let scripts: &Path = &root().join("scripts");
     let output = Command::new("python3")
-        .args(["-c", program])
+        .args(["-c", &program])
         .arg(&record)
         .env("PYTHONPATH", scripts)
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -57,6 +64,7 @@ fn every_wrong_way_to_call_a_driver_is_told() {
         (on_default, "the stream that waits for all others"),
         (with("launch 0x10 0 1 1 256 select_rows"), "a grid of 0 x 1 x 1 blocks: select_rows"),
         (with("launch 0x10 1 65536 1 256 sums"), "a grid of 1 x 65536 x 1 blocks: sums"),
+        (with("mark 0x10"), "1 timed events without a trace"),
         (events, "9 events: tensors are tracked one by one"),
         (without("pool"), "freed memory goes back to the driver"),
         (without("upload"), "no values were sent on a stream of their own"),
@@ -65,4 +73,47 @@ fn every_wrong_way_to_call_a_driver_is_told() {
         let told = found(&calls);
         assert!(told.contains(says), "{says}: {told}");
     }
+}
+
+#[test]
+fn a_trace_takes_the_time_before_and_after_every_start() {
+    if !python() {
+        return;
+    }
+    let about = "uploads=True, traced=True";
+    let right: Vec<String> = RIGHT
+        .iter()
+        .flat_map(|line| {
+            let is_start = line.starts_with("launch") || line.starts_with("product");
+            let mark = is_start.then_some("mark 0x10");
+            [mark, Some(*line), mark].into_iter().flatten().map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(found_of(about, &right).trim(), "");
+    let untraced: Vec<String> = RIGHT.iter().map(|line| (*line).to_owned()).collect();
+    assert!(found_of(about, &untraced).contains("a trace without timed events"));
+    let first = right.iter().position(|line| line.starts_with("mark")).expect("a mark");
+    let open = [&right[..first], &right[first + 1..]].concat();
+    assert!(found_of(about, &open).contains("0 starts between two events of a trace"));
+    let elsewhere: Vec<String> =
+        right.iter().map(|line| line.replace("mark 0x10", "mark 0x20")).collect();
+    assert!(found_of(about, &elsewhere).contains("work on 2 streams"));
+}
+
+#[test]
+fn features_come_down_through_page_locked_memory() {
+    if !python() {
+        return;
+    }
+    let about = "uploads=True, captures=True";
+    let right: Vec<String> = RIGHT.iter().map(|line| (*line).to_owned()).collect();
+    let with = |lines: &[&str]| {
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+        found_of(about, &[&right[..], &lines].concat())
+    };
+    let pinned = "download 0x10 1048576 pinned";
+    assert_eq!(with(&[pinned, "download 0x10 64 pageable"]).trim(), "");
+    assert!(with(&[]).contains("no features came down through page-locked memory"));
+    let told = with(&[pinned, "download 0x10 4194304 pageable"]);
+    assert!(told.contains("features come down into memory that is not page-locked"), "{told}");
 }
