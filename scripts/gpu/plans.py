@@ -88,9 +88,16 @@ def call3(place):
     profile = lambda kernel: Step(
         f"profile_{kernel}", ["ncu", "--clock-control", "none", "--set", "full", "--target-processes", "all", "--kernel-name",
                               kernel, "--launch-count", "2", *work], 120, "text", needs="ncu")
+    # Two layers of the target show what each takes, as in a pass of 32. EAGLE-3's features are drawn; to capture them takes eight.
+    few = ("--shape", SHAPE, "--warm-ups", "2", "--steps", "5", "--trace")
+    trace = lambda what, *arguments: Step(f"trace_{what.split()[0]}", place.bench(what, *few, *arguments), 60, "figures")
     return [
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         Step("plain", work, 60, "figures"),
+        trace("glide --soft", "--layers", "2", "--tokens", "16384"),
+        trace("eagle3", "--tokens", "4096,16384"),
+        trace("capture", "--layers", "8", "--tokens", "4096"),
+        trace("decode", "--layers", "2", "--rows", "1,8", "--context", "2048"),
         *[profile(kernel) for kernel in KERNELS],
         Step("peak", place.probe("peak"), 40, "last", decisive=False),
     ]

@@ -10,6 +10,8 @@ from .steps import SKIPPED, TIMED_OUT, output
 
 # What of a step's output goes into the archive, in bytes from its beginning and its end.
 HEAD, TAIL = 256 << 10, 768 << 10
+# Ops of a trace that the table names.
+TRACED = 16
 # What makes two lines of figures the same work.
 WORK = ("case", "shape", "layers", "tokens", "documents", "soft", "cached", "llm_loss", "online", "draft_vocab_size", "method",
         "context", "sequences")
@@ -96,15 +98,21 @@ def curves(folder, name):
     return found
 
 
+def marked(steps):
+    """Some steps of a curve: the first ones, then fewer and fewer, and the last."""
+    return sorted({steps[min(2**power, len(steps)) - 1] for power in range(len(steps).bit_length() + 1)})
+
+
 def compared_curves(folder, name, reference):
     """How far losses of training are from those of the same training elsewhere: largest and last relative difference."""
     mine, other = curves(folder, name), curves(folder, reference)
     compared = {}
     for run in mine.keys() & other.keys():
-        steps = sorted(mine[run].keys() & other[run].keys())
-        differences = [abs(mine[run][n] / other[run][n] - 1) for n in steps if mine[run][n] and other[run][n]]
+        steps = [n for n in sorted(mine[run].keys() & other[run].keys()) if mine[run][n] and other[run][n]]
+        differences = [abs(mine[run][n] / other[run][n] - 1) for n in steps]
         if differences:
-            compared[run] = {"steps": len(steps), "largest": max(differences), "last": differences[-1]}
+            compared[run] = {"steps": len(steps), "largest": max(differences), "last": differences[-1],
+                             "losses": [[n, mine[run][n], other[run][n]] for n in marked(steps)]}
     return compared
 
 
@@ -202,7 +210,8 @@ def speed_table(report):
     ours, theirs, order = {}, {}, []
     for part in report["steps"].values():
         for line in part.get("lines", []) if isinstance(part.get("lines"), list) else []:
-            if "tokens_per_s" not in line:
+            # Events slow a traced step.
+            if "tokens_per_s" not in line or "trace" in line:
                 continue
             work = work_of(line)
             order.append(work)
@@ -222,6 +231,36 @@ def speed_table(report):
     return rows_of(rows) if len(rows) > 1 else []
 
 
+def trace_table(report):
+    """Where the time of traced steps went: ops by time, and what is left over."""
+    rows = [("traced work", "op", "starts a step", "ms a step", "share")]
+    for part in report["steps"].values():
+        for line in part.get("lines", []) if isinstance(part.get("lines"), list) else []:
+            trace = line.get("trace")
+            if not trace or not trace["steps"]:
+                continue
+            steps, whole = trace["steps"], trace["all_ms"]
+            longest, rest = trace["ops"][:TRACED], trace["ops"][TRACED:]
+            entries = [(op["op"], op["starts"], op["ms"]) for op in longest]
+            if rest:
+                entries.append((f"{len(rest)} further ops", sum(op["starts"] for op in rest), sum(op["ms"] for op in rest)))
+            entries += [("other ops, copies, gaps", None, trace["other_ms"]), ("all", None, whole)]
+            for op, starts, ms in entries:
+                count = None if starts is None else starts / steps
+                rows.append((label(work_of(line)), op, show(count), show(ms / steps), f"{100 * ms / whole:.1f} %" if whole else "-"))
+    return rows_of(rows) if len(rows) > 1 else []
+
+
+def curves_table(report):
+    """Losses of training beside those of the CPU."""
+    rows = [("training", "steps compared", "largest difference", "last difference", "losses here / on the CPU at steps")]
+    for name, part in report["steps"].items():
+        for run, curve in part.get("loss_beside_cpu", {}).items():
+            losses = ", ".join(f"{n}: {show(float(a))} / {show(float(b))}" for n, a, b in curve["losses"])
+            rows.append((f"{name} {run.removesuffix('-metrics.jsonl')}", show(curve["steps"]), show(curve["largest"]), show(curve["last"]), losses))
+    return rows_of(rows) if len(rows) > 1 else []
+
+
 def other_figures(report):
     """Figures that are no steps over tokens, as kernels' are: name and every number."""
     rows = [("what", "figures")]
@@ -235,7 +274,7 @@ def other_figures(report):
 
 
 def table(report):
-    parts = [steps_table(report), speed_table(report), other_figures(report)]
+    parts = [steps_table(report), speed_table(report), trace_table(report), curves_table(report), other_figures(report)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 

@@ -8,8 +8,9 @@ use serde_json::Value;
 
 /// Stands in for `longdraft`: what a command does is chosen by `STUB_COMMAND`, for `bench` by its kind.
 const LONGDRAFT: &str = r#"#!/bin/sh
-key=$1; case $1 in bench) key=$2;; esac
-figures() { echo '{"impl":"longdraft","case":"'$key'","shape":"8b","tokens":4096,"soft":true,"cached":false,"tokens_per_s":300.0,"peak_device_mib":7}'; }
+key=$1; case $1 in bench) key=$2;; capture) key=store;; esac
+traced=; case "$*" in *--trace*) traced=',"trace":{"steps":5,"all_ms":100.0,"other_ms":30.0,"ops":[{"op":"attention_forward","starts":10,"ms":70.0}]}';; esac
+figures() { echo '{"impl":"longdraft","case":"'$key'","shape":"8b","tokens":4096,"soft":true,"cached":false,"tokens_per_s":300.0,"peak_device_mib":7'$traced'}'; }
 eval "mode=\$STUB_$(echo $key | tr - _)"
 case ${mode:-ok} in
   hang) figures; sleep 300 & echo $! > "$STUB_CHILD"; wait;;

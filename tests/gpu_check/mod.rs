@@ -31,7 +31,14 @@ fn all_plans_run_and_come_back_in_one_file() {
                 "| pytorch_eagle3 | 0 |",
             ],
         ),
-        ("call3", ["| profile_attention_forward | 0 |", "| plain | 0 |", "| peak | 0 |"]),
+        (
+            "call3",
+            [
+                "| profile_attention_forward | 0 |",
+                "| glide 8b 4096 tokens soft | attention_forward | 2 | 14 | 70.0 % |",
+                "| capture 8b 4096 tokens soft | other ops, copies, gaps | - | 6 | 30.0 % |",
+            ],
+        ),
         ("call4", ["| quickstart_f32 | 0 |", "| quickstart_cpu | 0 |", "| decode 8b 4096 tokens"]),
     ] {
         let machine = Machine::new();
