@@ -14,6 +14,10 @@ SMALL = "smollm2-135m"
 # Kernels that take most of the time of a step.
 KERNELS = ("attention_forward", "attention_backward_queries", "attention_backward_keys", "cross_entropy_rows")
 
+# Drafts that are trained from carried features; configurations and stores lie in a folder of the bundle.
+METHODS = ("glide", "eagle3")
+STORE = "{}-store"
+
 
 @dataclass
 class Place:
@@ -24,6 +28,7 @@ class Place:
     device: str
     cases: list = field(default_factory=list)
     baselines: pathlib.Path = HERE
+    training: pathlib.Path = HERE
 
     def bench(self, what, *arguments, device=True):
         return [self.longdraft, "bench", *what.split(), *(["--device", self.device] if device else []), *arguments]
@@ -33,6 +38,10 @@ class Place:
 
     def pytorch(self, program, *arguments):
         return [self.python, self.baselines / f"pytorch_{program}.py", "--device", self.device, *arguments]
+
+    def train(self, method, device):
+        # The configuration asks for the folder by this name.
+        return ["env", f"TRAINING={self.training}", self.longdraft, "train", self.training / f"{method}.yaml", f"device={device}", "--json"]
 
     def probe(self, what):
         return [self.python, HERE / "device.py", what]
@@ -110,14 +119,21 @@ def call4(place):
         command = [place.longdraft, "quickstart", "--output", "quickstart", "--json", *overrides]
         return Step(name, command, ceiling, "quickstart", keep=curves)
 
+    def train(name, method, device, ceiling, decisive=True):
+        keep = (f"{method}/metrics.jsonl",)
+        return Step(name, place.train(method, device), ceiling, "training", decisive=decisive, keep=keep)
+
     rows = ("--shape", SHAPE, "--rows", "1,2,4,8,16,32", "--context", "2048", "--steps", "30")
     return [
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         quickstart("quickstart", 180, f"device={place.device}"),
         quickstart("quickstart_f32", 180, f"device={place.device}", "precision=f32"),
         quickstart("quickstart_cpu", 150, "device=cpu"),
+        *[train(f"train_{method}", method, place.device, 150) for method in METHODS],
         Step("decode", place.bench("decode", *rows), 90, "figures"),
         Step("decode_f32", place.bench("decode", *rows, "--precision", "f32"), 90, "figures"),
+        # The same steps on the CPU, cut off where time is short: losses are compared as far as they go.
+        *[train(f"train_{method}_cpu", method, "cpu", 90, decisive=False) for method in METHODS],
     ]
 
 

@@ -86,7 +86,23 @@ def quickstart(code, out, _):
     return {**{key: result.get(key) for key in keys}, "took_s": result.get("seconds"), "pass": code == 0 and bool(lines)}
 
 
-READERS = {"last": last, "text": text, "checks": checks, "parity": parity, "figures": figures, "quickstart": quickstart}
+def training(code, out, _):
+    """A run of training that came to its end. Losses are read from what it leaves, also where it is cut off."""
+    result = (json_lines(out) or [{}])[-1]
+    held_out = result.get("held_out") or {}
+    told = {"trained_steps": result.get("steps"), "held_out_loss": held_out.get("loss"),
+            "tokens_per_second": result.get("median_tokens_per_second")}
+    return {**told, "pass": code == 0 and bool(held_out)}
+
+
+READERS = {"last": last, "text": text, "checks": checks, "parity": parity, "figures": figures, "quickstart": quickstart, "training": training}
+
+
+def reference_of(name, names):
+    """The step that does on the CPU what a step does, if there is one: `X_cpu` for `X`, `X_f32` and the like."""
+    on_cpu = [other for other in names if other.endswith("_cpu")]
+    fits = [other for other in on_cpu if name == other[:-4] or name.startswith(other[:-3])]
+    return max(fits, key=len) if fits and name not in on_cpu else None
 
 
 def curves(folder, name):
@@ -150,7 +166,8 @@ def summarise(folder, plan):
     report = {key: plan[key] for key in plan if key != "steps"}
     report["steps"] = {step["name"]: read_step(folder, step) for step in plan["steps"]}
     for name, part in report["steps"].items():
-        compared = compared_curves(folder, name, "quickstart_cpu") if name != "quickstart_cpu" else {}
+        reference = reference_of(name, report["steps"])
+        compared = compared_curves(folder, name, reference) if reference else {}
         if compared:
             part["loss_beside_cpu"] = compared
     decisive = [step["name"] for step in plan["steps"] if step["decisive"]]

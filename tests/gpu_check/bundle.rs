@@ -86,14 +86,21 @@ fn a_bundle_holds_all_that_a_call_needs() {
     unpack.args(["-m", "tarfile", "-e"]).arg(machine.path("bundle.tar.xz")).arg(machine.path("to"));
     assert!(unpack.status().expect("python").success());
     let unpacked = machine.path("to/bundle");
-    for name in
-        ["longdraft", "baselines/pytorch_glide.py", "cases/tests/mixtral/meta.json", "bundle.json"]
-    {
+    for name in [
+        "longdraft",
+        "baselines/pytorch_glide.py",
+        "cases/tests/mixtral/meta.json",
+        "training/glide.yaml",
+        "training/demonstration.gguf",
+        "training/eagle3-store/index.json",
+        "bundle.json",
+    ] {
         assert!(unpacked.join(name).is_file(), "{name}");
     }
+    assert!(!unpacked.join("training/eagle3-store/claims").exists());
     // From there, with nothing of the checkout.
     let mut call = Command::new(unpacked.join("gpu-check"));
-    call.args(["--plan", "call1", "--archive"]).arg(machine.path("gpu.tar.gz"));
+    call.args(["--plan", "call4", "--archive"]).arg(machine.path("gpu.tar.gz"));
     call.arg("--python").arg(machine.path("python")).current_dir(machine.folder.path());
     let called = call.output().expect("gpu-check");
     assert_eq!(called.status.code(), Some(0), "{}", text(&called));

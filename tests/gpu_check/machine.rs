@@ -25,6 +25,16 @@ case $key in
   doctor) echo '{"can_work":true}';;
   kernel-check) echo '{"name":"rms_norm","shape":"8x4","passed":true}'; echo '{"name":"attention","shape":"T 9","products":"bf16","passed":true,"tflop_s":99.5}'; echo '{"checks":2,"passed":2,"pass":true}';;
   parity) echo '{"case":"a","kind":"glide","pass":true,"checks":[{"name":"loss","error":5e-5,"tolerance":1e-4,"pass":true}]}';;
+  store) folder=${2%.yaml}-store; mkdir $folder $folder/claims; echo '{}' > $folder/index.json;;
+  train)
+    [ -f "$TRAINING/glide-store/index.json" ] || exit 3
+    run=$(basename $2 .yaml); mkdir $run
+    for step in 1 2 3; do
+      loss=$((8 - step)); case "$*" in *device=cpu*) loss=$((2 * loss)); [ $step = 3 ] && break;; esac
+      echo '{"step":'$step',"loss":'$loss'}' >> $run/metrics.jsonl
+    done
+    [ "$STUB_CUT" = $run ] && case "$*" in *device=cpu*) sleep 300;; esac
+    echo '{"steps":3,"held_out":{"loss":5.5},"median_tokens_per_second":9}';;
   quickstart)
     mkdir -p quickstart/base; loss=2.0; case "$*" in *device=cpu*) loss=1.6;; esac
     echo '{"step":1,"loss":'$loss'}' > quickstart/base/metrics.jsonl; echo '{"tau":2.5,"lossless":true,"seconds":3}';;
@@ -68,6 +78,8 @@ impl Machine {
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bin")).expect("bin");
         program(&path("longdraft"), LONGDRAFT);
+        std::fs::create_dir_all(path("training/glide-store")).expect("a store");
+        std::fs::write(path("training/glide-store/index.json"), "{}").expect("a store");
         program(&path("python"), PYTHON);
         program(&path("bin/nvidia-smi"), "#!/bin/sh\necho 'GPU, 1, 40, 1980, 3201, 99'\n");
         program(&path("bin/ncu"), "#!/bin/sh\necho profile\n");
@@ -91,6 +103,7 @@ impl Machine {
             ("--python", "python"),
             ("--archive", "gpu.tar.gz"),
             ("--output", "results"),
+            ("--training", "training"),
         ] {
             command.arg(name).arg(self.path(file));
         }

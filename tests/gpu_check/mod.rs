@@ -39,7 +39,14 @@ fn all_plans_run_and_come_back_in_one_file() {
                 "| capture 8b 4096 tokens soft | other ops, copies, gaps | - | 6 | 30.0 % |",
             ],
         ),
-        ("call4", ["| quickstart_f32 | 0 |", "| quickstart_cpu | 0 |", "| decode 8b 4096 tokens"]),
+        (
+            "call4",
+            [
+                "| quickstart_f32 | 0 |",
+                "| train_eagle3_cpu | 0 |",
+                "| decode 8b 4096 tokens soft |",
+            ],
+        ),
     ] {
         let machine = Machine::new();
         let (output, report) = machine.run(plan, &[], &[]);
@@ -55,8 +62,8 @@ fn all_plans_run_and_come_back_in_one_file() {
         for row in rows {
             assert!(table.contains(row), "{row} not in {table}");
         }
-        // Report, table and steps; three files a step; two curves.
-        assert!(names.len() <= 3 + 3 * steps.len() + 3, "{names:?}");
+        // Report, table and steps; three files a step; curves of seven.
+        assert!(names.len() <= 3 + 3 * steps.len() + 7, "{names:?}");
         assert!(names.iter().all(|name| !name.contains("scratch")), "{names:?}");
         let left = std::fs::read_dir(machine.path("results")).expect("results");
         let left = left.map(|entry| entry.expect("entry").file_name());
@@ -76,6 +83,32 @@ fn losses_are_held_against_those_of_the_cpu() {
         assert!((curve["largest"].as_f64().expect("a figure") - 0.25).abs() < 1e-9, "{step}");
         assert_eq!((&step["tau"], &step["code"]), (&2.5.into(), &code.into()));
     }
+}
+
+#[test]
+fn training_from_a_carried_store_is_compared_where_the_cpu_came_to() {
+    if !python() {
+        return;
+    }
+    // The CPU is cut off in one of them, after two steps of three.
+    let machine = Machine::new();
+    let (output, report) = machine.run("call4", &[("CUT", "glide")], &["--ceiling", "2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let steps = &report["steps"];
+    assert_eq!(
+        (&steps["train_glide"]["code"], &steps["train_glide_cpu"]["code"]),
+        (&0.into(), &124.into())
+    );
+    assert_eq!(steps["train_eagle3"]["held_out_loss"], 5.5);
+    for (name, run) in [("train_glide", "glide"), ("train_eagle3", "eagle3")] {
+        let curve = &steps[name]["loss_beside_cpu"][format!("{run}-metrics.jsonl")];
+        assert_eq!((&curve["steps"], &curve["largest"]), (&2.into(), &0.5.into()), "{curve}");
+        assert_eq!(curve["losses"], json!([[1, 7, 14], [2, 6, 12]]));
+    }
+    assert_eq!(steps["train_glide_cpu"].get("loss_beside_cpu"), None);
+    let row = "| train_glide glide | 2 | 0.5 | 0.5 | 1: 7 / 14, 2: 6 / 12 |";
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains(row), "{row} not in {table}");
 }
 
 #[test]
