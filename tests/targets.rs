@@ -252,12 +252,21 @@ fn generate_says_the_same_with_weights_as_stored() {
             let fixed = ["generate", "--target", &path, "--prompt", "ABC", "--max-tokens", "40"];
             succeed(&[&fixed[..], &["--ignore-eos", "--dtype", dtype], way].concat())
         };
+        let caches: &[&str] = if blocks == GgmlDType::Q8_0 { &["auto"] } else { &["auto", "q8"] };
         for dtype in ["stored", "f32"] {
-            let plain = say(dtype, &["--no-draft"]);
-            assert!(!plain.is_empty());
-            for way in [&["--lookup"][..], &["--draft", &draft, "--pace", "fixed"]] {
-                assert_eq!(say(dtype, way), plain, "{blocks:?} {dtype} {way:?}");
+            for cache in caches {
+                let plain = say(dtype, &["--no-draft", "--cache", cache]);
+                assert!(!plain.is_empty());
+                for way in [&["--lookup"][..], &["--draft", &draft, "--pace", "fixed"]] {
+                    let drafted = say(dtype, &[way, &["--cache", cache]].concat());
+                    assert_eq!(drafted, plain, "{blocks:?} {dtype} {cache} {way:?}");
+                }
             }
+        }
+        if blocks == GgmlDType::Q8_0 {
+            let short = ["generate", "--target", &path, "--prompt", "A", "--cache", "q8"];
+            let text = fail(&short, 1);
+            assert!(text.contains("a cache of q8 takes heads of whole blocks of 32"), "{text}");
         }
     }
 }

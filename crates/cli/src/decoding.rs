@@ -12,11 +12,11 @@ use longdraft_decode::{
 };
 use longdraft_kernels::matrix::block_products;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target::{CacheType, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
 
-use crate::cli::WeightDtype;
+use crate::cli::{CacheChoice, WeightDtype};
 use crate::datastore;
 use crate::doctor::readable_bytes;
 use crate::draft_source::DraftSource;
@@ -74,6 +74,10 @@ pub(crate) struct DecodingArguments {
     /// How to hold the target's weights.
     #[arg(long, default_value = "stored", help_heading = None)]
     pub(crate) dtype: WeightDtype,
+    /// How to hold keys and values of the context: auto (f16 beside quantised blocks, else f32), f32, f16,
+    /// q8 (a byte a value and a scale for 32: half of f16).
+    #[arg(long, default_value = "auto", help_heading = None)]
+    pub(crate) cache: CacheChoice,
     /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
     #[arg(long, default_value = "auto", help_heading = None)]
     pub(crate) device: DeviceChoice,
@@ -170,6 +174,7 @@ impl DecodingArguments {
             draft_vocab: None,
             draft_vocab_size: None,
             dtype: WeightDtype::F32,
+            cache: CacheChoice::Auto,
             device: DeviceChoice::Auto,
             pace: None,
         }
@@ -188,7 +193,7 @@ impl DecodingArguments {
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
-        let target = open_target(target, self.dtype, self.device)?;
+        let target = open_target(target, self.dtype, self.cache, self.device)?;
         let mut draft = source.map(|source| source.open(&target)).transpose()?;
         if let (true, Some(draft)) = (target.holds_blocks(), &mut draft) {
             draft.hold_as_blocks()?;
@@ -341,6 +346,7 @@ pub(crate) fn require_draft_len(draft_len: usize) -> Result<()> {
 pub(crate) fn open_target(
     target: &str,
     dtype: WeightDtype,
+    cache: CacheChoice,
     device: DeviceChoice,
 ) -> Result<Target> {
     let as_stored = dtype == WeightDtype::Stored;
@@ -351,7 +357,13 @@ pub(crate) fn open_target(
     };
     let device = device.open(0)?;
     precision.apply(&device);
-    let options = TargetOptions { dtype, device, as_stored, ..TargetOptions::default() };
+    let cache = match cache {
+        CacheChoice::Auto => CacheType::Auto,
+        CacheChoice::F32 => CacheType::F32,
+        CacheChoice::F16 => CacheType::F16,
+        CacheChoice::Q8 => CacheType::Q8,
+    };
+    let options = TargetOptions { dtype, device, as_stored, cache, ..TargetOptions::default() };
     let target = Target::open(target, &options)?;
     if !target.widened().is_empty() {
         errln!(
@@ -372,7 +384,7 @@ pub(crate) fn holdings(target: &Target) -> String {
     } else {
         String::new()
     };
-    format!("weights: {}{products}", held.join(", "))
+    format!("weights: {}{products}; cache: {}", held.join(", "), target.cache_type())
 }
 
 /// How a text ended, in the words of files of answers and of `--json`.

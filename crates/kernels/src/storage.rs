@@ -34,6 +34,21 @@ pub(crate) fn f16_slice<'a>(
     contiguous(values, layout, op)
 }
 
+/// The contiguous bytes of a custom op's argument.
+///
+/// # Errors
+/// - as [`f32_slice`]
+pub(crate) fn u8_slice<'a>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+    op: &'static str,
+) -> Result<&'a [u8]> {
+    let CpuStorage::U8(values) = storage else {
+        bail!("{op}: u8 expected, found {:?}", storage_dtype(storage))
+    };
+    contiguous(values, layout, op)
+}
+
 fn contiguous<'a, T>(values: &'a [T], layout: &Layout, op: &'static str) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&values[start..end]),

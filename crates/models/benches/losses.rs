@@ -7,6 +7,7 @@
 //! cache as decoding does, so its rounding counts too. The last line is JSON: both mean losses in
 //! nats, their difference with its standard error over tokens, and the share of equal first choices.
 //!
+//! With `LONGDRAFT_CACHE=q8` both are held as stored, and the first keeps keys and values in 8 bits.
 //! `LONGDRAFT_TOKENS` limits the tokens that are read of each text. `scripts/check-quants` goes through
 //! all types of blocks.
 
@@ -17,7 +18,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use candle_core::D;
-use longdraft_models::target::{Tap, Taps, Target, TargetOptions};
+use longdraft_models::target::{CacheType, Tap, Taps, Target, TargetOptions};
 use serde_json::{Value, json};
 
 /// Tokens that see each other.
@@ -35,9 +36,13 @@ fn main() -> Outcome<()> {
     };
     let limit = std::env::var("LONGDRAFT_TOKENS").ok().map(|limit| limit.parse()).transpose()?;
     let windows = windows(path, texts, limit.unwrap_or(usize::MAX))?;
-    let stored = measure(path, true, &windows)?;
-    let widened = measure(path, false, &windows)?;
-    println!("{}", compared(&stored, &widened));
+    let held = |as_stored| TargetOptions { as_stored, ..TargetOptions::default() };
+    let [one, other] = if std::env::var_os("LONGDRAFT_CACHE").is_some_and(|cache| cache == "q8") {
+        [TargetOptions { cache: CacheType::Q8, ..held(true) }, held(true)]
+    } else {
+        [held(true), held(false)]
+    };
+    println!("{}", compared(&measure(path, &one, &windows)?, &measure(path, &other, &windows)?));
     Ok(())
 }
 
@@ -62,8 +67,8 @@ fn windows(target: &str, texts: &[String], limit: usize) -> Outcome<Vec<Vec<u32>
 /// What a target says of each scored token: its loss in nats, and its first choice.
 type Scores = Vec<(f64, u32)>;
 
-fn measure(path: &str, as_stored: bool, windows: &[Vec<u32>]) -> Outcome<Scores> {
-    let target = Target::open(path, &TargetOptions { as_stored, ..TargetOptions::default() })?;
+fn measure(path: &str, options: &TargetOptions, windows: &[Vec<u32>]) -> Outcome<Scores> {
+    let target = Target::open(path, options)?;
     let held: Vec<String> = target.held().iter().map(|(name, n)| format!("{name} {n}")).collect();
     let started = Instant::now();
     let mut scores = Vec::new();
@@ -71,7 +76,8 @@ fn measure(path: &str, as_stored: bool, windows: &[Vec<u32>]) -> Outcome<Scores>
         score(&target, window, &mut scores)?;
     }
     let seconds = started.elapsed().as_secs_f64();
-    println!("{} tokens in {seconds:.0} s, bytes held: {}", scores.len(), held.join(", "));
+    let (tokens, cache) = (scores.len(), target.cache_type());
+    println!("{tokens} tokens in {seconds:.0} s, cache {cache}, bytes held: {}", held.join(", "));
     Ok(scores)
 }
 

@@ -50,6 +50,19 @@ pub(crate) struct GenerateArguments {
     pub(crate) decoding: DecodingArguments,
 }
 
+/// Storage of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CacheChoice {
+    /// f16 beside quantised blocks, else f32.
+    Auto,
+    /// 32 bits.
+    F32,
+    /// IEEE half.
+    F16,
+    /// Blocks of 8 bits.
+    Q8,
+}
+
 /// Storage of frozen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum WeightDtype {

@@ -28,7 +28,7 @@ pub(crate) use data::{
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
     LearnChoice,
 };
-pub(crate) use decoding::{GenerateArguments, WeightDtype};
+pub(crate) use decoding::{CacheChoice, GenerateArguments, WeightDtype};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,

@@ -15,6 +15,7 @@
 mod backward;
 mod composed;
 mod gpu;
+mod keys;
 mod part;
 mod ranges;
 mod reference;
@@ -27,9 +28,10 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, b
 
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::storage::{f16_slice, f32_slice, with_f32};
+use crate::storage::{f16_slice, f32_slice, u8_slice, with_f32};
 
 pub use composed::composed;
+pub use keys::{is_quantisable, quantised_keys};
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use gpu::program;
 pub use ranges::{Delays, KeyRanges};
@@ -40,17 +42,20 @@ pub use reference::reference;
 /// # Shapes
 /// - `q`: `[Tq, N, D]`, `k`, `v`: `[Tk, K, D]`, ranges over `Tq` queries and `Tk` keys → `[Tq, N, D]`
 ///
-/// `k` and `v` may be f16, as a cache holds them; without gradients they are read as they lie.
+/// `k` and `v` may be f16, or blocks of 8 bits of [`quantised_keys`], as a cache holds them; without
+/// gradients they are read as they lie.
 ///
 /// # Errors
 /// - shapes do not fit, or `K` does not divide `N`
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
-    let halves = [k, v].iter().all(|t| t.dtype() == DType::F16 && !t.track_op());
-    if halves && !(fused(&[q]) && k.device().is_cpu()) {
-        return attention(q, &k.to_dtype(q.dtype())?, &v.to_dtype(q.dtype())?, ranges);
+    let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
+    let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
+    if (halves || blocks) && !(fused(&[q]) && k.device().is_cpu()) {
+        let wide = |t: &Tensor| if blocks { keys::widened_keys(t) } else { t.to_dtype(q.dtype()) };
+        return attention(q, &wide(k)?, &wide(v)?, ranges);
     }
-    if fused(&[q, k, v]) || halves {
+    if fused(&[q, k, v]) || halves || blocks {
         let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
     } else if cuda::takes(&[q, k, v])
@@ -65,7 +70,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) ->
 fn check_shapes(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<()> {
     let (queries, heads, head_dim) = q.dims3()?;
     let (keys, kv_heads, key_dim) = k.dims3()?;
-    if v.dims() != k.dims() || key_dim != head_dim {
+    let fits = |t: &Tensor| key_dim == keys::held_dim(t.dtype(), head_dim);
+    if v.dims() != k.dims() || !fits(k) || !fits(v) {
         bail!("attention: q {:?}, k {:?}, v {:?} do not fit", q.shape(), k.shape(), v.shape());
     }
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
@@ -146,12 +152,19 @@ impl CustomOp3 for Attention {
     ) -> Result<(CpuStorage, Shape)> {
         let q = f32_slice(s1, l1, "attention")?;
         let dims = Dims::new(l1.shape(), l2.shape())?;
-        let (out, lse) = if s2.dtype() == DType::F16 {
-            let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
-            tiled::forward(q, k, v, dims, &self.ranges)
-        } else {
-            let (k, v) = (f32_slice(s2, l2, "attention")?, f32_slice(s3, l3, "attention")?);
-            tiled::forward(q, k, v, dims, &self.ranges)
+        let (out, lse) = match s2.dtype() {
+            DType::F16 => {
+                let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
+                tiled::forward(q, k, v, dims, &self.ranges)
+            }
+            DType::U8 => {
+                let (k, v) = (u8_slice(s2, l2, "attention")?, u8_slice(s3, l3, "attention")?);
+                tiled::forward(q, keys::Blocks(k), keys::Blocks(v), dims, &self.ranges)
+            }
+            _ => {
+                let (k, v) = (f32_slice(s2, l2, "attention")?, f32_slice(s3, l3, "attention")?);
+                tiled::forward(q, k, v, dims, &self.ranges)
+            }
         };
         // A second forward pass of the same op computes the same values.
         let _ = self.log_sum_exp.set(lse);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::composed_within;
-use super::{Delays, KeyRanges, attention, composed, reference};
+use super::{Delays, KeyRanges, attention, composed, keys, quantised_keys, reference};
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
@@ -249,6 +249,29 @@ fn wrong_shapes_are_errors() -> Result<()> {
     assert!(attention(&q, &k, &zeros((3, 2, 4))?, &ranges).is_err());
     assert!(attention(&q, &k, &k, &Arc::new(KeyRanges::appended(1, 3))).is_err());
     assert!(attention(&q, &k, &k, &Arc::new(KeyRanges::appended(0, 2))).is_err());
+    Ok(())
+}
+
+#[test]
+fn keys_of_8_bits_count_as_their_values() -> Result<()> {
+    let mut noise = Noise::new(72);
+    for (queries, cached, head_dim) in [(1, 700, 64), (5, 300, 32), (3, 0, 96), (80, 260, 32)] {
+        let keys = cached + queries;
+        let q = noise.tensor(&[queries, 6, head_dim]);
+        let [k, v] = [0; 2].map(|_| quantised_keys(&noise.tensor(&[keys, 2, head_dim])));
+        let (k, v) = (k?, v?);
+        let (wide_k, wide_v) = (keys::widened_keys(&k)?, keys::widened_keys(&v)?);
+        let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
+        for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
+            let ranges = Arc::new(ranges);
+            let (own, wide) =
+                (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
+            assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
+        }
+        // Half of them blocks fits nothing.
+        let ranges = Arc::new(KeyRanges::appended(cached, queries));
+        assert!(attention(&q, &k, &wide_v, &ranges).is_err());
+    }
     Ok(())
 }
 

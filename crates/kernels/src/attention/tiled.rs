@@ -10,27 +10,28 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
+use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
-use crate::gemm::{Element, Mat, Threads, matmul};
+use crate::gemm::{Mat, Threads, matmul};
 use crate::simd::{axpy, dot_in_order};
 use crate::threads::split;
 
 /// What every tile reads.
 #[derive(Clone, Copy)]
-struct Inputs<'a, T> {
+struct Inputs<'a, S> {
     q: &'a [f32],
-    k: &'a [T],
-    v: &'a [T],
+    k: S,
+    v: S,
     dims: Dims,
     ranges: &'a KeyRanges,
 }
 
 /// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]` (−∞ where nothing is visible).
-pub(super) fn forward<T: Element>(
+pub(super) fn forward<S: Keys>(
     q: &[f32],
-    k: &[T],
-    v: &[T],
+    k: S,
+    v: S,
     dims: Dims,
     ranges: &KeyRanges,
 ) -> (Vec<f32>, Vec<f32>) {
@@ -48,7 +49,7 @@ pub(super) fn forward<T: Element>(
         .for_each(|(index, (out, lse))| {
             let first = index * tile;
             let queries = first..(first + tile).min(ranges.queries());
-            let groups: Vec<(Group<'_, T>, Part)> = (0..dims.kv_heads)
+            let groups: Vec<(Group<'_, S>, Part)> = (0..dims.kv_heads)
                 .into_par_iter()
                 .map(|kv_head| {
                     let group = Group::new(inputs, queries.clone(), kv_head);
@@ -66,9 +67,9 @@ pub(super) fn forward<T: Element>(
 /// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share
 /// out, and some rows of each. A tile's heads lie side by side in memory, so a thread takes them one
 /// after the other.
-fn few_queries<T: Element>(inputs: Inputs<'_, T>, out: &mut [f32], lse: &mut [f32]) {
+fn few_queries<S: Keys>(inputs: Inputs<'_, S>, out: &mut [f32], lse: &mut [f32]) {
     let (heads, queries) = (inputs.dims.kv_heads, 0..inputs.ranges.queries());
-    let groups: Vec<Group<'_, T>> =
+    let groups: Vec<Group<'_, S>> =
         (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
     let rows = groups.first().map_or(0, Group::rows);
     let chunk = rows.div_ceil(2).max(FEW_ROWS);
@@ -150,8 +151,8 @@ pub(super) fn visible_in(tile: &Range<usize>, visible: &Range<usize>) -> Range<u
 }
 
 /// The query rows `[queries · G, D]` that share a key-value head.
-struct Group<'a, T> {
-    inputs: Inputs<'a, T>,
+struct Group<'a, S> {
+    inputs: Inputs<'a, S>,
     queries: Range<usize>,
     kv_head: usize,
     /// Scaled queries.
@@ -165,8 +166,8 @@ struct Joined {
     weights: Vec<f32>,
 }
 
-impl<'a, T: Element> Group<'a, T> {
-    fn new(inputs: Inputs<'a, T>, queries: Range<usize>, kv_head: usize) -> Self {
+impl<'a, S: Keys> Group<'a, S> {
+    fn new(inputs: Inputs<'a, S>, queries: Range<usize>, kv_head: usize) -> Self {
         let dims = inputs.dims;
         let packed = pack_queries(inputs.q, dims, queries.clone(), kv_head, dims.scale());
         Self { inputs, queries, kv_head, packed }
@@ -201,7 +202,8 @@ impl<'a, T: Element> Group<'a, T> {
         let (dims, ranges, width) = (self.inputs.dims, self.inputs.ranges, tile.len());
         let (count, head_dim) = (rows.len(), dims.head_dim);
         let q = Mat::rows(&self.packed[rows.start * head_dim..], count, head_dim, head_dim);
-        let keys = key_tile(self.inputs.k, dims, tile, self.kv_head);
+        let mut wide = Vec::new();
+        let keys = self.inputs.k.tile(dims, tile, self.kv_head, &mut wide);
         matmul(scores, TILE_KEYS, q, keys.t(), false, Threads::One);
         let mut joined = Vec::new();
         for (index, row) in rows.clone().enumerate() {
@@ -224,7 +226,7 @@ impl<'a, T: Element> Group<'a, T> {
             }
         }
         let weights = Mat::rows(scores, count, width, TILE_KEYS);
-        let values = key_tile(self.inputs.v, dims, tile, self.kv_head);
+        let values = self.inputs.v.tile(dims, tile, self.kv_head, &mut wide);
         matmul(&mut part.values, head_dim, weights, values, false, Threads::One);
         for joined in &joined {
             self.add_single_values(joined, part.values_of(joined.row - rows.start));
@@ -259,7 +261,7 @@ impl<'a, T: Element> Group<'a, T> {
         let keys = &ranges.singles_of(self.query_of(row))[first..];
         let mut wide = Vec::new();
         for (score, &key) in scores.iter_mut().zip(keys) {
-            *score = dot_in_order(q, widened(row_of(k, dims, key, self.kv_head), &mut wide));
+            *score = dot_in_order(q, k.row(dims, key as usize, self.kv_head, &mut wide));
         }
     }
 
@@ -268,7 +270,7 @@ impl<'a, T: Element> Group<'a, T> {
         let keys = &ranges.singles_of(self.query_of(joined.row))[joined.first..];
         let mut wide = Vec::new();
         for (&weight, &key) in joined.weights.iter().zip(keys) {
-            axpy(weight, widened(row_of(v, dims, key, self.kv_head), &mut wide), values);
+            axpy(weight, v.row(dims, key as usize, self.kv_head, &mut wide), values);
         }
     }
 
@@ -296,19 +298,4 @@ fn joining(ranges: &KeyRanges, query: usize) -> usize {
     let range = ranges.of(query);
     let room = range.end.next_multiple_of(TILE_KEYS) - range.end;
     if range.is_empty() { 0 } else { ranges.singles_of(query).len().min(room) }
-}
-
-/// The values as f32, where they lie if they are.
-fn widened<'a, T: Element>(values: &'a [T], wide: &'a mut Vec<f32>) -> &'a [f32] {
-    if let Some(values) = T::as_f32(values) {
-        return values;
-    }
-    wide.resize(values.len(), 0.0);
-    T::widen(values, wide);
-    wide
-}
-
-/// One key (or value) `[D]` of one key-value head.
-fn row_of<T>(source: &[T], dims: Dims, key: u32, kv_head: usize) -> &[T] {
-    &source[key as usize * dims.kv_stride() + kv_head * dims.head_dim..][..dims.head_dim]
 }

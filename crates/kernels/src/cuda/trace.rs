@@ -124,6 +124,10 @@ enum Time {
 }
 
 impl Time {
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(clippy::unnecessary_wraps, reason = "events of a GPU can fail")
+    )]
     fn ms(self) -> Result<f64> {
         match self {
             #[cfg(any(test, feature = "emulate-cuda"))]

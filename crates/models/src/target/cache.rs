@@ -1,15 +1,42 @@
 //! Keys and values of every layer for the tokens of one sequence.
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::attention::quantised_keys;
 
 use crate::error::Result;
 
 /// Tokens that a fresh cache has room for.
 const INITIAL_CAPACITY: usize = 256;
 
+/// What keys and values are cached as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheType {
+    /// f16 beside quantised blocks, as llama.cpp does, which halves what a long context costs; else f32.
+    #[default]
+    Auto,
+    /// f32.
+    F32,
+    /// f16; on the CPU only.
+    F16,
+    /// Blocks of 32 values of 8 bits with an f16 scale (GGML's Q8_0); on the CPU only.
+    Q8,
+}
+
+impl CacheType {
+    /// The type of the cache's tensors; `U8` for blocks.
+    pub(super) fn dtype(self, has_blocks: bool) -> DType {
+        match self {
+            Self::Auto if has_blocks => DType::F16,
+            Self::Auto | Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Q8 => DType::U8,
+        }
+    }
+}
+
 /// A growing cache; rows beyond the committed length are scratch.
 pub struct KvCache {
-    /// Keys and values of each layer, `[capacity, K, D]`.
+    /// Keys and values of each layer, `[capacity, K, D]`; as u8 a head is `D / 32` blocks of 34 bytes.
     layers: Vec<(Tensor, Tensor)>,
     length: usize,
     capacity: usize,
@@ -24,18 +51,22 @@ impl KvCache {
         Self::of(layers, (kv_heads, head_dim), DType::F32, device)
     }
 
-    /// The same of values of a type, to which keys and values are rounded when they are written.
+    /// The same of values of a type, to which keys and values are rounded when they are written: f32,
+    /// f16, or u8 for blocks of 8 bits.
     ///
     /// # Errors
-    /// - the device has no memory for it
+    /// - the device has no memory for it, or heads do not consist of blocks
     pub fn of(
         layers: usize,
         (kv_heads, head_dim): (usize, usize),
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let shape = (INITIAL_CAPACITY, kv_heads, head_dim);
-        let empty = || Tensor::zeros(shape, dtype, device);
+        let empty = || -> Result<Tensor> {
+            let floats = if dtype == DType::U8 { DType::F32 } else { dtype };
+            let empty = Tensor::zeros((INITIAL_CAPACITY, kv_heads, head_dim), floats, device)?;
+            Ok(if dtype == DType::U8 { quantised_keys(&empty)? } else { empty })
+        };
         let layers = (0..layers).map(|_| Ok((empty()?, empty()?))).collect::<Result<_>>()?;
         Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY })
     }
@@ -55,7 +86,7 @@ impl KvCache {
         self.length = self.length.min(length);
     }
 
-    /// The last layer's committed keys and values, `[len, K, D]` each.
+    /// The last layer's committed keys and values, `[len, K, D]` each, as they are held.
     ///
     /// # Errors
     /// - the model has no layers
@@ -124,7 +155,10 @@ impl KvCache {
     pub fn append(&self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let new = k.dim(0)?;
         let (all_k, all_v) = &self.layers[layer];
-        let own = |tensor: &Tensor| tensor.contiguous()?.to_dtype(all_k.dtype());
+        let own = |tensor: &Tensor| match all_k.dtype() {
+            DType::U8 => quantised_keys(&tensor.contiguous()?.to_dtype(DType::F32)?),
+            dtype => tensor.contiguous()?.to_dtype(dtype),
+        };
         all_k.slice_set(&own(k)?, 0, self.length)?;
         all_v.slice_set(&own(v)?, 0, self.length)?;
         Ok((all_k.narrow(0, 0, self.length + new)?, all_v.narrow(0, 0, self.length + new)?))

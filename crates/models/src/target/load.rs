@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::attention::is_quantisable;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::memory::release_freed;
 
 use super::build::{self, FileWeights, Weights};
+use super::cache::CacheType;
 use super::gguf::GgufSource;
 use super::layers::{LayerSource, ResidentLayers};
 use super::spread::{Ranks, SpreadLayers, Table};
@@ -34,6 +36,8 @@ pub struct TargetOptions {
     /// Whether matrices are held as the file holds them, where products read them so: quantised blocks,
     /// and 16-bit floats, whose products have the bits of those in f32.
     pub as_stored: bool,
+    /// What keys and values are cached as.
+    pub cache: CacheType,
     /// Which layers are loaded.
     pub layers: Layers,
     /// Ranks that hold a part each (ZeRO-3); without them everything is in memory.
@@ -79,11 +83,29 @@ impl Default for TargetOptions {
             dtype: DType::F32,
             device: Device::Cpu,
             as_stored: false,
+            cache: CacheType::Auto,
             layers: Layers::All,
             spread: None,
             gather_ahead: true,
             tensor: None,
         }
+    }
+}
+
+impl TargetOptions {
+    /// Whether the device and the target's heads take the cache that is asked for.
+    fn check_cache(&self, config: &TargetConfig) -> Result<()> {
+        let problem = match self.cache {
+            CacheType::F16 | CacheType::Q8 if !self.device.is_cpu() => {
+                "a cache of f16 or q8 is for the CPU only: leave the cache's type out".to_owned()
+            }
+            CacheType::Q8 if !is_quantisable(config.head_dim) => {
+                let head_dim = config.head_dim;
+                format!("a cache of q8 takes heads of whole blocks of 32 values, not of {head_dim}")
+            }
+            _ => return Ok(()),
+        };
+        Err(ModelError::Tensor(candle_core::Error::Msg(problem)))
     }
 }
 
@@ -251,6 +273,7 @@ pub(crate) fn from_source(
     let loaded = options.layers.of(config.num_hidden_layers);
     check_tensor_count(source, &config, loaded.clone())?;
     check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
+    options.check_cache(&config)?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
     let weights = FileWeights::new(source, options);
     let table = |matrix: Matrix| match &options.spread {
@@ -290,7 +313,8 @@ pub(crate) fn from_source(
         fingerprint,
         widened: widened.into_iter().collect(),
         held,
-        cache_dtype: if has_blocks { DType::F16 } else { DType::F32 },
+        cache_dtype: options.cache.dtype(has_blocks),
+        has_blocks,
         rope: config.rope.build(config.head_dim)?,
         embedding,
         layers,

@@ -34,7 +34,7 @@ use crate::tokenizer::TextTokenizer;
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
 
-pub use cache::KvCache;
+pub use cache::{CacheType, KvCache};
 pub use extend::Extension;
 pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
 pub use load::{Layers, StoredType, TargetOptions};
@@ -61,9 +61,10 @@ pub struct Target {
     /// `None` if tied to the embedding.
     head: Option<Table>,
     device: Device,
-    /// What keys and values are cached as: f16 beside quantised blocks, as llama.cpp does, which halves
-    /// what a long context costs; else f32.
+    /// What keys and values are cached as.
     cache_dtype: DType,
+    /// Whether matrices are held as quantised blocks.
+    has_blocks: bool,
     /// Quantised types of the file that are held as floats although they were wanted as stored.
     widened: Vec<&'static str>,
     /// Bytes of matrices by the type in which they are held, the largest first.
@@ -184,7 +185,15 @@ impl Target {
 
     /// Whether matrices are held as quantised blocks.
     pub fn holds_blocks(&self) -> bool {
-        self.cache_dtype == DType::F16
+        self.has_blocks
+    }
+
+    /// The type in which keys and values are cached, by its name.
+    pub fn cache_type(&self) -> &'static str {
+        match self.cache_dtype {
+            DType::U8 => "q8",
+            dtype => dtype.as_str(),
+        }
     }
 
     /// Quantised types of the file (`Q4_K`, ...) that were wanted as stored and are held as floats, in

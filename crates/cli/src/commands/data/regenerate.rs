@@ -22,7 +22,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{DeviceChoice, TargetTokenId};
 use serde_json::{Value, json};
 
-use crate::cli::{DataRegenerateArguments, WeightDtype};
+use crate::cli::{CacheChoice, DataRegenerateArguments, WeightDtype};
 use crate::decoding::{finish, open_target, require_draft_len, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
@@ -47,7 +47,12 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
-    let target = open_target(&arguments.target, WeightDtype::Stored, DeviceChoice::Cpu)?;
+    let target = open_target(
+        &arguments.target,
+        WeightDtype::Stored,
+        CacheChoice::Auto,
+        DeviceChoice::Cpu,
+    )?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer =
         Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_deref() };
