@@ -284,5 +284,7 @@ fn select(features: &Features, rows: &[usize]) -> Result<Features> {
     let rows: Vec<u32> = rows.iter().map(|row| *row as u32).collect();
     let of_rows = |tensor: &Tensor| -> Result<Tensor> { Ok(select_rows(tensor, &rows)?) };
     let hidden = features.hidden.iter().map(|(layer, states)| Ok((*layer, of_rows(states)?)));
-    Ok(Features { hidden: hidden.collect::<Result<BTreeMap<_, _>>>()?, ..Features::default() })
+    let hidden = hidden.collect::<Result<BTreeMap<_, _>>>()?;
+    let final_hidden = features.final_hidden.as_ref().map(of_rows).transpose()?;
+    Ok(Features { hidden, final_hidden, ..Features::default() })
 }
