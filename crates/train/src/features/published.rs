@@ -221,7 +221,7 @@ fn states(source: &PthSource, name: &str, (tokens, width): (usize, usize)) -> Re
     if !fits {
         return Err(problem(format!(
             "`{name}` {found:?} where [1, {tokens} or more, {width}] is needed: another target, or other \
-             layers than the draft reads"
+             layers than the draft's target_layers"
         )));
     }
     let all = source.load(name, DType::F32)?;
