@@ -143,9 +143,12 @@ pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<String> {
     let chosen = config.draft.method;
     let of_other = |other: Method| {
         let title = DraftKind::named(other.name()).map_or(other.name(), |kind| kind.title);
-        let told = move |key| match chosen.instead_of(key) {
-            Some(way_out) => format!("`{key}` is {title}'s: {way_out}"),
-            None => format!("`{key}` is {title}'s, not of `draft.method: {}`", chosen.name()),
+        let told = move |key| {
+            let way_out = chosen.instead_of(key).map_or_else(
+                || format!("set `draft.method: {}`, or leave it out", other.name()),
+                ToString::to_string,
+            );
+            format!("`{key}` is {title}'s: {way_out}")
         };
         other.own_keys_set(config).into_iter().map(told)
     };
