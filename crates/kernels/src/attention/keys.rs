@@ -37,13 +37,7 @@ pub(super) trait Keys: Copy + Send + Sync {
         Self: 's;
 
     /// One token's of one head as f32, `[D]`.
-    fn row<'s>(
-        self,
-        dims: Dims,
-        token: usize,
-        kv_head: usize,
-        wide: &'s mut Vec<f32>,
-    ) -> &'s [f32]
+    fn row<'s>(self, dims: Dims, token: usize, kv_head: usize, wide: &'s mut Vec<f32>) -> &'s [f32]
     where
         Self: 's;
 }
@@ -148,7 +142,9 @@ pub(super) fn held_dim(dtype: DType, head_dim: usize) -> usize {
 pub fn quantised_keys(x: &Tensor) -> Result<Tensor> {
     let (tokens, heads, head_dim) = x.dims3()?;
     if !is_quantisable(head_dim) {
-        bail!("a cache of 8 bits needs heads of a multiple of {BLOCK} values, these have {head_dim}");
+        bail!(
+            "a cache of 8 bits needs heads of a multiple of {BLOCK} values, these have {head_dim}"
+        );
     }
     let width = packed_dim(head_dim);
     let mut bytes = vec![0; tokens * heads * width];

@@ -31,9 +31,9 @@ use crate::dispatch::fused;
 use crate::storage::{f16_slice, f32_slice, u8_slice, with_f32};
 
 pub use composed::composed;
-pub use keys::{is_quantisable, quantised_keys};
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use gpu::program;
+pub use keys::{is_quantisable, quantised_keys};
 pub use ranges::{Delays, KeyRanges};
 pub use reference::reference;
 

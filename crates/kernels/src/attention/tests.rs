@@ -252,47 +252,53 @@ fn wrong_shapes_are_errors() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn keys_of_8_bits_count_as_their_values() -> Result<()> {
-    let mut noise = Noise::new(72);
-    for (queries, cached, head_dim) in [(1, 700, 64), (5, 300, 32), (3, 0, 96), (80, 260, 32)] {
-        let keys = cached + queries;
-        let q = noise.tensor(&[queries, 6, head_dim]);
-        let [k, v] = [0; 2].map(|_| quantised_keys(&noise.tensor(&[keys, 2, head_dim])));
-        let (k, v) = (k?, v?);
-        let (wide_k, wide_v) = (keys::widened_keys(&k)?, keys::widened_keys(&v)?);
-        let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
-        for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
-            let ranges = Arc::new(ranges);
-            let (own, wide) =
-                (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
-            assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
-        }
-        // Half of them blocks fits nothing.
-        let ranges = Arc::new(KeyRanges::appended(cached, queries));
-        assert!(attention(&q, &k, &wide_v, &ranges).is_err());
+/// Turns keys or values into another type.
+type Turn = fn(&Tensor) -> Result<Tensor>;
+
+/// Keys and values held in another type give the bits of their widened values.
+fn assert_count_as_their_values(
+    sizes: (usize, usize, usize),
+    (held, widened): (Turn, Turn),
+) -> Result<()> {
+    let (queries, cached, head_dim) = sizes;
+    let mut noise = Noise::new(71 + queries as u64);
+    let keys = cached + queries;
+    let q = noise.tensor(&[queries, 6, head_dim]);
+    let k = held(&noise.tensor(&[keys, 2, head_dim]))?;
+    let v = held(&noise.tensor(&[keys, 2, head_dim]))?;
+    let (wide_k, wide_v) = (widened(&k)?, widened(&v)?);
+    let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
+    for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
+        let ranges = Arc::new(ranges);
+        let (own, wide) =
+            (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
+        assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
     }
     Ok(())
 }
 
 #[test]
 fn keys_of_16_bits_count_as_their_values() -> Result<()> {
-    let mut noise = Noise::new(71);
     // 24: not whole vectors. One query and a few, as at decoding, and more than a tile of them.
-    for (queries, cached, head_dim) in [(1, 700, 64), (5, 300, 24), (3, 0, 16), (80, 260, 32)] {
-        let keys = cached + queries;
-        let q = noise.tensor(&[queries, 6, head_dim]);
-        let half = |t: Tensor| t.to_dtype(DType::F16);
-        let k = half(noise.tensor(&[keys, 2, head_dim]))?;
-        let v = half(noise.tensor(&[keys, 2, head_dim]))?;
-        let (wide_k, wide_v) = (k.to_dtype(DType::F32)?, v.to_dtype(DType::F32)?);
-        let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
-        for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
-            let ranges = Arc::new(ranges);
-            let (own, wide) =
-                (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
-            assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
-        }
+    for sizes in [(1, 700, 64), (5, 300, 24), (3, 0, 16), (80, 260, 32)] {
+        let halves: (Turn, Turn) = (|t| t.to_dtype(DType::F16), |t| t.to_dtype(DType::F32));
+        assert_count_as_their_values(sizes, halves)?;
     }
+    Ok(())
+}
+
+#[test]
+fn keys_of_8_bits_count_as_their_values() -> Result<()> {
+    for sizes in [(1, 700, 64), (5, 300, 32), (3, 0, 96), (80, 260, 32)] {
+        assert_count_as_their_values(sizes, (quantised_keys, keys::widened_keys))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn blocks_of_8_bits_beside_floats_fit_nothing() -> Result<()> {
+    let zeros = Tensor::zeros((3, 2, 32), DType::F32, &Device::Cpu)?;
+    let ranges = Arc::new(KeyRanges::appended(0, 3));
+    assert!(attention(&zeros, &quantised_keys(&zeros)?, &zeros, &ranges).is_err());
     Ok(())
 }
