@@ -47,12 +47,8 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let rows = read_rows(&arguments.prompts)?.take(limit);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
-    let target = open_target(
-        &arguments.target,
-        WeightDtype::Stored,
-        CacheChoice::Auto,
-        DeviceChoice::Cpu,
-    )?;
+    let target =
+        open_target(&arguments.target, WeightDtype::Stored, CacheChoice::Auto, DeviceChoice::Cpu)?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer =
         Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_deref() };
