@@ -9,14 +9,14 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 use half::f16;
 
 use super::Dims;
-use crate::gemm::{Element, Mat};
+use crate::gemm::{BlockFormat, Element, Mat};
 use crate::simd::vectorised;
 use crate::storage::with_f32;
 
 /// Values of a block.
-const BLOCK: usize = 32;
+const BLOCK: usize = BlockFormat::Q8_0.values();
 /// Bytes of a block.
-const BYTES: usize = 34;
+const BYTES: usize = BlockFormat::Q8_0.bytes();
 /// The largest code.
 const LARGEST: f32 = 127.0;
 
@@ -77,7 +77,7 @@ impl<T: Element> Keys for &[T] {
 pub(super) struct Blocks<'a>(pub(super) &'a [u8]);
 
 impl Blocks<'_> {
-    /// A token's head, widened to the end of `wide`.
+    /// One head of a token, widened into `wide`.
     fn widen(self, dims: Dims, token: usize, kv_head: usize, wide: &mut [f32]) {
         let width = packed_dim(dims.head_dim);
         let first = (token * dims.kv_heads + kv_head) * width;
