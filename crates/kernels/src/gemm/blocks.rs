@@ -6,7 +6,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::micro::{Destination, Isa};
-use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, PANEL, ROW_STRIDE, STEP_STRIDE};
+use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, ROW_STRIDE, Widths};
 use super::quantised::BLOCK;
 use super::{Element, Mat, row_by_row, unpacked};
 
@@ -105,14 +105,15 @@ unsafe fn few_rows<T: Element>(
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
+    let panel = isa.widths().panel;
     for first_step in (0..a.cols).step_by(depth) {
         let steps = first_step..(first_step + depth).min(a.cols);
         let order = pack_left(isa, a.columns(steps.clone()), left);
-        for first_col in (0..b.cols).step_by(PANEL) {
-            let cols = first_col..(first_col + PANEL).min(b.cols);
+        for first_col in (0..b.cols).step_by(panel) {
+            let cols = first_col..(first_col + panel).min(b.cols);
             let b = b.columns(cols).t().columns(steps.clone()).t();
-            let right = right.get(PANEL * b.rows);
-            pack::right(b, right, wide);
+            let right = right.get(panel * b.rows);
+            pack::right(b, panel, right, wide);
             let sizes = (a.rows, b.cols, b.rows);
             // SAFETY: the column lies within the destination; both blocks were just packed for
             // these sizes.
@@ -136,7 +137,7 @@ unsafe fn many_rows<T: Element>(
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
-    for_right_blocks(b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
+    for_right_blocks(isa, b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
         let steps = index * depth..index * depth + b.rows;
         for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
             let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
@@ -154,8 +155,8 @@ unsafe fn many_rows<T: Element>(
 }
 
 fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
-    let (order, tile) = (pack::left_order(a), isa.tile_rows());
-    pack::left(a, tile, left.get(pack::left_len(order, a.rows, a.cols, tile)))
+    let (order, widths) = (pack::left_order(a), isa.widths());
+    pack::left(a, widths, left.get(pack::left_len(order, a.rows, a.cols, widths)))
 }
 
 /// A product of many rows: all tasks pack the left operand together, then each takes some columns.
@@ -170,8 +171,8 @@ pub(super) unsafe fn shared_rows<T: Element>(
     b: Mat<'_, T>,
     tasks: usize,
 ) {
-    let (order, depth, tile) = (pack::left_order(a), depth_of(a.cols), isa.tile_rows());
-    let slot = pack::left_len(order, BLOCK_ROWS, depth, tile);
+    let (order, depth, widths) = (pack::left_order(a), depth_of(a.cols), isa.widths());
+    let slot = pack::left_len(order, BLOCK_ROWS, depth, widths);
     let step_blocks = a.cols.div_ceil(depth);
     // Taken, not borrowed: while this thread waits it may work on other products.
     let mut buffer = SHARED.take();
@@ -186,13 +187,13 @@ pub(super) unsafe fn shared_rows<T: Element>(
         let packed = buffer.get(row_blocks * step_blocks * slot);
         packed.par_chunks_mut(slot).take(row_blocks * step_blocks).enumerate().for_each(
             |(index, out)| {
-                pack::left(part(index % row_blocks, index / row_blocks), tile, out);
+                pack::left(part(index % row_blocks, index / row_blocks), widths, out);
             },
         );
         let packed = &*packed;
-        let panels = b.cols.div_ceil(PANEL);
+        let panels = b.cols.div_ceil(widths.panel);
         (0..tasks).into_par_iter().for_each(|task| {
-            let bound = |task: usize| (task * panels / tasks * PANEL).min(b.cols);
+            let bound = |task: usize| (task * panels / tasks * widths.panel).min(b.cols);
             let cols = bound(task)..bound(task + 1);
             let multiply = |cols: usize, steps: usize, b: Mat<'_, T>, right: &[f32]| {
                 for rows in 0..row_blocks {
@@ -208,7 +209,7 @@ pub(super) unsafe fn shared_rows<T: Element>(
                 }
             };
             SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
-                for_right_blocks(b, cols, depth, (right, wide), multiply);
+                for_right_blocks(isa, b, cols, depth, (right, wide), multiply);
             });
         });
     }
@@ -219,26 +220,28 @@ pub(super) unsafe fn shared_rows<T: Element>(
 pub(super) fn shared_values(isa: Isa, order: LeftOrder, rows: usize, inner: usize) -> usize {
     let depth = depth_of(inner);
     let blocks = rows.min(SHARED_ROWS).div_ceil(BLOCK_ROWS) * inner.div_ceil(depth.max(1));
-    blocks * pack::left_len(order, BLOCK_ROWS, depth, isa.tile_rows())
+    blocks * pack::left_len(order, BLOCK_ROWS, depth, isa.widths())
 }
 
 /// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
 /// first column and the index of their steps.
 fn for_right_blocks<T: Element>(
+    isa: Isa,
     b: Mat<'_, T>,
     cols: Range<usize>,
     depth: usize,
     (right, wide): (&mut Buffer, &mut Vec<f32>),
     mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
 ) {
-    let width = (RIGHT_BLOCK / depth / PANEL * PANEL).max(PANEL);
+    let panel = isa.widths().panel;
+    let width = (RIGHT_BLOCK / depth / panel * panel).max(panel);
     for first_col in cols.clone().step_by(width) {
         let cols = first_col..(first_col + width).min(cols.end);
         for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
             let steps = first_step..(first_step + depth).min(b.rows);
             let b = b.columns(cols.clone()).t().columns(steps).t();
-            let right = right.get(b.cols.div_ceil(PANEL) * PANEL * b.rows);
-            pack::right(b, right, wide);
+            let right = right.get(b.cols.next_multiple_of(panel) * b.rows);
+            pack::right(b, panel, right, wide);
             use_block(first_col, index, b, right);
         }
     }
@@ -264,25 +267,30 @@ unsafe fn tiles(
     left: &[f32],
     right: &[f32],
 ) {
-    let tile = isa.tile_rows();
-    for row in (0..rows).step_by(tile) {
+    let Widths { panel, tile, step } = isa.widths();
+    let one = |row: usize, col: usize| {
         let start = match order {
             LeftOrder::Rows => row * ROW_STRIDE,
-            LeftOrder::Steps => row / tile * depth * STEP_STRIDE,
+            LeftOrder::Steps => row / tile * depth * step,
         };
-        for col in (0..cols).step_by(PANEL) {
-            // SAFETY: `row < rows` and `col < cols`, and both blocks reach that far.
-            unsafe {
-                let part = Destination {
-                    at: dst.at.add(row * dst.stride + col),
-                    stride: dst.stride,
-                    rows: tile.min(rows - row),
-                    cols: PANEL.min(cols - col),
-                    accumulate: dst.accumulate,
-                };
-                let (a, b) = (left.as_ptr().add(start), right.as_ptr().add(col * depth));
-                isa.tile(order, depth, a, b, part);
-            }
+        // SAFETY: `row < rows` and `col < cols`, and both blocks reach that far.
+        unsafe {
+            let part = Destination {
+                at: dst.at.add(row * dst.stride + col),
+                stride: dst.stride,
+                rows: tile.min(rows - row),
+                cols: panel.min(cols - col),
+                accumulate: dst.accumulate,
+            };
+            let (a, b) = (left.as_ptr().add(start), right.as_ptr().add(col * depth));
+            isa.tile(order, depth, a, b, part);
         }
+    };
+    let (rows, cols) = ((0..rows).step_by(tile), (0..cols).step_by(panel));
+    // What is read again and again stays in the first cache: the wider of a tile and a panel.
+    if panel > tile * 2 {
+        cols.for_each(|col| rows.clone().for_each(|row| one(row, col)));
+    } else {
+        rows.for_each(|row| cols.clone().for_each(|col| one(row, col)));
     }
 }

@@ -3,7 +3,7 @@
 //! Every element is the sum `Σ_k a_k b_k` taken in ascending `k`, one fused multiply-add at a time,
 //! whatever tile it falls into and on every machine: its bits depend on its own row and column only.
 
-use super::pack::{LeftOrder, PANEL, ROW_STRIDE, STEP_STRIDE};
+use super::pack::{LeftOrder, ROW_STRIDE, Widths};
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
 
@@ -46,14 +46,15 @@ impl Isa {
         Self::Portable
     }
 
-    /// Most rows of a tile.
-    pub(super) fn tile_rows(self) -> usize {
+    /// Widths of the blocks that its kernel reads: a tile of sums fills the registers, and a step of
+    /// a panel is what one row of them takes.
+    pub(super) fn widths(self) -> Widths {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => 14,
+            Self::Avx512 => Widths { panel: 32, tile: 14, step: 16 },
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => 6,
-            Self::Portable => 4,
+            Self::Avx2 => Widths { panel: 16, tile: 6, step: 8 },
+            Self::Portable => Widths { panel: 16, tile: 4, step: 8 },
         }
     }
 
@@ -62,7 +63,7 @@ impl Isa {
     /// # Safety
     /// The CPU has the instruction set; `a` holds `dst.rows` rows of `depth` values in `order`, `b`
     /// a panel of `depth` steps; `dst` is writable for its rows and columns, with
-    /// `rows <= tile_rows()` and `cols <= PANEL`.
+    /// `rows` and `cols` at most those of [`Self::widths`].
     pub(super) unsafe fn tile(
         self,
         order: LeftOrder,
@@ -75,7 +76,10 @@ impl Isa {
         unsafe {
             match order {
                 LeftOrder::Rows => self.ordered::<ROW_STRIDE, 1>(depth, a, b, dst),
-                LeftOrder::Steps => self.ordered::<1, STEP_STRIDE>(depth, a, b, dst),
+                LeftOrder::Steps if self.widths().step == 16 => {
+                    self.ordered::<1, 16>(depth, a, b, dst)
+                }
+                LeftOrder::Steps => self.ordered::<1, 8>(depth, a, b, dst),
             }
         }
     }
@@ -120,10 +124,11 @@ unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
     b: *const f32,
     dst: Destination,
 ) {
-    let mut acc = [[0.0_f32; PANEL]; ROWS];
+    const COLUMNS: usize = 16;
+    let mut acc = [[0.0_f32; COLUMNS]; ROWS];
     for k in 0..depth {
         // SAFETY: step `k < depth` of the panel and of each row.
-        let panel = unsafe { &*b.add(k * PANEL).cast::<[f32; PANEL]>() };
+        let panel = unsafe { &*b.add(k * COLUMNS).cast::<[f32; COLUMNS]>() };
         for (row, acc) in acc.iter_mut().enumerate() {
             // SAFETY: as above.
             let x = unsafe { *a.add(row * ROW + k * STEP) };
@@ -155,12 +160,13 @@ pub(super) unsafe fn store(values: &[f32], dst: Destination, row: usize, first: 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
-        _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-        _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+        __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps,
+        _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_ps,
+        _mm512_setzero_ps,
     };
 
-    use super::{Destination, PANEL, store};
+    use super::{Destination, store};
 
     /// # Safety
     /// As [`super::Isa::tile`], with AVX-512F.
@@ -172,6 +178,7 @@ mod x86 {
         dst: Destination,
     ) {
         let mut acc: [[__m512; 2]; ROWS] = [[_mm512_setzero_ps(); 2]; ROWS];
+        fetch(dst, ROWS);
         let (mut a, mut b) = (a, b);
         for _ in 0..depth {
             // SAFETY: the caller vouches for `depth` steps of the panel and of every row.
@@ -183,7 +190,7 @@ mod x86 {
                     acc[1] = _mm512_fmadd_ps(x, b1, acc[1]);
                 }
                 a = a.add(STEP);
-                b = b.add(PANEL);
+                b = b.add(32);
             }
         }
         let mask = |first: usize| -> u16 {
@@ -216,50 +223,53 @@ mod x86 {
         b: *const f32,
         dst: Destination,
     ) {
-        for half in 0..2 {
-            let first = half * 16;
-            if first >= dst.cols {
-                break;
+        let mut acc: [[__m256; 2]; ROWS] = [[_mm256_setzero_ps(); 2]; ROWS];
+        fetch(dst, ROWS);
+        let (mut a, mut b) = (a, b);
+        for _ in 0..depth {
+            // SAFETY: the caller vouches for `depth` steps of the panel and of every row; the
+            // pointers stay within them (one past the end at most, never read).
+            unsafe {
+                let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = _mm256_set1_ps(*a.add(row * ROW));
+                    acc[0] = _mm256_fmadd_ps(x, b0, acc[0]);
+                    acc[1] = _mm256_fmadd_ps(x, b1, acc[1]);
+                }
+                a = a.wrapping_add(STEP);
+                b = b.wrapping_add(16);
             }
-            let mut acc: [[__m256; 2]; ROWS] = [[_mm256_setzero_ps(); 2]; ROWS];
-            // SAFETY: half a panel begins 16 values after its start.
-            let (mut a, mut b) = (a, unsafe { b.add(first) });
-            for _ in 0..depth {
-                // SAFETY: the caller vouches for `depth` steps of the panel and of every row; the
-                // pointers stay within them (one past the end at most, never read).
+        }
+        for (row, acc) in acc.into_iter().enumerate() {
+            for (half, value) in acc.into_iter().enumerate() {
+                let first = half * 8;
+                // SAFETY: whole vectors only where 8 columns are left, single values elsewhere.
                 unsafe {
-                    let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
-                    for (row, acc) in acc.iter_mut().enumerate() {
-                        let x = _mm256_set1_ps(*a.add(row * ROW));
-                        acc[0] = _mm256_fmadd_ps(x, b0, acc[0]);
-                        acc[1] = _mm256_fmadd_ps(x, b1, acc[1]);
+                    if first + 8 <= dst.cols {
+                        let at = dst.at.add(row * dst.stride + first);
+                        let value = if dst.accumulate {
+                            _mm256_add_ps(_mm256_loadu_ps(at), value)
+                        } else {
+                            value
+                        };
+                        _mm256_storeu_ps(at, value);
+                    } else {
+                        let mut values = [0.0; 8];
+                        _mm256_storeu_ps(values.as_mut_ptr(), value);
+                        store(&values, dst, row, first);
                     }
-                    a = a.wrapping_add(STEP);
-                    b = b.wrapping_add(PANEL);
                 }
             }
-            for (row, acc) in acc.into_iter().enumerate() {
-                for (quarter, value) in acc.into_iter().enumerate() {
-                    let first = first + quarter * 8;
-                    // SAFETY: whole vectors only where 8 columns are left, single values elsewhere.
-                    unsafe {
-                        if first + 8 <= dst.cols {
-                            let at = dst.at.add(row * dst.stride + first);
-                            let old = if dst.accumulate {
-                                _mm256_loadu_ps(at)
-                            } else {
-                                _mm256_setzero_ps()
-                            };
-                            let sum =
-                                if dst.accumulate { _mm256_add_ps(old, value) } else { value };
-                            _mm256_storeu_ps(at, sum);
-                        } else {
-                            let mut values = [0.0; 8];
-                            _mm256_storeu_ps(values.as_mut_ptr(), value);
-                            store(&values, dst, row, first);
-                        }
-                    }
-                }
+        }
+    }
+
+    /// Asks for the lines of the destination while the sum runs: they are written right after it.
+    fn fetch(dst: Destination, rows: usize) {
+        for row in 0..rows {
+            for col in (0..dst.cols).step_by(16).chain([dst.cols - 1]) {
+                let at = dst.at.wrapping_add(row * dst.stride + col);
+                // SAFETY: a hint; no address can make it fail.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
             }
         }
     }

@@ -21,7 +21,7 @@ use blocks::{BLOCK_ROWS, Output, block, shared_rows};
 pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
-use pack::{LeftOrder, PANEL};
+use pack::LeftOrder;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, held_bytes, put_side_by_side};
 
@@ -121,8 +121,9 @@ fn product<T: Element>(
         return;
     }
     // Columns are split first: then every part of `b` is packed once.
-    let by_cols = cols >= PANEL * tasks;
-    let (length, unit) = if by_cols { (cols, PANEL) } else { (rows, isa.tile_rows()) };
+    let widths = isa.widths();
+    let by_cols = cols >= widths.panel * tasks;
+    let (length, unit) = if by_cols { (cols, widths.panel) } else { (rows, widths.tile) };
     let tasks = tasks.min(length.div_ceil(unit));
     let units = length.div_ceil(unit);
     if by_cols && a.rows > BLOCK_ROWS && a.cols > 0 {
@@ -148,11 +149,18 @@ fn product<T: Element>(
 }
 
 fn tasks_of<T: Element>(a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
-    let most = TASKS_PER_THREAD * threads;
     if unpacked::fits(a, b) {
-        return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, 4 * most);
+        let most = 4 * TASKS_PER_THREAD * threads;
+        return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, most);
     }
-    most
+    packed_tasks(a.rows, b.cols, threads)
+}
+
+/// Tasks of a product whose operands are packed. With many rows a task reads all of the left operand
+/// from beyond the caches, so it gets columns enough to make that worth while.
+fn packed_tasks(rows: usize, cols: usize, threads: usize) -> usize {
+    let most = TASKS_PER_THREAD * threads;
+    if rows > BLOCK_ROWS { (cols / TASK_COLUMNS).clamp(threads, most) } else { most }
 }
 
 /// Bytes that the thread which begins a product `[rows, inner] · [inner, cols]` keeps for the packed
@@ -163,16 +171,19 @@ pub(crate) fn kept_bytes(
     transposed: bool,
     threads: usize,
 ) -> usize {
-    let small = rows * cols * inner < SMALLEST_TASK * 2;
-    if small || rows <= BLOCK_ROWS || cols < PANEL * TASKS_PER_THREAD * threads {
+    let (isa, tasks) = (Isa::detect(), packed_tasks(rows, cols, threads));
+    let alone = tasks == 1 || rows * cols * inner < SMALLEST_TASK * 2;
+    if alone || rows <= BLOCK_ROWS || cols < isa.widths().panel * tasks {
         return 0;
     }
     let order = if transposed { LeftOrder::Steps } else { LeftOrder::Rows };
-    blocks::shared_values(Isa::detect(), order, rows, inner) * size_of::<f32>()
+    blocks::shared_values(isa, order, rows, inner) * size_of::<f32>()
 }
 
 /// Tasks for each thread, so that an uneven machine still ends together.
 const TASKS_PER_THREAD: usize = 4;
+/// Columns of a task of many rows, at least, as far as every thread has one.
+const TASK_COLUMNS: usize = 256;
 /// Multiplications below which a task is not worth handing out.
 const SMALLEST_TASK: usize = 1 << 17;
 #[cfg(test)]

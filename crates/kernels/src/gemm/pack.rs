@@ -2,15 +2,13 @@
 
 use super::{Element, Mat};
 
-/// Columns of a panel of the right operand.
-pub(super) const PANEL: usize = 32;
+/// Most columns of a panel of the right operand.
+pub(super) const MOST_PANEL: usize = 32;
 /// Most steps of the inner sum between two visits of the destination.
 pub(super) const MAX_DEPTH: usize = 512;
 /// Values from one row to the next of a left block kept row by row; not a power of two, so that
 /// rows do not compete for the same cache sets.
 pub(super) const ROW_STRIDE: usize = MAX_DEPTH + 16;
-/// Values from one step to the next of a left block kept step by step.
-pub(super) const STEP_STRIDE: usize = 16;
 
 /// A cache line of values: buffers made of these are aligned for the widest loads.
 #[derive(Clone, Copy)]
@@ -44,8 +42,19 @@ impl Buffer {
 pub(super) enum LeftOrder {
     /// Rows [`ROW_STRIDE`] apart.
     Rows,
-    /// Tiles of rows, each step by step, [`STEP_STRIDE`] apart.
+    /// Tiles of rows, each step by step, [`Widths::step`] apart.
     Steps,
+}
+
+/// Widths of packed blocks, as the inner kernel of an instruction set reads them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Widths {
+    /// Columns of a panel of the right operand.
+    pub(super) panel: usize,
+    /// Rows of a tile of the left operand.
+    pub(super) tile: usize,
+    /// Values from one step to the next of a left block kept step by step.
+    pub(super) step: usize,
 }
 
 /// The order of a packed left operand: whichever its memory already has.
@@ -54,31 +63,43 @@ pub(super) fn left_order(a: Mat<'_>) -> LeftOrder {
 }
 
 /// Values of a packed left block of at most `rows` x `steps`.
-pub(super) fn left_len(order: LeftOrder, rows: usize, steps: usize, tile: usize) -> usize {
+pub(super) fn left_len(order: LeftOrder, rows: usize, steps: usize, widths: Widths) -> usize {
     match order {
         LeftOrder::Rows => rows * ROW_STRIDE,
-        LeftOrder::Steps => rows.div_ceil(tile) * steps * STEP_STRIDE,
+        LeftOrder::Steps => rows.div_ceil(widths.tile) * steps * widths.step,
     }
 }
 
-/// Copies a left block in tiles of `tile` rows.
-pub(super) fn left(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftOrder {
+/// Copies a left block in tiles of rows.
+pub(super) fn left(a: Mat<'_>, widths: Widths, out: &mut [f32]) -> LeftOrder {
+    if widths.step == 16 {
+        left_by::<16>(a, widths.tile, out)
+    } else {
+        left_by::<8>(a, widths.tile, out)
+    }
+}
+
+fn left_by<const STEP: usize>(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftOrder {
     if a.col_stride == 1 {
         for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
             out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
         }
         return LeftOrder::Rows;
     }
-    for (index, out) in out.chunks_mut(a.cols * STEP_STRIDE).enumerate() {
+    for (index, out) in out.chunks_mut(a.cols * STEP).enumerate() {
         let first = index * tile;
         if first >= a.rows {
             break;
         }
         let rows = tile.min(a.rows - first);
-        for (step, out) in out.chunks_mut(STEP_STRIDE).take(a.cols).enumerate() {
+        for (step, out) in out.as_chunks_mut::<STEP>().0.iter_mut().take(a.cols).enumerate() {
             let source = &a.data[step * a.col_stride + first * a.row_stride..];
             if a.row_stride == 1 {
-                out[..rows].copy_from_slice(&source[..rows]);
+                // A copy of a known length is a vector or two; what it takes too much is never read.
+                match source.first_chunk::<STEP>() {
+                    Some(source) => *out = *source,
+                    None => out[..rows].copy_from_slice(&source[..rows]),
+                }
             } else {
                 for (row, out) in out[..rows].iter_mut().enumerate() {
                     *out = source[row * a.row_stride];
@@ -89,9 +110,17 @@ pub(super) fn left(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftOrder {
     LeftOrder::Steps
 }
 
-/// Copies a right block into panels of [`PANEL`] columns, each step by step, zeros beyond the
+/// Copies a right block into panels of `panel` columns, each step by step, zeros beyond the
 /// last column; `wide` holds a panel's columns when they are stored narrower than f32.
-pub(super) fn right<T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f32>) {
+pub(super) fn right<T: Element>(b: Mat<'_, T>, panel: usize, out: &mut [f32], wide: &mut Vec<f32>) {
+    if panel == MOST_PANEL {
+        right_by::<MOST_PANEL, T>(b, out, wide)
+    } else {
+        right_by::<16, T>(b, out, wide)
+    }
+}
+
+fn right_by<const PANEL: usize, T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f32>) {
     for (index, out) in out.chunks_mut(b.rows * PANEL).enumerate() {
         let first = index * PANEL;
         if first >= b.cols {
@@ -103,18 +132,22 @@ pub(super) fn right<T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f
         }
         let source = &b.data[first * b.col_stride..];
         if b.col_stride == 1 {
-            for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
-                T::widen(&source[step * b.row_stride..][..cols], &mut out[..cols]);
+            for (step, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().take(b.rows).enumerate() {
+                let source = &source[step * b.row_stride..][..cols];
+                match T::as_f32(source).and_then(<[f32]>::first_chunk) {
+                    Some(source) => *out = *source,
+                    None => T::widen(source, &mut out[..cols]),
+                }
             }
         } else if b.row_stride == 1 {
             if let Some(source) = T::as_f32(source) {
-                transposed(source, b.col_stride, b.rows, cols, out);
+                transposed::<PANEL>(source, b.col_stride, b.rows, cols, out);
             } else {
                 wide.resize(cols * b.rows, 0.0);
                 for (col, wide) in wide.chunks_mut(b.rows).enumerate() {
                     T::widen(&source[col * b.col_stride..][..b.rows], wide);
                 }
-                transposed(wide, b.rows, b.rows, cols, out);
+                transposed::<PANEL>(wide, b.rows, b.rows, cols, out);
             }
         } else {
             for (step, out) in out.chunks_mut(PANEL).take(b.rows).enumerate() {
@@ -128,7 +161,13 @@ pub(super) fn right<T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f
 }
 
 /// `out[step, col] = source[col · stride + step]`.
-fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mut [f32]) {
+fn transposed<const PANEL: usize>(
+    source: &[f32],
+    stride: usize,
+    steps: usize,
+    cols: usize,
+    out: &mut [f32],
+) {
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, reason = "of the vector kernels"))]
     let (mut whole_steps, mut whole_cols) = (0, 0);
     #[cfg(target_arch = "x86_64")]
@@ -144,7 +183,7 @@ fn transposed(source: &[f32], stride: usize, steps: usize, cols: usize, out: &mu
                     unsafe {
                         let from = source.as_ptr().add(col * stride + step);
                         let to = out.as_mut_ptr().add(step * PANEL + col);
-                        x86::transpose_8x8(from, stride, to);
+                        x86::transpose_8x8::<PANEL>(from, stride, to);
                     }
                 }
             }
@@ -165,14 +204,16 @@ pub(super) mod x86 {
         _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
 
-    use super::PANEL;
-
-    /// Writes 8 rows of 8 values as 8 columns into rows [`PANEL`] apart.
+    /// Writes 8 rows of 8 values as 8 columns into rows `PANEL` apart.
     ///
     /// # Safety
     /// The CPU has AVX; `from` has 8 readable rows `stride` apart, `to` 8 writable ones.
     #[target_feature(enable = "avx")]
-    pub(super) unsafe fn transpose_8x8(from: *const f32, stride: usize, to: *mut f32) {
+    pub(super) unsafe fn transpose_8x8<const PANEL: usize>(
+        from: *const f32,
+        stride: usize,
+        to: *mut f32,
+    ) {
         // SAFETY: the caller vouches for all 8 rows.
         let rows = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
         for (i, column) in transposed_8x8(rows).into_iter().enumerate() {
