@@ -565,3 +565,29 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
         stderr(&told)
     );
 }
+
+#[test]
+fn weights_that_are_not_numbers_end_decoding_with_a_sentence() {
+    let shelf = Shelf::new();
+    let file = shelf.path("target/model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("weights");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
+    let offset = |i: usize| {
+        8 + header
+            + tensors["model.norm.weight"]["data_offsets"][i].as_u64().expect("offset") as usize
+    };
+    for value in bytes[offset(0)..offset(1)].as_chunks_mut::<4>().0 {
+        *value = f32::NAN.to_le_bytes();
+    }
+    std::fs::write(&file, bytes).expect("weights");
+    let target = shelf.path("target");
+    for temperature in ["0", "1"] {
+        for draft in [&["--no-draft"][..], &["--lookup"]] {
+            let arguments =
+                ["generate", "--target", &target, "--temperature", temperature, "--prompt", "hi"];
+            let told = fail(&[&arguments[..], draft].concat(), 1);
+            assert!(told.contains("the logits are not numbers"), "{told}");
+        }
+    }
+}

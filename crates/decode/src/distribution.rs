@@ -68,7 +68,7 @@ impl Sampling {
     pub fn distribution(&self, logits: &[f32]) -> Result<Vec<f64>> {
         if self.is_greedy() {
             let mut distribution = vec![0.0; logits.len()];
-            distribution[argmax(logits).0 as usize] = 1.0;
+            distribution[most_likely(logits)?.0 as usize] = 1.0;
             return Ok(distribution);
         }
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -141,6 +141,16 @@ pub fn normalise(weights: &mut [f64]) -> f64 {
 }
 
 /// The most likely token; ties go to the lower id, NaN never wins.
+///
+/// # Errors
+/// - no logit is a number above −∞
+pub fn most_likely(logits: &[f32]) -> Result<TargetTokenId> {
+    let token = argmax(logits);
+    let is_number = logits.get(token.0 as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY);
+    if is_number { Ok(token) } else { Err(DecodeError::NoDistribution) }
+}
+
+/// As [`most_likely`]; the first token where no logit is a number.
 pub fn argmax(logits: &[f32]) -> TargetTokenId {
     let mut best = (0, f32::NEG_INFINITY);
     // The largest of some lanes at a time, in vectors; its place where it is the largest so far.
@@ -224,7 +234,11 @@ mod tests {
             Sampling::default().distribution(&LOGITS).expect("distribution"),
             [0.0, 1.0, 0.0, 0.0, 0.0]
         );
-        assert!(Sampling::at(1.0).distribution(&[f32::NAN, f32::NEG_INFINITY]).is_err());
+        for sampling in [Sampling::default(), Sampling::at(1.0)] {
+            for logits in [vec![f32::NAN, f32::NEG_INFINITY], vec![f32::NAN; 3], vec![]] {
+                assert!(sampling.distribution(&logits).is_err(), "{sampling:?} {logits:?}");
+            }
+        }
         for wrong in [
             Sampling::at(-1.0),
             Sampling::at(f64::NAN),

@@ -10,7 +10,7 @@ mod ratio;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::distribution::{Sampling, argmax};
+use crate::distribution::{Sampling, most_likely};
 use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
 use crate::tree::Tree;
@@ -77,7 +77,7 @@ impl Verifier {
         let mut row = 0;
         loop {
             let accepted = if self.sampling.is_greedy() {
-                match_child(tree, row, argmax(&logits[row]))
+                match_child(tree, row, most_likely(&logits[row])?)
             } else {
                 let distribution = self.sampling.distribution(&logits[row])?;
                 let drawn = tree.children(row).any(|(_, node)| node.drawn);
