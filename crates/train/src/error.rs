@@ -20,6 +20,9 @@ pub enum TrainError {
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(candle_core::Error),
+    /// A file that metrics go to cannot be used.
+    #[error(transparent)]
+    Tracking(#[from] crate::tracking::TrackerError),
     /// The loss or a gradient is not finite. Nothing was saved or overwritten.
     #[error(
         "step {step}: {what} is not finite (in {}); the last checkpoint is untouched",

@@ -178,7 +178,7 @@ impl InputCheck {
             return problems.add("draft.from", problem);
         }
         if let Some(target) = target {
-            problems.take("draft.from", method.check_start(config, target, path));
+            problems.take("draft.from", method.check_start(config, target, &file));
         }
     }
 

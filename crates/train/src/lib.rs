@@ -10,19 +10,23 @@
 
 pub mod checkpoint;
 pub mod config;
-pub mod curriculum;
 pub mod error;
 pub mod features;
 pub mod footprint;
 pub mod inputs;
+mod limits;
 pub mod loss;
+pub mod memory;
 pub mod method;
 pub mod metrics;
 pub mod objective;
+pub mod observer;
 pub mod optim;
 pub mod parallel;
 pub mod plan;
 pub mod pretrain;
+#[cfg(test)]
+mod ranks_tests;
 pub mod rounds;
 pub mod schedule;
 pub mod stage;
@@ -30,4 +34,3 @@ pub mod tracking;
 
 pub use error::{Result, TrainError};
 pub use loss::{Loss, Share};
-pub use stage::resident_bytes;

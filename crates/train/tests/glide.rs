@@ -10,7 +10,7 @@ use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::features::run_target;
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};
-use longdraft_train::optim::Gradients;
+use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 const TOKENS: usize = 40;

@@ -4,8 +4,9 @@
 use candle_core::{Device, Result, Tensor, Var};
 use longdraft_kernels::dispatch::{Ops, set_ops};
 use longdraft_models::draft::Parameter;
-use longdraft_train::optim::{AdamW, AdamWConfig, Gradients, MomentKind};
+use longdraft_train::optim::{AdamW, AdamWConfig, MomentKind};
 use longdraft_train::parallel::DataParallel;
+use longdraft_train::parallel::Gradients;
 
 fn parameters() -> Result<Vec<Parameter>> {
     let shapes: [&[usize]; 3] = [&[5, 4], &[7], &[2, 3]];

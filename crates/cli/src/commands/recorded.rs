@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Event, Observer};
-use longdraft_train::tracking::{Outcome, Tracked};
+use longdraft_train::stage::{Event, Observer, Tracked};
+use longdraft_train::tracking::Outcome;
 use serde_json::Value;
 
 use crate::commands::train::config_text;

@@ -7,10 +7,10 @@ use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
+use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::parallel::{Traffic, World};
-use longdraft_train::pretrain::peak_memory_mib;
-use longdraft_train::stage::{Ending, ResumePolicy, Stage};
-use longdraft_train::tracking::{Outcome, Tracked};
+use longdraft_train::stage::{Ending, ResumePolicy, Stage, Tracked};
+use longdraft_train::tracking::Outcome;
 use serde_json::{Value, json};
 
 use crate::cli::TrainArguments;
@@ -132,7 +132,7 @@ fn summary(
 ) -> Value {
     json!({
         "output": config.output, "steps": steps, "finished": finished, "held_out": held_out,
-        "median_tokens_per_second": speed, "peak_memory_mib": peak_memory_mib(),
+        "median_tokens_per_second": speed, "peak_memory_mib": peak_resident_mib(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! What runs open, with the lines that name it.
 
-use longdraft_train::curriculum::StartFrom;
+use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::inputs::{InputCheck, InputProblem, Purpose, Reach, of_pretraining};
 
 use super::tree::Node;

@@ -17,8 +17,8 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::{References, TrainConfig};
-use longdraft_train::curriculum::StartFrom;
 use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::pretrain::PretrainConfig;
 use schemars::JsonSchema;

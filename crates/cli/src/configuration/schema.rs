@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::TrainConfig;
-use longdraft_train::curriculum::StartFrom;
 use serde_json::{Map, Value, json};
 
 use super::check::alternative;

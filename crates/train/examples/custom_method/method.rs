@@ -10,7 +10,6 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::target::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
-use longdraft_train::checkpoint::draft_file;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
 use longdraft_train::footprint::{Footprint, Row, RowMemory};
@@ -56,10 +55,10 @@ impl DraftMethod for TwoHeadsMethod {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let target = Arc::clone(materials.target);
-        let draft = match &materials.config.draft.from {
+        let draft = match materials.start {
             None => TwoHeads::initialise(&target)?,
             Some(path) => {
-                let source = longdraft_models::draft::files::open_weights(&draft_file(path))?;
+                let source = longdraft_models::draft::files::open_weights(path)?;
                 TwoHeads::from_source(source.as_ref(), &target)?
             }
         };

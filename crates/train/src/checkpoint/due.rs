@@ -35,7 +35,7 @@ impl SaveClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::in_threads;
+    use crate::parallel::threads::in_threads;
 
     #[test]
     fn steps_and_minutes_are_counted() {

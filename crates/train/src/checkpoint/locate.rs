@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::curriculum::{CURRICULUM_FILE, CurriculumFile};
 use super::store::{BEST, DRAFT, LAST, PREVIOUS, STATE};
-use crate::curriculum::{CURRICULUM_FILE, CurriculumFile};
 
 /// Folder of a run that its draft is extracted to.
 const EXTRACTED: &str = "draft";

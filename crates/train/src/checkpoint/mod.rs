@@ -9,6 +9,7 @@
 //! state, all at the same time; the folder lies on a file system that they share.
 
 mod agreement;
+mod curriculum;
 mod due;
 mod locate;
 mod lock;
@@ -21,6 +22,7 @@ pub(crate) use agreement::require_same_run;
 pub(crate) use due::SaveClock;
 
 pub use agreement::ResumePolicy;
+pub use curriculum::{CurriculumFile, StageEntry, StartFrom};
 pub use locate::{Located, Wanted, draft_file, stages};
 pub use lock::RunLock;
 pub(crate) use state::STEPS;

@@ -199,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::config::ParallelConfig;
-    use crate::parallel::in_threads;
+    use crate::parallel::threads::in_threads;
 
     fn parameters() -> Vec<Parameter> {
         let parameter = |(name, count): (&str, usize)| {

@@ -125,7 +125,7 @@ impl CheckpointState {
 #[cfg(test)]
 mod agreement {
     use super::*;
-    use crate::parallel::in_threads;
+    use crate::parallel::threads::in_threads;
 
     #[test]
     fn ranks_that_would_train_something_else_are_told_apart() {

@@ -1,8 +1,8 @@
 //! Combinations that make no sense.
 
-use super::{SourceConfig, TrainConfig, limits};
-use crate::method;
+use super::{SourceConfig, TrainConfig};
 use crate::optim::MatrixUpdate;
+use crate::{limits, method};
 
 impl TrainConfig {
     /// Everything that makes no sense, by dotted key.

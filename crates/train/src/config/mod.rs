@@ -2,8 +2,8 @@
 
 mod check;
 mod draft;
-pub(crate) mod limits;
 mod references;
+mod shared_layers;
 
 use std::path::PathBuf;
 

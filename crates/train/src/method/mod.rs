@@ -25,7 +25,7 @@ use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::objective::Objective;
-use crate::stage::Observer;
+use crate::observer::Observer;
 
 /// The methods, the default one first.
 static METHODS: [&dyn DraftMethod; 2] = [&glide::Glide, &eagle3::Eagle3];
@@ -71,7 +71,7 @@ pub trait DraftMethod: Sync {
     /// - they do not fit the target
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>>;
 
-    /// Checks that the draft at `path` is one to start from; no tensor is read.
+    /// Checks that the draft in the file or folder `path` is one to start from; no tensor is read.
     ///
     /// # Errors
     /// - it is another network, or of another target
@@ -80,7 +80,7 @@ pub trait DraftMethod: Sync {
     /// Takes back what would change a trained draft before it is measured.
     fn keep_as_trained(&self, _config: &mut TrainConfig) {}
 
-    /// A draft with its objective, fresh or from `draft.from`.
+    /// A draft with its objective, fresh or from [`Materials::start`].
     ///
     /// # Errors
     /// - the configuration does not fit the target, or the file to start from is unusable
@@ -101,6 +101,8 @@ pub struct Materials<'a> {
     pub tokenizer: &'a TextTokenizer,
     /// Training documents.
     pub documents: &'a [Document],
+    /// File or folder of the draft to start from, if it is not a fresh one.
+    pub start: Option<&'a Path>,
 }
 
 impl Materials<'_> {

@@ -16,11 +16,10 @@ use longdraft_models::draft::Parameter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::gradients::Gradients;
 use super::muon::{direction, update_cost};
 use super::run_values::RunValues;
 use crate::error::{Result, TrainError};
-use crate::parallel::{DataParallel, ParallelConfig, Run, World};
+use crate::parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;

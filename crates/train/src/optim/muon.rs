@@ -21,10 +21,9 @@ use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::gradients::Gradients;
-use crate::config::limits;
 use crate::error::{Result, TrainError};
-use crate::parallel::{DataParallel, Run};
+use crate::limits;
+use crate::parallel::{DataParallel, Gradients, Run};
 use crate::schedule::warmdown;
 
 /// Added to the norm before the clip factor is formed.

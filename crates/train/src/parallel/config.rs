@@ -6,7 +6,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{World, ZeroStage};
-use crate::config::limits;
+
+/// Ranks that share a row or a layer, as many as a plan takes.
+const RANKS: usize = 1 << 16;
+
+/// Seconds that a rank waits for others: a year.
+const WAIT_SECONDS: u64 = 365 * 24 * 3600;
 
 /// Order of sums over the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -106,7 +111,7 @@ impl ParallelConfig {
             }
         };
         require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
-        let ranks = 1..=limits::RANKS;
+        let ranks = 1..=RANKS;
         require(ranks.contains(&self.sequence), "`parallel.sequence` must be in 1 to 65536 ranks");
         require(ranks.contains(&self.tensor), "`parallel.tensor` must be in 1 to 65536 ranks");
         let (tensor, sequence) = (self.tensor, self.sequence);
@@ -129,7 +134,7 @@ impl ParallelConfig {
             "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
         );
         require(
-            (1..=limits::WAIT_SECONDS).contains(&self.timeout_seconds),
+            (1..=WAIT_SECONDS).contains(&self.timeout_seconds),
             "`parallel.timeout_seconds` must be above 0, and at most a year (31536000)",
         );
         problems

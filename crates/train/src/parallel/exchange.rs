@@ -146,7 +146,7 @@ fn stretches<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_threads;
+    use super::super::threads::in_threads;
     use super::*;
 
     #[test]

@@ -114,7 +114,7 @@ mod nccl {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_threads;
+    use super::super::threads::in_threads;
     use super::*;
 
     #[test]

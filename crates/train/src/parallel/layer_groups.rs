@@ -9,10 +9,9 @@
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{Ranks, Target};
+use longdraft_models::target::Ranks;
 
 use super::{ParallelConfig, World};
-use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
 
 impl ParallelConfig {
@@ -71,45 +70,11 @@ impl World {
     }
 }
 
-impl TrainConfig {
-    /// Refuses what ranks that share the target's layers cannot do, before anything is loaded.
-    ///
-    /// # Errors
-    /// - features are stored: no layers run; as [`ParallelConfig::check_tensor`]
-    /// - the target's configuration cannot be read
-    pub fn check_shared_layers(&self, ranks: usize) -> Result<()> {
-        if self.parallel.tensor <= 1 {
-            return Ok(());
-        }
-        self.check_layers_of(ranks, &Target::open_config(&self.target)?)
-    }
-
-    /// The same for a target of these sizes.
-    ///
-    /// # Errors
-    /// - as [`Self::check_shared_layers`]
-    pub fn check_layers_of(&self, ranks: usize, target: &TargetConfig) -> Result<()> {
-        let tensor = self.parallel.tensor;
-        if tensor <= 1 {
-            return Ok(());
-        }
-        if let Some(store) = self.train.features.store() {
-            return Err(TrainError::Unsupported {
-                problem: format!(
-                    "`parallel.tensor: {tensor}` shares the target's layers, and none run with the features \
-                     stored at `train.features: {store}`: set `parallel.tensor: 1`"
-                ),
-            });
-        }
-        self.parallel.check_tensor(ranks, target)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::super::in_threads;
+    use super::super::threads::in_threads;
     use super::*;
 
     #[test]

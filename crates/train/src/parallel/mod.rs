@@ -18,6 +18,7 @@ mod config;
 mod data_parallel;
 mod exchange;
 mod gpus;
+mod gradients;
 mod group;
 mod launcher;
 mod layer_groups;
@@ -27,11 +28,7 @@ mod partition;
 mod row_groups;
 mod spread_weights;
 #[cfg(test)]
-mod target_tests;
-#[cfg(test)]
-mod tensor_tests;
-#[cfg(test)]
-mod threads;
+pub mod threads;
 mod traffic;
 mod transport;
 mod world;
@@ -40,11 +37,10 @@ mod zero;
 pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;
 pub use exchange::{Exchanged, exchanged_bytes};
+pub use gradients::Gradients;
 pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};
 pub use row_groups::RowGroups;
-#[cfg(test)]
-pub(crate) use threads::in_threads;
 pub use traffic::Traffic;
 pub use world::{Element, World};
 pub use zero::ZeroStage;

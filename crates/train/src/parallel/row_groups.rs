@@ -98,7 +98,7 @@ impl RowGroups {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_threads;
+    use super::super::threads::in_threads;
     use super::*;
 
     fn groups(world: &World, sequence: usize) -> Result<RowGroups> {

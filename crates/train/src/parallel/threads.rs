@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
 
 use super::World;
-use super::transport::Transport;
+use super::transport::{GpuRanks, Transport};
 
 type Letters = VecDeque<Vec<u8>>;
 
@@ -102,11 +105,14 @@ impl Transport for Thread {
         panic!("rank {} aborted with {code}", self.rank)
     }
 
-    fn set_timeout(&self, _: std::time::Duration) {}
+    fn set_timeout(&self, _: Duration) {}
 }
 
 /// Runs every rank of a world in a thread; returns what each came to.
-pub(crate) fn in_threads<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+///
+/// # Panics
+/// - a rank panics
+pub fn in_threads<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
     let slots = Mutex::new(vec![Vec::new(); size]);
     let (letters, arrived) = (Mutex::default(), Condvar::new());
     let shared = Arc::new(Shared { barrier: Barrier::new(size), slots, letters, arrived });
@@ -119,4 +125,28 @@ pub(crate) fn in_threads<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) 
         let threads: Vec<_> = (0..size).map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank's thread")).collect()
     })
+}
+
+/// Sums of ranks that hold their tensors on the CPU.
+struct Gpus(World);
+
+impl GpuRanks for Gpus {
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn sum(&self, tensors: &[Tensor], limit: Duration) -> candle_core::Result<Vec<Tensor>> {
+        assert_eq!(limit, super::ParallelConfig::default().timeout());
+        let sum = |tensor: &Tensor| {
+            let mut values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+            self.0.all_reduce_sum(&mut values);
+            Tensor::from_vec(values, tensor.shape(), &Device::Cpu)
+        };
+        tensors.iter().map(sum).collect()
+    }
+}
+
+/// The same ranks, as if each had a GPU of its own: gradients are summed there.
+pub fn with_gpus(world: &World) -> World {
+    world.over_gpus(Arc::new(Gpus(world.clone())))
 }

@@ -320,7 +320,7 @@ fn local_rank_of(rank: usize, hosts: &[String]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_threads;
+    use super::super::threads::in_threads;
     use super::local_rank_of;
 
     #[test]

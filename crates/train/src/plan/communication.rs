@@ -115,8 +115,9 @@ mod tests {
     use longdraft_models::draft::Parameter;
 
     use super::*;
-    use crate::optim::{AdamW, AdamWConfig, Gradients};
-    use crate::parallel::{DataParallel, ParallelConfig, in_threads};
+    use crate::optim::{AdamW, AdamWConfig};
+    use crate::parallel::threads::in_threads;
+    use crate::parallel::{DataParallel, Gradients, ParallelConfig};
 
     const SIZES: [usize; 3] = [3 * BLOCK + 17, 40, 2 * BLOCK];
 

@@ -9,7 +9,8 @@ use longdraft_models::{DeviceChoice, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{References, SAVE_MINUTES, limits};
+use crate::config::{References, SAVE_MINUTES};
+use crate::limits;
 use crate::optim::MuonConfig;
 use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};

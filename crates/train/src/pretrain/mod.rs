@@ -24,12 +24,11 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpointer, Place, RunIdentity, RunLock, SaveClock};
 use crate::error::{Result, TrainError};
-use crate::optim::{Gradients, Muon};
-use crate::parallel::{DataParallel, share_of};
-use crate::stage::Ending;
-use crate::stage::memory::peak_resident_mib;
-use crate::stage::metrics_log::MetricsLog;
-use crate::tracking::{Outcome, Run, Trackers, scalars};
+use crate::memory::peak_resident_mib;
+use crate::observer::Ending;
+use crate::optim::Muon;
+use crate::parallel::{DataParallel, Gradients, share_of};
+use crate::tracking::{MetricsLog, Outcome, Run, Trackers, scalars};
 
 pub use config::{
     ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,
@@ -44,11 +43,6 @@ use config::Lengths;
 
 /// Steps that are always logged.
 const FIRST_STEPS: u64 = 10;
-
-/// Largest resident set of this process so far in MiB; `None` where the system does not tell.
-pub fn peak_memory_mib() -> Option<f64> {
-    peak_resident_mib()
-}
 
 /// A prepared run.
 pub struct Pretraining {
@@ -117,7 +111,7 @@ impl Pretraining {
     pub fn run(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
         let value = self.config.references.record(&self.config);
         let (output, tracking) = (&self.config.output, &self.config.tracking);
-        let run = Run::of(output, tracking, value, self.progress.step);
+        let run = Run::new(output, tracking, value, self.progress.step);
         self.trackers = Some(Trackers::open(&run));
         let ending = self.train(observer);
         let outcome = match &ending {

@@ -15,7 +15,7 @@ use crate::checkpoint::{
 use crate::error::{Result, TrainError};
 use crate::optim::Muon;
 use crate::parallel::{DataParallel, World};
-use crate::stage::metrics_log::MetricsLog;
+use crate::tracking::MetricsLog;
 
 /// Names of a run's length in its identity.
 const ITERATIONS: &str = "train.iterations";
@@ -80,7 +80,11 @@ impl Pretraining {
             metrics_bytes = saved.state.metrics_bytes;
             observer.on_event(PretrainEvent::Resumed(progress.step));
         }
-        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
+        let log = MetricsLog::open(
+            &config.output.join("metrics.jsonl"),
+            metrics_bytes,
+            world.is_first(),
+        )?;
         let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
             stream,

@@ -14,6 +14,7 @@ use super::evaluate::held_out_batch;
 use super::prepare::draws;
 use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
+use crate::checkpoint::draft_file;
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
 use crate::features::published::PublishedRecords;
@@ -80,8 +81,14 @@ impl Capture {
             TrainError::features("train.features", "names no place for a store of features")
         })?;
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
-        let materials =
-            Materials { config, target: &target, tokenizer, documents: &train.documents };
+        let start = config.draft.from.as_deref().map(draft_file);
+        let materials = Materials {
+            config,
+            target: &target,
+            tokenizer,
+            documents: &train.documents,
+            start: start.as_deref(),
+        };
         let objective = config.draft.method.build(&materials, observer)?;
         let draws = draws(config, &target);
         let data = (&train, &held_out);

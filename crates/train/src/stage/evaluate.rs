@@ -13,6 +13,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
 use super::{DataSet, Event, Observer, Stage};
+use crate::checkpoint::draft_file;
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::{FeatureSource, Part};
@@ -139,7 +140,9 @@ pub fn measure_drafts(
         let method = config.draft.method;
         method.keep_as_trained(&mut config);
         let documents = &set.documents;
-        let materials = Materials { config: &config, target, tokenizer, documents };
+        let start = config.draft.from.as_deref().map(draft_file);
+        let start = start.as_deref();
+        let materials = Materials { config: &config, target, tokenizer, documents, start };
         objectives.push(method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };

@@ -4,12 +4,10 @@ mod capture;
 mod data_sets;
 mod encoder;
 mod evaluate;
-pub(crate) mod memory;
-pub(crate) mod metrics_log;
-mod observer;
 mod prepare;
 mod step;
 mod team;
+mod tracked;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,16 +33,15 @@ use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
+use crate::tracking::MetricsLog;
 
 pub use crate::checkpoint::ResumePolicy;
+pub use crate::observer::{Ending, Event, Observer, StepReport};
 pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics, measure_drafts};
-pub use memory::resident_bytes;
-pub use observer::{Ending, Event, Observer, StepReport};
-
-use metrics_log::MetricsLog;
+pub use tracked::Tracked;
 
 /// Documents and how they are packed.
 #[derive(Default)]
@@ -267,7 +264,7 @@ impl Stage {
         }
         let mut record = report.to_json(self.objective.draft_len());
         record[Quantities::KEY] = json!(self.objective.training_quantities());
-        self.log.write(&record)
+        Ok(self.log.write(&record)?)
     }
 
     fn log_held_out(&mut self, metrics: &DraftMetrics) -> Result<()> {
@@ -279,7 +276,7 @@ impl Stage {
             let teacher = self.objective.needs().teacher;
             figures["as_trained"][Quantities::KEY] = json!(self.objective.quantities(teacher));
         }
-        self.log.write(&json!({ "step": self.progress.step, "held_out": figures }))
+        Ok(self.log.write(&json!({ "step": self.progress.step, "held_out": figures }))?)
     }
 
     /// Numbers of the step that was just taken.
@@ -306,7 +303,7 @@ impl Stage {
             tokens,
             total_tokens: self.progress.tokens,
             seconds,
-            memory_mib: memory::peak_resident_mib(),
+            memory_mib: crate::memory::peak_resident_mib(),
             traffic: (self.parallel.world().size() > 1).then_some(traffic),
             metrics: outcome.metrics,
         }

@@ -13,11 +13,10 @@ use longdraft_models::tokenizer::TextTokenizer;
 
 use super::capture::recipe;
 use super::data_sets::data_sets;
-use super::metrics_log::MetricsLog;
 use super::{DataSet, Event, Observer, Progress, Stage};
 use crate::checkpoint::{
     CheckpointState, Checkpointer, ResumePolicy, RunIdentity, RunLock, STEPS, SaveClock,
-    add_token_counts, require_same_run,
+    add_token_counts, draft_file, require_same_run,
 };
 use crate::config::{DraftConfig, FeatureMode, TrainConfig};
 use crate::error::{Result, TrainError};
@@ -27,6 +26,7 @@ use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, StatePlace, World};
 use crate::schedule::Schedule;
+use crate::tracking::MetricsLog;
 
 impl Stage {
     /// Loads data and draft, and goes on from the run directory's checkpoint if there is one; every
@@ -47,11 +47,13 @@ impl Stage {
         let groups = RowGroups::new(world, &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
+        let start = config.draft.from.as_deref().map(draft_file);
         let materials = Materials {
             config: &config,
             target: &target,
             tokenizer: &tokenizer,
             documents: &train.documents,
+            start: start.as_deref(),
         };
         let objective = config.draft.method.build(&materials, observer)?;
         let mut token_counts = materials.token_counts()?;
@@ -105,7 +107,11 @@ impl Stage {
             resumed.unwrap_or(fresh);
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
-        let log = MetricsLog::open(&config.output.join("metrics.jsonl"), metrics_bytes, world)?;
+        let log = MetricsLog::open(
+            &config.output.join("metrics.jsonl"),
+            metrics_bytes,
+            world.is_first(),
+        )?;
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
         let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {

@@ -18,7 +18,7 @@ use crate::features::{
 };
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
-use crate::optim::Gradients;
+use crate::parallel::Gradients;
 
 /// Between two looks whether sums that run beside have ended.
 const LOOK_EVERY: Duration = Duration::from_micros(50);

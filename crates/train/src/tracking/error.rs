@@ -14,6 +14,14 @@ pub enum TrackerError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file went away while the run wrote to it.
+    #[error("{}: {what} while the run wrote to it", path.display())]
+    Lost {
+        /// The file.
+        path: PathBuf,
+        /// What became of it.
+        what: &'static str,
+    },
     /// A server does not answer, or refuses.
     #[error("{url}: {problem}")]
     Server {

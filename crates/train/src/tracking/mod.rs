@@ -15,6 +15,7 @@
 
 mod config;
 mod error;
+mod metrics_log;
 mod mlflow;
 mod record_log;
 mod replay;
@@ -23,20 +24,19 @@ mod scalars;
 mod swanlab;
 mod tensorboard;
 mod timestamp;
-mod tracked;
 mod trackers;
 mod wandb;
 
 pub use config::{MlflowConfig, Sink, SwanLabConfig, TrackingConfig, WandbConfig};
 pub use error::{Result, TrackerError};
+pub use metrics_log::MetricsLog;
 pub use mlflow::Mlflow;
 pub use run::{Environment, Run};
 pub use scalars::scalars;
 pub use swanlab::SwanLab;
 pub use tensorboard::TensorBoard;
 pub use timestamp::Moment;
-pub use tracked::Tracked;
-pub use trackers::Trackers;
+pub use trackers::{Opened, Trackers, open};
 pub use wandb::Wandb;
 
 /// Scalars of one step.

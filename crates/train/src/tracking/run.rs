@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::{Moment, TrackingConfig};
-use crate::config::TrainConfig;
 use serde_json::Value;
 
 /// Environment variables that trackers may read. Values are secrets: they stay in memory.
@@ -60,13 +59,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run of a configuration in this process, resumed after `resumed_step` steps.
-    pub fn new(config: &TrainConfig, resumed_step: u64) -> Self {
-        Self::of(&config.output, &config.tracking, config.record(), resumed_step)
-    }
-
-    /// The run of any configuration, given as an object.
-    pub fn of(
+    /// The run in `directory` of a configuration as records show it, in this process; resumed after
+    /// `resumed_step` steps.
+    pub fn new(
         directory: &Path,
         tracking: &TrackingConfig,
         config: Value,

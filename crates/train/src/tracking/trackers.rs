@@ -1,7 +1,34 @@
 //! The trackers of a run that hands over its scalars itself.
 
-use super::tracked::open;
-use super::{Moment, Outcome, Row, Run, Tracker};
+use super::{
+    Mlflow, Moment, Outcome, Result, Row, Run, Sink, SwanLab, TensorBoard, Tracker, Wandb,
+};
+
+/// A tracker's name, and the tracker or why there is none.
+pub type Opened = (&'static str, Result<Box<dyn Tracker>>);
+
+/// The trackers that a run reports to.
+pub fn open(run: &Run) -> Vec<Opened> {
+    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
+        tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
+    }
+    let listed = |sink: &Sink| run.tracking.report_to.contains(sink);
+    let disabled = run.environment.get("WANDB_MODE") == Some("disabled");
+    let mut opened = Vec::new();
+    if listed(&Sink::TensorBoard) {
+        opened.push(("TensorBoard", boxed(Ok(TensorBoard::new(run)))));
+    }
+    if listed(&Sink::Wandb) && !disabled {
+        opened.push(("W&B", boxed(Wandb::open(run))));
+    }
+    if listed(&Sink::SwanLab) {
+        opened.push(("SwanLab", boxed(SwanLab::open(run))));
+    }
+    if listed(&Sink::Mlflow) {
+        opened.push(("MLflow", boxed(Mlflow::open(run))));
+    }
+    opened
+}
 
 /// Open trackers; one that fails is dropped with a warning.
 pub struct Trackers {
@@ -22,7 +49,7 @@ impl Trackers {
         trackers
     }
 
-    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> super::Result<()>) {
+    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> Result<()>) {
         for mut tracker in std::mem::take(&mut self.open) {
             match call(tracker.as_mut()) {
                 Ok(()) => self.open.push(tracker),

@@ -17,7 +17,7 @@ use longdraft_train::method::eagle3::{
 };
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::Objective;
-use longdraft_train::optim::Gradients;
+use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 const VOCABULARY: usize = 31;

@@ -7,7 +7,7 @@ use longdraft_train::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, OovRows, TeacherDistribution,
 };
 use longdraft_train::objective::{Objective, TailKind};
-use longdraft_train::optim::Gradients;
+use longdraft_train::parallel::Gradients;
 
 use super::{Tensor, VOCABULARY, batch, draft_config, features, head, objective, run};
 

@@ -9,7 +9,8 @@ use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::Objective;
-use longdraft_train::optim::{AdamW, AdamWConfig, Gradients};
+use longdraft_train::optim::{AdamW, AdamWConfig};
+use longdraft_train::parallel::Gradients;
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, object, shape};

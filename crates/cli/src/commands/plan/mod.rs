@@ -293,7 +293,7 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
     let device = stage.target().device();
     // What is loaded already is not taken again.
     let (whose, free) = if device.is_cpu() {
-        let loaded = longdraft_train::resident_bytes().unwrap_or(0);
+        let loaded = longdraft_train::memory::resident_bytes().unwrap_or(0);
         let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
         ("memory", available_memory().map(|free| loaded + free / neighbours as u64))
     } else {

@@ -8,10 +8,11 @@ mod table;
 use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
+use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::parallel::World;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
-    ScoredStream, build_artifact, peak_memory_mib,
+    ScoredStream, build_artifact,
 };
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Value, json};
@@ -145,7 +146,7 @@ impl Trained {
             "parameters": config.model.parameter_count(), "steps": steps, "tokens": tokens,
             "seconds": elapsed_ms / 1000.0, "finished": self.ending == Ending::Finished,
             "median_tokens_per_second": self.speed, "gflops": 1e-9 * self.speed * operations,
-            "clip_share": clipped, "peak_memory_mib": peak_memory_mib(),
+            "clip_share": clipped, "peak_memory_mib": peak_resident_mib(),
             "result": self.artifact.as_ref().map(ArtifactReport::to_json),
         })
     }
@@ -161,7 +162,7 @@ impl Trained {
             self.speed,
             1e-9 * self.speed * operations,
             100.0 * clipped,
-            peak_memory_mib().unwrap_or(f64::NAN)
+            peak_resident_mib().unwrap_or(f64::NAN)
         );
         if let Some(artifact) = &self.artifact {
             print_artifact(artifact, config.train.sequence_length, config.artifact.compression);

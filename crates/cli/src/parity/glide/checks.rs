@@ -9,7 +9,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::{DraftMetrics, Rate};
-use longdraft_train::optim::Gradients;
+use longdraft_train::parallel::Gradients;
 use serde_json::Value;
 
 use super::case::{Case, Tolerance};

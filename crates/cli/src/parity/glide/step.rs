@@ -10,7 +10,7 @@ use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, SoftTargetKind};
-use longdraft_train::optim::Gradients;
+use longdraft_train::parallel::Gradients;
 
 use super::batches::MicroBatch;
 use super::case::{Case, objective_config};

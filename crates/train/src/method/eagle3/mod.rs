@@ -15,13 +15,13 @@ use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 
 use super::{DraftMethod, Materials};
-use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, ObjectiveConfig, TrainConfig, limits};
+use crate::config::{DraftConfig, ObjectiveConfig, TrainConfig};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
+use crate::limits;
 use crate::objective::{Objective, SoftTargetKind};
-use crate::stage::{Event, Observer};
+use crate::observer::{Event, Observer};
 use footprint::Eagle3Footprint;
 
 pub use config::Eagle3DraftConfig;
@@ -87,7 +87,7 @@ impl DraftMethod for Eagle3 {
 
     fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
         let sizes = sizes(&config.draft.eagle3, target)?;
-        Ok(Eagle3Draft::check_file(&draft_file(path), &sizes)?)
+        Ok(Eagle3Draft::check_file(path, &sizes)?)
     }
 
     fn keep_as_trained(&self, config: &mut TrainConfig) {
@@ -164,14 +164,13 @@ fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<d
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
     let seed = config.train.seed;
-    let draft = match &config.draft.from {
+    let draft = match materials.start {
         None => {
             let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
             Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
         }
         Some(path) => {
-            let path = draft_file(path);
-            let trained = Eagle3Draft::load(&path, &sizes, &target.embedding()?)?;
+            let trained = Eagle3Draft::load(path, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?

@@ -11,13 +11,13 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
 
 use super::{DraftMethod, Materials};
-use crate::checkpoint::draft_file;
-use crate::config::{DraftConfig, FeatureMode, ObjectiveConfig, TrainConfig, limits};
+use crate::config::{DraftConfig, FeatureMode, ObjectiveConfig, TrainConfig};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
+use crate::limits;
 use crate::objective::{Objective, SoftTargetKind};
-use crate::stage::Observer;
+use crate::observer::Observer;
 use footprint::GlideFootprint;
 
 pub use delays::DelayDraws;
@@ -81,14 +81,14 @@ impl DraftMethod for Glide {
     fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
         let glide = layer(config, target);
         glide.problems_with(target).into_result(path)?;
-        Ok(GlideDraft::check_file(&draft_file(path), &glide)?)
+        Ok(GlideDraft::check_file(path, &glide)?)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { config, target, .. } = materials;
         let glide = layer(config, target.config());
-        let draft = match &config.draft.from {
-            Some(path) => GlideDraft::load(&draft_file(path), &glide, target)?,
+        let draft = match materials.start {
+            Some(path) => GlideDraft::load(path, &glide, target)?,
             None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
         };
         let weights = config.draft.delay_weights.clone();

@@ -4,7 +4,7 @@ use longdraft_models::error::Problems;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::limits;
+use crate::limits;
 
 /// Which published behaviour to reproduce number for number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

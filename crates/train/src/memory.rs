@@ -1,7 +1,7 @@
 //! Memory of this process.
 
 /// Largest resident set so far in MiB; `None` where the system does not tell. One system call.
-pub(crate) fn peak_resident_mib() -> Option<f64> {
+pub fn peak_resident_mib() -> Option<f64> {
     #[cfg(unix)]
     {
         use nix::sys::resource::{UsageWho, getrusage};

@@ -16,12 +16,6 @@ pub(crate) const EPOCHS: f64 = 1e6;
 /// Minutes of a run: ten years.
 pub(crate) const MINUTES: f64 = 5_256_000.0;
 
-/// Seconds that a rank waits for others: a year.
-pub(crate) const WAIT_SECONDS: u64 = 365 * 24 * 3600;
-
-/// Ranks that share a row or a layer, as many as a plan takes.
-pub(crate) const RANKS: usize = 1 << 16;
-
 /// Tokens that a draft is trained to propose in a row. Every delay is trained on its own rows, and a
 /// chain of 64 tokens is never accepted whole.
 pub(crate) const DRAFT_LENGTH: usize = 64;

@@ -13,14 +13,14 @@ use longdraft_models::target::{
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
 use serde_json::{Value, json};
 
-use super::{DataParallel, ParallelConfig, RowGroups, World, in_threads};
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
 use crate::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, TeacherDistribution,
 };
 use crate::method::glide::{GlideObjective, GlideObjectiveConfig};
 use crate::objective::{Objective, SoftTargetKind, TailKind};
-use crate::optim::Gradients;
+use crate::parallel::threads::in_threads;
+use crate::parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 
 fn config(more: &Value) -> TargetConfig {
     let mut config = json!({
@@ -92,7 +92,7 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
                 let target = target(&config, options.clone(), Some(&world));
                 assert_eq!(target.fingerprint(), whole.fingerprint());
                 // Five passes over the ranks: some make fewer than others.
-                let own = super::share_of(5, world.rank(), ranks);
+                let own = share_of(5, world.rank(), ranks);
                 let mut seen = Vec::new();
                 for taps in all_taps() {
                     for round in 0..5_usize.div_ceil(ranks) {

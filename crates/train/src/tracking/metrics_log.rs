@@ -7,62 +7,67 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Result, TrainError};
-use crate::parallel::World;
+use super::error::{Result, TrackerError};
 
-pub(crate) struct MetricsLog {
+/// The open file of a run.
+pub struct MetricsLog {
     path: PathBuf,
     /// None in a process whose metrics another rank writes.
     file: Option<File>,
 }
 
 impl MetricsLog {
-    /// Opens the log and cuts it to `bytes`; the first rank writes for all.
-    pub(crate) fn open(path: &Path, bytes: u64, world: &World) -> Result<Self> {
-        let fail = |error: std::io::Error| TrainError::checkpoint(path, error);
-        let path = path.to_path_buf();
-        if !world.is_first() {
-            return Ok(Self { path, file: None });
+    /// Opens the log and cuts it to `bytes`; the one process of a run that `writes` does it for all.
+    ///
+    /// # Errors
+    /// - the file cannot be opened or cut
+    pub fn open(path: &Path, bytes: u64, writes: bool) -> Result<Self> {
+        let fail = |source| TrackerError::File { path: path.to_path_buf(), source };
+        if !writes {
+            return Ok(Self { path: path.to_path_buf(), file: None });
         }
-        let mut file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(fail)?;
+        let mut file =
+            OpenOptions::new().create(true).write(true).truncate(false).open(path).map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         file.set_len(bytes.min(length)).map_err(fail)?;
         file.seek(SeekFrom::End(0)).map_err(fail)?;
-        Ok(Self { path, file: Some(file) })
+        Ok(Self { path: path.to_path_buf(), file: Some(file) })
     }
 
-    pub(crate) fn write(&mut self, record: &Value) -> Result<()> {
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// - the file is gone, was replaced, or cannot be written
+    pub fn write(&mut self, record: &Value) -> Result<()> {
         self.require_place()?;
         let Some(file) = &mut self.file else { return Ok(()) };
         // One write call a line, so that a kill leaves whole lines or one torn one at the end.
         let line = format!("{record}\n");
-        file.write_all(line.as_bytes()).map_err(|error| TrainError::checkpoint(&self.path, error))
+        file.write_all(line.as_bytes()).map_err(TrackerError::file(&self.path))
     }
 
     /// Refuses to write on into a file that nobody can find: one that was deleted, or moved away with
     /// its folder.
     fn require_place(&self) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        let problem = match is_at(file, &self.path) {
-            Ok(true) => return Ok(()),
-            Ok(false) => "was replaced while the run wrote to it".to_owned(),
+        let lost = |what| Err(TrackerError::Lost { path: self.path.clone(), what });
+        match is_at(file, &self.path) {
+            Ok(true) => Ok(()),
+            Ok(false) => lost("was replaced"),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                "is gone, deleted or moved away while the run wrote to it".to_owned()
+                lost("is gone, deleted or moved away")
             }
-            Err(error) => error.to_string(),
-        };
-        Err(TrainError::checkpoint(&self.path, problem))
+            Err(error) => Err(TrackerError::file(&self.path)(error)),
+        }
     }
 
     /// Synced length in bytes.
-    pub(crate) fn position(&mut self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// - the file is gone, was replaced, or cannot be synced
+    pub fn position(&mut self) -> Result<u64> {
         self.require_place()?;
-        let fail = |error: std::io::Error| TrainError::checkpoint(&self.path, error);
+        let fail = |source| TrackerError::File { path: self.path.clone(), source };
         let Some(file) = &mut self.file else { return Ok(0) };
         file.sync_all().map_err(fail)?;
         file.stream_position().map_err(fail)
@@ -92,7 +97,7 @@ mod tests {
     fn a_log_that_is_gone_or_replaced_is_told() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("metrics.jsonl");
-        let mut log = MetricsLog::open(&path, 0, &World::single()).expect("a log");
+        let mut log = MetricsLog::open(&path, 0, true).expect("a log");
         log.write(&json!({ "step": 1 })).expect("written");
         std::fs::remove_file(&path).expect("remove");
         let error = log.write(&json!({ "step": 2 })).expect_err("gone").to_string();

@@ -1,15 +1,9 @@
 //! Feeds trackers from a stage's events.
 
-use super::error::Result;
-use super::{
-    Mlflow, Moment, Outcome, Row, Run, Sink, SwanLab, TensorBoard, Tracker, Wandb, scalars,
-};
 use crate::config::{RunConfig, TrainConfig};
 use crate::metrics::DraftMetrics;
-use crate::stage::{Event, Observer};
-
-/// A tracker's name, and the tracker or why there is none.
-pub(super) type Opened = (&'static str, Result<Box<dyn Tracker>>);
+use crate::observer::{Event, Observer};
+use crate::tracking::{Moment, Opened, Outcome, Result, Row, Run, Tracker, open, scalars};
 
 /// Opens the trackers of a run that was resumed after so many steps.
 type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
@@ -33,7 +27,10 @@ impl<'a> Tracked<'a> {
     /// Tracks a run of `config` for `inner`.
     pub fn new(config: &TrainConfig, inner: &'a mut dyn Observer) -> Self {
         let run_config = config.clone();
-        let open = move |resumed_step| open(&Run::new(&run_config, resumed_step));
+        let open = move |resumed_step| {
+            let (folder, tracking) = (&run_config.output, &run_config.tracking);
+            open(&Run::new(folder, tracking, run_config.record(), resumed_step))
+        };
         Self::with(Box::new(open), &config.train, inner)
     }
 
@@ -146,36 +143,13 @@ impl Observer for Tracked<'_> {
     }
 }
 
-/// The trackers that a run reports to.
-pub(super) fn open(run: &Run) -> Vec<Opened> {
-    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
-        tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
-    }
-    let listed = |sink: &Sink| run.tracking.report_to.contains(sink);
-    let disabled = run.environment.get("WANDB_MODE") == Some("disabled");
-    let mut opened = Vec::new();
-    if listed(&Sink::TensorBoard) {
-        opened.push(("TensorBoard", boxed(Ok(TensorBoard::new(run)))));
-    }
-    if listed(&Sink::Wandb) && !disabled {
-        opened.push(("W&B", boxed(Wandb::open(run))));
-    }
-    if listed(&Sink::SwanLab) {
-        opened.push(("SwanLab", boxed(SwanLab::open(run))));
-    }
-    if listed(&Sink::Mlflow) {
-        opened.push(("MLflow", boxed(Mlflow::open(run))));
-    }
-    opened
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
     use super::*;
-    use crate::stage::StepReport;
+    use crate::observer::StepReport;
     use crate::tracking::TrackerError;
 
     type Said = Rc<RefCell<Vec<String>>>;

@@ -74,12 +74,12 @@ impl Gradients {
     }
 
     /// Gradients of parameters where they lie, f32, in order.
-    pub(crate) fn from_tensors(values: Vec<Option<Tensor>>) -> Self {
+    pub fn from_tensors(values: Vec<Option<Tensor>>) -> Self {
         Self { values: values.into_iter().map(|value| value.map(Values::Device)).collect() }
     }
 
     /// 1 for every parameter or run that has a gradient, else 0.
-    pub(crate) fn reached(&self) -> Vec<u64> {
+    pub fn reached(&self) -> Vec<u64> {
         self.values.iter().map(|value| u64::from(value.is_some())).collect()
     }
 
@@ -87,7 +87,7 @@ impl Gradients {
     ///
     /// # Errors
     /// - the device has no memory for it
-    pub(crate) fn on(&self, device: &Device, index: usize, shape: &Shape) -> Result<Tensor> {
+    pub fn on(&self, device: &Device, index: usize, shape: &Shape) -> Result<Tensor> {
         Ok(match &self.values[index] {
             None => Tensor::zeros(shape, DType::F32, device)?,
             Some(Values::Device(tensor)) => tensor.to_device(device)?,
@@ -131,7 +131,7 @@ impl Gradients {
     }
 
     /// Gradient of the i-th parameter where it is to be used without a copy to the host.
-    pub(crate) fn on_device(&self, index: usize) -> Option<&Tensor> {
+    pub fn on_device(&self, index: usize) -> Option<&Tensor> {
         match &self.values[index] {
             Some(Values::Device(tensor)) => Some(tensor),
             _ => None,

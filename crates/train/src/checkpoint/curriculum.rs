@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{BEST, LAST, PREVIOUS};
+use super::store::{BEST, LAST, PREVIOUS};
 use crate::error::{Result, TrainError};
 
 /// Names a curriculum's stages in its output folder.
-pub const CURRICULUM_FILE: &str = "curriculum.json";
+pub(super) const CURRICULUM_FILE: &str = "curriculum.json";
 
 /// What a stage starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]

@@ -13,8 +13,9 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{LayerId, TargetConfig};
 use serde_json::{Value, json};
 
-use super::target_tests::{all_taps, sequence};
-use super::{World, in_threads, share_of};
+use super::targets::{all_taps, sequence};
+use crate::parallel::threads::in_threads;
+use crate::parallel::{World, share_of};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;

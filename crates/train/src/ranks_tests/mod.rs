@@ -1,0 +1,4 @@
+//! What ranks do together comes to what one process does.
+
+mod targets;
+mod tensor;
