@@ -22,7 +22,7 @@ pub enum TrainError {
     Tensor(candle_core::Error),
     /// A file that metrics go to cannot be used.
     #[error(transparent)]
-    Tracking(#[from] crate::tracking::TrackerError),
+    Tracking(#[from] longdraft_tracking::TrackerError),
     /// The loss or a gradient is not finite. Nothing was saved or overwritten.
     #[error(
         "step {step}: {what} is not finite (in {}); the last checkpoint is untouched",

@@ -30,7 +30,6 @@ mod ranks_tests;
 pub mod rounds;
 pub mod schedule;
 pub mod stage;
-pub mod tracking;
 
 pub use error::{Result, TrainError};
 pub use loss::{Loss, Share};

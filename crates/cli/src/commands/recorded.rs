@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Event, Observer, Tracked};
-use longdraft_train::tracking::Outcome;
 use serde_json::Value;
 
 use crate::commands::train::config_text;

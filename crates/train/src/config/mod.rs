@@ -13,6 +13,7 @@ use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
 use longdraft_models::target::Layers;
 use longdraft_models::{DeviceChoice, Precision};
+use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,6 @@ use crate::features::store::{Compression, StoreDtype};
 use crate::optim::AdamWConfig;
 pub use crate::parallel::ParallelConfig;
 use crate::schedule;
-use crate::tracking::TrackingConfig;
 
 pub use draft::{DraftConfig, ObjectiveConfig};
 pub use references::References;

@@ -20,6 +20,7 @@ use longdraft_data::{Batch, Document};
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_tracking::MetricsLog;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{
@@ -33,7 +34,6 @@ use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
-use crate::tracking::MetricsLog;
 
 pub use crate::checkpoint::ResumePolicy;
 pub use crate::observer::{Ending, Event, Observer, StepReport};

@@ -10,6 +10,7 @@ use longdraft_data::sampler::{Cursor, Sampler};
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_tracking::MetricsLog;
 
 use super::capture::recipe;
 use super::data_sets::data_sets;
@@ -26,7 +27,6 @@ use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::parallel::{DataParallel, RowGroups, StatePlace, World};
 use crate::schedule::Schedule;
-use crate::tracking::MetricsLog;
 
 impl Stage {
     /// Loads data and draft, and goes on from the run directory's checkpoint if there is one; every

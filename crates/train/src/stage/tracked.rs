@@ -1,9 +1,10 @@
 //! Feeds trackers from a stage's events.
 
+use longdraft_tracking::{Moment, Opened, Outcome, Result, Row, Run, Tracker, open, scalars};
+
 use crate::config::{RunConfig, TrainConfig};
 use crate::metrics::DraftMetrics;
 use crate::observer::{Event, Observer};
-use crate::tracking::{Moment, Opened, Outcome, Result, Row, Run, Tracker, open, scalars};
 
 /// Opens the trackers of a run that was resumed after so many steps.
 type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
     use crate::observer::StepReport;
-    use crate::tracking::TrackerError;
+    use longdraft_tracking::TrackerError;
 
     type Said = Rc<RefCell<Vec<String>>>;
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_train::tracking::{
+use longdraft_tracking::{
     Environment, Moment, Outcome, Row, Run, SwanLab, TensorBoard, Tracker, TrackingConfig, Wandb,
     scalars,
 };

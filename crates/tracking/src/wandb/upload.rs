@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::tracking::run::shell;
+use crate::run::shell;
 
 const PROGRAM: &str = "wandb";
 const LIMIT: Duration = Duration::from_mins(10);

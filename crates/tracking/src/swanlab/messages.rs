@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use crate::tracking::timestamp::Timestamp;
+use crate::timestamp::Timestamp;
 
 /// One entry of a `.swanlab` file; exactly one of the messages is set.
 #[derive(Clone, PartialEq, Message)]

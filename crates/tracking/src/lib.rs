@@ -13,6 +13,9 @@
 //! record logs are cut after the resumed step, an MLflow server is asked for its last step. What
 //! they lack of the steps before is taken from `metrics.jsonl`.
 
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod config;
 mod error;
 mod metrics_log;

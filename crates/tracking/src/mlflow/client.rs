@@ -8,8 +8,8 @@ use base64::prelude::BASE64_STANDARD;
 use longdraft_models::hub::printable;
 use serde_json::Value;
 
-use crate::tracking::error::{Result, TrackerError};
-use crate::tracking::run::Environment;
+use crate::error::{Result, TrackerError};
+use crate::run::Environment;
 
 const CONNECT: Duration = Duration::from_secs(3);
 const ANSWER: Duration = Duration::from_secs(10);

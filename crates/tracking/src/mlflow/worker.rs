@@ -7,9 +7,9 @@ use std::sync::mpsc::Receiver;
 use serde_json::{Map, Value, json};
 
 use super::client::Client;
-use crate::tracking::error::{Result, TrackerError};
-use crate::tracking::replay::replay;
-use crate::tracking::{Moment, Outcome, Row, Run};
+use crate::error::{Result, TrackerError};
+use crate::replay::replay;
+use crate::{Moment, Outcome, Row, Run};
 
 /// Limits of one `log-batch` call.
 const METRICS: usize = 1000;

@@ -123,10 +123,10 @@ pub(super) fn shell(words: &[&str], path: &Path) -> String {
 #[cfg(test)]
 pub(super) mod test_support {
     use super::*;
-    use crate::tracking::Row;
+    use crate::Row;
 
     /// A run that makes the same bytes every time.
-    pub(in crate::tracking) fn run(directory: &Path, resumed_step: u64) -> Run {
+    pub(crate) fn run(directory: &Path, resumed_step: u64) -> Run {
         Run {
             directory: directory.to_path_buf(),
             name: "first".to_owned(),
@@ -150,7 +150,7 @@ pub(super) mod test_support {
     }
 
     /// Two scalars of a step, a second after the step before.
-    pub(in crate::tracking) fn row(step: u64) -> Row {
+    pub(crate) fn row(step: u64) -> Row {
         Row {
             step,
             time: Moment { seconds: 1_700_000_000 + step, nanos: 0 },

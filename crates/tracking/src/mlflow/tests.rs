@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::run::test_support::{row, run};
 use super::*;
-use crate::tracking::MlflowConfig;
+use crate::MlflowConfig;
 
 /// A request: path with its query, `Authorization`, body.
 type Request = (String, String, Value);
