@@ -7,12 +7,13 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longdraft_parallel::World;
+
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
 use serde_json::Value;
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use longdraft_train::parallel::World;
+use longdraft_parallel::World;
 use longdraft_train::stage::Ending;
 
 use crate::failure::{Failure, Result};

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use longdraft_train::TrainError;
-use longdraft_train::parallel::{World, mpi_library};
+use longdraft_parallel::{ParallelError, World, mpi_library};
 
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
@@ -30,7 +29,7 @@ pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 /// code; processes without a launcher are a world of one.
 pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<()> {
     let world = World::connect().map_err(|error| match error {
-        TrainError::Parallel { problem } => Failure::usage(problem).hint(
+        ParallelError::Ranks { problem } => Failure::usage(problem).hint(
             "build longdraft with `--features mpi`, or start one process without the launcher",
         ),
         other => other.into(),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use longdraft_models::ModelError;
+use longdraft_parallel::ParallelError;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, TrainError>;
@@ -67,11 +68,8 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// Several processes cannot work together.
-    #[error("{problem}")]
-    Parallel {
-        /// What is wrong.
-        problem: String,
-    },
+    #[error(transparent)]
+    Parallel(ParallelError),
     /// The configuration asks for what is not there yet.
     #[error("{problem}")]
     Unsupported {
@@ -117,7 +115,22 @@ impl From<candle_core::Error> for TrainError {
     }
 }
 
+impl From<ParallelError> for TrainError {
+    fn from(error: ParallelError) -> Self {
+        match error {
+            ParallelError::Model(ModelError::Tensor(error)) => Self::Tensor(error),
+            ParallelError::Model(error) => Self::Model(error),
+            other => Self::Parallel(other),
+        }
+    }
+}
+
 impl TrainError {
+    /// Ranks that do not fit together.
+    pub(crate) fn ranks(problem: impl Into<String>) -> Self {
+        Self::Parallel(ParallelError::Ranks { problem: problem.into() })
+    }
+
     /// A problem with stored features.
     pub fn features(location: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         Self::Features { location: location.into(), problem: problem.to_string() }

@@ -22,7 +22,6 @@ pub mod metrics;
 pub mod objective;
 pub mod observer;
 pub mod optim;
-pub mod parallel;
 pub mod plan;
 pub mod pretrain;
 #[cfg(test)]

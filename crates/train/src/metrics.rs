@@ -179,7 +179,7 @@ impl DraftMetrics {
     pub fn list(mut numbers: &[f64]) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         while !numbers.is_empty() {
-            let problem = || TrainError::Parallel { problem: "a rank sent torn counters".into() };
+            let problem = || TrainError::ranks("a rank sent torn counters");
             let (metrics, rest) = Self::from_numbers(numbers).ok_or_else(problem)?;
             all.push(metrics);
             numbers = rest;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use longdraft_parallel::Traffic;
 use serde_json::{Value, json};
 
 use crate::metrics::DraftMetrics;
-use crate::parallel::Traffic;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_parallel::Gradients;
 use longdraft_train::features::run_target;
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};
-use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 const TOKENS: usize = 40;

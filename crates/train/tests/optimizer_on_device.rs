@@ -4,9 +4,9 @@
 use candle_core::{Device, Result, Tensor, Var};
 use longdraft_kernels::dispatch::{Ops, set_ops};
 use longdraft_models::draft::Parameter;
+use longdraft_parallel::DataParallel;
+use longdraft_parallel::Gradients;
 use longdraft_train::optim::{AdamW, AdamWConfig, MomentKind};
-use longdraft_train::parallel::DataParallel;
-use longdraft_train::parallel::Gradients;
 
 fn parameters() -> Result<Vec<Parameter>> {
     let shapes: [&[usize]; 3] = [&[5, 4], &[7], &[2, 3]];
@@ -64,7 +64,7 @@ fn steps_on_a_device_are_those_on_the_host() -> Result<()> {
         if step == 1 {
             // What was saved goes on alike.
             let saved = std::mem::replace(&mut device, AdamW::new(config.clone(), &on_device));
-            let read = |kind, run: &longdraft_train::parallel::Run| {
+            let read = |kind, run: &longdraft_parallel::Run| {
                 Ok(saved.moment(kind, run.parameter)?.into_owned())
             };
             let spread = DataParallel::single(&on_device);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_data::token_stream::write_shard;
 use longdraft_models::language_model::open;
-use longdraft_train::parallel::World;
+use longdraft_parallel::World;
 use longdraft_train::pretrain::{
     PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, ScoredStream, build_artifact,
 };

@@ -17,12 +17,12 @@ use longdraft_models::target::{Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, run_target};
 use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};
-use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 const VOCABULARY: usize = 48;

@@ -12,6 +12,7 @@ use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, TokenCounts};
 use longdraft_models::target::Tap;
 use longdraft_models::weights::pth;
+use longdraft_parallel::{DataParallel, World};
 use longdraft_train::checkpoint::{
     CheckpointState, Checkpointer, Contents as CheckpointContents, LAST, Place, RunIdentity,
 };
@@ -22,7 +23,6 @@ use longdraft_train::features::store::{
 use longdraft_train::features::{FeatureNeeds, Part, StoredFeatures, TeacherKind};
 use longdraft_train::method::Method;
 use longdraft_train::optim::{AdamW, AdamWConfig};
-use longdraft_train::parallel::{DataParallel, World};
 use serde_json::{Value, json};
 
 use crate::fixtures::{self, TARGET, TOKENIZER, VOCABULARY};

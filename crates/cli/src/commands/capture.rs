@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target, TargetOptions};
+use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::features::store::Estimate;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::parallel::World;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
+use longdraft_parallel::World;
 use longdraft_train::checkpoint::LAST;
 use longdraft_train::checkpoint::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

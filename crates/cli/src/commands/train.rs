@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_parallel::{Traffic, World};
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
 use longdraft_train::memory::peak_resident_mib;
-use longdraft_train::parallel::{Traffic, World};
 use longdraft_train::stage::{Ending, ResumePolicy, Stage, Tracked};
 use serde_json::{Value, json};
 

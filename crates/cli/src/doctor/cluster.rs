@@ -6,7 +6,7 @@ use super::program::{Answer, ask};
 const CHECK: &str = "mpi";
 
 pub(super) fn examine() -> Vec<Finding> {
-    let library = longdraft_train::parallel::mpi_library();
+    let library = longdraft_parallel::mpi_library();
     vec![judge(&ask("mpirun", &["--version"]), library.as_deref())]
 }
 

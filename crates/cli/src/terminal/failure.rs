@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 
 use longdraft_data::DataError;
 use longdraft_models::ModelError;
+use longdraft_parallel::ParallelError;
 use longdraft_train::TrainError;
 use serde_json::{Value, json};
 
@@ -173,6 +174,12 @@ impl From<candle_core::Error> for Failure {
     }
 }
 
+impl From<ParallelError> for Failure {
+    fn from(error: ParallelError) -> Self {
+        TrainError::from(error).into()
+    }
+}
+
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         let error = match error {
@@ -204,7 +211,8 @@ impl From<TrainError> for Failure {
                 "free some space, give another place, or store less: capture.dtype=bf16, \
                  objective.soft_targets=top_k",
             ),
-            TrainError::Unsupported { problem } => {
+            TrainError::Unsupported { problem }
+            | TrainError::Parallel(ParallelError::Unsupported { problem }) => {
                 return Self::usage(problem).hint(
                     "start a number of ranks that fits, or change `parallel`: docs/cluster.md",
                 );

@@ -28,10 +28,10 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
+use longdraft_parallel::World;
 use longdraft_train::checkpoint::{ResumePolicy, read_draft, read_state};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::Method;
-use longdraft_train::parallel::World;
 use longdraft_train::stage::{Ending, Event, Observer, Stage};
 use serde_json::json;
 

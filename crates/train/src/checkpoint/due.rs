@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::parallel::World;
+use longdraft_parallel::World;
 
 /// Counts from the last save.
 pub(crate) struct SaveClock {
@@ -35,7 +35,7 @@ impl SaveClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::threads::in_threads;
+    use longdraft_parallel::threads::in_threads;
 
     #[test]
     fn steps_and_minutes_are_counted() {

@@ -3,8 +3,9 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 
+use longdraft_parallel::World;
+
 use crate::error::{Result, TrainError};
-use crate::parallel::World;
 
 /// Held as long as the process works in a run directory; the system lets go of it when the process
 /// dies, however it dies.

@@ -16,9 +16,9 @@ use candle_core::DType;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_models::weights::streamed::{Streamed, save_streamed};
+use longdraft_parallel::{DataParallel, Run, World};
 
 use crate::error::{Result, TrainError};
-use crate::parallel::{DataParallel, Run, World};
 
 const WHOLE: &str = "optimizer.safetensors";
 const PART: &str = "optimizer-";
@@ -199,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::config::ParallelConfig;
-    use crate::parallel::threads::in_threads;
+    use longdraft_parallel::threads::in_threads;
 
     fn parameters() -> Vec<Parameter> {
         let parameter = |(name, count): (&str, usize)| {

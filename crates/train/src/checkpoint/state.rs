@@ -1,12 +1,12 @@
 //! What a run needs to go on bit for bit.
 
 use longdraft_data::sampler::Cursor;
+use longdraft_parallel::World;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::method::Method;
-use crate::parallel::World;
 
 /// Name of a stage's length in its identity.
 pub(crate) const STEPS: &str = "train.steps";
@@ -53,7 +53,7 @@ impl RunIdentity {
         differing.map_or(Ok(()), |(rank, differences)| {
             let differences = differences.join("; ");
             let problem = format!("rank {rank} would train something else: {differences}");
-            Err(TrainError::Parallel { problem })
+            Err(TrainError::ranks(problem))
         })
     }
 }
@@ -125,7 +125,7 @@ impl CheckpointState {
 #[cfg(test)]
 mod agreement {
     use super::*;
-    use crate::parallel::threads::in_threads;
+    use longdraft_parallel::threads::in_threads;
 
     #[test]
     fn ranks_that_would_train_something_else_are_told_apart() {

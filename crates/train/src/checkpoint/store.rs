@@ -11,6 +11,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_models::weights::streamed::Streamed;
+use longdraft_parallel::{DataParallel, World};
 
 use super::locate::draft_file;
 use super::manifest::{Manifest, describe_own};
@@ -18,7 +19,6 @@ use super::moments::{self, Moment, Moments};
 use super::state::CheckpointState;
 use crate::error::{Result, TrainError};
 use crate::optim::{AdamW, MomentKind};
-use crate::parallel::{DataParallel, World};
 
 /// Newest checkpoint.
 pub const LAST: &str = "last";

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::store::{Compression, StoreDtype};
 use crate::optim::AdamWConfig;
-pub use crate::parallel::ParallelConfig;
 use crate::schedule;
+pub use longdraft_parallel::ParallelConfig;
 
 pub use draft::{DraftConfig, ObjectiveConfig};
 pub use references::References;

@@ -36,6 +36,6 @@ impl TrainConfig {
                 ),
             });
         }
-        self.parallel.check_tensor(ranks, target)
+        Ok(self.parallel.check_tensor(ranks, target)?)
     }
 }

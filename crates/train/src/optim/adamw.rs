@@ -13,13 +13,13 @@ use candle_core::{Shape, Tensor};
 use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
+use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::muon::{direction, update_cost};
 use super::run_values::RunValues;
 use crate::error::{Result, TrainError};
-use crate::parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 
 /// Added to the norm before the clip factor is formed, as DeepSpeed does.
 const CLIP_EPS: f64 = 1e-6;
@@ -288,7 +288,7 @@ impl AdamW {
             }
             own.push(parallel.write(parameters, index, values)?);
         }
-        parallel.publish(parameters, own)
+        Ok(parallel.publish(parameters, own)?)
     }
 
     /// Updates a parameter where it lies, and leaves its moments there; false if they are kept in a

@@ -17,13 +17,13 @@ use longdraft_kernels::adamw::{AdamWStep, adamw};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{Group, group_of};
+use longdraft_parallel::{DataParallel, Gradients, Run};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
 use crate::limits;
-use crate::parallel::{DataParallel, Gradients, Run};
 use crate::schedule::warmdown;
 
 /// Added to the norm before the clip factor is formed.
@@ -316,7 +316,7 @@ impl Muon {
                     adamw(&step, &mut values, first, second, gradient);
                 }
             }
-            parallel.write(parameters, index, values)
+            Ok(parallel.write(parameters, index, values)?)
         };
         // What the threads submit to a GPU goes to its one stream: whoever reads weights later finds the new
         // ones.

@@ -2,10 +2,10 @@
 
 use candle_core::{Device, Tensor, Var};
 use longdraft_models::draft::Parameter;
+use longdraft_parallel::threads::{in_threads, with_gpus};
+use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Reduction, share_of};
 
 use super::{AdamW, AdamWConfig, DeadParameters, Muon, MuonConfig};
-use crate::parallel::threads::{in_threads, with_gpus};
-use crate::parallel::{DataParallel, Gradients, ParallelConfig, Reduction, share_of};
 
 const SIZES: [(&str, [usize; 2]); 4] = [
     ("blocks.0.mlp.fc.weight", [130, 260]),

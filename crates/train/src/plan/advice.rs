@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use longdraft_models::ModelError;
+use longdraft_parallel::ZeroStage;
 
 use super::estimate::Estimate;
 use super::workload::Workload;
 use crate::config::FeatureMode;
 use crate::error::TrainError;
-use crate::parallel::ZeroStage;
 
 /// What becomes of an estimate beside free memory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,11 +5,11 @@
 
 use longdraft_kernels::adamw::BLOCK;
 use longdraft_models::TargetConfig;
+use longdraft_parallel::{Reduction, ZeroStage, exchanged_bytes};
 use serde::Serialize;
 
 use super::optimizer::Parameters;
 use crate::footprint::graph::F32;
-use crate::parallel::{Reduction, ZeroStage, exchanged_bytes};
 
 /// What a step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -116,8 +116,8 @@ mod tests {
 
     use super::*;
     use crate::optim::{AdamW, AdamWConfig};
-    use crate::parallel::threads::in_threads;
-    use crate::parallel::{DataParallel, Gradients, ParallelConfig};
+    use longdraft_parallel::threads::in_threads;
+    use longdraft_parallel::{DataParallel, Gradients, ParallelConfig};
 
     const SIZES: [usize; 3] = [3 * BLOCK + 17, 40, 2 * BLOCK];
 

@@ -1,6 +1,7 @@
 //! Which terms are alive together, and what they come to.
 
 use longdraft_models::target::Layers;
+use longdraft_parallel::ZeroStage;
 use serde::Serialize;
 
 use super::communication::{self, RowTraffic, Sent};
@@ -13,7 +14,6 @@ use crate::config::FeatureMode;
 use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 use crate::footprint::row::RowMemory;
-use crate::parallel::ZeroStage;
 
 /// Bytes of the program itself: code, runtime, thread stacks.
 pub(super) const PROCESS: u64 = 24 << 20;

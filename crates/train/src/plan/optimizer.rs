@@ -1,7 +1,8 @@
 //! Memory of gradients, optimizer state, their exchange and checkpoints.
 
+use longdraft_parallel::{Partition, ZeroStage};
+
 use crate::footprint::graph::F32;
-use crate::parallel::{Partition, ZeroStage};
 
 /// Sizes of a draft's tensors and how ranks share them.
 #[derive(Debug, Clone)]

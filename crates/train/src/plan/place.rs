@@ -1,10 +1,10 @@
 //! Which memory a term lies in.
 
+use longdraft_parallel::{Reduction, ZeroStage};
 use serde::Serialize;
 
 use super::estimate::Item;
 use super::workload::Layout;
-use crate::parallel::{Reduction, ZeroStage};
 
 /// Code, runtime, thread stacks.
 pub(super) const PROGRAM: &str = "program";
@@ -48,7 +48,7 @@ impl Places {
         let by_nccl = match updates.reduction {
             Reduction::Library => true,
             // Of GPUs that may be elsewhere, only the build is known.
-            Reduction::Auto => cfg!(feature = "nccl"),
+            Reduction::Auto => longdraft_parallel::SUMS_BY_NCCL,
             Reduction::RankOrder => false,
         };
         let one_or_nccl = layout.ranks == 1 || updates.zero == ZeroStage::Replicated && by_nccl;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use longdraft_models::TargetConfig;
 use longdraft_models::target::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
+use longdraft_parallel::{Reduction, StatePlace};
 
 use super::optimizer::Parameters;
 use super::place::{Places, Updates};
@@ -14,7 +15,6 @@ use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 use crate::footprint::{Footprint, Row, RowMemory};
 use crate::optim::MatrixUpdate;
-use crate::parallel::{Reduction, StatePlace};
 
 /// How processes share the work, beyond what the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Workload {
     /// Rows of a step over all ranks.
     pub(super) rows_per_step: u64,
     pub(super) features: FeatureMode,
-    pub(super) zero: crate::parallel::ZeroStage,
+    pub(super) zero: longdraft_parallel::ZeroStage,
     pub(super) bucket_bytes: u64,
     pub(super) reduction: Reduction,
     pub(super) whole_tensors: bool,

@@ -12,6 +12,7 @@ use longdraft_models::language_model::{
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_parallel::{DataParallel, Run};
 use serde::{Deserialize, Serialize};
 
 use super::Progress;
@@ -19,7 +20,6 @@ use crate::checkpoint::RunIdentity;
 use crate::checkpoint::moments::{self, Moment, Moments};
 use crate::error::{Result, TrainError};
 use crate::optim::{MuonState, TensorState};
-use crate::parallel::{DataParallel, Run};
 
 const STATE: &str = "state.json";
 const MODEL: &str = "model.safetensors";

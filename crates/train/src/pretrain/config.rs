@@ -6,6 +6,7 @@ use longdraft_data::token_stream::LoaderKind;
 use longdraft_models::language_model::LanguageModelConfig;
 use longdraft_models::weights::artifact::{Compression, QuantiseConfig};
 use longdraft_models::{DeviceChoice, Precision};
+use longdraft_parallel::{ParallelConfig, StatePlace};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{References, SAVE_MINUTES};
 use crate::limits;
 use crate::optim::MuonConfig;
-use crate::parallel::{ParallelConfig, StatePlace};
 use crate::schedule::warmdown::{self, Decay};
 
 /// A small language model, token shards, Muon, a budget.

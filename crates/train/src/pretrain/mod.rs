@@ -20,6 +20,7 @@ use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
 };
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
+use longdraft_parallel::{DataParallel, Gradients, share_of};
 use longdraft_tracking::{MetricsLog, Outcome, Run, Trackers, scalars};
 use serde_json::{Value, json};
 
@@ -28,7 +29,6 @@ use crate::error::{Result, TrainError};
 use crate::memory::peak_resident_mib;
 use crate::observer::Ending;
 use crate::optim::Muon;
-use crate::parallel::{DataParallel, Gradients, share_of};
 
 pub use config::{
     ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,

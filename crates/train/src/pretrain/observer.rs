@@ -1,6 +1,6 @@
 //! What a run tells its caller.
 
-use crate::parallel::Traffic;
+use longdraft_parallel::Traffic;
 
 /// Numbers of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]

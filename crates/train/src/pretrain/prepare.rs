@@ -3,6 +3,7 @@
 use candle_core::Device;
 use longdraft_data::token_stream::{TokenStream, overlap};
 use longdraft_models::language_model::LanguageModel;
+use longdraft_parallel::{DataParallel, World};
 use longdraft_tracking::MetricsLog;
 
 use super::checkpoint::{self, Average};
@@ -15,7 +16,6 @@ use crate::checkpoint::{
 };
 use crate::error::{Result, TrainError};
 use crate::optim::Muon;
-use crate::parallel::{DataParallel, World};
 
 /// Names of a run's length in its identity.
 const ITERATIONS: &str = "train.iterations";

@@ -11,6 +11,8 @@ use longdraft_models::target::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
+use longdraft_parallel::threads::in_threads;
+use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 use serde_json::{Value, json};
 
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
@@ -19,8 +21,6 @@ use crate::method::eagle3::{
 };
 use crate::method::glide::{GlideObjective, GlideObjectiveConfig};
 use crate::objective::{Objective, SoftTargetKind, TailKind};
-use crate::parallel::threads::in_threads;
-use crate::parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 
 fn config(more: &Value) -> TargetConfig {
     let mut config = json!({

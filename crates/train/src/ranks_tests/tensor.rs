@@ -11,11 +11,11 @@ use longdraft_models::target::{
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{LayerId, TargetConfig};
+use longdraft_parallel::threads::in_threads;
+use longdraft_parallel::{World, share_of};
 use serde_json::{Value, json};
 
 use super::targets::{all_taps, sequence};
-use crate::parallel::threads::in_threads;
-use crate::parallel::{World, share_of};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;

@@ -8,6 +8,7 @@ use longdraft_data::Batch;
 use longdraft_data::batch::{DrawEpochs, Draws};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_parallel::{World, share_of};
 
 use super::data_sets::data_sets;
 use super::evaluate::held_out_batch;
@@ -25,7 +26,6 @@ use crate::features::store::{
 use crate::features::{FeatureNeeds, Part};
 use crate::method::Materials;
 use crate::objective::Objective;
-use crate::parallel::{World, share_of};
 
 /// Pause before a shard of another process is looked at again.
 const PAUSE: Duration = Duration::from_millis(300);

@@ -10,11 +10,11 @@ use longdraft_data::{Document, TextEncoder};
 use longdraft_models::hub::DataSetId;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_parallel::World;
 
 use super::{DataSet, Encoder, Event, Observer};
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::parallel::World;
 
 /// Where a source's text stands on this machine; `hf://` data sets are fetched.
 ///

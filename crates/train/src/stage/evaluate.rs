@@ -9,6 +9,7 @@ use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_parallel::{RowGroups, World};
 
 use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
@@ -20,7 +21,6 @@ use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
-use crate::parallel::{RowGroups, World};
 
 /// Draws with replacement for an interval.
 const RESAMPLES: usize = 1000;

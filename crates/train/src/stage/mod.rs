@@ -20,6 +20,7 @@ use longdraft_data::{Batch, Document};
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_parallel::{DataParallel, RowGroups, Traffic};
 use longdraft_tracking::MetricsLog;
 use serde_json::{Value, json};
 
@@ -32,7 +33,6 @@ use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Quantities, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, RowGroups, Traffic};
 use crate::schedule::Schedule;
 
 pub use crate::checkpoint::ResumePolicy;

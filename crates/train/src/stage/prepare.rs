@@ -10,6 +10,7 @@ use longdraft_data::sampler::{Cursor, Sampler};
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_parallel::{DataParallel, RowGroups, StatePlace, World};
 use longdraft_tracking::MetricsLog;
 
 use super::capture::recipe;
@@ -25,7 +26,6 @@ use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
 use crate::optim::AdamW;
-use crate::parallel::{DataParallel, RowGroups, StatePlace, World};
 use crate::schedule::Schedule;
 
 impl Stage {

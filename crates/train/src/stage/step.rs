@@ -9,6 +9,7 @@ use longdraft_data::batch::DrawEpochs;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target::{RowPart, Tap, Taps};
+use longdraft_parallel::Gradients;
 
 use super::evaluate::over_ranks;
 use super::{Event, Observer, Stage};
@@ -18,7 +19,6 @@ use crate::features::{
 };
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
-use crate::parallel::Gradients;
 
 /// Between two looks whether sums that run beside have ended.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -96,12 +96,12 @@ impl Stage {
 
     /// Makes the draft whole for its use; all ranks call it.
     pub(super) fn gather_draft(&mut self) -> Result<()> {
-        self.parallel.gather(self.objective.draft_mut().parameters_mut())
+        Ok(self.parallel.gather(self.objective.draft_mut().parameters_mut())?)
     }
 
     /// Lets go of what other ranks keep of the draft.
     pub(super) fn release_draft(&mut self) -> Result<()> {
-        self.parallel.release(self.objective.draft_mut().parameters_mut())
+        Ok(self.parallel.release(self.objective.draft_mut().parameters_mut())?)
     }
 
     /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this

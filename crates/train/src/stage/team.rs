@@ -4,12 +4,12 @@
 use std::cell::Cell;
 
 use longdraft_models::target::Target;
+use longdraft_parallel::World;
 
 use super::Observer;
 use crate::error::Result;
 use crate::features::Part;
 use crate::features::store::Recipe;
-use crate::parallel::World;
 
 /// What the first rank of a team does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,13 +11,13 @@ use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_train::method::eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, OovRows,
 };
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::Objective;
-use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 const VOCABULARY: usize = 31;

@@ -2,12 +2,12 @@
 
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::draft::Draft;
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, OovRows, TeacherDistribution,
 };
 use longdraft_train::objective::{Objective, TailKind};
-use longdraft_train::parallel::Gradients;
 
 use super::{Tensor, VOCABULARY, batch, draft_config, features, head, objective, run};
 

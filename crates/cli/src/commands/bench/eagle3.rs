@@ -7,11 +7,11 @@ use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};
-use longdraft_train::parallel::Gradients;
 use serde_json::json;
 
 use super::clock::{Timed, time};

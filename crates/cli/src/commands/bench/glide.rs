@@ -6,11 +6,11 @@ use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};
-use longdraft_train::parallel::Gradients;
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, object, shape};

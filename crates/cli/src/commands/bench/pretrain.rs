@@ -3,8 +3,8 @@
 //! `train.micro_batch_tokens` does it: the same step with one sequence's activations.
 
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
+use longdraft_parallel::Gradients;
 use longdraft_train::optim::{Muon, MuonConfig};
-use longdraft_train::parallel::Gradients;
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, shape};

@@ -1,8 +1,8 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
 use longdraft_models::target::Target;
+use longdraft_parallel::World;
 use longdraft_train::metrics::DelayCounts;
-use longdraft_train::parallel::World;
 use longdraft_train::stage::{RowMetrics, measure_drafts};
 use serde_json::{Value, json};
 

@@ -9,10 +9,10 @@ use longdraft_models::device::free_memory;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
+use longdraft_parallel::World;
 use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::parallel::World;
 use longdraft_train::plan::{
     Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
 };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use longdraft_models::bits_per_byte::Tail;
 use longdraft_models::language_model::{LanguageModel, open as open_model};
 use longdraft_models::weights::artifact::Embedding;
-use longdraft_train::parallel::World;
+use longdraft_parallel::World;
 use longdraft_train::pretrain::{Pretraining, build_artifact};
 use longdraft_train::stage::{Ending, ResumePolicy};
 use schemars::JsonSchema;

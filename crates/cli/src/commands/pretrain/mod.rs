@@ -8,8 +8,8 @@ mod table;
 use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
+use longdraft_parallel::World;
 use longdraft_train::memory::peak_resident_mib;
-use longdraft_train::parallel::World;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
     ScoredStream, build_artifact,

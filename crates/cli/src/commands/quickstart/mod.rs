@@ -6,8 +6,8 @@ mod measure;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::target::Target;
+use longdraft_parallel::World;
 use longdraft_train::checkpoint::Wanted;
-use longdraft_train::parallel::World;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::json;
 

@@ -5,9 +5,9 @@ use longdraft_models::draft::Parameter;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{Eagle3Metrics, StepCounts};
 use longdraft_train::metrics::Rate;
-use longdraft_train::parallel::Gradients;
 use serde_json::Value;
 
 use super::case::Case;

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use longdraft_data::Batch;
 use longdraft_models::draft::Draft;
+use longdraft_parallel::Gradients;
 use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::AdamW;
-use longdraft_train::parallel::Gradients;
 use serde_json::Value;
 
 use super::{CaseReport, Place, malformed, relative, worst};

@@ -6,10 +6,10 @@ use longdraft_models::draft::Parameter;
 use longdraft_models::draft::glide::Trace;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_parallel::Gradients;
 use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::{DraftMetrics, Rate};
-use longdraft_train::parallel::Gradients;
 use serde_json::Value;
 
 use super::case::{Case, Tolerance};

@@ -6,11 +6,11 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
+use longdraft_parallel::Gradients;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, SoftTargetKind};
-use longdraft_train::parallel::Gradients;
 
 use super::batches::MicroBatch;
 use super::case::{Case, objective_config};

@@ -5,8 +5,8 @@ use longdraft_data::token_stream::{Loader, Position, Sequential, TokenStream};
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_parallel::Gradients;
 use longdraft_train::optim::Muon;
-use longdraft_train::parallel::Gradients;
 use longdraft_train::schedule::warmdown;
 use serde_json::Value;
 

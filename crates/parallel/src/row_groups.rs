@@ -13,7 +13,7 @@ use longdraft_data::Batch;
 use longdraft_models::target::{Ranks, RowPart};
 
 use super::{ParallelConfig, World, share_of};
-use crate::error::{Result, TrainError};
+use crate::error::{ParallelError, Result};
 
 /// The groups of ranks that rows are dealt to.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ impl RowGroups {
             return Ok(Self { group: World::single(), index: world.rank(), count: ranks });
         }
         if !ranks.is_multiple_of(size) {
-            return Err(TrainError::Unsupported {
+            return Err(ParallelError::Unsupported {
                 problem: format!(
                     "`parallel.sequence: {size}` does not divide the {ranks} ranks into groups"
                 ),

@@ -12,7 +12,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::target::Ranks;
 
 use super::{ParallelConfig, World};
-use crate::error::{Result, TrainError};
+use crate::error::{ParallelError, Result};
 
 impl ParallelConfig {
     /// Refuses a number of ranks that cannot share this target's layers.
@@ -39,7 +39,7 @@ impl ParallelConfig {
             return Ok(());
         }
         let problem = format!("`parallel.tensor: {size}` {}", problems.join("; it "));
-        Err(TrainError::Unsupported { problem })
+        Err(ParallelError::Unsupported { problem })
     }
 
     /// The ranks that share the target's layers with this one, neighbours; `None` where nobody does. All
@@ -56,7 +56,7 @@ impl ParallelConfig {
         if !ranks.is_multiple_of(size) {
             let problem =
                 format!("`parallel.tensor: {size}` does not divide the {ranks} ranks into groups");
-            return Err(TrainError::Unsupported { problem });
+            return Err(ParallelError::Unsupported { problem });
         }
         let first = world.rank() / size * size;
         Ok(Some(world.group(first..first + size)))

@@ -13,7 +13,7 @@ use super::group::Group;
 use super::launcher::launched_processes;
 use super::traffic::{Counted, Meter, Traffic};
 use super::transport::{Alone, GpuRanks, Transport};
-use crate::error::{Result, TrainError};
+use crate::error::{ParallelError, Result};
 
 /// Numbers that ranks reduce: f32, f64, u64.
 pub trait Element: Pod + PartialOrd + std::ops::AddAssign + sealed::Sealed {}
@@ -65,7 +65,7 @@ impl World {
             #[cfg(not(feature = "mpi"))]
             Some(1) => Ok(Self::single()),
             #[cfg(not(feature = "mpi"))]
-            Some(size) => Err(TrainError::Parallel {
+            Some(size) => Err(ParallelError::Ranks {
                 problem: format!("{size} processes were started, but this build has no MPI"),
             }),
         }
@@ -205,7 +205,7 @@ impl World {
     /// # Errors
     /// - a value has none
     pub fn gather_json<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>> {
-        let fail = |error: serde_json::Error| TrainError::Parallel { problem: error.to_string() };
+        let fail = |error: serde_json::Error| ParallelError::Ranks { problem: error.to_string() };
         let text = serde_json::to_vec(own).map_err(fail)?;
         let all = self.gather_varied(&text);
         all.iter().map(|text| serde_json::from_slice(text).map_err(fail)).collect()

@@ -14,8 +14,12 @@
 //! there, in NCCL's order.
 //! ZeRO: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>.
 
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod config;
 mod data_parallel;
+mod error;
 mod exchange;
 mod gpus;
 mod gradients;
@@ -27,7 +31,7 @@ mod mpi;
 mod partition;
 mod row_groups;
 mod spread_weights;
-#[cfg(test)]
+#[cfg(any(test, feature = "threads"))]
 pub mod threads;
 mod traffic;
 mod transport;
@@ -36,7 +40,9 @@ mod zero;
 
 pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;
+pub use error::{ParallelError, Result};
 pub use exchange::{Exchanged, exchanged_bytes};
+pub use gpus::SUMS_BY_NCCL;
 pub use gradients::Gradients;
 pub use launcher::{launched_processes, mpi_library};
 pub use partition::{Partition, Run, share_of};

@@ -16,7 +16,7 @@ use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
 use super::transport::Transport;
-use crate::error::{Result, TrainError};
+use crate::error::{ParallelError, Result};
 
 /// Between two looks of the watchdog.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -44,7 +44,7 @@ struct Watch {
 impl Mpi {
     /// Joins the world that the launcher started.
     pub(super) fn connect() -> Result<Self> {
-        let fail = |problem: &str| TrainError::Parallel { problem: problem.to_owned() };
+        let fail = |problem: &str| ParallelError::Ranks { problem: problem.to_owned() };
         let (universe, threading) = ::mpi::initialize_with_threading(Threading::Serialized)
             .ok_or_else(|| fail("MPI is already in use by this process"))?;
         if threading < Threading::Serialized {

@@ -9,6 +9,9 @@ use super::transport::GpuRanks;
 use super::{ParallelConfig, Reduction, World};
 use crate::error::Result;
 
+/// Whether this build can sum gradients on GPUs.
+pub const SUMS_BY_NCCL: bool = cfg!(feature = "nccl");
+
 /// Where several ranks sum gradients.
 pub(super) enum Gpus {
     /// On the GPUs.
@@ -76,8 +79,7 @@ fn obstacle<T: PartialEq>(
             format!("parallel.zero={zero} spreads the update over the ranks; set parallel.zero=0")
         });
     }
-    let built = cfg!(feature = "nccl");
-    (!built).then(|| "this build has no NCCL; build it with --features nccl".to_owned())
+    (!SUMS_BY_NCCL).then(|| "this build has no NCCL; build it with --features nccl".to_owned())
 }
 
 #[cfg(feature = "nccl")]
