@@ -61,6 +61,19 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
+    /// A store of features needs more room than there is.
+    #[error(
+        "{location}: {bytes_left} bytes are still to be written, {free} are free: make room, name another \
+         place in `train.features`, or store less (`capture.dtype: int8`, `objective.soft_targets: top_k`)"
+    )]
+    NoRoom {
+        /// The store.
+        location: String,
+        /// Bytes that are still to be written.
+        bytes_left: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// Another process works in the run directory.
     #[error("{}: another process trains in this run directory", path.display())]
     Locked {

@@ -207,7 +207,7 @@ impl From<TrainError> for Failure {
                 "a run cannot become shorter, for its learning rate was on the way to the later end: \
                  use what is saved as it is, or give another `output`",
             ),
-            TrainError::Features { problem, .. } if problem.contains("are free") => Some(
+            TrainError::NoRoom { .. } => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \
                  objective.soft_targets=top_k",
             ),

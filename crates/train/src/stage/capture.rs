@@ -145,9 +145,7 @@ impl Capture {
         writer: &mut BackgroundWriter<'_, '_>,
         observer: &mut dyn Observer,
     ) -> Result<Ending> {
-        if let Some(lacking) = self.estimate.lacking() {
-            return Err(self.store.refusal(lacking));
-        }
+        self.store.require_room(&self.estimate)?;
         self.store.begin()?;
         let mut open = self.store.shards();
         // Teams begin at different places, so that they seldom ask for the same shard.

@@ -75,9 +75,14 @@ impl Location {
         self.folder.as_deref()
     }
 
+    /// The store as it is named.
+    pub(super) fn name(&self) -> &str {
+        self.name.trim_end_matches('/')
+    }
+
     /// An error about one object.
     pub(super) fn problem(&self, object: &str, problem: impl std::fmt::Display) -> TrainError {
-        let name = self.name.trim_end_matches('/');
+        let name = self.name();
         let separator = if object.is_empty() { "" } else { "/" };
         TrainError::features(format!("{name}{separator}{object}"), problem)
     }

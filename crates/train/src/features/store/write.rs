@@ -101,14 +101,9 @@ impl Estimate {
         self.bytes as f64 / self.tokens.max(1) as f64
     }
 
-    /// What keeps the rest from being written: more bytes than are known to be free.
-    pub fn lacking(&self) -> Option<String> {
-        let free = self.free.filter(|free| *free < self.bytes_left)?;
-        Some(format!(
-            "{} bytes are still to be written, {free} are free: make room, name another place in \
-             `train.features`, or store less (`capture.dtype: int8`, `objective.soft_targets: top_k`)",
-            self.bytes_left
-        ))
+    /// Free bytes, where they are known and fewer than are still to be written.
+    fn too_few(&self) -> Option<u64> {
+        self.free.filter(|free| *free < self.bytes_left)
     }
 }
 
@@ -198,9 +193,15 @@ impl StoreWriter {
         Ok(self.location.size(&shard.receipt())?.is_some())
     }
 
-    /// An error about the store as a whole.
-    pub(crate) fn refusal(&self, problem: impl std::fmt::Display) -> TrainError {
-        self.location.problem("", problem)
+    /// Refuses to begin what does not fit.
+    ///
+    /// # Errors
+    /// - more bytes are still to be written than are known to be free
+    pub(crate) fn require_room(&self, estimate: &Estimate) -> Result<()> {
+        estimate.too_few().map_or(Ok(()), |free| {
+            let location = self.location.name().to_owned();
+            Err(TrainError::NoRoom { location, bytes_left: estimate.bytes_left, free })
+        })
     }
 
     /// Free bytes, if the store is a local folder and the system tells.
