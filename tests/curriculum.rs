@@ -270,7 +270,7 @@ fn budgets_in_tokens_and_minutes() {
     assert_eq!(steps(&["train.tokens=2000", "train.tokens_per_step=500"], "tokens"), 5);
     assert_eq!(steps(&["train.steps=100000", "train.max_minutes=1e-6"], "minutes"), 1);
     let text = fail(&["train", &config, "train.tokens=5", "train.steps=5"], 2);
-    assert!(text.contains("two budgets"), "{text}");
+    assert!(text.contains("`train.tokens` is a second budget beside `train.steps`"), "{text}");
 }
 
 #[test]

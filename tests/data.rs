@@ -297,7 +297,10 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     assert!(text.contains("stands alone"), "{text}");
     let text =
         fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}, learn: last}}]")], 2);
-    assert!(text.contains("`learn: last` needs rows of a prompt and an answer"), "{text}");
+    assert!(
+        text.contains("`learn` is `last`, which needs rows of a prompt and an answer"),
+        "{text}"
+    );
     let text = fail(
         &["train", &shop.config(), &format!("data.train=[{{path: {rows}, max_prompt_tokens: 4}}]")],
         2,

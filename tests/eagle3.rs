@@ -190,7 +190,7 @@ fn keys_of_another_method_and_unfit_targets_are_refused() {
     let config = shop.config();
     let more = ["draft.gamma=4", "objective.soft_weight=0.5", "objective.eagle3.ttt_steps=0"];
     let text = fail(&arguments(&config, &more), 2);
-    for part in ["`draft.gamma` is GLIDE's", "soft_weight", "`objective.eagle3.ttt_steps` = 0"] {
+    for part in ["`draft.gamma` is GLIDE's", "soft_weight", "`objective.eagle3.ttt_steps` is 0"] {
         assert!(text.contains(part), "{part} not in {text}");
     }
     let text = fail(&["train", &config, "draft.eagle3.fc_norm=true"], 2);

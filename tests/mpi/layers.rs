@@ -44,10 +44,7 @@ fn mpi_ranks_that_cannot_share_layers_are_refused() {
         assert!(!Path::new(&shop.path("run/config.yaml")).exists(), "nothing has begun");
     }
     for (more, problem) in [
-        (
-            "parallel.sequence=2",
-            "`parallel.tensor: 2` runs whole rows, `parallel.sequence: 2` parts",
-        ),
+        ("parallel.sequence=2", "`parallel.sequence: 2` cuts them into parts: set one of them"),
         ("parallel.zero=3", "would cut the target's weights twice: set `parallel.zero: 1`"),
         ("train.steps=1", "`parallel.tensor: 2` does not divide the 1 ranks into groups"),
     ] {

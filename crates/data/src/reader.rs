@@ -71,7 +71,7 @@ impl<'a> SourceReader<'a> {
         }
         let learn = config.learn.unwrap_or_else(|| template.usual_learn());
         if let Some(problem) = config.prompt_problem(learn) {
-            return Err(fail(problem));
+            return Err(fail(problem.to_string()));
         }
         let needed = template.is_chat() && learn != Learn::All;
         let unclear = |problem| {
@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(check(raw, &[&long]), Ok(()));
         let text = json!({"path": "", "learn": "answer"});
         let problem = check(text, &[r#"{"text": "ab"}"#]).expect_err("no answer");
-        assert!(problem.contains("read as `raw`: `learn: answer` needs"), "{problem}");
+        assert!(problem.contains("read as `raw`: `learn` is `answer`, which needs"), "{problem}");
         let prompt = json!({"path": "", "max_prompt_tokens": 3});
         assert!(
             check(prompt, &[r#"{"text": "ab"}"#]).expect_err("no prompt").contains("max_prompt")

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -102,42 +103,43 @@ impl ParallelConfig {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, problem: &str| {
-            if !holds {
-                problems.push(problem.to_owned());
-            }
-        };
-        require(ZeroStage::of(self.zero).is_some(), "`parallel.zero` is 0, 1 or 3");
+    /// Everything that makes no sense, by key of this section.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        rules.require(ZeroStage::of(self.zero).is_some(), "zero", "is 0, 1 or 3");
         let ranks = 1..=RANKS;
-        require(ranks.contains(&self.sequence), "`parallel.sequence` must be in 1 to 65536 ranks");
-        require(ranks.contains(&self.tensor), "`parallel.tensor` must be in 1 to 65536 ranks");
+        rules.require(ranks.contains(&self.sequence), "sequence", "must be in 1 to 65536 ranks");
+        rules.require(ranks.contains(&self.tensor), "tensor", "must be in 1 to 65536 ranks");
         let (tensor, sequence) = (self.tensor, self.sequence);
-        require(
+        rules.require_with(
             tensor <= 1 || sequence <= 1,
-            &format!(
-                "`parallel.tensor: {tensor}` runs whole rows, `parallel.sequence: {sequence}` parts of them: set \
-                 one of them to 1"
+            "tensor",
+            &["sequence"],
+            format!(
+                "is {tensor}, for whole rows, and `parallel.sequence: {sequence}` cuts them into parts: set one of \
+                 them to 1"
             ),
         );
-        require(
+        rules.require_with(
             tensor <= 1 || self.zero_stage() != ZeroStage::Weights,
-            &format!(
-                "`parallel.tensor: {tensor}` and `parallel.zero: 3` would cut the target's weights twice: set \
+            "tensor",
+            &["zero"],
+            format!(
+                "is {tensor}, which with `parallel.zero: 3` would cut the target's weights twice: set \
                  `parallel.zero: 1`, or `parallel.tensor: 1`"
             ),
         );
-        require(
+        rules.require(
             (1024..=1 << 30).contains(&self.bucket_bytes),
-            "`parallel.bucket_bytes` must be in 1024 to 1073741824 (1 GiB)",
+            "bucket_bytes",
+            "must be in 1024 to 1073741824 (1 GiB)",
         );
-        require(
+        rules.require(
             (1..=WAIT_SECONDS).contains(&self.timeout_seconds),
-            "`parallel.timeout_seconds` must be above 0, and at most a year (31536000)",
+            "timeout_seconds",
+            "must be above 0, and at most a year (31536000)",
         );
-        problems
+        rules.into_problems()
     }
 }
 
@@ -160,7 +162,7 @@ mod tests {
         assert!(tensor(ParallelConfig { zero: 1, ..ParallelConfig::default() }).is_empty());
         let twice = ParallelConfig { zero: 3, sequence: 4, ..ParallelConfig::default() };
         let problems = tensor(twice);
-        assert!(problems[0].contains("`parallel.sequence: 4`"), "{problems:?}");
-        assert!(problems[1].contains("set `parallel.zero: 1`"), "{problems:?}");
+        assert!(problems[0].text.contains("`parallel.sequence: 4`"), "{problems:?}");
+        assert!(problems[1].text.contains("set `parallel.zero: 1`"), "{problems:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -96,43 +97,43 @@ pub struct MlflowConfig {
 }
 
 impl TrackingConfig {
-    /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, problem: &str| {
-            if !holds {
-                problems.push(problem.to_owned());
-            }
-        };
+    /// Everything that makes no sense, by key of this section.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
         // The stricter of the rules of W&B and SwanLab.
-        require(
+        rules.require(
             !self.project.is_empty()
                 && self.project.len() <= 100
                 && self.project.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+".contains(c)),
-            "`tracking.project` must be 1 to 100 letters, digits, `-`, `_`, `.` or `+`",
+            "project",
+            "must be 1 to 100 letters, digits, `-`, `_`, `.` or `+`",
         );
-        require(
+        rules.require(
             self.name.as_ref().is_none_or(|name| !name.trim().is_empty()),
-            "`tracking.name` must not be empty",
+            "name",
+            "must not be empty",
         );
-        require(
+        rules.require(
             self.tags.iter().all(|tag| (1..=64).contains(&tag.chars().count())),
-            "`tracking.tags` must have 1 to 64 characters each",
+            "tags",
+            "must have 1 to 64 characters each",
         );
         if let Some(uri) = &self.mlflow.uri {
-            require(
+            rules.require(
                 uri.starts_with("http://") || uri.starts_with("https://"),
-                "`tracking.mlflow.uri` must start with http:// or https:// (start a server with \
+                "mlflow.uri",
+                "must start with http:// or https:// (start a server with \
                  `mlflow server`)",
             );
             // The composed configuration is kept beside the run: no secret may be in it.
-            require(
+            rules.require(
                 !uri.contains('@'),
-                "`tracking.mlflow.uri` must not hold a password: set MLFLOW_TRACKING_USERNAME and \
+                "mlflow.uri",
+                "must not hold a password: set MLFLOW_TRACKING_USERNAME and \
                  MLFLOW_TRACKING_PASSWORD",
             );
         }
-        problems
+        rules.into_problems()
     }
 
     /// Name of a run in `output`.

@@ -1,6 +1,7 @@
 //! A composed tree against the types: every problem at once, each with its line.
 
 use jsonschema::error::ValidationErrorKind;
+use longdraft_rules::KeyPath;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -88,7 +89,7 @@ const ROUNDS: usize = 8;
 /// A type from what is sound of a tree, and the dotted keys that were left out or made up.
 pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
     node: &Node,
-) -> (Option<T>, Vec<String>) {
+) -> (Option<T>, Vec<KeyPath>) {
     let schema = schema_of::<T>();
     let mut value = node.to_json();
     let mut changed = Vec::new();
@@ -109,7 +110,7 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
                 Some(instead) => map.insert(name.clone(), instead),
                 None => map.shift_remove(&name),
             };
-            changed.push(dotted(&format!("{place}/{name}")));
+            changed.push(dotted(&format!("{place}/{name}")).into());
         }
     }
     (None, changed)

@@ -17,6 +17,7 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use longdraft_rules::Problem as Broken;
 use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::inputs::{Purpose, Reach};
@@ -227,7 +228,7 @@ pub(crate) fn read_pretrain(path: &Path, arguments: &[String]) -> Result<Pretrai
 pub(crate) fn compose_as<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
-    problems: fn(&T) -> Vec<String>,
+    problems: fn(&T) -> Vec<Broken>,
 ) -> Checked<(T, Node)> {
     read_tree(path, arguments, problems).map(|(_, config, tree)| (config, tree))
 }
@@ -236,7 +237,7 @@ pub(crate) fn compose_as<T: JsonSchema + DeserializeOwned>(
 fn read_tree<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
-    problems: fn(&T) -> Vec<String>,
+    problems: fn(&T) -> Vec<Broken>,
 ) -> Checked<(Node, T, Node)> {
     let mut root = compose::read_file(path).map_err(|problem| vec![problem])?;
     let changes = arguments.iter().map(|argument| Override::parse(argument)?.apply(&mut root));
@@ -343,7 +344,7 @@ fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
 /// be asked where values are of a wrong type.
 fn checked<T: JsonSchema + DeserializeOwned>(
     tree: &Node,
-    rules: fn(&T) -> Vec<String>,
+    rules: fn(&T) -> Vec<Broken>,
 ) -> Checked<(T, Node)> {
     let tree = interpolate::resolve(tree)?;
     let (config, mut problems, wrong) = match check::typed::<T>(&tree) {
@@ -353,26 +354,14 @@ fn checked<T: JsonSchema + DeserializeOwned>(
             (rest, problems, wrong)
         }
     };
-    for text in config.as_ref().map(rules).unwrap_or_default() {
-        // The first key that a problem names is where to look.
-        let mut keys = text.split('`').skip(1).step_by(2);
-        let mut named = keys.clone().map(|key| key.split(':').next().unwrap_or_default());
-        let touches =
-            |key: &str| wrong.iter().any(|wrong| is_inside(key, wrong) || is_inside(wrong, key));
-        if !named.any(touches) {
-            let key = keys.next().unwrap_or_default().split(':').next().unwrap_or_default();
-            problems.push(Problem::of_key(&tree, key, &text));
-        }
-    }
+    let is_sound =
+        |problem: &Broken| !problem.keys().any(|key| wrong.iter().any(|wrong| wrong.touches(key)));
+    let broken = config.as_ref().map(rules).unwrap_or_default().into_iter().filter(is_sound);
+    problems.extend(broken.map(|problem| Problem::of_key(&tree, problem.key.as_str(), &problem)));
     match config {
         Some(config) if problems.is_empty() => Ok((config, tree)),
         _ => Err(problems),
     }
-}
-
-/// Whether a dotted key is another one or lies below it.
-fn is_inside(key: &str, other: &str) -> bool {
-    key.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn curriculum(

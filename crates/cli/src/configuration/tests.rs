@@ -133,10 +133,7 @@ fn a_source_is_named_at_its_line() {
     assert_problems(
         text,
         &[],
-        &[
-            "file.yaml:6: `data.train.1` (y.jsonl): `learn: answer` needs",
-            "set `with_source: true`",
-        ],
+        &["file.yaml:8: `data.train.1.learn` is `answer`, which needs", "set `with_source: true`"],
     );
 }
 
@@ -200,7 +197,7 @@ fn numeric_keys(root: &Value, place: &Value, prefix: &str, found: &mut Vec<(Stri
 /// accepted, and then `each` goes on with the configuration.
 fn huge_values<T: JsonSchema + DeserializeOwned>(
     text: &str,
-    rules: fn(&T) -> Vec<String>,
+    rules: fn(&T) -> Vec<Broken>,
     each: &dyn Fn(&T),
 ) -> usize {
     let schema = schema_of::<T>();

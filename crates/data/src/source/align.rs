@@ -1,5 +1,6 @@
 //! Aligners: small changes to a row's fields, so that differently named data fits one template.
 
+use longdraft_rules::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -51,16 +52,13 @@ fn newline() -> String {
 
 impl Aligner {
     /// What is wrong with the aligner itself.
-    pub(super) fn problem(&self) -> Option<String> {
-        match self {
-            Self::Concat { fields, .. } if fields.is_empty() => {
-                Some("aligner `concat` needs `fields`".to_owned())
-            }
-            Self::Map { fields } if fields.is_empty() => {
-                Some("aligner `map` needs `fields`".to_owned())
-            }
-            _ => None,
-        }
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let is_empty = match self {
+            Self::Concat { fields, .. } => fields.is_empty(),
+            Self::Map { fields } => fields.is_empty(),
+            _ => false,
+        };
+        is_empty.then(|| Problem::new("fields", "must name at least one field"))
     }
 
     /// Changes `row`.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use longdraft_rules::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -55,20 +56,23 @@ impl PromptOverflow {
 
 impl SourceConfig {
     /// What makes no sense together.
-    pub fn problems(&self) -> Vec<String> {
+    pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.template.problems(self.learn);
-        problems.extend(self.aligners.iter().filter_map(Aligner::problem));
+        for (index, aligner) in self.aligners.iter().enumerate() {
+            let problem = aligner.problem();
+            problems.extend(problem.map(|problem| problem.under(&format!("aligners.{index}"))));
+        }
         problems.extend(self.learn.and_then(|learn| self.prompt_problem(learn)));
         problems
     }
 
     /// Why prompts cannot be counted where `learn` is what is learned.
-    pub(crate) fn prompt_problem(&self, learn: Learn) -> Option<String> {
+    pub(crate) fn prompt_problem(&self, learn: Learn) -> Option<Problem> {
         let nothing_before = matches!(learn, Learn::All | Learn::NoSystem);
         (self.max_prompt_tokens.is_some() && nothing_before).then(|| {
-            "`max_prompt_tokens` needs `learn: answer`, `last` or `assistant`: with everything \
-             learned there is no prompt"
-                .to_owned()
+            let text = "needs `learn: answer`, `last` or `assistant`: with everything learned there is \
+                        no prompt";
+            Problem { reads: vec!["learn".into()], ..Problem::new("max_prompt_tokens", text) }
         })
     }
 }

@@ -9,6 +9,7 @@ mod formats;
 
 use std::ops::Range;
 
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -263,17 +264,15 @@ impl Template {
     }
 
     /// What makes no sense, alone or with `learn`.
-    pub(crate) fn problems(&self, learn: Option<Learn>) -> Vec<String> {
-        let mut problems = Vec::new();
-        if matches!(self, Self::Raw { fields, .. } if fields.is_empty()) {
-            problems.push("template `raw` needs at least one of `fields`".to_owned());
-        }
-        if matches!(self, Self::Code { prompt: Some(prompt), .. } if !prompt.contains("{prefix}")) {
-            problems.push("template `code`: `prompt` must contain `{prefix}`".to_owned());
-        }
-        if matches!(self, Self::Summarise { prompt, .. } if !prompt.contains("{article}")) {
-            problems.push("template `summarise`: `prompt` must contain `{article}`".to_owned());
-        }
+    pub(crate) fn problems(&self, learn: Option<Learn>) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        let names_no_field = matches!(self, Self::Raw { fields, .. } if fields.is_empty());
+        rules.require(!names_no_field, "template.fields", "must name at least one field");
+        let lost =
+            matches!(self, Self::Code { prompt: Some(prompt), .. } if !prompt.contains("{prefix}"));
+        rules.require(!lost, "template.prompt", "must contain `{prefix}`");
+        let lost = matches!(self, Self::Summarise { prompt, .. } if !prompt.contains("{article}"));
+        rules.require(!lost, "template.prompt", "must contain `{article}`");
         let has_answer = self.is_chat()
             || matches!(
                 self,
@@ -288,12 +287,12 @@ impl Template {
                 Self::Tokens { .. } => "tokens bring their own mask: leave `learn` out",
                 _ => "leave `template` out, so that the format is recognised, or set `learn: all`",
             };
-            problems.push(format!(
-                "`learn: {}` needs rows of a prompt and an answer: {way_out}",
-                learn.as_str().unwrap_or_default()
-            ));
+            let learn = learn.as_str().unwrap_or_default();
+            let text =
+                format!("is `{learn}`, which needs rows of a prompt and an answer: {way_out}");
+            rules.require_with(false, "learn", &["template"], text);
         }
-        problems
+        rules.into_problems()
     }
 }
 

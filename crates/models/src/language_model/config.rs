@@ -1,5 +1,6 @@
 //! Sizes and switches of the decoder.
 
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -189,14 +190,9 @@ impl LanguageModelConfig {
         6.0 * matrices + 6.0 * (self.num_layers * sequence * self.model_dim) as f64
     }
 
-    /// Everything that makes no sense, keys under `prefix`.
-    pub fn problems(&self, prefix: &str) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, key: &str, problem: &str| {
-            if !holds {
-                problems.push(format!("`{prefix}{key}` {problem}"));
-            }
-        };
+    /// Everything that makes no sense, by key of this section.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
         // Token files hold 16 bits a token.
         let sizes = [
             ("vocab_size", self.vocab_size, 1 << 16),
@@ -209,15 +205,19 @@ impl LanguageModelConfig {
             ("rope.reference_length", self.rope.reference_length, 1 << 30),
         ];
         for (key, value, most) in sizes {
-            require((1..=most).contains(&value), key, &format!("must be in 1 to {most}"));
+            rules.require((1..=most).contains(&value), key, format!("must be in 1 to {most}"));
         }
         let heads = self.num_heads.max(1);
-        require(self.model_dim.is_multiple_of(heads), "num_heads", "must divide `model_dim`");
+        rules.require(self.model_dim.is_multiple_of(heads), "num_heads", "must divide `model_dim`");
         let kv_heads = self.num_kv_heads.max(1);
-        require(heads.is_multiple_of(kv_heads), "num_kv_heads", "must divide `num_heads`");
-        require(self.head_dim().is_multiple_of(2), "num_heads", "must leave heads of even width");
+        rules.require(heads.is_multiple_of(kv_heads), "num_kv_heads", "must divide `num_heads`");
+        rules.require(
+            self.head_dim().is_multiple_of(2),
+            "num_heads",
+            "must leave heads of even width",
+        );
         let turned = self.rope_dimensions();
-        require(
+        rules.require(
             turned >= 2 && turned.is_multiple_of(2) && turned <= self.head_dim(),
             "rope.dimensions",
             "must be even, at least 2 and at most the width of a head",
@@ -228,24 +228,24 @@ impl LanguageModelConfig {
             ("rope.base", self.rope.base),
         ];
         for (key, value) in positive {
-            require(value > 0.0 && value.is_finite(), key, "must be positive");
+            rules.require(value > 0.0 && value.is_finite(), key, "must be positive");
         }
         for (key, value) in
             [("tied_embed_init_std", self.tied_embed_init_std), ("qk_gain_init", self.qk_gain_init)]
         {
-            require(value.is_finite(), key, "must be a finite number");
+            rules.require(value.is_finite(), key, "must be a finite number");
         }
         if self.is_llama() {
             let default = Self::default();
             let nothing = "has no effect on `architecture: llama`: leave it out";
-            require(self.activation == default.activation, "activation", nothing);
-            require(!self.depth_scaled_norm, "depth_scaled_norm", nothing);
-            require(!self.exclusive_attention, "exclusive_attention", nothing);
-            require(self.rope.dimensions.is_none(), "rope.dimensions", nothing);
+            rules.require(self.activation == default.activation, "activation", nothing);
+            rules.require(!self.depth_scaled_norm, "depth_scaled_norm", nothing);
+            rules.require(!self.exclusive_attention, "exclusive_attention", nothing);
+            rules.require(self.rope.dimensions.is_none(), "rope.dimensions", nothing);
             let rule = "must be `none` for `architecture: llama`, whose base is the same at every \
                         length";
-            require(self.rope.rule == RopeRule::None, "rope.rule", rule);
+            rules.require(self.rope.rule == RopeRule::None, "rope.rule", rule);
         }
-        problems
+        rules.into_problems()
     }
 }

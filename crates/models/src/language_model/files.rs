@@ -91,8 +91,8 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
 fn checked(path: &Path, value: Value) -> Result<LanguageModelConfig> {
     let config: LanguageModelConfig =
         serde_json::from_value(value).map_err(|error| ModelError::invalid(path, error))?;
-    match config.problems("model.").first() {
-        Some(problem) => Err(ModelError::invalid(path, problem)),
+    match config.problems().into_iter().next() {
+        Some(problem) => Err(ModelError::invalid(path, problem.under("model"))),
         None => Ok(config),
     }
 }

@@ -33,7 +33,7 @@ impl DraftMethod for TwoHeadsMethod {
         "Two heads over the target's last hidden state."
     }
 
-    fn problems(&self, _: &TrainConfig) -> Vec<String> {
+    fn problems(&self, _: &TrainConfig) -> Vec<longdraft_rules::Problem> {
         Vec::new()
     }
 

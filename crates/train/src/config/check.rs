@@ -1,148 +1,175 @@
 //! Combinations that make no sense.
 
+use longdraft_rules::{Problem, Rules};
+
 use super::{SourceConfig, TrainConfig};
 use crate::optim::MatrixUpdate;
 use crate::{limits, method};
 
 impl TrainConfig {
     /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, problem: &str| {
-            if !holds {
-                problems.push(problem.to_owned());
-            }
-        };
-        require(!self.data.train.is_empty(), "`data.train` must name at least one source");
-        require(
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        rules.require(!self.data.train.is_empty(), "data.train", "must name at least one source");
+        rules.require(
             (2..=limits::ROW_TOKENS).contains(&self.data.row_tokens),
-            "`data.row_tokens` must be in 2 to 4194304: no target reads longer rows",
+            "data.row_tokens",
+            "must be in 2 to 4194304: no target reads longer rows",
         );
-        require(
+        rules.require(
             self.data.held_out_rows <= limits::ROWS,
-            "`data.held_out_rows` must be at most 1048576: every evaluation runs all of them",
+            "data.held_out_rows",
+            "must be at most 1048576: every evaluation runs all of them",
         );
-        require(
+        rules.require(
             (0.0..=1.0).contains(&self.data.max_bad_rows),
-            "`data.max_bad_rows` must be between 0 and 1",
+            "data.max_bad_rows",
+            "must be between 0 and 1",
         );
-        require(
+        rules.require(
             (1..=limits::ROWS).contains(&self.train.rows_per_step),
-            "`train.rows_per_step` must be in 1 to 1048576: each row is a pass of the target",
+            "train.rows_per_step",
+            "must be in 1 to 1048576: each row is a pass of the target",
         );
-        require(self.train.log_every > 0, "`train.log_every` must be at least 1");
-        require(self.train.save_every > 0, "`train.save_every` must be at least 1");
+        rules.require(self.train.log_every > 0, "train.log_every", "must be at least 1");
+        rules.require(self.train.save_every > 0, "train.save_every", "must be at least 1");
         let run = &self.train;
-        require(
+        rules.require(
             run.save_minutes >= 0.0 && run.save_minutes.is_finite(),
-            "`train.save_minutes` must be 0 or more",
+            "train.save_minutes",
+            "must be 0 or more",
         );
-        require(run.steps != Some(0), "`train.steps` must be above 0");
-        require(run.tokens != Some(0), "`train.tokens` must be above 0");
-        require(
+        rules.require(run.steps != Some(0), "train.steps", "must be above 0");
+        rules.require(run.tokens != Some(0), "train.tokens", "must be above 0");
+        rules.require(
             run.epochs > 0.0 && run.epochs <= limits::EPOCHS,
-            "`train.epochs` must be above 0, and at most 1000000",
+            "train.epochs",
+            "must be above 0, and at most 1000000",
         );
-        require(
+        rules.require(
             run.steps.is_none_or(|steps| steps <= limits::COUNT),
-            "`train.steps` must be at most 2^53: progress is reckoned in f64",
+            "train.steps",
+            "must be at most 2^53: progress is reckoned in f64",
         );
-        require(
+        rules.require(
             run.tokens.is_none_or(|tokens| tokens <= limits::COUNT),
-            "`train.tokens` must be at most 2^53: progress is reckoned in f64",
+            "train.tokens",
+            "must be at most 2^53: progress is reckoned in f64",
         );
-        require(
+        rules.require_with(
             run.steps.is_none() || run.tokens.is_none(),
-            "`train.tokens` and `train.steps` are two budgets: give one of them",
+            "train.tokens",
+            &["train.steps"],
+            "is a second budget beside `train.steps`: give one of them",
         );
-        require(run.tokens_per_step != Some(0), "`train.tokens_per_step` must be above 0");
-        require(
+        rules.require(run.tokens_per_step != Some(0), "train.tokens_per_step", "must be above 0");
+        rules.require_with(
             run.tokens_per_step
                 .is_none_or(|tokens| tokens.div_ceil(self.data.row_tokens.max(1)) <= limits::ROWS),
-            "`train.tokens_per_step` must make at most 1048576 rows of `data.row_tokens`: each row is \
+            "train.tokens_per_step",
+            &["data.row_tokens"],
+            "must make at most 1048576 rows of `data.row_tokens`: each row is \
              a pass of the target",
         );
-        require(
+        rules.require(
             run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
-            "`train.max_minutes` must be above 0, and at most ten years (5256000)",
+            "train.max_minutes",
+            "must be above 0, and at most ten years (5256000)",
         );
-        require(
+        rules.require(
             (1..=limits::SHARD_MIB).contains(&self.capture.shard_mib),
-            "`capture.shard_mib` must be in 1 to 1048576 (1 TiB)",
+            "capture.shard_mib",
+            "must be in 1 to 1048576 (1 TiB)",
         );
-        require(
+        rules.require(
             run.features.store() != Some(""),
-            "`train.features` is `online`, `memory`, or the place of a store",
+            "train.features",
+            "must be `online`, `memory`, or the place of a store",
         );
-        require(
+        rules.require_with(
             run.features.store().is_none() || run.target_loss_every == 0,
-            "`train.target_loss_every` needs the target's layers, which stored features spare: set 0",
+            "train.target_loss_every",
+            &["train.features"],
+            "needs the target's layers, which stored features spare: set 0",
         );
-        require(run.patience != Some(0), "`train.patience` must be above 0");
-        require(
+        rules.require(run.patience != Some(0), "train.patience", "must be above 0");
+        rules.require_with(
             run.patience.is_none() || run.evaluate_every > 0,
-            "`train.patience` counts evaluations: set `train.evaluate_every`",
+            "train.patience",
+            &["train.evaluate_every"],
+            "counts evaluations: set `train.evaluate_every`",
         );
         let rate = self.schedule.learning_rate;
-        require(
+        rules.require(
             rate > 0.0 && limits::is_f32(rate),
-            "`schedule.learning_rate` must be positive, and a number of f32",
+            "schedule.learning_rate",
+            "must be positive, and a number of f32",
         );
-        require(
+        rules.require(
             (0.0..=1.0).contains(&self.schedule.floor_ratio),
-            "`schedule.floor_ratio` must be between 0 and 1",
+            "schedule.floor_ratio",
+            "must be between 0 and 1",
         );
-        require(
+        rules.require(
             (0.0..=1.0).contains(&self.schedule.warmup_ratio),
-            "`schedule.warmup_ratio` must be between 0 and 1",
+            "schedule.warmup_ratio",
+            "must be between 0 and 1",
         );
-        problems.extend(self.optimizer_problems());
+        self.optimizer_rules(&mut rules);
+        rules.add("data", source_problems("train", &self.data.train));
+        rules.add("data", source_problems("held_out", &self.data.held_out));
+        rules.add("parallel", self.parallel.problems());
+        rules.add("tracking", self.tracking.problems());
+        let mut problems = rules.into_problems();
         problems.extend(self.draft.method.problems(self));
         problems.extend(method::foreign_keys(self));
-        problems.extend(source_problems("train", &self.data.train));
-        problems.extend(source_problems("held_out", &self.data.held_out));
-        problems.extend(self.parallel.problems());
-        problems.extend(self.tracking.problems());
         problems
     }
 
-    fn optimizer_problems(&self) -> Vec<String> {
+    fn optimizer_rules(&self, rules: &mut Rules) {
         let optimizer = &self.optimizer;
         let unit = 0.0..1.0;
         let betas = unit.contains(&optimizer.betas.0) && unit.contains(&optimizer.betas.1);
         let published = self.draft.method.is_compat(self);
         let checks = [
-            (betas, "`optimizer.betas` must lie in [0, 1)"),
-            (unit.contains(&optimizer.momentum), "`optimizer.momentum` must lie in [0, 1)"),
+            (betas, "betas", "must lie in [0, 1)"),
+            (unit.contains(&optimizer.momentum), "momentum", "must lie in [0, 1)"),
             (
                 optimizer.clip_norm > 0.0 && limits::is_f32(optimizer.clip_norm),
-                "`optimizer.clip_norm` must be positive, and a number of f32",
+                "clip_norm",
+                "must be positive, and a number of f32",
             ),
             (
                 optimizer.eps >= 0.0 && limits::is_f32(optimizer.eps),
-                "`optimizer.eps` must be 0 or more, and a number of f32",
+                "eps",
+                "must be 0 or more, and a number of f32",
             ),
             (
                 optimizer.weight_decay >= 0.0 && limits::is_f32(optimizer.weight_decay),
-                "`optimizer.weight_decay` must be 0 or more, and a number of f32",
+                "weight_decay",
+                "must be 0 or more, and a number of f32",
             ),
             (
                 !published || optimizer.matrices == MatrixUpdate::Adamw,
-                "published trainers use AdamW alone: set `optimizer.matrices: adamw`",
+                "matrices",
+                "must be `adamw`: published trainers use AdamW alone",
             ),
         ];
-        let wrong = checks.into_iter().filter(|(holds, _)| !holds);
-        wrong.map(|(_, problem)| problem.to_owned()).collect()
+        for (holds, key, text) in checks {
+            rules.require(holds, &format!("optimizer.{key}"), text);
+        }
     }
 }
 
-/// What is wrong with the sources of a part, each with its key and path.
-fn source_problems(part: &str, sources: &[SourceConfig]) -> Vec<String> {
+/// What is wrong with the sources of a part, each with its path.
+fn source_problems(part: &str, sources: &[SourceConfig]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (index, source) in sources.iter().enumerate() {
-        let path = source.path.display();
-        let told = source.problems().into_iter();
-        problems.extend(told.map(|problem| format!("`data.{part}.{index}` ({path}): {problem}")));
+        for problem in source.problems() {
+            let text = format!("{} (of {})", problem.text, source.path.display());
+            let problem = Problem { text, ..problem };
+            problems.push(problem.under(&format!("{part}.{index}")));
+        }
     }
     problems
 }

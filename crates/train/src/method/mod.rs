@@ -18,6 +18,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::{DraftKind, TokenCounts};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_rules::Problem;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -42,7 +43,7 @@ pub trait DraftMethod: Sync {
     fn about(&self) -> &'static str;
 
     /// What of a configuration does not fit the method, by dotted key.
-    fn problems(&self, config: &TrainConfig) -> Vec<String>;
+    fn problems(&self, config: &TrainConfig) -> Vec<Problem>;
 
     /// Keys that only this method reads and that a configuration sets.
     fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str>;
@@ -141,7 +142,7 @@ impl Method {
 }
 
 /// Keys that a configuration sets for a method which is not its own.
-pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<String> {
+pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<Problem> {
     let chosen = config.draft.method;
     let of_other = |other: Method| {
         let title = DraftKind::named(other.name()).map_or(other.name(), |kind| kind.title);
@@ -150,7 +151,7 @@ pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<String> {
                 || format!("set `draft.method: {}`, or leave it out", other.name()),
                 ToString::to_string,
             );
-            format!("`{key}` is {title}'s: {way_out}")
+            Problem::new(key, format!("is {title}'s: {way_out}"))
         };
         other.own_keys_set(config).into_iter().map(told)
     };

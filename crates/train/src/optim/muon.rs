@@ -18,6 +18,7 @@ use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{Group, group_of};
 use longdraft_parallel::{DataParallel, Gradients, Run};
+use longdraft_rules::{Problem, Rules};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -125,9 +126,9 @@ impl MuonConfig {
         }
     }
 
-    /// Everything that makes no sense, keys under `prefix`.
-    pub fn problems(&self, prefix: &str) -> Vec<String> {
-        let mut problems = Vec::new();
+    /// Everything that makes no sense, by key of this section.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
         let rates = [
             ("matrix_lr", self.matrix_lr),
             ("scalar_lr", self.scalar_lr),
@@ -138,9 +139,8 @@ impl MuonConfig {
             ("adam_eps", self.adam_eps),
         ];
         for (key, value) in rates {
-            if !(value >= 0.0 && limits::is_f32(value)) {
-                problems.push(format!("`{prefix}{key}` must be 0 or more, and a number of f32"));
-            }
+            let holds = value >= 0.0 && limits::is_f32(value);
+            rules.require(holds, key, "must be 0 or more, and a number of f32");
         }
         let shares = [
             ("momentum", self.momentum),
@@ -149,11 +149,9 @@ impl MuonConfig {
             ("betas", self.betas.1),
         ];
         for (key, value) in shares {
-            if !(0.0..1.0).contains(&value) {
-                problems.push(format!("`{prefix}{key}` must lie in [0, 1)"));
-            }
+            rules.require((0.0..1.0).contains(&value), key, "must lie in [0, 1)");
         }
-        problems
+        rules.into_problems()
     }
 }
 

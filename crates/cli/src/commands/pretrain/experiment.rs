@@ -10,6 +10,7 @@ use longdraft_models::bits_per_byte::Tail;
 use longdraft_models::language_model::{LanguageModel, open as open_model};
 use longdraft_models::weights::artifact::Embedding;
 use longdraft_parallel::World;
+use longdraft_rules::{Problem as Broken, Rules};
 use longdraft_train::pretrain::{Pretraining, build_artifact};
 use longdraft_train::stage::{Ending, ResumePolicy};
 use schemars::JsonSchema;
@@ -91,45 +92,43 @@ fn one() -> f64 {
 }
 
 impl Grid {
-    fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, text: &str| {
-            if !holds {
-                problems.push(text.to_owned());
-            }
-        };
-        require(!self.seeds.is_empty(), "`seeds` is empty");
-        require(!self.runs.is_empty(), "`runs` is empty");
-        require(!self.evaluations.is_empty(), "`evaluations` is empty");
+    fn problems(&self) -> Vec<Broken> {
+        let mut rules = Rules::default();
+        rules.require(!self.seeds.is_empty(), "seeds", "is empty");
+        rules.require(!self.runs.is_empty(), "runs", "is empty");
+        rules.require(!self.evaluations.is_empty(), "evaluations", "is empty");
         let plain = |name: &str| {
             let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             !name.is_empty() && !name.starts_with('.') && name.chars().all(allowed)
         };
-        require(
+        rules.require(
             self.runs.iter().all(|run| plain(&run.name)),
-            "`runs` have names of letters, digits, -, _ and dots",
+            "runs",
+            "have names of letters, digits, -, _ and dots",
         );
         let mut names: Vec<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        require(names.len() == self.runs.len(), "`runs` have names of their own");
+        rules.require(names.len() == self.runs.len(), "runs", "have names of their own");
         let mut columns: Vec<&str> = self.evaluations.iter().map(|e| e.name.as_str()).collect();
         columns.extend(COSTS);
         columns.sort_unstable();
         columns.dedup();
-        require(
+        rules.require(
             columns.len() == self.evaluations.len() + COSTS.len(),
-            "`evaluations` have names of their own, other than artifact_bytes, seconds and \
+            "evaluations",
+            "have names of their own, other than artifact_bytes, seconds and \
              tokens_per_second",
         );
         let factor = |factor: f64| factor > 0.0 && factor <= 64.0;
-        require(
+        rules.require(
             self.evaluations.iter().all(|e| {
                 factor(e.window_factor) && e.stride_factor.is_none_or(|s| s > 0.0 && s <= 1.0)
             }),
-            "`evaluations` need `window_factor` in 0 to 64 and `stride_factor` in 0 to 1",
+            "evaluations",
+            "need `window_factor` in 0 to 64 and `stride_factor` in 0 to 1",
         );
-        problems
+        rules.into_problems()
     }
 }
 

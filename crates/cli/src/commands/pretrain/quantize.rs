@@ -5,6 +5,7 @@ use longdraft_models::language_model::open;
 use longdraft_models::weights::artifact::{
     Compression, Embedding, QuantiseConfig, QuantiseFormat, Sizes,
 };
+use longdraft_rules::Problem;
 use longdraft_serving::save_gguf;
 use longdraft_train::pretrain::{
     ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact,
@@ -94,7 +95,8 @@ fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
         },
         ..QuantiseConfig::default()
     };
-    let problems = quantise.problems("--");
+    let told = |problem: Problem| format!("`--{}` {}", problem.key, problem.text);
+    let problems: Vec<String> = quantise.problems().into_iter().map(told).collect();
     if !problems.is_empty() {
         return Err(Failure::usage(problems.join("; ")).hint("add --format modern"));
     }

@@ -51,8 +51,9 @@ impl<'a> Case<'a> {
             rope,
             ..LanguageModelConfig::default()
         };
-        let problems = model.problems("config.");
+        let problems = model.problems();
         if !problems.is_empty() {
+            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             return Err(malformed(folder, problems.join("; ")));
         }
         let defaults = MuonConfig::default();

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 use half::f16;
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -75,27 +76,35 @@ impl Default for QuantiseConfig {
 }
 
 impl QuantiseConfig {
-    /// Everything that makes no sense, keys under `prefix`.
-    pub fn problems(&self, prefix: &str) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut require = |holds: bool, text: &str| {
-            if !holds {
-                problems.push(text.replace("{}", prefix));
-            }
-        };
-        require((0.0..=1.0).contains(&self.clip_quantile), "`{}clip_quantile` must be in 0 to 1");
-        require((1..=127).contains(&self.levels), "`{}levels` must be in 1 to 127");
-        require(self.precision.values().all(|l| *l <= 127), "`{}precision` holds more than 127");
+    /// Everything that makes no sense, by key of this section.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        rules.require(
+            (0.0..=1.0).contains(&self.clip_quantile),
+            "clip_quantile",
+            "must be in 0 to 1",
+        );
+        rules.require((1..=127).contains(&self.levels), "levels", "must be in 1 to 127");
+        rules.require(
+            self.precision.values().all(|l| *l <= 127),
+            "precision",
+            "holds more than 127",
+        );
         let positive = |k: f64| k > 0.0 && k.is_finite();
-        require(self.clip_deviations.is_none_or(positive), "`{}clip_deviations` must be positive");
-        require(
+        rules.require(
+            self.clip_deviations.is_none_or(positive),
+            "clip_deviations",
+            "must be positive",
+        );
+        rules.require(
             self.format == QuantiseFormat::Modern
                 || (self.levels == 127
                     && self.clip_deviations.is_none()
                     && self.precision.is_empty()),
-            "`{}format: compat` has 127 levels everywhere and no `clip_deviations`: set `modern`",
+            "format",
+            "is `compat`, which has 127 levels everywhere and no `clip_deviations`: set `modern`",
         );
-        problems
+        rules.into_problems()
     }
 }
 

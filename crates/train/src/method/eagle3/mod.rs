@@ -13,6 +13,7 @@ use longdraft_models::draft::{Coverage, Ties, TokenCounts, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
+use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
 use crate::config::{DraftConfig, ObjectiveConfig, TrainConfig};
@@ -42,7 +43,7 @@ impl DraftMethod for Eagle3 {
         "One layer over three of the target's layers and its own states, trained for several steps."
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<String> {
+    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
         problems(config)
     }
 
@@ -103,31 +104,26 @@ impl DraftMethod for Eagle3 {
     }
 }
 
-fn problems(config: &TrainConfig) -> Vec<String> {
+fn problems(config: &TrainConfig) -> Vec<Problem> {
     let objective = &config.objective.eagle3;
-    let mut problems: Vec<String> = objective.problems().0;
-    for problem in &mut problems {
-        // The objective names its keys without their place.
-        *problem = problem.replacen('`', "`objective.eagle3.", 1);
-    }
-    let mut require = |holds: bool, problem: &str| {
-        if !holds {
-            problems.push(problem.to_owned());
-        }
-    };
+    let mut rules = Rules::default();
+    rules.add("objective.eagle3", objective.problems());
     let draft = &config.draft;
     let ObjectiveConfig { soft_targets, top_k, .. } = config.objective;
-    require(
+    rules.require(
         (1..=limits::TOP_K).contains(&top_k),
-        "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",
+        "objective.top_k",
+        "must be in 1 to 65536: `objective.soft_targets: full` takes them all",
     );
-    require(
+    rules.require(
         objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
-        "`objective.eagle3.compat` learns the whole distribution: set `objective.soft_targets: full`",
+        "objective.eagle3.compat",
+        "learns the whole distribution: set `objective.soft_targets: full`",
     );
-    require(
+    rules.require(
         config.parallel.sequence == 1 || objective.compat.is_none(),
-        "`objective.eagle3.compat` divides every batch by its own rows, and a rank that runs a part \
+        "objective.eagle3.compat",
+        "divides every batch by its own rows, and a rank that runs a part \
          of it knows its own: set `parallel.sequence: 1`",
     );
     let eagle3 = &draft.eagle3;
@@ -140,20 +136,23 @@ fn problems(config: &TrainConfig) -> Vec<String> {
         ("head_dim", eagle3.head_dim, 1 << 12),
         ("attention_window", eagle3.attention_window, limits::ROW_TOKENS),
     ] {
-        require(
+        rules.require(
             size.is_none_or(|size| (1..=most).contains(&size)),
-            &format!("`draft.eagle3.{name}` must be in 1 to {most}"),
+            &format!("draft.eagle3.{name}"),
+            format!("must be in 1 to {most}"),
         );
     }
-    require(
+    rules.require(
         !eagle3.remap || draft.from.is_some(),
-        "`draft.eagle3.remap` changes the vocabulary of a trained draft: set `draft.from`",
+        "draft.eagle3.remap",
+        "changes the vocabulary of a trained draft: set `draft.from`",
     );
-    require(
+    rules.require(
         objective.compat.is_none() || !config.data.anchor.enabled,
-        "`objective.eagle3.compat` knows no anchor offsets: set `data.anchor.enabled: false`",
+        "objective.eagle3.compat",
+        "knows no anchor offsets: set `data.anchor.enabled: false`",
     );
-    problems
+    rules.into_problems()
 }
 
 fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<dyn Objective>> {

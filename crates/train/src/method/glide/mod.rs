@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
 use crate::config::{DraftConfig, FeatureMode, ObjectiveConfig, TrainConfig};
@@ -35,7 +36,7 @@ impl DraftMethod for Glide {
         "One layer over the target's last-layer keys and values, trained at several delays."
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<String> {
+    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
         problems(config)
     }
 
@@ -102,71 +103,76 @@ impl DraftMethod for Glide {
     }
 }
 
-fn problems(config: &TrainConfig) -> Vec<String> {
-    let mut problems = Vec::new();
-    let mut require = |holds: bool, problem: &str| {
-        if !holds {
-            problems.push(problem.to_owned());
-        }
-    };
+fn problems(config: &TrainConfig) -> Vec<Problem> {
+    let mut rules = Rules::default();
     let objective = &config.objective;
     let unit = 0.0..=1.0;
-    require(
+    rules.require(
         unit.contains(&objective.soft_weight),
-        "`objective.soft_weight` must be between 0 and 1",
+        "objective.soft_weight",
+        "must be between 0 and 1",
     );
-    require(
+    rules.require(
         (1..=limits::TOP_K).contains(&objective.top_k),
-        "`objective.top_k` must be in 1 to 65536: `objective.soft_targets: full` takes them all",
+        "objective.top_k",
+        "must be in 1 to 65536: `objective.soft_targets: full` takes them all",
     );
     let draft = &config.draft;
     if let Some(weights) = &draft.delay_weights {
-        require(
+        rules.require(
             weights.iter().all(|w| *w >= 0.0 && limits::is_f32(*w))
                 && weights.iter().sum::<f64>() > 0.0,
-            "`draft.delay_weights` must be non-negative with a positive sum",
+            "draft.delay_weights",
+            "must be non-negative with a positive sum",
         );
-        require(
+        rules.require(
             draft.gamma.is_none_or(|gamma| gamma == weights.len()),
-            "`draft.delay_weights` needs one weight for each delay 1..gamma",
+            "draft.delay_weights",
+            "needs one weight for each delay 1..gamma",
         );
     }
     let length = 1..=limits::DRAFT_LENGTH;
-    require(
+    rules.require(
         draft.gamma.is_none_or(|gamma| length.contains(&gamma)),
-        "`draft.gamma` must be in 1 to 64: longer chains are never accepted whole",
+        "draft.gamma",
+        "must be in 1 to 64: longer chains are never accepted whole",
     );
-    require(
+    rules.require(
         draft.delay_weights.as_ref().is_none_or(|weights| length.contains(&weights.len())),
-        "`draft.delay_weights` holds 1 to 64 weights, one a delay",
+        "draft.delay_weights",
+        "holds 1 to 64 weights, one a delay",
     );
     if draft.compat.is_some() {
-        require(
+        rules.require(
             config.parallel.sequence == 1,
-            "`draft.compat: longspec` divides every row by its own tokens, of which a rank with a \
+            "draft.compat",
+            "is `longspec`, which divides every row by its own tokens, of which a rank with a \
              part of it knows its own: set `parallel.sequence: 1`",
         );
-        require(
+        rules.require(
             draft.final_norm == FinalNorm::None,
-            "`draft.compat: longspec` has no final norm: set `draft.final_norm: none`",
+            "draft.compat",
+            "is `longspec`, which has no final norm: set `draft.final_norm: none`",
         );
-        require(
+        rules.require(
             objective.soft_weight == 0.0,
-            "`draft.compat: longspec` learns hard labels: set `objective.soft_weight: 0`",
+            "draft.compat",
+            "is `longspec`, which learns hard labels: set `objective.soft_weight: 0`",
         );
-        require(
+        rules.require(
             config.train.features == FeatureMode::Online || !config.data.anchor.redraw,
-            "`draft.compat: longspec` draws new positions every step: set `train.features: online`, or keep the first \
+            "draft.compat", "is `longspec`, which draws new positions every step: set `train.features: online`, or keep the first \
              ones with `data.anchor.redraw: false`",
         );
     }
-    require(
+    rules.require(
         config.train.features != FeatureMode::Memory
             || objective.soft_weight == 0.0
             || objective.soft_targets == SoftTargetKind::TopK,
-        "`train.features: memory` keeps no full teacher: set `objective.soft_targets: top_k`",
+        "train.features",
+        "is `memory`, which keeps no full teacher: set `objective.soft_targets: top_k`",
     );
-    problems
+    rules.into_problems()
 }
 
 /// The layer that a configuration asks for.

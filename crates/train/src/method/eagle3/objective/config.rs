@@ -1,6 +1,6 @@
 //! Switches of the objective.
 
-use longdraft_models::error::Problems;
+use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -108,34 +108,35 @@ impl Eagle3ObjectiveConfig {
     }
 
     /// What cannot be used.
-    pub fn problems(&self) -> Problems {
-        let mut problems = Problems::default();
-        if self.ttt_steps == 0 || self.ttt_steps > Self::MOST_STEPS {
-            let most = Self::MOST_STEPS;
-            problems.push(format!("`ttt_steps` = {} is not in 1..={most}", self.ttt_steps));
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        let (steps, most) = (self.ttt_steps, Self::MOST_STEPS);
+        let in_range = (1..=most).contains(&steps);
+        rules.require(in_range, "ttt_steps", format!("is {steps}, not in 1 to {most}"));
+        if let Some(weights) = self.step_weights.as_ref().filter(|w| w.len() != steps) {
+            let text = format!("has {} values for {steps} steps", weights.len());
+            rules.require_with(false, "step_weights", &["ttt_steps"], text);
         }
-        if let Some(weights) = self.step_weights.as_ref().filter(|w| w.len() != self.ttt_steps) {
-            let steps = self.ttt_steps;
-            problems.push(format!("`step_weights` has {} values for {steps} steps", weights.len()));
-        }
-        let weights = [self.step_decay, self.kl_scale, self.kl_decay];
-        let all = weights.iter().chain(self.step_weights.iter().flatten());
-        if all.clone().any(|weight| !weight.is_finite() || *weight < 0.0) {
-            problems.push("`step_decay`, `step_weights`, `kl_scale` and `kl_decay` are at least 0");
-        }
+        let is_weight = |weight: &f64| weight.is_finite() && *weight >= 0.0;
+        let positive = self.step_weights.iter().flatten().all(is_weight);
+        rules.require(positive, "step_weights", "must be at least 0 each");
         for (name, value) in [
             ("step_decay", self.step_decay),
             ("kl_scale", self.kl_scale),
             ("kl_decay", self.kl_decay),
         ] {
-            if value > Self::LARGEST_FACTOR {
-                problems.push(format!("`{name}` is more than {}", Self::LARGEST_FACTOR));
-            }
+            let holds = is_weight(&value) && value <= Self::LARGEST_FACTOR;
+            rules.require(holds, name, format!("must be in 0 to {}", Self::LARGEST_FACTOR));
         }
         // Weights of steps are factors of losses in f32; with too many steps they are not asked
         // for.
-        if problems.0.is_empty() && self.weights().iter().any(|weight| !limits::is_f32(*weight)) {
-            problems.push("`step_decay` or `step_weights` make a weight beyond f32");
+        let problems = rules.into_problems();
+        if problems.is_empty() && self.weights().iter().any(|weight| !limits::is_f32(*weight)) {
+            let text = "makes a weight beyond f32, or `step_weights` holds one";
+            return vec![Problem {
+                reads: vec!["step_weights".into()],
+                ..Problem::new("step_decay", text)
+            }];
         }
         problems
     }

@@ -69,7 +69,8 @@ impl Eagle3Objective {
     /// # Errors
     /// - the head is not of the target that the draft is for, or the configuration is unusable
     pub fn new(draft: Eagle3Draft, head: &Tensor, config: Eagle3ObjectiveConfig) -> Result<Self> {
-        let mut problems = config.problems();
+        let told = config.problems().iter().map(ToString::to_string).collect();
+        let mut problems = Problems(told);
         let wanted = [draft.config().vocab_size, draft.config().target_hidden_size];
         if head.dims() != wanted {
             problems.push(format!("target head {:?}, {wanted:?} expected", head.dims()));
