@@ -5,7 +5,8 @@ use std::io::Cursor;
 use std::path::Path;
 
 use crate::support::{
-    self, fail, random_tensors, relative_error, run, stderr, succeed, tiny_config, write_target,
+    self, fail, random_tensors, relative_error, run, stderr, stdout, succeed, tiny_config,
+    write_target,
 };
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -274,7 +275,7 @@ fn generate_says_the_same_with_weights_as_stored() {
 /// Scales that are no numbers make logits that are none, and NaN never wins: decoding goes on, and
 /// drafting changes nothing.
 #[test]
-fn blocks_with_impossible_scales_decode_alike_with_and_without_drafts() {
+fn blocks_with_impossible_scales_end_alike_with_and_without_drafts() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("model.gguf").display().to_string();
     for (name, file) in files_of_blocks() {
@@ -288,7 +289,16 @@ fn blocks_with_impossible_scales_decode_alike_with_and_without_drafts() {
             std::fs::write(&path, &file).expect("write");
             let say = |way: &str| {
                 let fixed = ["generate", "--target", &path, "--prompt", "ABABAB", "--ignore-eos"];
-                succeed(&[&fixed[..], &["--max-tokens", "8", "--pace", "fixed", way]].concat())
+                let told =
+                    run(&[&fixed[..], &["--max-tokens", "8", "--pace", "fixed", way]].concat());
+                let problem = stderr(&told);
+                let refused = problem.contains("error: the logits are not numbers");
+                assert_eq!(
+                    told.status.code(),
+                    Some(i32::from(refused)),
+                    "{name}, {kind}: {problem}"
+                );
+                (refused, stdout(&told))
             };
             assert_eq!(say("--no-draft"), say("--lookup"), "{name}, {kind}");
         }
