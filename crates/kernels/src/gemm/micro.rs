@@ -77,7 +77,7 @@ impl Isa {
             match order {
                 LeftOrder::Rows => self.ordered::<ROW_STRIDE, 1>(depth, a, b, dst),
                 LeftOrder::Steps if self.widths().step == 16 => {
-                    self.ordered::<1, 16>(depth, a, b, dst)
+                    self.ordered::<1, 16>(depth, a, b, dst);
                 }
                 LeftOrder::Steps => self.ordered::<1, 8>(depth, a, b, dst),
             }

@@ -114,9 +114,9 @@ fn left_by<const STEP: usize>(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftO
 /// last column; `wide` holds a panel's columns when they are stored narrower than f32.
 pub(super) fn right<T: Element>(b: Mat<'_, T>, panel: usize, out: &mut [f32], wide: &mut Vec<f32>) {
     if panel == MOST_PANEL {
-        right_by::<MOST_PANEL, T>(b, out, wide)
+        right_by::<MOST_PANEL, T>(b, out, wide);
     } else {
-        right_by::<16, T>(b, out, wide)
+        right_by::<16, T>(b, out, wide);
     }
 }
 
