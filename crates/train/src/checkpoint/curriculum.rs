@@ -47,7 +47,7 @@ impl StartFrom {
     }
 }
 
-/// What [`CURRICULUM_FILE`] holds.
+/// What `curriculum.json` holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CurriculumFile {
     /// In order.
