@@ -80,10 +80,9 @@ impl<'a> Shop<'a> {
                 "held_out_rows": 0, "anchor": {"enabled": false}
             },
             "draft": {
-                "method": "eagle3",
-                "eagle3": {"draft_vocab_size": 8192, "target_layers": [1, 3, 5]}
+                "method": "eagle3", "draft_vocab_size": 8192, "target_layers": [1, 3, 5],
+                "oov_rows": "keep"
             },
-            "objective": {"eagle3": {"oov_rows": "keep"}},
             "train": {"rows_per_step": 1, "epochs": epochs, "save_every": 1000}
         });
         // JSON is YAML.

@@ -224,7 +224,7 @@ fn changed_settings_are_refused_and_can_be_forced() {
     let shop = Workshop::new();
     let config = shop.config();
     succeed(&["train", &config, "train.steps=4"]);
-    let text = fail(&["train", &config, "train.steps=8", "objective.soft_weight=0.5"], 1);
+    let text = fail(&["train", &config, "train.steps=8", "draft.soft_weight=0.5"], 1);
     assert!(text.contains("train.steps was 4, now 8") && text.contains("soft_weight"), "{text}");
     let forced = run(&["train", &config, "train.steps=8", "--force-resume"]);
     let text = stderr(&forced);
@@ -485,17 +485,18 @@ fn huge_numbers_end_in_a_message() {
         "train.steps",
         "data.row_tokens",
         "data.held_out_rows",
-        "objective.top_k",
+        "teacher.top_k",
         "capture.shard_mib",
         "parallel.timeout_seconds",
-        "draft.eagle3.head_dim",
-        "draft.eagle3.intermediate_size",
+        "draft.head_dim",
+        "draft.intermediate_size",
     ] {
-        let method = if key.contains("eagle3") { "eagle3" } else { "glide" };
+        let is_eagle3 = ["draft.head_dim", "draft.intermediate_size"].contains(&key);
+        let method = if is_eagle3 { "eagle3" } else { "glide" };
         let method = format!("draft.method={method}");
         let change = format!("{key}=9007199254740992");
-        let more = ["draft.eagle3.target_layers=[0,1,2]"];
-        let more = if key.contains("eagle3") { &more[..] } else { &[] };
+        let more = ["draft.target_layers=[0,1,2]"];
+        let more = if is_eagle3 { &more[..] } else { &[] };
         for command in [
             &["config", "check", &config, &method, &change][..],
             &["train", &config, "--plan", "--gflops", "1", &method, &change],

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 /// Arguments that turn the workshop's configuration into an EAGLE-3 run.
 const EAGLE3: [&str; 6] = [
     "draft.method=eagle3",
-    "draft.eagle3.target_layers=[0,1,2]",
-    "draft.eagle3.draft_vocab_size=40",
-    "objective.eagle3.ttt_steps=3",
+    "draft.target_layers=[0,1,2]",
+    "draft.draft_vocab_size=40",
+    "draft.ttt_steps=3",
     "data.anchor.enabled=false",
     "schedule.learning_rate=0.002",
 ];
@@ -141,12 +141,12 @@ fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
     let output = format!("output={}", shop.path("next"));
     let warm = ["train.steps=2", &from, &output];
     // 41 tokens are asked for, 40 were trained.
-    let more = [&warm[..], &["draft.eagle3.draft_vocab_size=41"]].concat();
+    let more = [&warm[..], &["draft.draft_vocab_size=41"]].concat();
     let text = fail(&arguments(&config, &more), 1);
     assert!(text.contains("the draft proposes 40 tokens"), "{text}");
-    assert!(text.contains("draft.eagle3.remap"), "{text}");
+    assert!(text.contains("draft.remap"), "{text}");
     succeed(&arguments(&config, &warm));
-    let more = [&more[..], &["draft.eagle3.remap=true"]].concat();
+    let more = [&more[..], &["draft.remap=true"]].concat();
     let output = format!("output={}", shop.path("remapped"));
     succeed(&arguments(&config, &[&more[..], &[&output]].concat()));
     // Text with other counts: the vocabulary of a resumed run would be another one.
@@ -163,16 +163,16 @@ fn every_objective_and_draft_option_trains() {
     let shop = shop();
     let config = shop.config();
     let options: [&[&str]; 6] = [
-        &["objective.eagle3.loss=lk_alpha"],
-        &["objective.eagle3.loss=lk_lambda", "objective.eagle3.kl_decay=3"],
-        &["objective.eagle3.mask_rule=input", "objective.eagle3.oov_rows=keep"],
-        &["objective.eagle3.compat=specforge", "train.rows_per_step=3"],
-        &["draft.eagle3.fc_norm=true", "draft.eagle3.norm_output=true"],
+        &["draft.loss=lk_alpha"],
+        &["draft.loss=lk_lambda", "draft.kl_decay=3"],
+        &["draft.mask_rule=input", "draft.oov_rows=keep"],
+        &["draft.compat=specforge", "train.rows_per_step=3"],
+        &["draft.fc_norm=true", "draft.norm_output=true"],
         &[
-            "draft.eagle3.hidden_size=16",
-            "draft.eagle3.embed_proj=true",
-            "draft.eagle3.attention_window=9",
-            "objective.eagle3.step_weights=[1,0.5,0]",
+            "draft.hidden_size=16",
+            "draft.embed_proj=true",
+            "draft.attention_window=9",
+            "draft.step_weights=[1,0.5,0]",
             "train.features=memory",
         ],
     ];
@@ -188,16 +188,23 @@ fn every_objective_and_draft_option_trains() {
 fn keys_of_another_method_and_unfit_targets_are_refused() {
     let shop = shop();
     let config = shop.config();
-    let more = ["draft.gamma=4", "objective.soft_weight=0.5", "objective.eagle3.ttt_steps=0"];
+    let more = ["draft.gamma=4", "draft.soft_weight=0.5", "draft.ttt_steps=0"];
     let text = fail(&arguments(&config, &more), 2);
-    for part in ["`draft.gamma` is GLIDE's", "soft_weight", "`objective.eagle3.ttt_steps` is 0"] {
+    for part in
+        ["`draft.gamma` is a key of `draft.method: glide`", "soft_weight", "`draft.ttt_steps` is 0"]
+    {
         assert!(text.contains(part), "{part} not in {text}");
     }
-    let text = fail(&["train", &config, "draft.eagle3.fc_norm=true"], 2);
-    assert!(text.contains("set `draft.method: eagle3`"), "{text}");
+    let text = fail(&["train", &config, "draft.fc_norm=true"], 2);
+    assert!(text.contains("`draft.fc_norm` is a key of `draft.method: eagle3`"), "{text}");
+    let text = fail(&["train", &config, "objective.eagle3.ttt_steps=3", "train.patience=2"], 2);
+    for part in ["`objective.eagle3.ttt_steps` is `draft.ttt_steps` now", "`train.patience` counts"]
+    {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
     let text = fail(&["train", &config, "draft.method=eagle3"], 2);
-    assert!(text.contains("set `draft.eagle3.target_layers`"), "{text}");
-    let more = ["draft.eagle3.target_layers=[0,1,9]"];
+    assert!(text.contains("set `draft.target_layers`"), "{text}");
+    let more = ["draft.target_layers=[0,1,9]"];
     let text = fail(&arguments(&config, &more), 2);
     assert!(text.contains("tapped layer 9 of a target with 4 layers"), "{text}");
 }
@@ -229,8 +236,8 @@ fn a_real_target_trains() {
     let target = format!("target={}", target.display());
     let more = [
         &target,
-        "draft.eagle3.draft_vocab_size=200",
-        "draft.eagle3.target_layers=[0,2,3]",
+        "draft.draft_vocab_size=200",
+        "draft.target_layers=[0,2,3]",
         "train.steps=12",
         "--json",
     ];
@@ -294,8 +301,7 @@ fn held_out_lengths_are_those_of_decoding() {
     let (train, held_out) = (set("train", 0..96), set("held-out", 96..120));
     let config = json!({
         "target": target, "output": path("run"),
-        "draft": {"method": "eagle3", "eagle3": {"draft_vocab_size": 2048}},
-        "objective": {"eagle3": {"ttt_steps": 4}},
+        "draft": {"method": "eagle3", "draft_vocab_size": 2048, "ttt_steps": 4},
         "data": {"train": train, "held_out": held_out, "row_tokens": 256, "anchor": {"enabled": false}},
         "schedule": {"learning_rate": 3e-3},
         "train": {"rows_per_step": 1, "epochs": 2, "features": "memory", "evaluate_every": 0}

@@ -13,8 +13,8 @@ fn trained(more: &[&str]) -> Workshop {
     support::write_target(&shop.target, &config);
     let eagle3 = [
         "draft.method=eagle3",
-        "draft.eagle3.draft_vocab_size=120",
-        "objective.eagle3.ttt_steps=3",
+        "draft.draft_vocab_size=120",
+        "draft.ttt_steps=3",
         "data.anchor.enabled=false",
         "schedule.learning_rate=0.01",
         "train.steps=12",
@@ -121,7 +121,7 @@ fn a_folder_of_exports_is_verified_whole_and_names_them() {
 
 #[test]
 fn exports_are_warm_starts_and_other_networks_are_refused() {
-    let shop = trained(&["draft.eagle3.norm_before_residual=true"]);
+    let shop = trained(&["draft.norm_before_residual=true"]);
     let config = shop.config();
     let text = fail(&["export", &shop.path("run"), "--to", "sglang", "-o", &shop.path("no")], 1);
     assert!(text.contains("SGLang computes another network without a message"), "{text}");
@@ -130,10 +130,10 @@ fn exports_are_warm_starts_and_other_networks_are_refused() {
         let output = format!("output={}", shop.path(&format!("next-{profile}")));
         let warm =
             ["train", &config, "draft.method=eagle3", "data.anchor.enabled=false", &from, &output];
-        let warm = [&warm[..], &["train.steps=1", "objective.eagle3.ttt_steps=2"]].concat();
+        let warm = [&warm[..], &["train.steps=1", "draft.ttt_steps=2"]].concat();
         let text = fail(&warm, 2);
-        assert!(text.contains("set `draft.eagle3.norm_before_residual: true`"), "{text}");
-        succeed(&[&warm[..], &["draft.eagle3.norm_before_residual=true"]].concat());
+        assert!(text.contains("set `draft.norm_before_residual: true`"), "{text}");
+        succeed(&[&warm[..], &["draft.norm_before_residual=true"]].concat());
     }
 }
 

@@ -391,11 +391,7 @@ fn impossible_routing_is_refused_before_any_weight_is_read() {
 /// Trains, captures, trains on what was captured, extracts and decodes with either method.
 #[test]
 fn drafts_train_and_decode_on_a_mixture_like_on_any_target() {
-    let eagle3 = [
-        "draft.method=eagle3",
-        "draft.eagle3.target_layers=[2,0,1]",
-        "objective.eagle3.ttt_steps=3",
-    ];
+    let eagle3 = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
     for (family, options) in [
         ("qwen3_moe", &["draft.init=last_layer"][..]),
         ("mixtral", &eagle3),

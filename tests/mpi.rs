@@ -12,7 +12,7 @@ use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
 
 const EAGLE3: [&str; 3] =
-    ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
+    ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
 
 const MUON: [&str; 1] = ["optimizer.matrices=muon"];
 
@@ -126,11 +126,7 @@ fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
         // Each row divided by its own tokens and the number of all rows.
         (
             "compat",
-            &[
-                "objective.eagle3.compat=specforge",
-                "data.anchor.enabled=false",
-                "train.rows_per_step=3",
-            ],
+            &["draft.compat=specforge", "data.anchor.enabled=false", "train.rows_per_step=3"],
         ),
     ] {
         let train = |ranks: usize| {
@@ -242,7 +238,7 @@ fn zero_3_equals_unsharded_ranks_bit_for_bit() {
     let shop = Workshop::of_four_layers();
     let config = shop.config();
     let stop = ["train.steps=4", "train.evaluate_every=4", "train.target_loss_every=2"];
-    let memory = ["train.features=memory", "objective.soft_targets=top_k"];
+    let memory = ["train.features=memory", "teacher.soft_targets=top_k"];
     // Three rows on two ranks, one on three: some ranks have fewer than others, or none.
     for (name, ranks, rows, more) in [
         ("glide", 2, 3, &[][..]),
@@ -354,7 +350,7 @@ fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
 
 #[test]
 fn mpi_ranks_that_share_rows_train_like_one_process() {
-    let mixed = joined(&[&EAGLE3, &["objective.eagle3.loss=lk_lambda"]]);
+    let mixed = joined(&[&EAGLE3, &["draft.loss=lk_lambda"]]);
     // One group of two, two groups of two, one of four whose target is spread over all.
     let groups = [
         (2, &["parallel.sequence=2"][..]),
@@ -366,13 +362,13 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
     }
     let shop = Workshop::of_four_layers();
     let config = shop.config();
-    let compat = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
+    let compat = ["draft.compat=specforge", "data.anchor.enabled=false"];
     for (ranks, more, problem) in [
         (3, vec!["parallel.sequence=2"], "does not divide the 3 ranks"),
         (
             2,
             joined(&[&["parallel.sequence=2"], &EAGLE3, &compat]),
-            "`objective.eagle3.compat` divides every batch by its own rows",
+            "`draft.compat` divides every batch by its own rows",
         ),
     ] {
         let mut refused = mpirun(ranks, &joined(&[&["train", &config], &more]));

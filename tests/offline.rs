@@ -18,10 +18,10 @@ use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
 use serde_json::Value;
 
 const EAGLE3: [&str; 3] =
-    ["draft.method=eagle3", "draft.eagle3.target_layers=[2,0,1]", "objective.eagle3.ttt_steps=3"];
+    ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
 
 /// Small shards, so that there are several.
-const GLIDE: [&str; 1] = ["objective.top_k=8"];
+const GLIDE: [&str; 1] = ["teacher.top_k=8"];
 
 /// Takes the decoder layers out of the target's file.
 fn remove_layers(target: &Path) {
@@ -60,10 +60,10 @@ fn shard(store: &str, index: usize) -> PathBuf {
 
 #[test]
 fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
-    let top_k = ["objective.soft_targets=top_k", "objective.top_k=8"];
-    let specforge = ["objective.eagle3.compat=specforge", "data.anchor.enabled=false"];
-    let short = ["draft.eagle3.draft_vocab_size=30", "objective.eagle3.loss=lk_lambda"];
-    let distributions = ["objective.eagle3.loss=lk_alpha", "objective.tail=renormalise"];
+    let top_k = ["teacher.soft_targets=top_k", "teacher.top_k=8"];
+    let specforge = ["draft.compat=specforge", "data.anchor.enabled=false"];
+    let short = ["draft.draft_vocab_size=30", "draft.loss=lk_lambda"];
+    let distributions = ["draft.loss=lk_alpha", "teacher.tail=renormalise"];
     let modes: [(&str, Vec<&str>); 7] = [
         ("glide", GLIDE.to_vec()),
         ("glide top-k", top_k.to_vec()),
@@ -293,8 +293,8 @@ fn stores_of_another_target_text_or_objective_are_refused() {
     succeed(&capture);
     for (option, part) in [
         ("data.row_tokens=64", "training text was"),
-        ("draft.eagle3.target_layers=[0,1,2]", "train features are"),
-        ("objective.eagle3.mask_rule=input", "the teacher of token"),
+        ("draft.target_layers=[0,1,2]", "train features are"),
+        ("draft.mask_rule=input", "the teacher of token"),
     ] {
         let text = fail(&[&train[..], &[option]].concat(), 1);
         assert!(text.contains(part), "{part} not in {text}");
@@ -363,7 +363,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         "data": {
             "train": [{"path": shop.path("rows.jsonl")}], "held_out_rows": 2, "row_tokens": 128
         },
-        "train": {"features": store}, "objective": {"soft_targets": "top_k", "top_k": 8}
+        "train": {"features": store}, "teacher": {"soft_targets": "top_k", "top_k": 8}
     });
     let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
     let target = Target::open(&config.target, &TargetOptions::default()).expect("target");

@@ -222,7 +222,7 @@ fn a_draft_of_another_target_is_warned_about_and_changes_nothing() {
 #[test]
 fn stored_features_train_exactly_like_the_target_online_in_the_first_epoch() {
     let shop = Workshop::new();
-    let common = ["objective.soft_targets=top_k", "objective.top_k=8", "train.epochs=1"];
+    let common = ["teacher.soft_targets=top_k", "teacher.top_k=8", "train.epochs=1"];
     let train = |name: &str, features: &str| {
         let output = format!("output={}", shop.path(name));
         let features = format!("train.features={features}");
@@ -279,7 +279,7 @@ fn compat_trains_the_published_layer() {
         "train",
         &shop.config(),
         "draft.compat=longspec",
-        "objective.soft_weight=0",
+        "draft.soft_weight=0",
         "schedule.kind=deepspeed_warmup_cosine",
         "train.steps=8",
     ];
@@ -298,7 +298,7 @@ fn wrong_use_is_exit_2_with_a_remedy() {
     fail(&["train", &shop.path("absent.yaml")], 2);
     fail(&["extract", &shop.path("target")], 2);
     let text = fail(&["train", &shop.config(), "draft.compat=longspec"], 2);
-    assert!(text.contains("objective.soft_weight: 0"), "{text}");
+    assert!(text.contains("draft.soft_weight: 0"), "{text}");
     let rows = shop.path("bad.jsonl");
     std::fs::write(&rows, "{\"text\": \"fine\"}\n{\"text\": 3}\n").expect("rows");
     let sources = format!("data.train=[{{path: {rows}}}]");

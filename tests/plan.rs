@@ -12,8 +12,8 @@ const TOLERANCE: f64 = 0.1;
 
 const EAGLE3: [&str; 4] = [
     "draft.method=eagle3",
-    "draft.eagle3.target_layers=[0,1,2]",
-    "objective.eagle3.ttt_steps=3",
+    "draft.target_layers=[0,1,2]",
+    "draft.ttt_steps=3",
     "data.row_tokens=2048",
 ];
 
@@ -145,7 +145,7 @@ fn eagle3_takes_the_memory_that_is_planned() {
 
 #[test]
 fn eagle3_holding_a_step_takes_the_memory_that_is_planned() {
-    let more = ["train.rows_per_step=6", "objective.eagle3.ttt_steps=2", "train.steps=1"];
+    let more = ["train.rows_per_step=6", "draft.ttt_steps=2", "train.steps=1"];
     assert_close("six rows held", Shop::new().memory(&[&EAGLE3[..], &more].concat()));
 }
 
@@ -162,7 +162,7 @@ fn eagle3_over_stored_features_takes_the_memory_that_is_planned() {
 #[test]
 fn features_kept_in_memory_are_counted_once_the_rows_are_known() {
     let shop = Shop::new();
-    let more = ["train.features=memory", "objective.soft_targets=top_k", "objective.top_k=8"];
+    let more = ["train.features=memory", "teacher.soft_targets=top_k", "teacher.top_k=8"];
     let config = shop.path("train.yaml");
     let text = succeed(&[&["train", &config, "--plan", "--gflops", "10"][..], &more].concat());
     assert!(text.contains("for every further training row: `train.features: memory`"), "{text}");

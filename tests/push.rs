@@ -122,7 +122,7 @@ fn exported(shop: &Workshop) -> PathBuf {
     config["num_hidden_layers"] = 8.into();
     support::write_target(&shop.target, &config);
     let train = ["train", &shop.config(), "draft.method=eagle3", "data.anchor.enabled=false"];
-    succeed(&[&train[..], &["draft.eagle3.draft_vocab_size=60", "train.steps=2"]].concat());
+    succeed(&[&train[..], &["draft.draft_vocab_size=60", "train.steps=2"]].concat());
     let rows = "{\"prompt\": \"the cat\"}\n{\"prompt\": \"on the mat\"}\n";
     std::fs::write(shop.path("prompts.jsonl"), rows).expect("prompts");
     let (run, target, folder) = (shop.path("run"), shop.target(), shop.path("export"));

@@ -85,8 +85,8 @@ fn arguments(shop: &Workshop, store: &str) -> Vec<String> {
         ),
         format!("train.features={}", shop.path(store)),
         "draft.method=eagle3".to_owned(),
-        "draft.eagle3.target_layers=[0,1,2]".to_owned(),
-        "objective.eagle3.ttt_steps=3".to_owned(),
+        "draft.target_layers=[0,1,2]".to_owned(),
+        "draft.ttt_steps=3".to_owned(),
         "data.anchor.enabled=false".to_owned(),
     ]
     .to_vec()

@@ -243,7 +243,7 @@ fn charts(page: &str) -> Vec<(String, String)> {
 #[test]
 fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
     let shop = Workshop::new();
-    let top_k = ["objective.soft_targets=top_k", "objective.top_k=8", "train.evaluate_every=2"];
+    let top_k = ["teacher.soft_targets=top_k", "teacher.top_k=8", "train.evaluate_every=2"];
     succeed(&[&["train", &shop.config(), "train.steps=4"][..], &top_k].concat());
     let run = shop.path("run");
     let log = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");

@@ -18,7 +18,7 @@ fn mpi_ranks_that_share_layers_train_like_one_process() {
     for method in [&[][..], &EAGLE3] {
         groups_train_like_one_process(method, &groups);
     }
-    let memory = ["train.features=memory", "objective.soft_targets=top_k"];
+    let memory = ["train.features=memory", "teacher.soft_targets=top_k"];
     groups_train_like_one_process(&memory, &groups);
 }
 

@@ -13,7 +13,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use serde_json::Value;
 
 use crate::cli::Cli;
-use crate::configuration::{schema_of, schema_place};
+use crate::configuration::{schema_of, schema_places};
 
 /// Endings that make a dotted word a file's name.
 const FILES: [&str; 17] = [
@@ -37,8 +37,15 @@ const FILES: [&str; 17] = [
 ];
 
 /// Tensors of targets, whose names begin like keys.
-const TENSORS: [&str; 4] =
-    ["model.layers", "model.embed_tokens", "model.norm", "model.language_model"];
+const TENSORS: [&str; 7] = [
+    "model.layers",
+    "model.embed_tokens",
+    "model.norm",
+    "model.language_model",
+    "teacher.loss_mask",
+    "teacher.position_mask",
+    "teacher.target_token_ids",
+];
 
 /// Programs whose command lines texts hold.
 const PROGRAMS: [&str; 7] = [
@@ -160,14 +167,13 @@ impl Known {
 }
 
 fn collect_keys(root: &Value, place: &Value, prefix: &str, keys: &mut BTreeSet<String>) {
-    let place = schema_place(root, place);
-    for (key, property) in place.get("properties").and_then(Value::as_object).into_iter().flatten()
-    {
+    let places = schema_places(root, place);
+    let maps = places.iter().filter_map(|place| place.get("properties")?.as_object());
+    for (key, property) in maps.flatten() {
         let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         keys.insert(full.clone());
-        let property = schema_place(root, property);
         collect_keys(root, property, &full, keys);
-        if let Some(items) = property.get("items") {
+        for items in schema_places(root, property).iter().filter_map(|place| place.get("items")) {
             collect_keys(root, items, &full, keys);
         }
     }
@@ -269,7 +275,7 @@ fn inventions_are_found() {
         assert_eq!(known.inventions(text), [invention], "{text}");
     }
     for text in [
-        "lower schedule.learning_rate, data.train.0.path or draft.eagle3.head_dim",
+        "lower schedule.learning_rate, data.train.0.path or draft.head_dim",
         "`longdraft data inspect` shows model.safetensors, data.0.text and model.layers.3.x",
         "--force-resume, or `longdraft --version`",
     ] {

@@ -64,7 +64,7 @@ pub enum TrainError {
     /// A store of features needs more room than there is.
     #[error(
         "{location}: {bytes_left} bytes are still to be written, {free} are free: make room, name another \
-         place in `train.features`, or store less (`capture.dtype: int8`, `objective.soft_targets: top_k`)"
+         place in `train.features`, or store less (`capture.dtype: int8`, `teacher.soft_targets: top_k`)"
     )]
     NoRoom {
         /// The store.

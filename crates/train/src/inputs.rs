@@ -164,7 +164,7 @@ impl InputCheck {
         follows: bool,
         problems: &mut Problems,
     ) {
-        let method = config.draft.method;
+        let method = &config.draft.method;
         let target = target
             .filter(|target| problems.take("draft", method.footprint(config, target)).is_some());
         let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };

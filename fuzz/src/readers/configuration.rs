@@ -28,7 +28,7 @@ pub(super) fn configurations() -> Vec<Vec<u8>> {
     let whole = "defaults:\n- part\n- _self_\ntarget: a/b\noutput: runs/${oc.env:LONGDRAFT_UNSET,7}-${train.seed}\n\
         data:\n  train:\n  - path: x.jsonl\n    template: {kind: raw, fields: [a]}\n  \
         anchor: {enabled: false}\ntrain: {rows_per_step: 2, epochs: 3}\n\
-        draft: {method: eagle3, eagle3: {draft_vocab_size: 60}}\nschedule: {kind: warmup_cosine}\n";
+        draft: {method: eagle3, draft_vocab_size: 60}\nschedule: {kind: warmup_cosine}\n";
     let stages = "target: a\noutput: runs/c\ndata: {train: [{path: x.jsonl}]}\ntrain: {seed: 3}\n\
         stages:\n- name: base\n- {name: long, start_from: best, data: {row_tokens: 4096}}\n";
     let pretrain = "output: runs/p\ndata: {train: [a.bin]}\nmodel: {vocab_size: 1024}\n";

@@ -194,7 +194,7 @@ fn write_checkpoint(folder: &Path) {
         max_minutes: None,
         metrics_bytes: 100,
         identity: RunIdentity { values: vec![("data".into(), "x".into())] },
-        method: Method::default().name().to_owned(),
+        method: Method::first().name().to_owned(),
         draft: draft.config_json(),
         target_fingerprint: TARGET.fingerprint().to_owned(),
     };

@@ -150,8 +150,8 @@ fn precision(text: &str) -> Result<Precision, String> {
 }
 
 fn method(text: &str) -> Result<Method, String> {
-    Method::named(text).ok_or_else(|| {
-        let names: Vec<&str> = Method::all().map(|method| method.name()).collect();
+    Method::named(text).copied().ok_or_else(|| {
+        let names: Vec<&str> = Method::all().map(Method::name).collect();
         format!("a draft method: {}", names.join(", "))
     })
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::cli::TrainArguments;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{CONFIG_FILE, Composed, file_text, read, require_inputs};
+use crate::configuration::{CONFIG_FILE, Composed, RECORD_MARK, file_text, read, require_inputs};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
@@ -252,7 +252,7 @@ pub(crate) fn train(
 
 /// Keeps the composed configuration and the version beside the run.
 fn save_config(config: &TrainConfig) -> Result<()> {
-    let text = format!("# longdraft {}\n{}", env!("CARGO_PKG_VERSION"), config_text(config)?);
+    let text = format!("{RECORD_MARK}{}\n{}", env!("CARGO_PKG_VERSION"), config_text(config)?);
     let path = config.output.join(CONFIG_FILE);
     std::fs::write(&path, text)
         .map_err(|error| Failure::work(format!("{}: {error}", path.display())))

@@ -2,12 +2,13 @@
 
 use jsonschema::error::ValidationErrorKind;
 use longdraft_rules::KeyPath;
+use longdraft_train::config::renamed;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Problem;
-use super::tree::Node;
+use super::tree::{Node, Tree};
 
 /// The JSON Schema of a configuration type.
 pub(crate) fn schema_of<T: JsonSchema>() -> Value {
@@ -142,6 +143,17 @@ fn repairs(error: &jsonschema::ValidationError<'_>, schema: &Value, value: &Valu
             let instead = property.map(|property| placeholder(schema, property));
             vec![Repair { place: pointer, name, instead }]
         }
+        ValidationErrorKind::OneOfNotValid { context }
+            if let Some(union) = Union::at(schema, &dotted(&pointer), value) =>
+        {
+            let without_tag = || {
+                vec![Repair { place: pointer.clone(), name: union.tag.to_owned(), instead: None }]
+            };
+            let of_branch = |errors: &Vec<jsonschema::ValidationError<'_>>| {
+                errors.iter().flat_map(|error| repairs(error, schema, value)).collect()
+            };
+            union.chosen.and_then(|index| context.get(index)).map_or_else(without_tag, of_branch)
+        }
         _ => {
             // The nearest key of an object; an item of a list goes with its list.
             let mut place = pointer.as_str();
@@ -187,11 +199,21 @@ fn explain(
     let at = |key: &str, text: String| Problem::of_key(node, key, text);
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected } => {
-            let known = keys_at(schema, &key, &node.to_json());
+            let instance = node.to_json();
+            let known = keys_at(schema, &key, &instance);
+            let union = Union::at(schema, &key, &instance);
             for name in unexpected {
                 let full = inside(name);
-                let hint = nearest(name, &known);
-                problems.push(at(&full, format!("unknown key `{full}`{hint}")));
+                let moved = node.at(&full).map(|node| moved_keys(node, &full)).unwrap_or_default();
+                if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
+                    problems.push(at(&full, format!("`{full}` is a key of `{key}.{owner}`")));
+                } else if moved.is_empty() {
+                    let hint = nearest(name, &known);
+                    problems.push(at(&full, format!("unknown key `{full}`{hint}")));
+                }
+                let told =
+                    |(old, new): (String, String)| at(&old, format!("`{old}` is `{new}` now"));
+                problems.extend(moved.into_iter().map(told));
             }
         }
         ValidationErrorKind::Required { property } => {
@@ -199,6 +221,19 @@ fn explain(
             problems.push(at(&name, format!("`{name}` is missing")));
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            if let Some(union) = Union::at(schema, &key, &node.to_json()) {
+                match union.chosen.and_then(|index| context.get(index)) {
+                    Some(errors) => {
+                        errors.iter().for_each(|error| explain(error, node, schema, problems));
+                    }
+                    None => {
+                        let (tag, names) = (inside(union.tag), union.names().join("`, `"));
+                        let text = format!("`{tag}` is none of `{names}`");
+                        problems.push(at(&tag, text));
+                    }
+                }
+                return;
+            }
             // The alternative that comes closest is the one that was meant: the tag fits, and the
             // fewest things are wrong.
             let distance = |errors: &Vec<jsonschema::ValidationError<'_>>| {
@@ -240,6 +275,67 @@ fn alternatives(
         return error.to_string();
     }
     format!("{} is none of {}", error.instance(), possible.join(", "))
+}
+
+/// Keys of an earlier version at and below a dotted key, each with its new name.
+fn moved_keys(node: &Node, key: &str) -> Vec<(String, String)> {
+    if let Some(new) = renamed(key) {
+        return vec![(key.to_owned(), new)];
+    }
+    let Tree::Map(entries) = &node.value else { return Vec::new() };
+    let inner = entries.iter().map(|(name, node)| moved_keys(node, &format!("{key}.{name}")));
+    inner.flatten().collect()
+}
+
+/// A tagged union of a schema: the value of one key says which others there are.
+pub(crate) struct Union<'a> {
+    pub(crate) tag: &'a str,
+    pub(crate) branches: Vec<&'a Value>,
+    /// The branch that an instance asks for.
+    chosen: Option<usize>,
+}
+
+impl<'a> Union<'a> {
+    /// The union that a schema is.
+    pub(crate) fn of(root: &'a Value, schema: &'a Value, instance: &Value) -> Option<Self> {
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            return Self::of(root, root.pointer(reference.strip_prefix('#')?)?, instance);
+        }
+        let tag = schema.get("discriminator")?.get("propertyName")?.as_str()?;
+        let branches: Vec<&Value> = schema.get("oneOf")?.as_array()?.iter().collect();
+        let asks_for = |branch: &&Value| match instance.get(tag) {
+            Some(name) => *name == branch["properties"][tag]["const"],
+            None => !is_required(branch, tag),
+        };
+        let chosen = branches.iter().position(asks_for);
+        Some(Self { tag, branches, chosen })
+    }
+
+    /// The union at a dotted place of an instance.
+    fn at(root: &'a Value, key: &str, instance: &Value) -> Option<Self> {
+        let (outer, name) = key.rsplit_once('.').unwrap_or(("", key));
+        let schema = place_at(root, outer, instance)?.get("properties")?.get(name)?;
+        let value = instance.pointer(&format!("/{}", key.replace('.', "/")));
+        Self::of(root, schema, value.unwrap_or(&Value::Null))
+    }
+
+    /// Values of the tag.
+    pub(crate) fn names(&self) -> Vec<&'a str> {
+        let name = |branch: &&'a Value| branch["properties"][self.tag]["const"].as_str();
+        self.branches.iter().filter_map(name).collect()
+    }
+
+    /// `tag: value` of the other branch that has a key.
+    fn owner(&self, key: &str) -> Option<String> {
+        let has = |branch: &&Value| branch["properties"].get(key).is_some();
+        let index = self.branches.iter().position(has)?;
+        Some(format!("{}: {}", self.tag, self.names().get(index)?))
+    }
+}
+
+fn is_required(branch: &Value, key: &str) -> bool {
+    let required = branch.get("required").and_then(Value::as_array);
+    required.is_some_and(|names| names.iter().any(|name| name == key))
 }
 
 /// ` (did you mean ...?)`, or the possible keys where none is near.
@@ -297,7 +393,11 @@ pub(crate) fn alternative<'a>(root: &'a Value, schema: &'a Value, instance: &Val
             return false;
         };
         properties.iter().all(|(key, property)| {
-            property.get("const").is_none_or(|tag| instance.get(key) == Some(tag))
+            property.get("const").is_none_or(|tag| match instance.get(key) {
+                Some(given) => given == tag,
+                // Without a tag it is the branch that needs none.
+                None => !is_required(branch, key),
+            })
         })
     };
     branches.iter().find(fits).map_or(schema, |branch| alternative(root, branch, instance))

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_train::config::upgrade;
 use serde_json::Value;
 
-use super::Problem;
 use super::tree::{Node, Origin, Tree};
+use super::{Problem, RECORD_MARK};
 
 /// Published spellings and ours.
 const ALIASES: [(&str, &[&str]); 2] =
@@ -72,6 +73,9 @@ impl Composer {
             return Err(Problem::at(&own.origin, "a configuration is a map of keys"));
         }
         rename_aliases(&mut own)?;
+        if text.starts_with(RECORD_MARK) {
+            upgrade_record(&mut own);
+        }
         let composed = self.composed(own, path)?;
         self.reading.pop();
         Ok(composed)
@@ -158,6 +162,21 @@ fn normal(path: &Path) -> PathBuf {
         }
     }
     out
+}
+
+/// Brings what a run of an earlier version recorded to the keys of this one.
+fn upgrade_record(own: &mut Node) {
+    let Value::Object(mut record) = own.to_json() else { return };
+    upgrade(&mut record);
+    if record.contains_key("objective") || own.remove("objective").is_none() {
+        return;
+    }
+    own.remove("draft");
+    for section in ["draft", "teacher"] {
+        let value = Node::of_json(record.remove(section).unwrap_or_default(), &own.origin);
+        let under = Tree::Map(vec![(section.to_owned(), value)]);
+        own.merge(Node::new(under, own.origin.clone()));
+    }
 }
 
 fn rename_aliases(node: &mut Node) -> Result<(), Problem> {
@@ -247,6 +266,22 @@ mod tests {
             "{}",
             problem.to_string().len()
         );
+    }
+
+    #[test]
+    fn what_an_earlier_version_recorded_has_todays_keys() {
+        let text = "target: t\ndraft: {method: glide, gamma: 4, eagle3: {remap: false}}\n\
+                    objective: {soft_weight: 0.5, top_k: 8, eagle3: {ttt_steps: 7}}\n";
+        let json = |text: &str| read_text(text, "config.yaml").expect("composed").to_json();
+        let record = json(&format!("{RECORD_MARK}0.1.0\n{text}"));
+        assert_eq!(
+            (&record["draft"]["gamma"], &record["draft"]["soft_weight"]),
+            (&4.into(), &0.5.into())
+        );
+        assert_eq!(record["teacher"]["top_k"], 8);
+        assert!(record.get("objective").is_none() && record["draft"].get("eagle3").is_none());
+        // What a user writes is not changed.
+        assert_eq!(json(text)["objective"]["top_k"], 8);
     }
 
     #[test]

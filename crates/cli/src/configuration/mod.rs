@@ -32,12 +32,15 @@ use tree::{Node, Origin, Tree};
 
 pub(crate) use inputs::{input_problems, stage_input_problems};
 #[cfg(test)]
-pub(crate) use schema::schema_place;
+pub(crate) use schema::schema_places;
 pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
 pub(crate) use show::show;
 
 /// The composed configuration in a run directory.
 pub(crate) const CONFIG_FILE: &str = "config.yaml";
+
+/// How the configuration file in a run directory begins.
+pub(crate) const RECORD_MARK: &str = "# longdraft ";
 
 /// Something that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::TrainConfig;
 use serde_json::{Map, Value, json};
 
-use super::check::alternative;
 pub(crate) use super::check::schema_of;
+use super::check::{Union, alternative};
 
 /// JSON Schema of a configuration file: a stage, a curriculum or a fragment of either.
 pub(crate) fn json_schema() -> Value {
@@ -36,10 +36,11 @@ pub(crate) fn json_schema() -> Value {
     schema
 }
 
-/// What a schema's reference stands for, of several alternatives the object.
+/// What a schema's reference stands for: all branches of a tagged union, else the object.
 #[cfg(test)]
-pub(crate) fn schema_place<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
-    alternative(root, schema, &Value::Null)
+pub(crate) fn schema_places<'a>(root: &'a Value, schema: &'a Value) -> Vec<&'a Value> {
+    let union = Union::of(root, schema, &Value::Null);
+    union.map_or_else(|| vec![alternative(root, schema, &Value::Null)], |union| union.branches)
 }
 
 fn defaults() -> Value {
@@ -77,12 +78,11 @@ pub(crate) fn markdown() -> String {
 
 /// The same for any schema.
 pub(crate) fn markdown_of(schema: &Value) -> String {
-    let mut sections = vec![(String::new(), schema)];
+    let mut sections = vec![("Top level".to_owned(), String::new(), schema)];
     let mut out = String::new();
     let mut index = 0;
-    while let Some((prefix, place)) = sections.get(index).cloned() {
+    while let Some((title, prefix, place)) = sections.get(index).cloned() {
         index += 1;
-        let title = if prefix.is_empty() { "Top level".to_owned() } else { format!("`{prefix}`") };
         let _ = writeln!(out, "\n## {title}\n");
         if let Some(text) =
             place.get("description").and_then(Value::as_str).filter(|_| !prefix.is_empty())
@@ -96,10 +96,15 @@ pub(crate) fn markdown_of(schema: &Value) -> String {
             let target = alternative(schema, property, &Value::Null);
             let items = target.get("items").map(|items| alternative(schema, items, &Value::Null));
             let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-            if target.get("properties").is_some() {
-                sections.push((full.clone(), target));
+            if let Some(union) = Union::of(schema, property, &Value::Null) {
+                for (name, branch) in union.names().into_iter().zip(union.branches) {
+                    let title = format!("`{full}` with `{}: {name}`", union.tag);
+                    sections.push((title, full.clone(), branch));
+                }
+            } else if target.get("properties").is_some() {
+                sections.push((format!("`{full}`"), full.clone(), target));
             } else if let Some(items) = items.filter(|items| items.get("properties").is_some()) {
-                sections.push((format!("{full}[]"), items));
+                sections.push((format!("`{full}[]`"), format!("{full}[]"), items));
             }
             let needed = required.is_some_and(|names| names.iter().any(|name| name == key));
             let default = match property.get("default") {
@@ -143,6 +148,9 @@ fn type_name(root: &Value, schema: &Value) -> String {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
         return target.map_or_else(String::new, |target| type_name(root, target));
+    }
+    if schema.get("discriminator").is_some() {
+        return "object".to_owned();
     }
     if let Some(value) = schema.get("const") {
         return value.as_str().map_or_else(|| value.to_string(), |text| format!("`{text}`"));

@@ -28,7 +28,7 @@ fn assert_problems(text: &str, arguments: &[&str], parts: &[&str]) {
 fn overrides_replace_and_create_keys() {
     let config = stage(MINIMAL, &["train.steps=7", "draft.delay_weights=[1, 0.5]"]);
     assert_eq!(config.train.steps, Some(7));
-    assert_eq!(config.draft.delay_weights, Some(vec![1.0, 0.5]));
+    assert_eq!(config.draft.method.keys()["delay_weights"], json!([1.0, 0.5]));
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn missing_keys_and_wrong_templates_are_named() {
 fn every_senseless_combination_is_named_at_once() {
     assert_problems(
         MINIMAL,
-        &["objective.soft_weight=2", "train.rows_per_step=0", "draft.gamma=0"],
-        &["command line `objective.soft_weight=2`", "train.rows_per_step", "draft.gamma"],
+        &["draft.soft_weight=2", "train.rows_per_step=0", "draft.gamma=0"],
+        &["command line `draft.soft_weight=2`", "train.rows_per_step", "draft.gamma"],
     );
 }
 
@@ -127,6 +127,35 @@ fn wrong_types_do_not_hide_senseless_values() {
 }
 
 #[test]
+fn the_method_says_which_keys_there_are() {
+    let eagle3 = format!("{MINIMAL}draft:\n  method: eagle3\n  gamma: 4\n  ttt_stps: 3\n");
+    let more = ["draft.hidden_size=0", "train.log_every=0", "objective.soft_targets=full"];
+    let message = parse(&eagle3, &more).expect_err("problems");
+    for part in [
+        "file.yaml:7: `draft.gamma` is a key of `draft.method: glide`",
+        "file.yaml:8: unknown key `draft.ttt_stps` (did you mean `ttt_steps`?)",
+        "command line `draft.hidden_size=0`: `draft.hidden_size` must be in",
+        "command line `train.log_every=0`: `train.log_every` must be",
+        "`objective.soft_targets` is `teacher.soft_targets` now",
+    ] {
+        assert!(message.contains(part), "{part} not in:\n{message}");
+    }
+    assert_eq!(message.lines().count(), 5, "{message}");
+    assert_problems(
+        MINIMAL,
+        &["draft.ttt_steps=3", "draft.gama=3"],
+        &["`draft.ttt_steps` is a key of `draft.method: eagle3`", "(did you mean `gamma`?)"],
+    );
+    let old = ["objective.eagle3.ttt_steps=3", "draft.eagle3.head_dim=8", "draft.method=medusa"];
+    assert_problems(
+        MINIMAL,
+        &old,
+        &["is `draft.ttt_steps` now", "`draft.method` is none of `glide`, `eagle3`"],
+    );
+    assert_problems(&eagle3, &old[..2], &["is `draft.head_dim` now"]);
+}
+
+#[test]
 fn a_source_is_named_at_its_line() {
     let text = "target: a\noutput: b\ndata:\n  train:\n  - path: x.jsonl\n  - path: y.jsonl\n    \
                 template: {kind: source_target}\n    learn: answer\n";
@@ -166,7 +195,7 @@ fn problems_have_place_key_and_message_apart() {
 
 /// Dotted keys of numbers, and of lists of numbers, with the form of their value.
 fn numeric_keys(root: &Value, place: &Value, prefix: &str, found: &mut Vec<(String, bool)>) {
-    let place = check::alternative(root, place, &Value::Null);
+    let places = schema_places(root, place);
     let is_number = |schema: &Value| {
         let names = schema.get("type").cloned().unwrap_or_default();
         let names = if names.is_array() { names } else { json!([names]) };
@@ -174,8 +203,12 @@ fn numeric_keys(root: &Value, place: &Value, prefix: &str, found: &mut Vec<(Stri
             .iter()
             .any(|name| names.as_array().is_some_and(|n| n.contains(&json!(name))))
     };
-    for (key, property) in place.get("properties").and_then(Value::as_object).into_iter().flatten()
-    {
+    let maps = places.iter().filter_map(|place| place.get("properties")?.as_object());
+    for (key, property) in maps.flatten() {
+        if check::Union::of(root, property, &Value::Null).is_some() {
+            numeric_keys(root, property, key, found);
+            continue;
+        }
         let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         let property = check::alternative(root, property, &Value::Null);
         let items = property.get("items").or_else(|| property.get("prefixItems")?.get(0));

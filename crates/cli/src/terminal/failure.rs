@@ -209,7 +209,7 @@ impl From<TrainError> for Failure {
             ),
             TrainError::NoRoom { .. } => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \
-                 objective.soft_targets=top_k",
+                 teacher.soft_targets=top_k",
             ),
             TrainError::Unsupported { problem }
             | TrainError::Parallel(ParallelError::Unsupported { problem }) => {

@@ -31,7 +31,6 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::World;
 use longdraft_train::checkpoint::{ResumePolicy, read_draft, read_state};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::method::Method;
 use longdraft_train::stage::{Ending, Event, Observer, Stage};
 use serde_json::json;
 
@@ -62,7 +61,7 @@ fn configuration(output: &Path) -> Outcome<TrainConfig> {
         "schedule": { "learning_rate": 2e-3 },
         "train": { "steps": STEPS, "rows_per_step": 2 },
     }))?;
-    config.draft.method = Method::of(&TwoHeadsMethod);
+    config.draft.method = Box::new(TwoHeadsMethod {});
     Ok(config)
 }
 

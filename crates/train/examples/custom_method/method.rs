@@ -19,29 +19,24 @@ use longdraft_train::objective::{Normalisation, Objective, Prepared};
 use longdraft_train::stage::Observer;
 use longdraft_train::{Result, Share, TrainError};
 
+use serde::Serialize;
+
 use crate::draft::{HEADS, TwoHeads, tensor_specs};
 
-/// The method.
-pub(crate) struct TwoHeadsMethod;
+/// The method; a key of its own would be a field.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TwoHeadsMethod {}
 
 impl DraftMethod for TwoHeadsMethod {
     fn name(&self) -> &'static str {
         "two-heads"
     }
 
-    fn about(&self) -> &'static str {
-        "Two heads over the target's last hidden state."
-    }
-
     fn problems(&self, _: &TrainConfig) -> Vec<longdraft_rules::Problem> {
         Vec::new()
     }
 
-    fn own_keys_set(&self, _: &TrainConfig) -> Vec<&'static str> {
-        Vec::new()
-    }
-
-    fn is_compat(&self, _: &TrainConfig) -> bool {
+    fn is_compat(&self) -> bool {
         false
     }
 

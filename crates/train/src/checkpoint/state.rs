@@ -111,7 +111,7 @@ pub struct CheckpointState {
 
 /// The method of checkpoints from before there were several.
 fn first_method() -> String {
-    Method::default().name().to_owned()
+    Method::first().name().to_owned()
 }
 
 impl CheckpointState {

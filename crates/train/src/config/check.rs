@@ -3,8 +3,8 @@
 use longdraft_rules::{Problem, Rules};
 
 use super::{SourceConfig, TrainConfig};
+use crate::limits;
 use crate::optim::MatrixUpdate;
-use crate::{limits, method};
 
 impl TrainConfig {
     /// Everything that makes no sense, by dotted key.
@@ -115,6 +115,11 @@ impl TrainConfig {
             "schedule.warmup_ratio",
             "must be between 0 and 1",
         );
+        rules.require(
+            (1..=limits::TOP_K).contains(&self.teacher.top_k),
+            "teacher.top_k",
+            "must be in 1 to 65536: `teacher.soft_targets: full` takes them all",
+        );
         self.optimizer_rules(&mut rules);
         rules.add("data", source_problems("train", &self.data.train));
         rules.add("data", source_problems("held_out", &self.data.held_out));
@@ -122,7 +127,6 @@ impl TrainConfig {
         rules.add("tracking", self.tracking.problems());
         let mut problems = rules.into_problems();
         problems.extend(self.draft.method.problems(self));
-        problems.extend(method::foreign_keys(self));
         problems
     }
 
@@ -130,7 +134,7 @@ impl TrainConfig {
         let optimizer = &self.optimizer;
         let unit = 0.0..1.0;
         let betas = unit.contains(&optimizer.betas.0) && unit.contains(&optimizer.betas.1);
-        let published = self.draft.method.is_compat(self);
+        let published = self.draft.method.is_compat();
         let checks = [
             (betas, "betas", "must lie in [0, 1)"),
             (unit.contains(&optimizer.momentum), "momentum", "must lie in [0, 1)"),

@@ -1,67 +1,99 @@
-//! The draft and what is minimised.
+//! The draft as a tagged union: `method` chooses the type that reads the keys beside it.
+//!
+//! The keys stand flat beside their tag, so that a method's name is written once, and the parser itself
+//! refuses another method's keys.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
-use longdraft_models::draft::glide::{Compat, FinalNorm, Init};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
-use crate::method::Method;
-use crate::method::eagle3::{Eagle3DraftConfig, Eagle3ObjectiveConfig};
-use crate::method::glide::GlideObjectiveConfig;
-use crate::objective::{SoftTargetKind, TailKind};
+use crate::method::{DraftMethod, Method};
 
-/// The draft. Keys outside of `eagle3` are GLIDE's, but for `method` and `from`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+/// The draft.
+#[derive(Debug, Clone)]
 pub struct DraftConfig {
-    /// Which draft is trained.
-    pub method: Method,
-    /// `longspec` reproduces the published training; none is the default mode.
-    pub compat: Option<Compat>,
-    /// Norm between the layer and the head.
-    pub final_norm: FinalNorm,
-    /// Initial values.
-    pub init: Init,
-    /// Draft length that delays are trained for (default 5; compat 4).
-    pub gamma: Option<usize>,
-    /// Weight of delay 1, 2, ..., gamma (default: equal).
-    pub delay_weights: Option<Vec<f64>>,
     /// Start from this draft file or folder instead of initial values.
     pub from: Option<PathBuf>,
-    /// With `method: eagle3`.
-    pub eagle3: Eagle3DraftConfig,
+    /// Which draft is trained, with its own keys.
+    pub method: Box<dyn DraftMethod>,
 }
 
-/// What is minimised. `soft_weight` is GLIDE's, `eagle3` is EAGLE-3's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ObjectiveConfig {
-    /// Weight λ of the teacher's part, 0 to 1; 0 turns it off.
-    pub soft_weight: f64,
-    /// Form of the teacher's part.
-    pub soft_targets: SoftTargetKind,
-    /// Entries of a top-k teacher.
-    pub top_k: usize,
-    /// What becomes of the rest.
-    pub tail: TailKind,
-    /// With `draft.method: eagle3`.
-    pub eagle3: Eagle3ObjectiveConfig,
-}
-
-impl Default for ObjectiveConfig {
+impl Default for DraftConfig {
     fn default() -> Self {
-        let GlideObjectiveConfig { soft_weight, soft_targets, top_k, tail } =
-            GlideObjectiveConfig::default();
-        let eagle3 = Eagle3ObjectiveConfig::default();
-        Self { soft_weight, soft_targets, top_k, tail, eagle3 }
+        Self { from: None, method: Method::first().fresh() }
     }
 }
 
-impl ObjectiveConfig {
-    /// GLIDE's part.
-    pub fn glide(&self) -> GlideObjectiveConfig {
-        let Self { soft_weight, soft_targets, top_k, tail, .. } = *self;
-        GlideObjectiveConfig { soft_weight, soft_targets, top_k, tail }
+impl PartialEq for DraftConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.from == other.from && *self.method == *other.method
+    }
+}
+
+impl Serialize for DraftConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = Map::new();
+        map.insert("method".into(), self.method.name().into());
+        map.insert("from".into(), json!(self.from));
+        map.extend(self.method.keys());
+        map.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for DraftConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut map = Map::deserialize(deserializer)?;
+        let method = match map.shift_remove("method") {
+            None => Method::first(),
+            Some(name) => Method::named(name.as_str().unwrap_or_default()).ok_or_else(|| {
+                let names: Vec<&str> = Method::all().map(Method::name).collect();
+                D::Error::custom(format!("`method`: {name} is none of {}", names.join(", ")))
+            })?,
+        };
+        let from = map.shift_remove("from").unwrap_or_default();
+        let from = serde_json::from_value(from).map_err(D::Error::custom)?;
+        Ok(Self { from, method: method.read(map).map_err(D::Error::custom)? })
+    }
+}
+
+impl JsonSchema for DraftConfig {
+    fn schema_name() -> Cow<'static, str> {
+        "DraftConfig".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let from = json!({
+            "description": "Start from this draft file or folder instead of initial values.",
+            "type": ["string", "null"], "default": null,
+        });
+        let mut branch = |method: &Method| {
+            let mut branch = method.schema(generator).to_value();
+            let own = branch.get_mut("properties").map(Value::take).unwrap_or_default();
+            let mut tag = json!({
+                "description": "Which draft is trained.", "type": "string", "const": method.name(),
+            });
+            // Without a tag it is the first method.
+            if method.name() == Method::first().name() {
+                tag["default"] = method.name().into();
+            } else {
+                branch["required"] = json!(["method"]);
+            }
+            let mut properties =
+                Map::from_iter([("method".into(), tag), ("from".into(), from.clone())]);
+            properties.extend(own.as_object().cloned().unwrap_or_default());
+            branch["properties"] = properties.into();
+            branch["additionalProperties"] = false.into();
+            branch
+        };
+        let branches: Vec<Value> = Method::all().map(&mut branch).collect();
+        json_schema!({
+            "description": "The draft: `method` says which keys stand beside it.",
+            "discriminator": { "propertyName": "method" },
+            "oneOf": branches,
+        })
     }
 }

@@ -3,6 +3,7 @@
 mod check;
 mod draft;
 mod references;
+mod renamed;
 mod shared_layers;
 
 use std::path::PathBuf;
@@ -18,12 +19,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::features::store::{Compression, StoreDtype};
+use crate::objective::{SoftTargetKind, TailKind};
 use crate::optim::AdamWConfig;
 use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
 
-pub use draft::{DraftConfig, ObjectiveConfig};
+pub use draft::DraftConfig;
 pub use references::References;
+pub use renamed::{renamed, upgrade};
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -43,9 +46,9 @@ pub struct TrainConfig {
     /// The draft.
     #[serde(default)]
     pub draft: DraftConfig,
-    /// What is minimised.
+    /// What drafts learn of the target's distribution.
     #[serde(default)]
-    pub objective: ObjectiveConfig,
+    pub teacher: TeacherConfig,
     /// What it learns from.
     pub data: DataConfig,
     /// AdamW.
@@ -82,9 +85,29 @@ impl TrainConfig {
     pub fn needed_layers(&self) -> Layers {
         match self.train.features.store() {
             None => Layers::All,
-            Some(_) if self.draft.method.starts_from_last_layer(self) => Layers::Last,
+            Some(_) if self.draft.from.is_none() && self.draft.method.starts_from_last_layer() => {
+                Layers::Last
+            }
             Some(_) => Layers::None,
         }
+    }
+}
+
+/// What drafts learn of the target's distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TeacherConfig {
+    /// Form of the teacher's part.
+    pub soft_targets: SoftTargetKind,
+    /// Entries of a top-k teacher.
+    pub top_k: usize,
+    /// What becomes of the rest.
+    pub tail: TailKind,
+}
+
+impl Default for TeacherConfig {
+    fn default() -> Self {
+        Self { soft_targets: SoftTargetKind::Full, top_k: 64, tail: TailKind::Bucket }
     }
 }
 

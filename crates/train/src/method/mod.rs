@@ -7,20 +7,20 @@
 pub mod eagle3;
 pub mod glide;
 
-use std::borrow::Cow;
 use std::fmt;
-use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_data::Document;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::{DraftKind, TokenCounts};
+use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_rules::Problem;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, Error};
+use serde_json::{Map, Value};
 
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -29,40 +29,26 @@ use crate::objective::Objective;
 use crate::observer::Observer;
 
 /// The methods, the default one first.
-static METHODS: [&dyn DraftMethod; 2] = [&glide::Glide, &eagle3::Eagle3];
+static METHODS: [Method; 2] = [Method::of::<glide::Glide>(), Method::of::<eagle3::Eagle3>()];
 
-/// The names of [`METHODS`].
-static NAMES: [&str; 2] = ["glide", "eagle3"];
-
-/// A way to train drafts.
-pub trait DraftMethod: Sync {
+/// A way to train drafts, as a configuration sets it: its keys are the fields of the type.
+pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     /// Its name in configurations and checkpoints, that of its `DraftKind`.
     fn name(&self) -> &'static str;
 
-    /// What it trains, for the reference of configurations.
-    fn about(&self) -> &'static str;
-
-    /// What of a configuration does not fit the method, by dotted key.
+    /// What makes no sense, by dotted key.
     fn problems(&self, config: &TrainConfig) -> Vec<Problem>;
 
-    /// Keys that only this method reads and that a configuration sets.
-    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str>;
-
-    /// What to do in place of setting a key that only another method reads.
-    fn instead_of(&self, _key: &str) -> Option<&'static str> {
-        None
-    }
-
-    /// Whether a configuration reproduces a published trainer, which takes one document a row.
-    fn is_compat(&self, config: &TrainConfig) -> bool;
+    /// Whether it reproduces a published trainer, which takes one document a row.
+    fn is_compat(&self) -> bool;
 
     /// Whether a token with the pad's id is never learned.
-    fn masks_padding(&self, _config: &TrainConfig) -> bool {
+    fn masks_padding(&self) -> bool {
         false
     }
 
     /// Whether the draft's initial values are the target's last layer.
-    fn starts_from_last_layer(&self, _config: &TrainConfig) -> bool {
+    fn starts_from_last_layer(&self) -> bool {
         false
     }
 
@@ -79,7 +65,7 @@ pub trait DraftMethod: Sync {
     fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()>;
 
     /// Takes back what would change a trained draft before it is measured.
-    fn keep_as_trained(&self, _config: &mut TrainConfig) {}
+    fn keep_as_trained(&mut self) {}
 
     /// A draft with its objective, fresh or from [`Materials::start`].
     ///
@@ -120,105 +106,108 @@ impl Materials<'_> {
     }
 }
 
-/// Which draft is trained.
-#[derive(Clone, Copy)]
-pub struct Method(&'static dyn DraftMethod);
+/// What a method's configuration can do by its derives.
+pub trait MethodKeys {
+    /// Every key with its value.
+    fn keys(&self) -> Map<String, Value>;
+
+    /// A copy.
+    fn boxed(&self) -> Box<dyn DraftMethod>;
+}
+
+impl<T: DraftMethod + Clone + Serialize + 'static> MethodKeys for T {
+    fn keys(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(keys)) => keys,
+            _ => Map::new(),
+        }
+    }
+
+    fn boxed(&self) -> Box<dyn DraftMethod> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn DraftMethod> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}
+
+impl PartialEq for dyn DraftMethod {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name() && self.keys() == other.keys()
+    }
+}
+
+/// A method of the table: the type that reads its keys.
+#[derive(Debug, Clone, Copy)]
+pub struct Method {
+    fresh: fn() -> Box<dyn DraftMethod>,
+    read: fn(Value) -> serde_json::Result<Box<dyn DraftMethod>>,
+    schema: fn(&mut SchemaGenerator) -> Schema,
+}
 
 impl Method {
+    const fn of<T: DraftMethod + Default + DeserializeOwned + JsonSchema + 'static>() -> Self {
+        Self {
+            fresh: || Box::new(T::default()),
+            read: |keys| Ok(Box::new(serde_json::from_value::<T>(keys)?)),
+            schema: T::json_schema,
+        }
+    }
+
     /// Every method, the default one first.
-    pub fn all() -> impl Iterator<Item = Self> {
-        METHODS.into_iter().map(Self)
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        METHODS.iter()
     }
 
-    /// A method that is not in the table: for configurations that a program makes.
-    pub fn of(method: &'static dyn DraftMethod) -> Self {
-        Self(method)
+    /// The default method.
+    pub fn first() -> &'static Self {
+        &METHODS[0]
     }
 
-    /// The method of a name in the table.
-    pub fn named(name: &str) -> Option<Self> {
+    /// The method of a name.
+    pub fn named(name: &str) -> Option<&'static Self> {
         Self::all().find(|method| method.name() == name)
     }
-}
 
-/// Keys that a configuration sets for a method which is not its own.
-pub(crate) fn foreign_keys(config: &TrainConfig) -> Vec<Problem> {
-    let chosen = config.draft.method;
-    let of_other = |other: Method| {
-        let title = DraftKind::named(other.name()).map_or(other.name(), |kind| kind.title);
-        let told = move |key| {
-            let way_out = chosen.instead_of(key).map_or_else(
-                || format!("set `draft.method: {}`, or leave it out", other.name()),
-                ToString::to_string,
-            );
-            Problem::new(key, format!("is {title}'s: {way_out}"))
-        };
-        other.own_keys_set(config).into_iter().map(told)
-    };
-    Method::all().filter(|other| *other != chosen).flat_map(of_other).collect()
-}
-
-impl Deref for Method {
-    type Target = dyn DraftMethod;
-
-    fn deref(&self) -> &Self::Target {
-        self.0
-    }
-}
-
-impl Default for Method {
-    fn default() -> Self {
-        Self(METHODS[0])
-    }
-}
-
-impl PartialEq for Method {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for Method {}
-
-impl fmt::Debug for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Serialize for Method {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-impl<'de> Deserialize<'de> for Method {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        Self::named(&name).ok_or_else(|| serde::de::Error::unknown_variant(&name, &NAMES))
-    }
-}
-
-impl JsonSchema for Method {
-    fn schema_name() -> Cow<'static, str> {
-        "Method".into()
+    /// Its name in configurations and checkpoints.
+    pub fn name(&self) -> &'static str {
+        self.fresh().name()
     }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let option = |method: Self| {
-            serde_json::json!({
-                "type": "string", "const": method.name(), "description": method.about()
-            })
-        };
-        json_schema!({
-            "description": "Which draft is trained.",
-            "oneOf": Self::all().map(option).collect::<Vec<_>>(),
-        })
+    /// Its defaults.
+    pub fn fresh(&self) -> Box<dyn DraftMethod> {
+        (self.fresh)()
+    }
+
+    /// Whether it has a key.
+    pub fn knows(&self, key: &str) -> bool {
+        self.fresh().keys().contains_key(key)
+    }
+
+    /// Reads its keys; what is not given has its default.
+    ///
+    /// # Errors
+    /// - a key that it does not have, or a value of another type
+    pub fn read(&self, keys: Map<String, Value>) -> serde_json::Result<Box<dyn DraftMethod>> {
+        if let Some(key) = keys.keys().find(|key| !self.knows(key)) {
+            let name = self.name();
+            return Err(serde_json::Error::custom(format!("`method: {name}` has no key `{key}`")));
+        }
+        (self.read)(keys.into())
+    }
+
+    /// The JSON schema of its keys.
+    pub fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
+        (self.schema)(generator)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use longdraft_models::draft::DraftKind;
     use longdraft_models::draft::kinds::KINDS;
     use longdraft_models::published::published_config;
 
@@ -227,24 +216,26 @@ mod tests {
     /// A third method needs a line in every table: the tables name the same methods.
     #[test]
     fn every_method_is_a_kind_of_draft_and_every_kind_is_trained() {
-        let names: Vec<&str> = Method::all().map(|method| method.name()).collect();
-        assert_eq!(names, NAMES);
+        let names: Vec<&str> = Method::all().map(Method::name).collect();
         assert_eq!(names.len(), KINDS.len());
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
         for method in Method::all() {
-            assert!(DraftKind::named(method.name()).is_ok(), "{method:?}");
-            let text = serde_json::to_string(&method).expect("a name");
-            assert_eq!(serde_json::from_str::<Method>(&text).expect("read back"), method);
+            assert!(DraftKind::named(method.name()).is_ok(), "{}", method.name());
             let config = serde_json::json!({
                 "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "draft": { "method": method },
+                "draft": { "method": method.name() },
             });
             let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-            assert!(config.problems().is_empty(), "{method:?}: {:?}", config.problems());
-            assert!(!method.is_compat(&config), "{method:?} trains its own way by default");
+            assert!(config.problems().is_empty(), "{:?}", config.problems());
+            let read = serde_json::from_value::<TrainConfig>(config.record()).expect("read back");
+            assert_eq!(read, config);
+            let method = &config.draft.method;
+            assert!(!method.is_compat(), "{method:?} trains its own way by default");
             let footprint = method.footprint(&config, &target).expect("sizes that fit");
             assert!(!footprint.specs().is_empty() && !footprint.taps().is_empty(), "{method:?}");
         }
-        assert!(serde_json::from_str::<Method>("\"medusa\"").is_err());
+        for draft in [r#"{"method": "medusa"}"#, r#"{"gama": 3}"#, r#"{"ttt_steps": 3}"#] {
+            assert!(serde_json::from_str::<crate::config::DraftConfig>(draft).is_err(), "{draft}");
+        }
     }
 }

@@ -88,7 +88,7 @@ fn read_all(
 
 /// Documents in rows.
 fn packed(config: &TrainConfig, target: &Target, mut documents: Vec<Document>) -> DataSet {
-    if config.draft.method.masks_padding(config) {
+    if config.draft.method.masks_padding() {
         let pad = target.config().pad_token_id;
         mask_padding(&mut documents, pad.or(target.config().eos_token_ids.first().copied()));
     }
@@ -107,7 +107,7 @@ struct RowLayout {
 impl RowLayout {
     fn of(config: &TrainConfig) -> Self {
         let data = &config.data;
-        let (packing, overlong) = if config.draft.method.is_compat(config) {
+        let (packing, overlong) = if config.draft.method.is_compat() {
             // Published rows: one document, truncated.
             (Packing::None, Overlong::Truncate)
         } else {

@@ -137,13 +137,12 @@ pub fn measure_drafts(
     for draft in drafts {
         let mut config = config.clone();
         config.draft.from = Some(draft.clone());
-        let method = config.draft.method;
-        method.keep_as_trained(&mut config);
+        config.draft.method.keep_as_trained();
         let documents = &set.documents;
         let start = config.draft.from.as_deref().map(draft_file);
         let start = start.as_deref();
         let materials = Materials { config: &config, target, tokenizer, documents, start };
-        objectives.push(method.build(&materials, observer)?);
+        objectives.push(config.draft.method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };
     let mut config = config.clone();

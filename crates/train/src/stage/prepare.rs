@@ -12,6 +12,7 @@ use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, StatePlace, World};
 use longdraft_tracking::MetricsLog;
+use serde_json::{Map, Value};
 
 use super::capture::recipe;
 use super::data_sets::data_sets;
@@ -20,7 +21,7 @@ use crate::checkpoint::{
     CheckpointState, Checkpointer, ResumePolicy, RunIdentity, RunLock, STEPS, SaveClock,
     add_token_counts, draft_file, require_same_run,
 };
-use crate::config::{DraftConfig, FeatureMode, TrainConfig};
+use crate::config::{DraftConfig, FeatureMode, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
@@ -212,7 +213,7 @@ fn total_steps(config: &TrainConfig, train: &DataSet) -> u64 {
         let all: usize = train.rows.iter().map(PackedRow::tokens).sum();
         let of_a_step = all as f64 / rows * rows_of_a_step;
         (tokens as f64 / of_a_step).ceil()
-    } else if config.draft.method.is_compat(config) {
+    } else if config.draft.method.is_compat() {
         per_epoch.floor() * run.epochs
     } else {
         (per_epoch * run.epochs).round()
@@ -257,7 +258,7 @@ fn identity(
             ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
             ("draft".into(), json(serde_json::to_value(&draft))?),
             ("draft.from".into(), started_from),
-            ("objective".into(), json(serde_json::to_value(&config.objective))?),
+            ("teacher".into(), json(serde_json::to_value(config.teacher))?),
             ("optimizer".into(), json(serde_json::to_value(&config.optimizer))?),
             ("schedule".into(), json(serde_json::to_value(&config.schedule))?),
             (STEPS.into(), total_steps(config, train).to_string()),
@@ -271,6 +272,22 @@ fn identity(
         identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
     }
     Ok(identity)
+}
+
+/// What an earlier version saved, under the keys of this one.
+fn upgraded(saved: &RunIdentity) -> RunIdentity {
+    let is_section = |name: &str| name == "draft" || name == "objective";
+    let parsed = |(name, text): &(String, String)| {
+        Some((name.clone(), serde_json::from_str(text).ok().filter(|_| is_section(name))?))
+    };
+    let mut record: Map<String, Value> = saved.values.iter().filter_map(parsed).collect();
+    upgrade(&mut record);
+    if !record.contains_key("teacher") {
+        return saved.clone();
+    }
+    let kept = saved.values.iter().filter(|(name, _)| !is_section(name)).cloned();
+    let new = record.into_iter().map(|(name, value)| (name, value.to_string()));
+    RunIdentity { values: kept.chain(new).collect() }
 }
 
 /// A tensor's values as a short hash.
@@ -372,7 +389,7 @@ fn going_on(
     observer: &mut dyn Observer,
 ) -> Result<Resumed> {
     let output = &config.output;
-    let changed = require_same_run(&state.identity, identity, &[STEPS], policy, output)?;
+    let changed = require_same_run(&upgraded(&state.identity), identity, &[STEPS], policy, output)?;
     let mut resumed = Resumed {
         cursor: state.cursor,
         progress: Progress {

@@ -25,7 +25,7 @@ pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Resul
         let mut about = place.describe("capture");
         about.extend(object(json!({
             "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
-            "method": arguments.method, "store_dtype": dtype,
+            "method": arguments.method.name(), "store_dtype": dtype,
             "row_bytes": contents.row_bytes(target.config(), dtype, (tokens, tokens)),
         })));
         cases.steps(about, tokens, || steps(arguments, &place, &target, &contents, tokens));
@@ -36,10 +36,10 @@ pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Resul
 /// What a method's default configuration keeps of a row.
 fn contents(method: Method, target: &Target) -> Result<Contents> {
     let config = json!({
-        "target": "", "output": "", "data": { "train": [] }, "draft": { "method": method },
+        "target": "", "output": "", "data": { "train": [] }, "draft": { "method": method.name() },
     });
     let config: TrainConfig = serde_json::from_value(config).map_err(Failure::work)?;
-    let draft = method.footprint(&config, target.config())?;
+    let draft = config.draft.method.footprint(&config, target.config())?;
     let needs = FeatureNeeds { taps: draft.taps(), teacher: draft.teacher(), ahead: draft.ahead() };
     Ok(Contents::of(&needs))
 }
@@ -112,7 +112,7 @@ mod tests {
         let plan = |recipe: &PartRecipe| recipe.shards.len();
         let config = shape::config("tiny", None).expect("known");
         let target = Target::random(config, 0, &TargetOptions::default()).expect("target");
-        let method = Method::named("eagle3").expect("a method");
+        let method = *Method::named("eagle3").expect("a method");
         let contents = contents(method, &target).expect("contents");
         assert_eq!(contents.layers.len(), 3);
         let recipe = recipe(&target, &contents, 4, 16);

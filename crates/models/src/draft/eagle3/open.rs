@@ -125,15 +125,13 @@ fn check_same_network(path: &Path, wanted: &Eagle3Config) -> Result<()> {
         ("norm_output", config.norm_output, wanted.norm_output),
     ] {
         if found != wanted {
-            problems.push(format!(
-                "the draft has `{name}` = {found}: set `draft.eagle3.{name}: {found}`"
-            ));
+            problems.push(format!("the draft has `{name}` = {found}: set `draft.{name}: {found}`"));
         }
     }
     if config.target_layers != wanted.target_layers {
         let ids = config.target_layers.map(|layer| layer.0);
         problems.push(format!(
-            "the draft reads the outputs of layers {ids:?}: set `draft.eagle3.target_layers: {ids:?}`"
+            "the draft reads the outputs of layers {ids:?}: set `draft.target_layers: {ids:?}`"
         ));
     }
     problems.into_result(&file)

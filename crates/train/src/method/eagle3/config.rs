@@ -1,11 +1,24 @@
-//! Keys of `draft.eagle3`.
+//! The keys of `draft.method: eagle3`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Eagle3ObjectiveConfig;
+
+/// One layer over three of the target's layers and its own states, trained for several steps.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Eagle3 {
+    /// The network.
+    #[serde(flatten)]
+    pub network: Eagle3DraftConfig,
+    /// What is minimised.
+    #[serde(flatten)]
+    pub objective: Eagle3ObjectiveConfig,
+}
+
 /// An EAGLE-3 draft. Sizes that are not given are the target's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent switches of a file")]
 pub struct Eagle3DraftConfig {
     /// Tokens that the draft can propose, the most frequent supervised ones (default: 32000, or

@@ -83,18 +83,18 @@ impl Footprint for Eagle3Footprint {
     fn changes(&self) -> Vec<(String, Arc<dyn Footprint>)> {
         let mut changes: Vec<(String, Arc<dyn Footprint>)> = Vec::new();
         if self.holds_step {
-            let text = "objective.eagle3.oov_rows=keep (one row's features at a time)";
+            let text = "draft.oov_rows=keep (one row's features at a time)";
             changes.push((text.to_owned(), Arc::new(Self { holds_step: false, ..self.clone() })));
         }
         if self.steps > 1 {
             let steps = self.steps.div_ceil(2);
-            let text = format!("objective.eagle3.ttt_steps={steps}");
+            let text = format!("draft.ttt_steps={steps}");
             changes.push((text, Arc::new(Self { steps, ..self.clone() })));
         }
         if self.sizes.draft_vocab_size > 1 {
             let mut other = self.clone();
             other.sizes.draft_vocab_size /= 2;
-            let text = format!("draft.eagle3.draft_vocab_size={}", other.sizes.draft_vocab_size);
+            let text = format!("draft.draft_vocab_size={}", other.sizes.draft_vocab_size);
             changes.push((text, Arc::new(other)));
         }
         changes

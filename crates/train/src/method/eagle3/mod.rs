@@ -16,7 +16,7 @@ use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
-use crate::config::{DraftConfig, ObjectiveConfig, TrainConfig};
+use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
@@ -25,74 +25,47 @@ use crate::objective::{Objective, SoftTargetKind};
 use crate::observer::{Event, Observer};
 use footprint::Eagle3Footprint;
 
-pub use config::Eagle3DraftConfig;
+pub use config::{Eagle3, Eagle3DraftConfig};
 pub use objective::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
     MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
 };
-
-/// The method.
-pub(super) struct Eagle3;
 
 impl DraftMethod for Eagle3 {
     fn name(&self) -> &'static str {
         "eagle3"
     }
 
-    fn about(&self) -> &'static str {
-        "One layer over three of the target's layers and its own states, trained for several steps."
-    }
-
     fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
-        problems(config)
+        problems(self, config)
     }
 
-    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str> {
-        let (draft, objective) = (DraftConfig::default(), ObjectiveConfig::default());
-        let keys = [
-            ("draft.eagle3", config.draft.eagle3 != draft.eagle3),
-            ("objective.eagle3", config.objective.eagle3 != objective.eagle3),
-        ];
-        keys.into_iter().filter_map(|(key, is_set)| is_set.then_some(key)).collect()
-    }
-
-    fn instead_of(&self, key: &str) -> Option<&'static str> {
-        match key {
-            "draft.compat" => Some("set `objective.eagle3.compat`"),
-            "draft.gamma" => Some("set `objective.eagle3.ttt_steps`"),
-            "draft.delay_weights" => Some("set `objective.eagle3.step_weights`"),
-            "objective.soft_weight" => Some("EAGLE-3 learns the target's distribution alone"),
-            _ => None,
-        }
-    }
-
-    fn is_compat(&self, config: &TrainConfig) -> bool {
-        config.objective.eagle3.compat.is_some()
+    fn is_compat(&self) -> bool {
+        self.objective.compat.is_some()
     }
 
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
-        let objective = &config.objective;
-        let teacher = match objective.soft_targets {
-            SoftTargetKind::TopK => TeacherKind::EveryTokenTopK(objective.top_k),
+        let teacher = match config.teacher.soft_targets {
+            SoftTargetKind::TopK => TeacherKind::EveryTokenTopK(config.teacher.top_k),
             SoftTargetKind::Full => TeacherKind::EveryToken,
         };
-        let eagle3 = &objective.eagle3;
-        let of_masks = eagle3.compat.is_none() && eagle3.oov_rows == OovRows::Keep;
+        let objective = &self.objective;
+        let of_masks = objective.compat.is_none() && objective.oov_rows == OovRows::Keep;
         Ok(Arc::new(Eagle3Footprint {
-            sizes: sizes(&config.draft.eagle3, target)?,
-            steps: eagle3.ttt_steps,
+            sizes: sizes(&self.network, target)?,
+            steps: objective.ttt_steps,
             teacher,
             holds_step: !of_masks,
         }))
     }
 
-    fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
-        let sizes = sizes(&config.draft.eagle3, target)?;
+    fn check_start(&self, _: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+        let sizes = sizes(&self.network, target)?;
         Ok(Eagle3Draft::check_file(path, &sizes)?)
     }
 
-    fn keep_as_trained(&self, config: &mut TrainConfig) {
-        config.draft.eagle3.remap = false;
+    fn keep_as_trained(&mut self) {
+        self.network.remap = false;
     }
 
     fn build(
@@ -100,83 +73,81 @@ impl DraftMethod for Eagle3 {
         materials: &Materials<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Box<dyn Objective>> {
-        build(materials, observer)
+        build(self, materials, observer)
     }
 }
 
-fn problems(config: &TrainConfig) -> Vec<Problem> {
-    let objective = &config.objective.eagle3;
+fn problems(draft: &Eagle3, config: &TrainConfig) -> Vec<Problem> {
+    let objective = &draft.objective;
     let mut rules = Rules::default();
-    rules.add("objective.eagle3", objective.problems());
-    let draft = &config.draft;
-    let ObjectiveConfig { soft_targets, top_k, .. } = config.objective;
+    rules.add("draft", objective.problems());
     rules.require(
-        (1..=limits::TOP_K).contains(&top_k),
-        "objective.top_k",
-        "must be in 1 to 65536: `objective.soft_targets: full` takes them all",
-    );
-    rules.require(
-        objective.compat.is_none() || soft_targets == SoftTargetKind::Full,
-        "objective.eagle3.compat",
-        "learns the whole distribution: set `objective.soft_targets: full`",
+        objective.compat.is_none() || config.teacher.soft_targets == SoftTargetKind::Full,
+        "draft.compat",
+        "learns the whole distribution: set `teacher.soft_targets: full`",
     );
     rules.require(
         config.parallel.sequence == 1 || objective.compat.is_none(),
-        "objective.eagle3.compat",
+        "draft.compat",
         "divides every batch by its own rows, and a rank that runs a part \
          of it knows its own: set `parallel.sequence: 1`",
     );
-    let eagle3 = &draft.eagle3;
+    let network = &draft.network;
     for (name, size, most) in [
-        ("draft_vocab_size", eagle3.draft_vocab_size, 1 << 24),
-        ("hidden_size", eagle3.hidden_size, 1 << 16),
-        ("intermediate_size", eagle3.intermediate_size, 1 << 20),
-        ("num_attention_heads", eagle3.num_attention_heads, 1 << 12),
-        ("num_key_value_heads", eagle3.num_key_value_heads, 1 << 12),
-        ("head_dim", eagle3.head_dim, 1 << 12),
-        ("attention_window", eagle3.attention_window, limits::ROW_TOKENS),
+        ("draft_vocab_size", network.draft_vocab_size, 1 << 24),
+        ("hidden_size", network.hidden_size, 1 << 16),
+        ("intermediate_size", network.intermediate_size, 1 << 20),
+        ("num_attention_heads", network.num_attention_heads, 1 << 12),
+        ("num_key_value_heads", network.num_key_value_heads, 1 << 12),
+        ("head_dim", network.head_dim, 1 << 12),
+        ("attention_window", network.attention_window, limits::ROW_TOKENS),
     ] {
         rules.require(
             size.is_none_or(|size| (1..=most).contains(&size)),
-            &format!("draft.eagle3.{name}"),
+            &format!("draft.{name}"),
             format!("must be in 1 to {most}"),
         );
     }
     rules.require(
-        !eagle3.remap || draft.from.is_some(),
-        "draft.eagle3.remap",
+        !network.remap || config.draft.from.is_some(),
+        "draft.remap",
         "changes the vocabulary of a trained draft: set `draft.from`",
     );
     rules.require(
         objective.compat.is_none() || !config.data.anchor.enabled,
-        "objective.eagle3.compat",
+        "draft.compat",
         "knows no anchor offsets: set `data.anchor.enabled: false`",
     );
     rules.into_problems()
 }
 
-fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+fn build(
+    draft: &Eagle3,
+    materials: &Materials<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Objective>> {
     let Materials { config, target, .. } = materials;
-    let wanted = &config.draft.eagle3;
+    let wanted = &draft.network;
     let sizes = sizes(wanted, target.config())?;
     let counts = materials.token_counts()?;
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
     let seed = config.train.seed;
-    let draft = match materials.start {
+    let trained = match materials.start {
         None => {
-            let map = chosen(materials, &counts, sizes.draft_vocab_size)?;
+            let map = chosen(draft, materials, &counts, sizes.draft_vocab_size)?;
             Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
         }
         Some(path) => {
             let trained = Eagle3Draft::load(path, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
-                trained.remapped(chosen(materials, &counts, sizes.draft_vocab_size)?, seed)?
+                trained
+                    .remapped(chosen(draft, materials, &counts, sizes.draft_vocab_size)?, seed)?
             } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
                 let problem = format!(
-                    "the draft proposes {kept} tokens, `draft.eagle3.draft_vocab_size` is {}: a \
-                     trained vocabulary stays as it is unless `draft.eagle3.remap` is set",
+                    "the draft proposes {kept} tokens, `draft.draft_vocab_size` is {}: a \
+                     trained vocabulary stays as it is unless `draft.remap` is set",
                     sizes.draft_vocab_size
                 );
                 return Err(ModelError::invalid(path, problem).into());
@@ -185,13 +156,13 @@ fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<d
             }
         }
     };
-    report(&draft, &counts, observer);
-    let ObjectiveConfig { soft_targets, top_k, tail, eagle3, .. } = &config.objective;
+    report(&trained, &counts, observer);
+    let TeacherConfig { soft_targets, top_k, tail } = config.teacher;
     let distribution = match soft_targets {
         SoftTargetKind::Full => TeacherDistribution::Whole,
-        SoftTargetKind::TopK => TeacherDistribution::TopK { k: *top_k, tail: *tail },
+        SoftTargetKind::TopK => TeacherDistribution::TopK { k: top_k, tail },
     };
-    let objective = Eagle3Objective::new(draft, &target.head()?, eagle3.clone())?;
+    let objective = Eagle3Objective::new(trained, &target.head()?, draft.objective.clone())?;
     Ok(Box::new(objective.with_distribution(distribution)))
 }
 
@@ -199,7 +170,7 @@ fn build(materials: &Materials<'_>, observer: &mut dyn Observer) -> Result<Box<d
 fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Config> {
     let vocabulary = Eagle3Config::DRAFT_VOCABULARY.min(target.vocab_size);
     let vocabulary = wanted.draft_vocab_size.unwrap_or(vocabulary);
-    let path = Path::new("`draft.eagle3`");
+    let path = Path::new("`draft`");
     let refuse = |problems| ModelError::Invalid { path: path.to_path_buf(), problems };
     let layers = match wanted.target_layers {
         Some(ids) => ids.map(LayerId),
@@ -207,7 +178,7 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
             let layers = target.num_hidden_layers;
             refuse(Problems(vec![format!(
                 "a target of {layers} layers has no published choice of three: set \
-                 `draft.eagle3.target_layers`"
+                 `draft.target_layers`"
             )]))
         })?,
     };
@@ -230,7 +201,7 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
     let parameters: u64 = tensor_specs(&sizes).into_iter().map(values).sum();
     if parameters > limits::PARAMETERS {
         return Err(refuse(Problems(vec![format!(
-            "a draft of {:.0} billion values, more than 17: lower `draft.eagle3.hidden_size`, \
+            "a draft of {:.0} billion values, more than 17: lower `draft.hidden_size`, \
              `intermediate_size` or `num_attention_heads`",
             parameters as f64 / 1e9
         )]))
@@ -241,9 +212,14 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
 
 /// The most frequent supervised tokens. The default mode also keeps the tokens that end a text and
 /// every special token of the documents: a template brings them, whatever their count.
-fn chosen(materials: &Materials<'_>, counts: &TokenCounts, size: usize) -> Result<VocabularyMap> {
+fn chosen(
+    draft: &Eagle3,
+    materials: &Materials<'_>,
+    counts: &TokenCounts,
+    size: usize,
+) -> Result<VocabularyMap> {
     let target = materials.target.config();
-    if materials.config.objective.eagle3.compat.is_some() {
+    if draft.is_compat() {
         let (map, _) = VocabularyMap::most_frequent(counts, size, Ties::FirstSeen, &[])?;
         return Ok(map);
     }
@@ -273,7 +249,7 @@ fn report(draft: &Eagle3Draft, counts: &TokenCounts, observer: &mut dyn Observer
         100.0 * coverage.share()
     );
     if coverage.share() < Coverage::LOW {
-        let text = format!("{text}: raise `draft.eagle3.draft_vocab_size`");
+        let text = format!("{text}: raise `draft.draft_vocab_size`");
         observer.on_event(Event::Warning(&text));
     } else {
         observer.on_event(Event::Note(&text));

@@ -1,5 +1,6 @@
 //! GLIDE: one layer over the target's last-layer keys and values, trained at several delays.
 
+mod config;
 mod delays;
 mod footprint;
 mod objective;
@@ -8,11 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::glide::{FinalNorm, GlideDraft, Init};
 use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
-use crate::config::{DraftConfig, FeatureMode, ObjectiveConfig, TrainConfig};
+use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::Footprint;
@@ -21,103 +22,73 @@ use crate::objective::{Objective, SoftTargetKind};
 use crate::observer::Observer;
 use footprint::GlideFootprint;
 
+pub use config::Glide;
 pub use delays::DelayDraws;
 pub use objective::{GlideObjective, GlideObjectiveConfig};
-
-/// The method.
-pub(super) struct Glide;
 
 impl DraftMethod for Glide {
     fn name(&self) -> &'static str {
         "glide"
     }
 
-    fn about(&self) -> &'static str {
-        "One layer over the target's last-layer keys and values, trained at several delays."
-    }
-
     fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
-        problems(config)
+        problems(self, config)
     }
 
-    fn own_keys_set(&self, config: &TrainConfig) -> Vec<&'static str> {
-        let (draft, plain) = (&config.draft, DraftConfig::default());
-        let soft_weight = ObjectiveConfig::default().soft_weight;
-        let keys = [
-            ("draft.compat", draft.compat.is_some()),
-            ("draft.final_norm", draft.final_norm != plain.final_norm),
-            ("draft.init", draft.init != plain.init),
-            ("draft.gamma", draft.gamma.is_some()),
-            ("draft.delay_weights", draft.delay_weights.is_some()),
-            (
-                "objective.soft_weight",
-                config.objective.soft_weight.to_bits() != soft_weight.to_bits(),
-            ),
-        ];
-        keys.into_iter().filter_map(|(key, is_set)| is_set.then_some(key)).collect()
+    fn is_compat(&self) -> bool {
+        self.compat.is_some()
     }
 
-    fn is_compat(&self, config: &TrainConfig) -> bool {
-        config.draft.compat.is_some()
+    fn masks_padding(&self) -> bool {
+        self.is_compat()
     }
 
-    fn masks_padding(&self, config: &TrainConfig) -> bool {
-        self.is_compat(config)
-    }
-
-    fn starts_from_last_layer(&self, config: &TrainConfig) -> bool {
-        config.draft.init == Init::LastLayer && config.draft.from.is_none()
+    fn starts_from_last_layer(&self) -> bool {
+        self.init == Init::LastLayer
     }
 
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
-        let objective = &config.objective;
-        let teacher = match objective.soft_targets {
-            _ if objective.soft_weight == 0.0 => TeacherKind::None,
-            SoftTargetKind::TopK => TeacherKind::TopK(objective.top_k),
+        let teacher = match config.teacher.soft_targets {
+            _ if self.soft_weight == 0.0 => TeacherKind::None,
+            SoftTargetKind::TopK => TeacherKind::TopK(config.teacher.top_k),
             SoftTargetKind::Full => TeacherKind::Full,
         };
-        Ok(Arc::new(GlideFootprint { sizes: layer(config, target), teacher }))
+        Ok(Arc::new(GlideFootprint { sizes: self.layer(target), teacher }))
     }
 
-    fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
-        let glide = layer(config, target);
+    fn check_start(&self, _: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+        let glide = self.layer(target);
         glide.problems_with(target).into_result(path)?;
         Ok(GlideDraft::check_file(path, &glide)?)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { config, target, .. } = materials;
-        let glide = layer(config, target.config());
+        let glide = self.layer(target.config());
         let draft = match materials.start {
             Some(path) => GlideDraft::load(path, &glide, target)?,
-            None => GlideDraft::initialise(&glide, target, config.draft.init, config.train.seed)?,
+            None => GlideDraft::initialise(&glide, target, self.init, config.train.seed)?,
         };
-        let weights = config.draft.delay_weights.clone();
+        let weights = self.delay_weights.clone();
         let draws = DelayDraws {
             seed: config.train.seed,
             weights: weights.unwrap_or_else(|| vec![1.0; glide.gamma]),
-            shared: config.draft.compat.is_some(),
+            shared: self.is_compat(),
         };
-        let objective = GlideObjective::new(Arc::clone(target), draft, config.objective.glide());
+        let objective =
+            GlideObjective::new(Arc::clone(target), draft, self.objective(&config.teacher));
         Ok(Box::new(objective.with_delays(draws)))
     }
 }
 
-fn problems(config: &TrainConfig) -> Vec<Problem> {
+fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
     let mut rules = Rules::default();
-    let objective = &config.objective;
     let unit = 0.0..=1.0;
     rules.require(
-        unit.contains(&objective.soft_weight),
-        "objective.soft_weight",
+        unit.contains(&draft.soft_weight),
+        "draft.soft_weight",
         "must be between 0 and 1",
     );
-    rules.require(
-        (1..=limits::TOP_K).contains(&objective.top_k),
-        "objective.top_k",
-        "must be in 1 to 65536: `objective.soft_targets: full` takes them all",
-    );
-    let draft = &config.draft;
     if let Some(weights) = &draft.delay_weights {
         rules.require(
             weights.iter().all(|w| *w >= 0.0 && limits::is_f32(*w))
@@ -155,9 +126,9 @@ fn problems(config: &TrainConfig) -> Vec<Problem> {
             "is `longspec`, which has no final norm: set `draft.final_norm: none`",
         );
         rules.require(
-            objective.soft_weight == 0.0,
+            draft.soft_weight == 0.0,
             "draft.compat",
-            "is `longspec`, which learns hard labels: set `objective.soft_weight: 0`",
+            "is `longspec`, which learns hard labels: set `draft.soft_weight: 0`",
         );
         rules.require(
             config.train.features == FeatureMode::Online || !config.data.anchor.redraw,
@@ -167,19 +138,10 @@ fn problems(config: &TrainConfig) -> Vec<Problem> {
     }
     rules.require(
         config.train.features != FeatureMode::Memory
-            || objective.soft_weight == 0.0
-            || objective.soft_targets == SoftTargetKind::TopK,
+            || draft.soft_weight == 0.0
+            || config.teacher.soft_targets == SoftTargetKind::TopK,
         "train.features",
-        "is `memory`, which keeps no full teacher: set `objective.soft_targets: top_k`",
+        "is `memory`, which keeps no full teacher: set `teacher.soft_targets: top_k`",
     );
     rules.into_problems()
-}
-
-/// The layer that a configuration asks for.
-fn layer(config: &TrainConfig, target: &TargetConfig) -> GlideConfig {
-    let mut glide = GlideConfig::for_target(target, config.draft.compat);
-    glide.final_norm = config.draft.final_norm;
-    let weights = config.draft.delay_weights.as_ref().map(Vec::len);
-    glide.gamma = config.draft.gamma.or(weights).unwrap_or(glide.gamma);
-    glide
 }

@@ -17,10 +17,10 @@ use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::target::{Tap, Target};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
+use super::config::Glide;
 use super::delays::DelayDraws;
+use crate::config::TeacherConfig;
 use crate::error::Result;
 use crate::features::{
     BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
@@ -31,8 +31,7 @@ use crate::objective::{Normalisation, Objective, Prepared, SoftTargetKind, TailK
 use crate::rounds::Rounds;
 
 /// Switches of the objective; defaults are the default mode's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GlideObjectiveConfig {
     /// Weight λ of the teacher's part, 0 to 1; 0 turns it off.
     pub soft_weight: f64,
@@ -46,12 +45,7 @@ pub struct GlideObjectiveConfig {
 
 impl Default for GlideObjectiveConfig {
     fn default() -> Self {
-        Self {
-            soft_weight: 0.9,
-            soft_targets: SoftTargetKind::Full,
-            top_k: 64,
-            tail: TailKind::Bucket,
-        }
+        Glide::default().objective(&TeacherConfig::default())
     }
 }
 

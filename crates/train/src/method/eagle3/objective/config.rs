@@ -53,7 +53,7 @@ pub enum OovRows {
 
 /// Switches of the objective; defaults are the default mode's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Eagle3ObjectiveConfig {
     /// Reproduces a published trainer; none is the default mode.
     pub compat: Option<Eagle3Compat>,
