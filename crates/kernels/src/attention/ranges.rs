@@ -55,6 +55,13 @@ impl KeyRanges {
         Self { start, end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
+    /// Each query sees the keys of its own range.
+    pub fn of_each(ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let ranges = ranges.into_iter().map(|range| if range.is_empty() { 0..0 } else { range });
+        let (start, end) = ranges.map(|range| (range.start as u32, range.end as u32)).unzip();
+        Self { start, end, singles: Vec::new(), singles_end: Vec::new() }
+    }
+
     /// `queries` new tokens after `cached` ones: each sees the cache, its predecessors, itself.
     pub fn appended(cached: usize, queries: usize) -> Self {
         let end = (0..queries).map(|i| (cached + i + 1) as u32).collect();
@@ -220,6 +227,17 @@ mod tests {
     fn appended_tokens_see_cache_and_themselves() {
         let ranges = KeyRanges::appended(3, 2);
         assert_eq!((ranges.of(0), ranges.of(1), ranges.max_end()), (0..4, 0..5, 5));
+    }
+
+    #[test]
+    fn own_ranges_are_kept_and_empty_ones_see_nothing() {
+        let ranges = KeyRanges::of_each([2..5, 7..7, Range { start: 4, end: 3 }]).with_singles([
+            vec![6],
+            vec![],
+            vec![],
+        ]);
+        assert_eq!((ranges.of(0), ranges.of(1), ranges.of(2)), (2..5, 0..0, 0..0));
+        assert_eq!((ranges.queries(), ranges.max_end()), (3, 7));
     }
 
     #[test]
