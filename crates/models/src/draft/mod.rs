@@ -3,6 +3,7 @@
 //! A method is one folder with the same files: `config` (sizes and modes), `model` (forward pass),
 //! `weights` (names, initial values, reading and writing), and one line in `kinds`.
 
+pub mod block;
 mod blocks;
 pub mod eagle3;
 pub mod files;

@@ -1,0 +1,233 @@
+//! Sizes and switches that all block drafts share.
+
+use crate::config::{RopeParameters, TargetConfig, limits};
+use crate::error::Problems;
+use crate::ids::LayerId;
+
+/// Which context a layer attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerKind {
+    /// All of it.
+    Full,
+    /// The last tokens of a window.
+    Sliding,
+}
+
+/// Short convolutions around attention and MLP of every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConvolutionSizes {
+    /// Taps: a slot and those before it.
+    pub kernel_size: usize,
+    /// Channels that share a computed kernel.
+    pub group_size: usize,
+}
+
+/// The network of a block draft.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockConfig {
+    /// `H`, also of the target.
+    pub hidden_size: usize,
+    /// `I`
+    pub intermediate_size: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key-value heads.
+    pub num_key_value_heads: usize,
+    /// Size of a head.
+    pub head_dim: usize,
+    /// `V`, of the target.
+    pub vocab_size: usize,
+    /// Added under the root of every norm.
+    pub rms_norm_eps: f64,
+    /// Base and scaling of the rotary embedding.
+    pub rope: RopeParameters,
+    /// Longest context in tokens, the target's.
+    pub max_position_embeddings: usize,
+    /// Biases on the four projections of attention.
+    pub attention_bias: bool,
+    /// The layers, the first one first.
+    pub layers: Vec<LayerKind>,
+    /// Tokens that a sliding layer sees, the query itself included.
+    pub sliding_window: Option<usize>,
+    /// Whether a slot sees only itself and slots before it. Where it is not given, sliding layers
+    /// are causal inside of a block and full ones are not.
+    pub is_causal: Option<bool>,
+    /// `G`, slots of a block.
+    pub block_size: usize,
+    /// Token that stands where nothing is known yet.
+    pub mask_token_id: u32,
+    /// Layers whose output is read, ascending, in the order of the columns of `fc`.
+    pub target_layers: Vec<LayerId>,
+    /// Layers of the target.
+    pub num_target_layers: usize,
+    /// Short convolutions, if the draft has them.
+    pub convolution: Option<ConvolutionSizes>,
+    /// Deviation of freshly drawn matrices.
+    pub initializer_range: f64,
+}
+
+impl BlockConfig {
+    /// Largest number of slots; published blocks have up to 16.
+    const SLOTS: usize = limits::DRAFT_LENGTH;
+
+    /// A draft of full layers that fits a target and reads the default choice of its layers.
+    pub fn for_target(
+        target: &TargetConfig,
+        layers: usize,
+        block_size: usize,
+        mask_token_id: u32,
+    ) -> Self {
+        Self {
+            hidden_size: target.hidden_size,
+            intermediate_size: target.intermediate_size,
+            num_attention_heads: target.num_attention_heads,
+            num_key_value_heads: target.num_key_value_heads,
+            head_dim: target.head_dim,
+            vocab_size: target.vocab_size,
+            rms_norm_eps: target.rms_norm_eps,
+            rope: target.rope.clone(),
+            max_position_embeddings: target.max_position_embeddings,
+            attention_bias: false,
+            layers: vec![LayerKind::Full; layers],
+            sliding_window: None,
+            is_causal: None,
+            block_size,
+            mask_token_id,
+            target_layers: default_layers(target.num_hidden_layers, layers),
+            num_target_layers: target.num_hidden_layers,
+            convolution: None,
+            initializer_range: 0.02,
+        }
+    }
+
+    /// Width of all query heads.
+    pub fn query_size(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Width of all key-value heads.
+    pub fn kv_size(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    /// Whether a slot of a layer sees no slot after it.
+    pub fn is_causal_in(&self, kind: LayerKind) -> bool {
+        self.is_causal.unwrap_or(kind == LayerKind::Sliding)
+    }
+
+    /// What does not fit together.
+    pub fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        limits::check(
+            &mut problems,
+            &[
+                ("hidden_size", self.hidden_size, limits::HIDDEN),
+                ("intermediate_size", self.intermediate_size, limits::INNER),
+                ("num_attention_heads", self.num_attention_heads, limits::HEADS),
+                ("num_key_value_heads", self.num_key_value_heads, limits::HEADS),
+                ("head_dim", self.head_dim, limits::HEAD_DIM),
+                ("vocab_size", self.vocab_size, limits::VOCABULARY),
+                ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
+                ("num_hidden_layers", self.layers.len(), limits::LAYERS),
+                ("num_target_layers", self.num_target_layers, limits::LAYERS),
+                ("block_size", self.block_size, Self::SLOTS),
+            ],
+        );
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+            problems.push(format!(
+                "`num_key_value_heads` = {kv_heads} does not divide `num_attention_heads` = {heads}"
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            problems.push(format!("`head_dim` = {} is odd", self.head_dim));
+        }
+        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
+            problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
+        }
+        if self.mask_token_id as usize >= self.vocab_size {
+            problems.push(format!(
+                "`mask_token_id` = {} is no row of a table of {} tokens",
+                self.mask_token_id, self.vocab_size
+            ));
+        }
+        self.check_layers(&mut problems);
+        if let Some(ConvolutionSizes { kernel_size, group_size }) = self.convolution {
+            limits::check(&mut problems, &[("conv_kernel_size", kernel_size, Self::SLOTS)]);
+            if group_size == 0 || !self.hidden_size.is_multiple_of(group_size) {
+                problems.push(format!(
+                    "`conv_group_size` = {group_size} does not divide `hidden_size` = {}",
+                    self.hidden_size
+                ));
+            }
+        }
+        problems
+    }
+
+    fn check_layers(&self, problems: &mut Problems) {
+        let slides = self.layers.contains(&LayerKind::Sliding);
+        match self.sliding_window {
+            None if slides => problems.push("`layer_types` slide, but `sliding_window` is missing"),
+            Some(window) if !(1..=limits::CONTEXT).contains(&window) => {
+                problems.push(format!("`sliding_window` = {window} is no number of tokens"));
+            }
+            _ => {}
+        }
+        let ids: Vec<usize> = self.target_layers.iter().map(|layer| layer.0).collect();
+        if ids.is_empty() || !ids.windows(2).all(|pair| pair[0] < pair[1]) {
+            problems.push(format!("`target_layer_ids` = {ids:?} do not ascend"));
+        }
+        if let Some(id) = ids.iter().find(|id| **id >= self.num_target_layers) {
+            problems.push(format!(
+                "`target_layer_ids` name layer {id} of a target with {} layers (counted from 0)",
+                self.num_target_layers
+            ));
+        }
+    }
+
+    /// What does not fit the target, or itself.
+    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
+        let mut problems = self.problems();
+        for (name, draft, wanted) in [
+            ("hidden_size", self.hidden_size, target.hidden_size),
+            ("vocab_size", self.vocab_size, target.vocab_size),
+            ("num_target_layers", self.num_target_layers, target.num_hidden_layers),
+        ] {
+            if draft != wanted {
+                problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
+            }
+        }
+        problems
+    }
+}
+
+/// The layers of a target of `target_layers` that a draft of `layers` reads by default:
+/// `round(1 + i (n − 4) / (L − 1))` with ties to even, `⌊n/2⌋` for one layer. A target of few layers
+/// has fewer different ones.
+pub fn default_layers(target_layers: usize, layers: usize) -> Vec<LayerId> {
+    if layers <= 1 {
+        return vec![LayerId(target_layers / 2)];
+    }
+    let step = (target_layers as f64 - 4.0).max(0.0) / (layers - 1) as f64;
+    let id = |i: usize| (1.0 + i as f64 * step).round_ties_even() as usize;
+    let mut ids: Vec<LayerId> =
+        (0..layers).map(|i| LayerId(id(i).min(target_layers.saturating_sub(1)))).collect();
+    ids.dedup();
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_layers_round_ties_to_even() {
+        let ids = |n, l| default_layers(n, l).into_iter().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!(ids(36, 5), [1, 9, 17, 25, 33]);
+        assert_eq!(ids(28, 5), [1, 7, 13, 19, 25]);
+        assert_eq!(ids(26, 5), [1, 6, 12, 18, 23]);
+        assert_eq!(ids(28, 1), [14]);
+        assert_eq!(ids(4, 3), [1]);
+        assert_eq!(ids(1, 2), [0]);
+    }
+}

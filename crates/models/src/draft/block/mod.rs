@@ -1,0 +1,27 @@
+//! The network that block drafts share: one pass proposes all slots of a block, conditioned on the
+//! states of some of the target's layers (arXiv 2602.06036).
+//!
+//! ```text
+//! c      = RMS_hidden(fc · a)                a = the tapped layers side by side; the same in every layer
+//! x⁰     = E[u]                              u = the anchor's token, then mask tokens
+//! x     += W_o Attn(q(x); [k(c); k(x)], [v(c); v(x)])       one softmax, context before the anchor
+//! x     += SwiGLU(RMS_post(x))
+//! h      = RMS_norm(x)                       read by the target's frozen head
+//! ```
+//!
+//! Short convolutions along the slots may stand around both sublayers. Shapes: `A` tapped layers, `G`
+//! slots of a block, `R` slots of all blocks; the rest as everywhere.
+
+mod config;
+mod convolution;
+mod mask;
+mod model;
+mod weights;
+
+pub use config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
+pub use mask::{Anchor, Visible};
+pub use model::BlockNetwork;
+pub use weights::tensor_specs;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Forward pass: keys and values of the context, then blocks over them.
+
+use candle_core::{DType, Tensor};
+use longdraft_kernels::attention::attention;
+use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
+use longdraft_kernels::rope::{Rope, RopeTable, rope};
+use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::swiglu::swiglu;
+
+use super::config::BlockConfig;
+use super::convolution::Convolution;
+use super::mask::Visible;
+use crate::draft::DraftWeights;
+use crate::error::{ModelError, Result};
+use crate::target::{KeyValues, Tap};
+
+/// The network that all block drafts share, with the tensors of their heads.
+pub struct BlockNetwork {
+    pub(super) config: BlockConfig,
+    pub(super) weights: DraftWeights,
+    /// The target's frozen table, `[V, H]`.
+    pub(super) embedding: Tensor,
+    pub(super) rope: Rope,
+}
+
+impl BlockNetwork {
+    /// Sizes and switches.
+    pub fn config(&self) -> &BlockConfig {
+        &self.config
+    }
+
+    /// Tensors by name, those of the draft's heads included.
+    pub fn weights(&self) -> &DraftWeights {
+        &self.weights
+    }
+
+    /// Mutable access to them.
+    pub fn weights_mut(&mut self) -> &mut DraftWeights {
+        &mut self.weights
+    }
+
+    /// The layers of the target that are read.
+    pub fn taps(&self) -> Vec<Tap> {
+        self.config.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
+    }
+
+    /// Rotated keys, and values, of context rows in every layer. They do not depend on blocks.
+    ///
+    /// # Shapes
+    /// - `features`: `[T, A·H]`, `positions`: `[T]` → `[T, K, D]` each
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn context(&self, features: &Tensor, positions: &[u32]) -> Result<Vec<KeyValues>> {
+        let fused = self.weights.project(features, "fc")?;
+        let context = self.weights.norm(&fused, "hidden_norm")?;
+        let table = self.rope.table(positions, self.embedding.device())?;
+        (0..self.config.layers.len()).map(|i| self.key_values(i, &context, &table)).collect()
+    }
+
+    /// The blocks' slots after the final norm, which the target's head reads.
+    ///
+    /// # Shapes
+    /// - `ids`, `positions`: `[R]`, `R` slots of blocks; `context`: of every layer `[T, K, D]`;
+    ///   `visible` over `R` queries, `T` keys of the context and `R` of the blocks → `[R, H]`
+    ///
+    /// # Errors
+    /// - shapes do not fit, or an id lies outside of the table
+    pub fn blocks(
+        &self,
+        ids: &[u32],
+        positions: &[u32],
+        context: &[KeyValues],
+        visible: &Visible,
+    ) -> Result<Tensor> {
+        let slots = visible.slots();
+        if positions.len() != ids.len()
+            || slots == 0
+            || !ids.len().is_multiple_of(slots)
+            || context.len() != self.config.layers.len()
+        {
+            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+                "{} ids at {} positions are no blocks of {slots} slots over the context of {} \
+                 layers",
+                ids.len(),
+                positions.len(),
+                context.len()
+            ))));
+        }
+        let mut x = self.embed(ids)?;
+        let table = self.rope.table(positions, self.embedding.device())?;
+        for (i, context) in context.iter().enumerate() {
+            x = self.layer(i, &x, &table, (context, visible))?;
+        }
+        self.weights.norm(&x, "norm")
+    }
+
+    /// What the target's embeddings say of ids, `[R, H]` in f32.
+    ///
+    /// # Errors
+    /// - an id lies outside of the table
+    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        let vocabulary = self.config.vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+            let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
+            return Err(ModelError::Tokenizer(message));
+        }
+        Ok(select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?)
+    }
+
+    fn key_values(&self, layer: usize, input: &Tensor, table: &RopeTable) -> Result<KeyValues> {
+        let attention = format!("layers.{layer}.self_attn");
+        let (heads, size) = (self.config.num_key_value_heads, self.config.head_dim);
+        let k = self.weights.heads(input, &format!("{attention}.k_proj"), heads, size)?;
+        let k = self.weights.norm(&k, &format!("{attention}.k_norm"))?;
+        let v = self.weights.heads(input, &format!("{attention}.v_proj"), heads, size)?;
+        Ok(KeyValues { k: rope(&k, table)?, v })
+    }
+
+    fn layer(
+        &self,
+        layer: usize,
+        x: &Tensor,
+        table: &RopeTable,
+        (context, visible): (&KeyValues, &Visible),
+    ) -> Result<Tensor> {
+        let name = format!("layers.{layer}");
+        let z = self.weights.norm(x, &format!("{name}.input_layernorm"))?;
+        let x = match self.convolution(&format!("{name}.attention_conv"), &z, visible)? {
+            None => (x + self.attention(layer, &z, table, (context, visible))?)?,
+            Some(convolution) => {
+                let input = convolution.apply(&z, 0)?;
+                let out = self.attention(layer, &input, table, (context, visible))?;
+                (x + convolution.apply(&out, 1)?)?
+            }
+        };
+        let z = self.weights.norm(&x, &format!("{name}.post_attention_layernorm"))?;
+        let mlp = format!("{name}.mlp");
+        match self.convolution(&format!("{name}.mlp_conv"), &z, visible)? {
+            None => self.mlp_onto(&x, &z, &mlp),
+            Some(convolution) => {
+                let out = self.mlp(&convolution.apply(&z, 0)?, &mlp)?;
+                Ok((x + convolution.apply(&out, 1)?)?)
+            }
+        }
+    }
+
+    fn convolution(
+        &self,
+        module: &str,
+        z: &Tensor,
+        visible: &Visible,
+    ) -> Result<Option<Convolution<'_>>> {
+        let sizes = self.config.convolution;
+        let make = |sizes| Convolution::new(&self.weights, module, sizes, (z, visible.slots()));
+        sizes.map(make).transpose()
+    }
+
+    fn attention(
+        &self,
+        layer: usize,
+        input: &Tensor,
+        table: &RopeTable,
+        (context, visible): (&KeyValues, &Visible),
+    ) -> Result<Tensor> {
+        let module = format!("layers.{layer}.self_attn");
+        let (heads, size) = (self.config.num_attention_heads, self.config.head_dim);
+        let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
+        let q = rope(&self.weights.norm(&q, &format!("{module}.q_norm"))?, table)?;
+        let own = self.key_values(layer, input, table)?;
+        let k = Tensor::cat(&[&context.k, &own.k], 0)?;
+        let v = Tensor::cat(&[&context.v, &own.v], 0)?;
+        let attended = attention(&q, &k, &v, visible.of(self.config.layers[layer]))?;
+        let attended = attended.reshape((input.dim(0)?, self.config.query_size()))?;
+        self.weights.project(&attended, &format!("{module}.o_proj"))
+    }
+
+    fn mlp(&self, input: &Tensor, module: &str) -> Result<Tensor> {
+        let gate = self.weights.project(input, &format!("{module}.gate_proj"))?;
+        let up = self.weights.project(input, &format!("{module}.up_proj"))?;
+        self.weights.project(&swiglu(&gate, &up)?, &format!("{module}.down_proj"))
+    }
+
+    fn mlp_onto(&self, residual: &Tensor, input: &Tensor, module: &str) -> Result<Tensor> {
+        if self.weights.is_blocks(&format!("{module}.gate_proj")) {
+            return Ok((residual + self.mlp(input, module)?)?);
+        }
+        let weight = |name: &str| self.weights.tensor(&format!("{module}.{name}.weight"));
+        let mlp = GatedMlp {
+            gate: weight("gate_proj")?,
+            up: weight("up_proj")?,
+            down: weight("down_proj")?,
+        };
+        Ok(gated_mlp_onto(residual, input, &mlp)?)
+    }
+}

@@ -1,0 +1,219 @@
+//! The network against itself and against reference cases.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+use super::*;
+use crate::config::RopeParameters;
+use crate::ids::LayerId;
+use crate::weights::WeightSource;
+use crate::weights::memory::MemorySource;
+use crate::weights::safetensors::SafetensorsSource;
+
+/// A network of two full layers.
+pub(super) fn toy() -> BlockConfig {
+    BlockConfig {
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        vocab_size: 40,
+        rms_norm_eps: 1e-6,
+        rope: RopeParameters::plain(1e4),
+        max_position_embeddings: 64,
+        attention_bias: true,
+        layers: vec![LayerKind::Full; 2],
+        sliding_window: None,
+        is_causal: None,
+        block_size: 4,
+        mask_token_id: 39,
+        target_layers: vec![LayerId(1), LayerId(3)],
+        num_target_layers: 6,
+        convolution: None,
+        initializer_range: 0.2,
+    }
+}
+
+fn noise(shape: &[usize], seed: u64) -> Tensor {
+    let spec = crate::weights::TensorSpec::new("noise.matrix", shape);
+    let source = MemorySource::random(&[spec], 1.0, seed).expect("values");
+    source.load("noise.matrix", DType::F32).expect("there")
+}
+
+fn worst(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    let values =
+        |t: &Tensor| t.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
+    let (a, b) = (values(a), values(b));
+    let largest = b.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let error = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max);
+    assert!(a.iter().all(|value| value.is_finite()));
+    f64::from(error / largest.max(f32::MIN_POSITIVE))
+}
+
+/// Inputs and positions of the blocks at `anchors` of one document.
+fn inputs(ids: &[u32], anchors: &[usize], config: &BlockConfig) -> (Vec<u32>, Vec<u32>) {
+    let slot = |at: usize, k: usize| if k == 0 { ids[at] } else { config.mask_token_id };
+    let slots = || anchors.iter().flat_map(|&at| (0..config.block_size).map(move |k| (at, k)));
+    (slots().map(|(at, k)| slot(at, k)).collect(), slots().map(|(at, k)| (at + k) as u32).collect())
+}
+
+fn run(network: &BlockNetwork, ids: &[u32], features: &Tensor, anchors: &[usize]) -> Tensor {
+    let config = network.config();
+    let (tokens, positions) = inputs(ids, anchors, config);
+    let anchors: Vec<Anchor> =
+        anchors.iter().map(|&index| Anchor { index, document_start: 0 }).collect();
+    let rows = features.dim(0).expect("rows");
+    let visible = Visible::new(config, &anchors, config.block_size, rows);
+    let all: Vec<u32> = (0..rows as u32).collect();
+    let context = network.context(features, &all).expect("context");
+    network.blocks(&tokens, &positions, &context, &visible).expect("hidden")
+}
+
+#[test]
+fn a_trained_block_is_the_decoded_block() {
+    let ids: Vec<u32> = (0..12).map(|t| t * 7 % 39).collect();
+    for (layers, is_causal) in [
+        (vec![LayerKind::Full; 2], None),
+        (vec![LayerKind::Sliding, LayerKind::Full], None),
+        (vec![LayerKind::Sliding; 2], Some(false)),
+    ] {
+        let config = BlockConfig { layers, is_causal, sliding_window: Some(5), ..toy() };
+        let network = BlockNetwork::initialise(&config, &noise(&[40, 32], 1), 3).expect("network");
+        let features = noise(&[12, 64], 2);
+        let together = run(&network, &ids, &features, &[1, 6, 10]);
+        for (block, anchor) in [1, 6, 10].into_iter().enumerate() {
+            let before = features.narrow(0, 0, anchor).expect("rows");
+            let alone = run(&network, &ids, &before, &[anchor]);
+            let own = together.narrow(0, 4 * block, 4).expect("block");
+            assert!(worst(&own, &alone) < 1e-6, "anchor {anchor}");
+        }
+    }
+}
+
+#[test]
+fn fresh_convolutions_change_nothing_and_every_tensor_gets_a_gradient() {
+    let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
+    let plain = toy();
+    let sizes = ConvolutionSizes { kernel_size: 2, group_size: 8 };
+    let wide = BlockConfig { convolution: Some(sizes), ..plain.clone() };
+    let table = noise(&[40, 32], 1);
+    let without = BlockNetwork::initialise(&plain, &table, 3).expect("network");
+    let with = BlockNetwork::initialise(&wide, &table, 3).expect("network");
+    let hidden = run(&with, &ids, &features, &[2, 7]);
+    assert!(worst(&hidden, &run(&without, &ids, &features, &[2, 7])) < 1e-6);
+    let loss = (hidden * noise(&[8, 32], 5)).and_then(|t| t.sum_all()).expect("loss");
+    let gradients = loss.backward().expect("backward");
+    for parameter in with.weights().parameters() {
+        let gradient = gradients.get(parameter.var.as_tensor());
+        assert!(gradient.is_some(), "{} gets no gradient", parameter.name);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let mut config = toy();
+    config.mask_token_id = 40;
+    config.target_layers = vec![LayerId(3), LayerId(3)];
+    config.layers[0] = LayerKind::Sliding;
+    config.convolution = Some(ConvolutionSizes { kernel_size: 2, group_size: 5 });
+    let text = config.problems().to_string();
+    for part in ["`mask_token_id` = 40", "do not ascend", "`sliding_window`", "`conv_group_size`"] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let network = BlockNetwork::initialise(&toy(), &noise(&[40, 32], 1), 3).expect("network");
+    let visible = Visible::new(&toy(), &[], 4, 0);
+    assert!(network.blocks(&[1, 2], &[0, 1], &[], &visible).is_err());
+}
+
+/// Reference cases beside the project, if they are there.
+fn cases() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/block");
+    folder.is_dir().then_some(folder)
+}
+
+/// What a case says of the network.
+fn config_of(meta: &Value, file: &SafetensorsSource) -> BlockConfig {
+    let size = |key: &str| meta[key].as_u64().expect("a size") as usize;
+    let shape = |name: &str| file.shape(name).expect("a tensor");
+    let kinds = meta["layer_types"].as_array().expect("layers").iter();
+    let kind = |name: &Value| match name.as_str() {
+        Some("sliding_attention") => LayerKind::Sliding,
+        _ => LayerKind::Full,
+    };
+    let ids = meta["target_layer_ids"].as_array().expect("ids").iter();
+    let optional = |key: &str| meta[key].as_u64().map(|size| size as usize);
+    BlockConfig {
+        hidden_size: shape("in.embed")[1],
+        intermediate_size: shape("w.layers.0.mlp.up_proj.weight")[0],
+        num_attention_heads: size("heads"),
+        num_key_value_heads: size("kv_heads"),
+        head_dim: size("head_dim"),
+        vocab_size: shape("in.embed")[0],
+        rms_norm_eps: meta["eps"].as_f64().expect("eps"),
+        rope: RopeParameters::plain(meta["rope_theta"].as_f64().expect("theta")),
+        max_position_embeddings: 1024,
+        attention_bias: meta["attention_bias"] == true,
+        layers: kinds.map(kind).collect(),
+        sliding_window: optional("sliding_window"),
+        is_causal: meta["is_causal"].as_bool(),
+        block_size: size("block_size"),
+        mask_token_id: size("mask_token_id") as u32,
+        target_layers: ids.map(|id| LayerId(id.as_u64().expect("id") as usize)).collect(),
+        num_target_layers: size("num_target_layers"),
+        convolution: optional("conv_kernel_size")
+            .zip(optional("conv_group_size"))
+            .map(|(kernel_size, group_size)| ConvolutionSizes { kernel_size, group_size }),
+        initializer_range: 0.02,
+    }
+}
+
+#[test]
+fn hidden_states_are_those_of_the_reference_cases() {
+    let Some(folder) = cases() else {
+        eprintln!("skipped: no shared/golden/block beside the project");
+        return;
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).expect("folder") {
+        let path = entry.expect("entry").path();
+        let Ok(text) = std::fs::read_to_string(path.join("meta.json")) else { continue };
+        let meta: Value = serde_json::from_str(&text).expect("JSON");
+        let file = SafetensorsSource::open_file(&path.join("case.safetensors")).expect("case");
+        let config = config_of(&meta, &file);
+        let load = |name: &str| file.load(name, DType::F32).expect("tensor");
+        let own = tensor_specs(&config).into_iter().map(|spec| {
+            let value = load(&format!("w.{}", spec.name));
+            (spec.name, value)
+        });
+        let source = MemorySource::new(own);
+        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
+        let network = network.expect("network");
+        let (ids, anchors) = (file.load_i64("in.input_ids"), file.load_i64("in.anchors"));
+        let (ids, anchors) = (ids.expect("ids"), anchors.expect("anchors"));
+        let keep = file.load_integers("in.keep").expect("flags");
+        let shape = file.shape("in.input_ids").expect("shape");
+        let (rows, tokens, blocks) = (shape[0], shape[1], anchors.len() / shape[0]);
+        for row in 0..rows {
+            let ids: Vec<u32> = ids[row * tokens..][..tokens].iter().map(|id| *id as u32).collect();
+            let kept: Vec<usize> =
+                (row * blocks..(row + 1) * blocks).filter(|block| keep[*block] != 0).collect();
+            let anchors: Vec<usize> = kept.iter().map(|block| anchors[*block] as usize).collect();
+            let features = load("in.features").get(row).expect("row");
+            let hidden = run(&network, &ids, &features, &anchors);
+            let width = config.block_size * config.hidden_size;
+            let want = load("out.hidden").reshape((rows * blocks, width)).expect("blocks");
+            let kept: Vec<u32> = kept.into_iter().map(|block| block as u32).collect();
+            let kept = Tensor::from_slice(&kept, kept.len(), &Device::Cpu).expect("indices");
+            let want = want.index_select(&kept, 0).expect("kept");
+            let want = want.reshape(hidden.shape()).expect("rows");
+            let error = worst(&hidden, &want);
+            assert!(error < 1e-4, "{}, row {row}: {error}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 0, "a folder without cases");
+}

@@ -1,0 +1,115 @@
+//! Tensors of the network: names, initial values, reading.
+
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+
+use super::config::BlockConfig;
+use super::model::BlockNetwork;
+use crate::draft::DraftWeights;
+use crate::draft::weights::{initial_value, parameter};
+use crate::error::{Problems, Result};
+use crate::weights::{TensorSpec, WeightSource, check_specs};
+
+/// Every tensor of the network without heads, in the order of the published table.
+pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (query, kv, head) = (config.query_size(), config.kv_size(), config.head_dim);
+    let taps = config.target_layers.len();
+    let mut all = vec![
+        TensorSpec::new("fc.weight", &[hidden, taps * hidden]),
+        TensorSpec::new("hidden_norm.weight", &[hidden]),
+    ];
+    for layer in 0..config.layers.len() {
+        let mut add = |name: &str, shape: &[usize]| {
+            all.push(TensorSpec::new(format!("layers.{layer}.{name}"), shape));
+        };
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        for (module, outputs, inputs) in [
+            ("q_proj", query, hidden),
+            ("k_proj", kv, hidden),
+            ("v_proj", kv, hidden),
+            ("o_proj", hidden, query),
+        ] {
+            add(&format!("self_attn.{module}.weight"), &[outputs, inputs]);
+            if config.attention_bias {
+                add(&format!("self_attn.{module}.bias"), &[outputs]);
+            }
+        }
+        add("self_attn.q_norm.weight", &[head]);
+        add("self_attn.k_norm.weight", &[head]);
+        add("mlp.gate_proj.weight", &[inner, hidden]);
+        add("mlp.up_proj.weight", &[inner, hidden]);
+        add("mlp.down_proj.weight", &[hidden, inner]);
+        let Some(sizes) = config.convolution else { continue };
+        let kernels = 2 * sizes.kernel_size * (hidden / sizes.group_size.max(1));
+        for module in ["attention_conv", "mlp_conv"] {
+            add(&format!("{module}.base_kernel"), &[2, sizes.kernel_size, hidden]);
+            add(&format!("{module}.kernel_projection.weight"), &[kernels, hidden]);
+        }
+    }
+    all.push(TensorSpec::new("norm.weight", &[hidden]));
+    all
+}
+
+impl BlockNetwork {
+    /// Fresh weights beside the target's frozen table `[V, H]`, on its device: matrices
+    /// N(0, `initializer_range`), norms 1, biases 0, convolutions that change nothing.
+    ///
+    /// # Errors
+    /// - sizes do not fit
+    pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
+        Self::build(config, embedding, |spec| {
+            let device = embedding.device();
+            if spec.name.ends_with(".kernel_projection.weight") {
+                return Ok(Tensor::zeros(spec.shape.as_slice(), DType::F32, device)?);
+            }
+            if spec.name.ends_with(".base_kernel") {
+                let (taps, width) = (spec.shape[1], spec.shape[2]);
+                let own = |i: usize| if (i / width).is_multiple_of(taps) { 1.0 } else { 0.0 };
+                let values: Vec<f32> = (0..2 * taps * width).map(own).collect();
+                return Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?);
+            }
+            initial_value(spec, config.initializer_range, seed, device)
+        })
+    }
+
+    /// Reads the network from an open source; tensors of other names are left alone.
+    ///
+    /// # Errors
+    /// - a list of every missing and misshapen tensor, or sizes that do not fit
+    pub fn from_source(
+        source: &dyn WeightSource,
+        config: &BlockConfig,
+        embedding: &Tensor,
+    ) -> Result<Self> {
+        config.problems().into_result(source.path())?;
+        check_specs(source, &tensor_specs(config)).into_result(source.path())?;
+        Self::build(config, embedding, |spec| {
+            Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
+        })
+    }
+
+    fn build(
+        config: &BlockConfig,
+        embedding: &Tensor,
+        value: impl Fn(&TensorSpec) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let mut problems = config.problems();
+        check_embedding(config, embedding, &mut problems);
+        problems.into_result(Path::new("draft configuration"))?;
+        let specs = tensor_specs(config);
+        let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
+        let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
+        let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.clone());
+        Ok(Self { config: config.clone(), weights, embedding, rope })
+    }
+}
+
+fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {
+    let wanted = [config.vocab_size, config.hidden_size];
+    if embedding.dims() != wanted {
+        problems.push(format!("embeddings {:?}, {wanted:?} expected", embedding.dims()));
+    }
+}
