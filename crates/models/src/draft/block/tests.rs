@@ -217,3 +217,83 @@ fn hidden_states_are_those_of_the_reference_cases() {
     }
     assert!(seen > 0, "a folder without cases");
 }
+
+/// `Σ w CE` and `Σ w` of one row's slots, `w = exp(−(k − 1) / γ)` where the loss mask is set.
+fn weighted_loss(
+    (ids, mask, anchors): (&[u32], &[f32], &[usize]),
+    (hidden, head): (&Tensor, &Tensor),
+    (slots, gamma): (usize, Option<f64>),
+) -> (Tensor, f64) {
+    let logits = longdraft_kernels::linear::linear(hidden, head, None).expect("logits");
+    let (mut labels, mut weights) = (Vec::new(), Vec::new());
+    for (anchor, k) in anchors.iter().flat_map(|anchor| (0..slots).map(move |k| (*anchor, k))) {
+        let inside = k > 0 && anchor + k < ids.len();
+        labels.push(if inside { ids[anchor + k] } else { 0 });
+        let learned = inside && mask[anchor + k] > 0.0;
+        let decay = gamma.map_or(1.0, |gamma| (-(k as f64 - 1.0) / gamma).exp());
+        weights.push(if learned { decay as f32 } else { 0.0 });
+    }
+    let rows = labels.len();
+    let labels = Tensor::from_vec(labels, (rows, 1), &Device::Cpu).expect("labels");
+    let total = weights.iter().map(|weight| f64::from(*weight)).sum();
+    let weights = Tensor::from_vec(weights, rows, &Device::Cpu).expect("weights");
+    let of_labels = logits.gather(&labels, 1).and_then(|t| t.squeeze(1)).expect("logits");
+    let losses = (logits.log_sum_exp(1).expect("sums") - of_labels).expect("losses");
+    ((losses * weights).and_then(|t| t.sum_all()).expect("sum"), total)
+}
+
+#[test]
+fn gradients_are_those_of_the_reference_cases() {
+    let Some(folder) = cases() else {
+        eprintln!("skipped: no shared/golden/block beside the project");
+        return;
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).expect("folder") {
+        let path = entry.expect("entry").path();
+        let Ok(text) = std::fs::read_to_string(path.join("meta.json")) else { continue };
+        let meta: Value = serde_json::from_str(&text).expect("JSON");
+        if meta["loss_type"] != "dflash" {
+            continue;
+        }
+        let file = SafetensorsSource::open_file(&path.join("case.safetensors")).expect("case");
+        let config = config_of(&meta, &file);
+        let load = |name: &str| file.load(name, DType::F32).expect("tensor");
+        let specs = tensor_specs(&config).into_iter();
+        let own = specs.map(|spec| (spec.name.clone(), load(&format!("w.{}", spec.name))));
+        let source = MemorySource::new(own);
+        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
+        let network = network.expect("network");
+        let integers = |name: &str| file.load_integers(name).expect("integers");
+        let (ids, anchors, keep) =
+            (integers("in.input_ids"), integers("in.anchors"), integers("in.keep"));
+        let shape = file.shape("in.input_ids").expect("shape");
+        let (rows, tokens, blocks) = (shape[0], shape[1], anchors.len() / shape[0]);
+        let (mut sum, mut total) = (Tensor::zeros((), DType::F32, &Device::Cpu).expect("0"), 0.0);
+        for row in 0..rows {
+            let ids: Vec<u32> = ids[row * tokens..][..tokens].iter().map(|id| *id as u32).collect();
+            let kept = (row * blocks..(row + 1) * blocks).filter(|block| keep[*block] != 0);
+            let anchors: Vec<usize> = kept.map(|block| anchors[block] as usize).collect();
+            let mask = load("in.loss_mask").get(row).and_then(|t| t.to_vec1::<f32>());
+            let features = load("in.features").get(row).expect("row");
+            let hidden = run(&network, &ids, &features, &anchors);
+            let of_row = (ids.as_slice(), &*mask.expect("mask"), anchors.as_slice());
+            let decay = (config.block_size, meta["gamma"].as_f64());
+            let (loss, weight) = weighted_loss(of_row, (&hidden, &load("in.head")), decay);
+            sum = (sum + loss).expect("sum");
+            total += weight;
+        }
+        let loss = (sum / total).expect("loss");
+        let value = f64::from(loss.to_scalar::<f32>().expect("a number"));
+        let want = meta["loss"].as_f64().expect("loss");
+        assert!((value - want).abs() < 1e-5 * want, "{}: {value}", path.display());
+        let gradients = loss.backward().expect("backward");
+        for parameter in network.weights().parameters() {
+            let own = gradients.get(parameter.var.as_tensor()).expect("a gradient");
+            let error = worst(own, &load(&format!("grad.{}", parameter.name)));
+            assert!(error < 1e-4, "{}, {}: {error}", path.display(), parameter.name);
+        }
+        seen += 1;
+    }
+    assert!(seen > 0, "a folder without such cases");
+}
