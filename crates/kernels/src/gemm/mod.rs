@@ -1,10 +1,11 @@
 //! f32 matrix products of strided operands.
 //!
-//! The usual three levels (Goto and van de Geijn 2008): blocks of the right operand are packed into
-//! panels that stay in the second-level cache, rows of the left one into tiles for the first, and
-//! the inner kernel keeps a tile of the destination in registers. With few rows (decoding) nothing
-//! is packed: the right operand is read once, at the speed of memory. The right operand may be stored in 16 bits: packing widens it. AVX-512 and AVX2 with
-//! FMA are chosen at run time, plain Rust elsewhere.
+//! The usual three levels (Goto and van de Geijn 2008): the right operand is packed into panels of
+//! columns, of which the inner kernel keeps one in the first-level cache, rows of the left one are
+//! packed into tiles, and a tile of the destination stays in registers. Panel and tile have the
+//! widths of the instruction set ([`micro`]). With few rows (decoding) nothing is packed: the right
+//! operand is read once, at the speed of memory. It may be stored in 16 bits: packing widens it.
+//! AVX-512 and AVX2 with FMA are chosen at run time, plain Rust elsewhere.
 
 mod blocks;
 mod element;
