@@ -222,15 +222,11 @@ fn explain(
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
             if let Some(union) = Union::at(schema, &key, &node.to_json()) {
-                match union.chosen.and_then(|index| context.get(index)) {
-                    Some(errors) => {
-                        errors.iter().for_each(|error| explain(error, node, schema, problems));
-                    }
-                    None => {
-                        let (tag, names) = (inside(union.tag), union.names().join("`, `"));
-                        let text = format!("`{tag}` is none of `{names}`");
-                        problems.push(at(&tag, text));
-                    }
+                if let Some(errors) = union.chosen.and_then(|index| context.get(index)) {
+                    errors.iter().for_each(|error| explain(error, node, schema, problems));
+                } else {
+                    let (tag, names) = (inside(union.tag), union.names().join("`, `"));
+                    problems.push(at(&tag, format!("`{tag}` is none of `{names}`")));
                 }
                 return;
             }
