@@ -98,19 +98,6 @@ impl<T: Check> Checked<T> {
         let problems = value.problems();
         if problems.is_empty() { Ok(Self(value)) } else { Err(problems) }
     }
-
-    /// A changed copy, checked again.
-    ///
-    /// # Errors
-    /// - rules that the change breaks: all of them
-    pub fn changed(&self, change: impl FnOnce(&mut T)) -> Result<Self, Vec<Problem>>
-    where
-        T: Clone,
-    {
-        let mut value = self.0.clone();
-        change(&mut value);
-        Self::new(value)
-    }
 }
 
 impl<T> Deref for Checked<T> {

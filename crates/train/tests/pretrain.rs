@@ -5,6 +5,8 @@ use std::path::Path;
 use longdraft_data::token_stream::write_shard;
 use longdraft_models::language_model::open;
 use longdraft_parallel::World;
+use longdraft_rules::Checked;
+use longdraft_train::TrainError;
 use longdraft_train::pretrain::{
     PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, ScoredStream, build_artifact,
 };
@@ -52,17 +54,23 @@ fn config(folder: &Path, name: &str, more: &serde_json::Value) -> PretrainConfig
         }
     }
     let config: PretrainConfig = serde_json::from_value(value).expect("a configuration");
-    assert!(config.problems().is_empty(), "{:?}", config.problems());
     config
+}
+
+fn prepare(
+    config: PretrainConfig,
+    policy: ResumePolicy,
+    observer: &mut Until,
+) -> Result<Pretraining, TrainError> {
+    let config = Checked::new(config).expect("a configuration that breaks no rule");
+    Pretraining::prepare(config, policy, &World::single(), observer)
 }
 
 fn train(config: PretrainConfig, until: u64) -> (Ending, Vec<f64>, Vec<u8>) {
     let mut observer = Until(until, Vec::new(), Vec::new());
     let artifact = config.output.join("model.ldq");
     let precision = config.artifact.clone();
-    let mut run =
-        Pretraining::prepare(config, ResumePolicy::Strict, &World::single(), &mut observer)
-            .expect("prepared");
+    let mut run = prepare(config, ResumePolicy::Strict, &mut observer).expect("prepared");
     let ending = run.run(&mut observer).expect("trained");
     let model = run.final_model().expect("model");
     build_artifact(&model, "", &precision, &artifact).expect("artifact");
@@ -129,19 +137,16 @@ fn another_configuration_and_damage_are_refused() {
     let mut observer = Until(9, Vec::new(), Vec::new());
     let mut other = run.clone();
     other.optimizer.matrix_lr = 0.01;
-    let error =
-        Pretraining::prepare(other.clone(), ResumePolicy::Strict, &World::single(), &mut observer);
+    let error = prepare(other.clone(), ResumePolicy::Strict, &mut observer);
     let message = error.err().expect("refused").to_string();
     assert!(message.contains("optimizer was"), "{message}");
-    Pretraining::prepare(other, ResumePolicy::Force, &World::single(), &mut observer)
-        .expect("forced");
+    prepare(other, ResumePolicy::Force, &mut observer).expect("forced");
     let weights = run.output.join("checkpoints/last/model.safetensors");
     let mut bytes = std::fs::read(&weights).expect("weights");
     *bytes.last_mut().expect("bytes") ^= 1;
     std::fs::write(&weights, bytes).expect("write");
     let mut observer = Until(9, Vec::new(), Vec::new());
-    let resumed = Pretraining::prepare(run, ResumePolicy::Strict, &World::single(), &mut observer)
-        .expect("last_2");
+    let resumed = prepare(run, ResumePolicy::Strict, &mut observer).expect("last_2");
     assert_eq!(resumed.totals().0, 2);
     assert!(observer.2[0].contains("model.safetensors"), "{:?}", observer.2);
 }

@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use crate::cli::TrainArguments;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{CONFIG_FILE, Composed, RECORD_MARK, file_text, read, require_inputs};
+use crate::configuration::{
+    CONFIG_FILE, Composed, RECORD_MARK, file_text, read, recheck, require_inputs,
+};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
@@ -195,6 +197,7 @@ pub(crate) fn train(
     let voice = progress.voice();
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
+    let config = recheck(config)?;
     let waiting = Waiting::start("reading the data");
     let mut stage =
         Stage::prepare(config, Arc::clone(target), tokenizer, resume.policy, world, &mut tracked)?;

@@ -17,7 +17,7 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use longdraft_rules::Problem as Broken;
+use longdraft_rules::{Check, Checked, Problem as Broken};
 use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::inputs::{Purpose, Reach};
@@ -100,7 +100,18 @@ impl fmt::Display for Problem {
 }
 
 /// Of a configuration, or all that is wrong with it.
-pub(crate) type Checked<T> = std::result::Result<T, Vec<Problem>>;
+pub(crate) type Validated<T> = std::result::Result<T, Vec<Problem>>;
+
+/// A configuration that broke no rule before the program itself changed a key of it.
+///
+/// # Errors
+/// - the change breaks a rule
+pub(crate) fn recheck<T: Check>(config: T) -> Result<Checked<T>> {
+    let told = |broken: Vec<Broken>| {
+        Failure::problems(&broken.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    Checked::new(config).map_err(told)
+}
 
 /// All problems as one failure of use.
 pub(crate) fn failure(problems: &[Problem]) -> Failure {
@@ -145,7 +156,7 @@ pub(crate) enum Composed {
 }
 
 /// Composes a file and arguments.
-pub(crate) fn compose(path: &Path, arguments: &[String]) -> Checked<Composed> {
+pub(crate) fn compose(path: &Path, arguments: &[String]) -> Validated<Composed> {
     let root = compose::read_file(path).map_err(|problem| vec![problem])?;
     composed(root, arguments)
 }
@@ -201,7 +212,7 @@ pub(crate) enum Kind {
 }
 
 /// Tells by a composed file's keys what it configures.
-pub(crate) fn kind_of(path: &Path) -> Checked<Kind> {
+pub(crate) fn kind_of(path: &Path) -> Validated<Kind> {
     let root = compose::read_file(path).map_err(|problem| vec![problem])?;
     if root.child("base").is_some() && root.child("runs").is_some() {
         return Ok(Kind::Grid);
@@ -214,7 +225,7 @@ pub(crate) fn kind_of(path: &Path) -> Checked<Kind> {
 }
 
 /// Composes the configuration of a pretraining run.
-pub(crate) fn compose_pretrain(path: &Path, arguments: &[String]) -> Checked<LocatedPretrain> {
+pub(crate) fn compose_pretrain(path: &Path, arguments: &[String]) -> Validated<LocatedPretrain> {
     let (root, mut config, tree) = read_tree(path, arguments, PretrainConfig::problems)?;
     config.references = origins::references(&root, &tree)?;
     Ok(LocatedPretrain { config, tree })
@@ -232,7 +243,7 @@ pub(crate) fn compose_as<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
     problems: fn(&T) -> Vec<Broken>,
-) -> Checked<(T, Node)> {
+) -> Validated<(T, Node)> {
     read_tree(path, arguments, problems).map(|(_, config, tree)| (config, tree))
 }
 
@@ -241,7 +252,7 @@ fn read_tree<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
     problems: fn(&T) -> Vec<Broken>,
-) -> Checked<(Node, T, Node)> {
+) -> Validated<(Node, T, Node)> {
     let mut root = compose::read_file(path).map_err(|problem| vec![problem])?;
     let changes = arguments.iter().map(|argument| Override::parse(argument)?.apply(&mut root));
     let wrong: Vec<Problem> = changes.filter_map(std::result::Result::err).collect();
@@ -348,7 +359,7 @@ fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
 fn checked<T: JsonSchema + DeserializeOwned>(
     tree: &Node,
     rules: fn(&T) -> Vec<Broken>,
-) -> Checked<(T, Node)> {
+) -> Validated<(T, Node)> {
     let tree = interpolate::resolve(tree)?;
     let (config, mut problems, wrong) = match check::typed::<T>(&tree) {
         Ok(config) => (Some(config), Vec::new(), Vec::new()),

@@ -29,6 +29,7 @@ use longdraft_models::draft::files::open_weights;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::World;
+use longdraft_rules::Checked;
 use longdraft_train::checkpoint::{ResumePolicy, read_draft, read_state};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Ending, Event, Observer, Stage};
@@ -47,7 +48,7 @@ fn asset(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets").join(name)
 }
 
-fn configuration(output: &Path) -> Outcome<TrainConfig> {
+fn configuration(output: &Path) -> Outcome<Checked<TrainConfig>> {
     let mut config: TrainConfig = serde_json::from_value(json!({
         "target": asset("target/demonstration.gguf"),
         "output": output,
@@ -62,7 +63,7 @@ fn configuration(output: &Path) -> Outcome<TrainConfig> {
         "train": { "steps": STEPS, "rows_per_step": 2 },
     }))?;
     config.draft.method = Box::new(TwoHeadsMethod {});
-    Ok(config)
+    Checked::new(config).map_err(|problems| format!("{problems:?}").into())
 }
 
 /// Stops after some steps, and remembers where a run went on.

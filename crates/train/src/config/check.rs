@@ -1,14 +1,13 @@
 //! Combinations that make no sense.
 
-use longdraft_rules::{Problem, Rules};
+use longdraft_rules::{Check, Problem, Rules};
 
 use super::{SourceConfig, TrainConfig};
 use crate::limits;
 use crate::optim::MatrixUpdate;
 
-impl TrainConfig {
-    /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<Problem> {
+impl Check for TrainConfig {
+    fn problems(&self) -> Vec<Problem> {
         let mut rules = Rules::default();
         rules.require(!self.data.train.is_empty(), "data.train", "must name at least one source");
         rules.require(
@@ -129,7 +128,9 @@ impl TrainConfig {
         problems.extend(self.draft.method.problems(self));
         problems
     }
+}
 
+impl TrainConfig {
     fn optimizer_rules(&self, rules: &mut Rules) {
         let optimizer = &self.optimizer;
         let unit = 0.0..1.0;

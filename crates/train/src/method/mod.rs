@@ -210,6 +210,7 @@ mod tests {
     use longdraft_models::draft::DraftKind;
     use longdraft_models::draft::kinds::KINDS;
     use longdraft_models::published::published_config;
+    use longdraft_rules::Check;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use longdraft_models::language_model::LanguageModelConfig;
 use longdraft_models::weights::artifact::{Compression, QuantiseConfig};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{ParallelConfig, StatePlace};
-use longdraft_rules::{Problem, Rules};
+use longdraft_rules::{Check, Problem, Rules};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -306,9 +306,10 @@ impl PretrainConfig {
         let window = self.evaluation.window.unwrap_or(self.train.sequence_length).max(1);
         (window, self.evaluation.stride.unwrap_or(window / 4).clamp(1, window))
     }
+}
 
-    /// Everything that makes no sense, by dotted key.
-    pub fn problems(&self) -> Vec<Problem> {
+impl Check for PretrainConfig {
+    fn problems(&self) -> Vec<Problem> {
         let mut rules = Rules::default();
         let model = self.model.problems();
         // Sizes within their limits can be multiplied.

@@ -21,6 +21,7 @@ use longdraft_data::token_stream::{
 };
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::{DataParallel, Gradients, share_of};
+use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Outcome, Run, Trackers, scalars};
 use serde_json::{Value, json};
 
@@ -46,7 +47,7 @@ const FIRST_STEPS: u64 = 10;
 
 /// A prepared run.
 pub struct Pretraining {
-    config: PretrainConfig,
+    config: Checked<PretrainConfig>,
     stream: TokenStream,
     validation: Option<ScoredStream>,
     tokenizer_hash: String,
@@ -109,7 +110,7 @@ impl Pretraining {
     /// # Errors
     /// - a loss that is not finite, unreadable shards, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
-        let value = self.config.references.record(&self.config);
+        let value = self.config.references.record(&*self.config);
         let (output, tracking) = (&self.config.output, &self.config.tracking);
         let run = Run::new(output, tracking, value, self.progress.step);
         self.trackers = Some(Trackers::open(&run));

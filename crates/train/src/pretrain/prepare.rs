@@ -4,6 +4,7 @@ use candle_core::Device;
 use longdraft_data::token_stream::{TokenStream, overlap};
 use longdraft_models::language_model::LanguageModel;
 use longdraft_parallel::{DataParallel, World};
+use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
 
 use super::checkpoint::{self, Average};
@@ -28,7 +29,7 @@ impl Pretraining {
     /// # Errors
     /// - a shard, the tokenizer or a checkpoint is unusable, or the run belongs to other settings
     pub fn prepare(
-        config: PretrainConfig,
+        config: Checked<PretrainConfig>,
         policy: ResumePolicy,
         world: &World,
         observer: &mut dyn PretrainObserver,

@@ -21,6 +21,7 @@ use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, Traffic};
+use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ struct DataSet {
 
 /// A prepared stage.
 pub struct Stage {
-    config: TrainConfig,
+    config: Checked<TrainConfig>,
     target: Arc<Target>,
     tokenizer: TextTokenizer,
     token_counts: TokenCounts,

@@ -11,6 +11,7 @@ use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, StatePlace, World};
+use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
 use serde_json::{Map, Value};
 
@@ -37,7 +38,7 @@ impl Stage {
     /// - unusable data or draft, a run directory of another run (unless `resume` is forced) or held
     ///   by another process, damaged checkpoints
     pub fn prepare(
-        config: TrainConfig,
+        config: Checked<TrainConfig>,
         target: Arc<Target>,
         tokenizer: TextTokenizer,
         resume_policy: ResumePolicy,

@@ -21,7 +21,7 @@ use super::table::Summary;
 use super::{Progress, train, write_json};
 use crate::cli::ExperimentArguments;
 use crate::configuration::{
-    Checked, Problem, compose_as, compose_pretrain, failure, read_pretrain,
+    Problem, Validated, compose_as, compose_pretrain, failure, read_pretrain,
 };
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -188,7 +188,7 @@ enum Depth {
 }
 
 /// A grid and the path of what its runs share.
-fn open(path: &Path) -> Checked<(Grid, PathBuf)> {
+fn open(path: &Path) -> Validated<(Grid, PathBuf)> {
     let (grid, _) = compose_as(path, &[], Grid::problems)?;
     let grid: Grid = grid;
     let base = path.parent().unwrap_or(Path::new(".")).join(&grid.base);
@@ -205,7 +205,7 @@ pub(crate) fn problems(
     path: &Path,
     overrides: &[String],
     keys_alone: bool,
-) -> Checked<Vec<Problem>> {
+) -> Validated<Vec<Problem>> {
     let (grid, base) = open(path)?;
     let depth = if keys_alone { Depth::Keys } else { Depth::WithInputs };
     let runs: Vec<&GridRun> = grid.runs.iter().collect();

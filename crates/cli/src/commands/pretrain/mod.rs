@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::cli::TrainArguments;
 use crate::commands::train::require_extension;
-use crate::configuration::{file_text, read_pretrain};
+use crate::configuration::{file_text, read_pretrain, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::clock;
@@ -92,7 +92,7 @@ pub(super) fn train(
         // The first rank reports for all.
         config.tracking.report_to.clear();
     }
-    let mut run = Pretraining::prepare(config, policy, world, progress)?;
+    let mut run = Pretraining::prepare(recheck(config)?, policy, world, progress)?;
     let config = run.config().clone();
     if world.is_first() {
         // Not before: a refused run keeps the configuration that it was made with.
