@@ -319,8 +319,12 @@ impl AdamW {
 /// Rows and columns of a matrix inside of a layer: embeddings and heads hold a row for a word, whose
 /// directions have no reason to be orthogonal.
 fn layer_matrix(name: &str, shape: &Shape) -> Option<(usize, usize)> {
-    let table = ["embed_tokens", "lm_head"].iter().any(|table| name.contains(table));
-    shape.dims2().ok().filter(|_| !table)
+    shape.dims2().ok().filter(|_| is_layer_matrix(name, shape.rank()))
+}
+
+/// Whether a tensor of a name and a number of dimensions is such a matrix.
+pub(crate) fn is_layer_matrix(name: &str, dimensions: usize) -> bool {
+    dimensions == 2 && !["embed_tokens", "lm_head"].iter().any(|table| name.contains(table))
 }
 
 fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], update: &[f32]) {

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 use crate::footprint::{Footprint, Row, RowMemory};
-use crate::optim::MatrixUpdate;
+use crate::optim::{MatrixUpdate, is_layer_matrix};
 
 /// How processes share the work, beyond what the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +180,6 @@ impl Workload {
 
     /// Values that the optimizer keeps for an element: two moments, or Muon's sum.
     fn moments_of(&self, spec: &TensorSpec) -> u64 {
-        let table = spec.name.contains("lm_head") || spec.name.contains("embed_tokens");
-        if self.whole_tensors && spec.shape.len() == 2 && !table { 1 } else { 2 }
+        if self.whole_tensors && is_layer_matrix(&spec.name, spec.shape.len()) { 1 } else { 2 }
     }
 }

@@ -182,9 +182,9 @@ impl Eagle3Config {
         problems
     }
 
-    /// What does not fit the target, or itself.
-    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
-        let mut problems = self.problems();
+    /// Sizes that are not the target's.
+    pub fn size_problems(&self, target: &TargetConfig) -> Problems {
+        let mut problems = Problems::default();
         for (name, draft, wanted) in [
             ("target_hidden_size", self.target_hidden_size, target.hidden_size),
             ("vocab_size", self.vocab_size, target.vocab_size),
@@ -193,6 +193,13 @@ impl Eagle3Config {
                 problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
             }
         }
+        problems
+    }
+
+    /// What does not fit the target, or itself.
+    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
+        let mut problems = self.problems();
+        problems.0.extend(self.size_problems(target).0);
         let layers = target.num_hidden_layers;
         for layer in self.target_layers.iter().filter(|layer| layer.0 >= layers) {
             problems.push(format!(

@@ -264,17 +264,15 @@ fn sizes(checks: &mut Checks<'_>) {
         }
     }
     if let (Some(sizes), Some(target)) = (checks.sizes::<Eagle3Config>(), checks.target) {
-        for problem in sizes.problems_with(target.config()).0 {
-            if !problem.starts_with("tapped layer") {
-                checks.error(
-                    "not-the-target",
-                    FILE,
-                    problem,
-                    "the target's sizes",
-                    Effect::Rejects,
-                    "features of another width, or tokens of another vocabulary",
-                );
-            }
+        for problem in sizes.size_problems(target.config()).0 {
+            checks.error(
+                "not-the-target",
+                FILE,
+                problem,
+                "the target's sizes",
+                Effect::Rejects,
+                "features of another width, or tokens of another vocabulary",
+            );
         }
     }
 }
