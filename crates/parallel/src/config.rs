@@ -116,8 +116,8 @@ impl ParallelConfig {
             "tensor",
             &["sequence"],
             format!(
-                "is {tensor}, for whole rows, and `parallel.sequence: {sequence}` cuts them into parts: set one of \
-                 them to 1"
+                "is {tensor}: its ranks run whole rows, and `parallel.sequence: {sequence}` cuts them into parts: \
+                 set one of them to 1"
             ),
         );
         rules.require_with(

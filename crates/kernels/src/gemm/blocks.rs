@@ -286,11 +286,8 @@ unsafe fn tiles(
             isa.tile(order, depth, a, b, part);
         }
     };
-    let (rows, cols) = ((0..rows).step_by(tile), (0..cols).step_by(panel));
-    // What is read again and again stays in the first cache: the wider of a tile and a panel.
-    if panel > tile * 2 {
-        cols.for_each(|col| rows.clone().for_each(|row| one(row, col)));
-    } else {
-        rows.for_each(|row| cols.clone().for_each(|col| one(row, col)));
+    // A panel is wider than a tile: it stays in the first cache while the tiles pass.
+    for col in (0..cols).step_by(panel) {
+        (0..rows).step_by(tile).for_each(|row| one(row, col));
     }
 }

@@ -1,10 +1,12 @@
 //! A draft's tensors by name, and what every method does with them.
 
 use candle_core::{Device, Tensor, Var};
+use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::random::CounterRng;
 use longdraft_kernels::rms_norm::rms_norm;
+use longdraft_kernels::swiglu::swiglu;
 
 use super::Parameter;
 use super::blocks::Blocks;
@@ -101,6 +103,36 @@ impl DraftWeights {
     /// - there is no such module, or the width differs
     pub fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
         Ok(rms_norm(x, self.tensor(&format!("{module}.weight"))?, self.rms_norm_eps)?)
+    }
+
+    /// The gated MLP of `gate_proj`, `up_proj` and `down_proj` below a module.
+    ///
+    /// # Shapes
+    /// - `x`: `[T, H]` → `[T, H]`
+    ///
+    /// # Errors
+    /// - there is no such module, or shapes do not fit
+    pub fn mlp(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        let gate = self.project(x, &format!("{module}.gate_proj"))?;
+        let up = self.project(x, &format!("{module}.up_proj"))?;
+        self.project(&swiglu(&gate, &up)?, &format!("{module}.down_proj"))
+    }
+
+    /// `residual` plus [`Self::mlp`], in one op unless its matrices are blocks.
+    ///
+    /// # Errors
+    /// - there is no such module, or shapes do not fit
+    pub fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
+        if self.is_blocks(&format!("{module}.gate_proj")) {
+            return Ok((residual + self.mlp(x, module)?)?);
+        }
+        let weight = |name: &str| self.tensor(&format!("{module}.{name}.weight"));
+        let mlp = GatedMlp {
+            gate: weight("gate_proj")?,
+            up: weight("up_proj")?,
+            down: weight("down_proj")?,
+        };
+        Ok(gated_mlp_onto(residual, x, &mlp)?)
     }
 
     /// A projection cut into heads.

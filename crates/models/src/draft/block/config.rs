@@ -169,7 +169,10 @@ impl BlockConfig {
         match self.sliding_window {
             None if slides => problems.push("`layer_types` slide, but `sliding_window` is missing"),
             Some(window) if !(1..=limits::CONTEXT).contains(&window) => {
-                problems.push(format!("`sliding_window` = {window} is no number of tokens"));
+                problems.push(format!(
+                    "`sliding_window` = {window} must be in 1 to {}",
+                    limits::CONTEXT
+                ));
             }
             _ => {}
         }

@@ -44,23 +44,15 @@ impl<'a> Convolution<'a> {
         let (rows, width) = y.dims2()?;
         let (taps, group) = (self.sizes.kernel_size, self.sizes.group_size);
         let groups = width / group;
-        let mut sum: Option<Tensor> = None;
-        for tap in 0..taps.min(self.slots) {
+        let term = |tap: usize| -> Result<Tensor> {
             let shifted = self.shifted(y, tap)?;
             let base = self.base.narrow(0, side, 1)?.narrow(1, tap, 1)?.reshape(width)?;
             let delta = self.delta.narrow(1, (side * taps + tap) * groups, groups)?;
             let grouped = shifted.reshape((rows, groups, group))?;
             let computed = grouped.broadcast_mul(&delta.reshape((rows, groups, 1))?)?;
-            let term = (shifted.broadcast_mul(&base)? + computed.reshape((rows, width))?)?;
-            sum = Some(match sum {
-                Some(sum) => (sum + term)?,
-                None => term,
-            });
-        }
-        match sum {
-            Some(sum) => Ok(sum),
-            None => Ok(y.zeros_like()?),
-        }
+            Ok((shifted.broadcast_mul(&base)? + computed.reshape((rows, width))?)?)
+        };
+        (1..taps.min(self.slots)).try_fold(term(0)?, |sum, tap| Ok((sum + term(tap)?)?))
     }
 
     /// Row `j − tap` of the same block in place of row `j`.

@@ -2,10 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::attention;
-use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::swiglu::swiglu;
 
 use super::config::BlockConfig;
 use super::convolution::Convolution;
@@ -137,9 +135,9 @@ impl BlockNetwork {
         let z = self.weights.norm(&x, &format!("{name}.post_attention_layernorm"))?;
         let mlp = format!("{name}.mlp");
         match self.convolution(&format!("{name}.mlp_conv"), &z, visible)? {
-            None => self.mlp_onto(&x, &z, &mlp),
+            None => self.weights.mlp_onto(&x, &z, &mlp),
             Some(convolution) => {
-                let out = self.mlp(&convolution.apply(&z, 0)?, &mlp)?;
+                let out = self.weights.mlp(&convolution.apply(&z, 0)?, &mlp)?;
                 Ok((x + convolution.apply(&out, 1)?)?)
             }
         }
@@ -173,24 +171,5 @@ impl BlockNetwork {
         let attended = attention(&q, &k, &v, visible.of(self.config.layers[layer]))?;
         let attended = attended.reshape((input.dim(0)?, self.config.query_size()))?;
         self.weights.project(&attended, &format!("{module}.o_proj"))
-    }
-
-    fn mlp(&self, input: &Tensor, module: &str) -> Result<Tensor> {
-        let gate = self.weights.project(input, &format!("{module}.gate_proj"))?;
-        let up = self.weights.project(input, &format!("{module}.up_proj"))?;
-        self.weights.project(&swiglu(&gate, &up)?, &format!("{module}.down_proj"))
-    }
-
-    fn mlp_onto(&self, residual: &Tensor, input: &Tensor, module: &str) -> Result<Tensor> {
-        if self.weights.is_blocks(&format!("{module}.gate_proj")) {
-            return Ok((residual + self.mlp(input, module)?)?);
-        }
-        let weight = |name: &str| self.weights.tensor(&format!("{module}.{name}.weight"));
-        let mlp = GatedMlp {
-            gate: weight("gate_proj")?,
-            up: weight("up_proj")?,
-            down: weight("down_proj")?,
-        };
-        Ok(gated_mlp_onto(residual, input, &mlp)?)
     }
 }

@@ -129,10 +129,76 @@ fn what_does_not_fit_is_named() {
     assert!(network.blocks(&[1, 2], &[0, 1], &[], &visible).is_err());
 }
 
+/// A reference case.
+struct Case {
+    path: PathBuf,
+    meta: Value,
+    file: SafetensorsSource,
+    network: BlockNetwork,
+}
+
+/// What a case has for one row of tokens; blocks that count for nothing are left out.
+struct CaseRow {
+    ids: Vec<u32>,
+    features: Tensor,
+    anchors: Vec<usize>,
+    /// The blocks among those of all rows.
+    blocks: Vec<u32>,
+}
+
 /// Reference cases beside the project, if they are there.
-fn cases() -> Option<PathBuf> {
+fn cases() -> Option<Vec<Case>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/block");
-    folder.is_dir().then_some(folder)
+    if !folder.is_dir() {
+        eprintln!("skipped: no shared/golden/block beside the project");
+        return None;
+    }
+    let entries = std::fs::read_dir(folder).expect("folder").map(|entry| entry.expect("entry"));
+    Some(entries.filter_map(|entry| Case::open(entry.path())).collect())
+}
+
+impl Case {
+    /// The case of a folder, if it holds one.
+    fn open(path: PathBuf) -> Option<Self> {
+        let text = std::fs::read_to_string(path.join("meta.json")).ok()?;
+        let meta: Value = serde_json::from_str(&text).expect("JSON");
+        let file = SafetensorsSource::open_file(&path.join("case.safetensors")).expect("case");
+        let config = config_of(&meta, &file);
+        let load = |name: &str| file.load(name, DType::F32).expect("tensor");
+        let specs = tensor_specs(&config).into_iter();
+        let own = specs.map(|spec| (spec.name.clone(), load(&format!("w.{}", spec.name))));
+        let source = MemorySource::new(own);
+        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
+        Some(Self { network: network.expect("network"), path, meta, file })
+    }
+
+    fn load(&self, name: &str) -> Tensor {
+        self.file.load(name, DType::F32).expect("tensor")
+    }
+
+    fn rows(&self) -> Vec<CaseRow> {
+        let integers = |name: &str| self.file.load_integers(name).expect("integers");
+        let (ids, anchors, keep) =
+            (integers("in.input_ids"), integers("in.anchors"), integers("in.keep"));
+        let count = self.file.shape("in.input_ids").expect("shape")[0];
+        let (tokens, blocks) = (ids.len() / count, anchors.len() / count);
+        let row = |row: usize| {
+            let kept = (row * blocks..(row + 1) * blocks).filter(|block| keep[*block] != 0);
+            let kept: Vec<usize> = kept.collect();
+            CaseRow {
+                ids: ids[row * tokens..][..tokens].iter().map(|id| *id as u32).collect(),
+                features: self.load("in.features").get(row).expect("row"),
+                anchors: kept.iter().map(|block| anchors[*block] as usize).collect(),
+                blocks: kept.iter().map(|block| *block as u32).collect(),
+            }
+        };
+        (0..count).map(row).collect()
+    }
+
+    /// Hidden states of a row's blocks.
+    fn hidden(&self, row: &CaseRow) -> Tensor {
+        run(&self.network, &row.ids, &row.features, &row.anchors)
+    }
 }
 
 /// What a case says of the network.
@@ -173,49 +239,20 @@ fn config_of(meta: &Value, file: &SafetensorsSource) -> BlockConfig {
 
 #[test]
 fn hidden_states_are_those_of_the_reference_cases() {
-    let Some(folder) = cases() else {
-        eprintln!("skipped: no shared/golden/block beside the project");
-        return;
-    };
-    let mut seen = 0;
-    for entry in std::fs::read_dir(folder).expect("folder") {
-        let path = entry.expect("entry").path();
-        let Ok(text) = std::fs::read_to_string(path.join("meta.json")) else { continue };
-        let meta: Value = serde_json::from_str(&text).expect("JSON");
-        let file = SafetensorsSource::open_file(&path.join("case.safetensors")).expect("case");
-        let config = config_of(&meta, &file);
-        let load = |name: &str| file.load(name, DType::F32).expect("tensor");
-        let own = tensor_specs(&config).into_iter().map(|spec| {
-            let value = load(&format!("w.{}", spec.name));
-            (spec.name, value)
-        });
-        let source = MemorySource::new(own);
-        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
-        let network = network.expect("network");
-        let (ids, anchors) = (file.load_i64("in.input_ids"), file.load_i64("in.anchors"));
-        let (ids, anchors) = (ids.expect("ids"), anchors.expect("anchors"));
-        let keep = file.load_integers("in.keep").expect("flags");
-        let shape = file.shape("in.input_ids").expect("shape");
-        let (rows, tokens, blocks) = (shape[0], shape[1], anchors.len() / shape[0]);
-        for row in 0..rows {
-            let ids: Vec<u32> = ids[row * tokens..][..tokens].iter().map(|id| *id as u32).collect();
-            let kept: Vec<usize> =
-                (row * blocks..(row + 1) * blocks).filter(|block| keep[*block] != 0).collect();
-            let anchors: Vec<usize> = kept.iter().map(|block| anchors[*block] as usize).collect();
-            let features = load("in.features").get(row).expect("row");
-            let hidden = run(&network, &ids, &features, &anchors);
-            let width = config.block_size * config.hidden_size;
-            let want = load("out.hidden").reshape((rows * blocks, width)).expect("blocks");
-            let kept: Vec<u32> = kept.into_iter().map(|block| block as u32).collect();
-            let kept = Tensor::from_slice(&kept, kept.len(), &Device::Cpu).expect("indices");
-            let want = want.index_select(&kept, 0).expect("kept");
-            let want = want.reshape(hidden.shape()).expect("rows");
-            let error = worst(&hidden, &want);
-            assert!(error < 1e-4, "{}, row {row}: {error}", path.display());
-            seen += 1;
+    let Some(cases) = cases() else { return };
+    assert!(!cases.is_empty(), "a folder without cases");
+    for case in cases {
+        let config = case.network.config();
+        let width = config.block_size * config.hidden_size;
+        for row in case.rows() {
+            let hidden = case.hidden(&row);
+            let kept = Tensor::from_slice(&row.blocks, row.blocks.len(), &Device::Cpu);
+            let want = case.load("out.hidden").reshape(((), width)).expect("blocks");
+            let want = want.index_select(&kept.expect("indices"), 0).expect("kept");
+            let error = worst(&hidden, &want.reshape(hidden.shape()).expect("rows"));
+            assert!(error < 1e-4, "{}, blocks {:?}: {error}", case.path.display(), row.blocks);
         }
     }
-    assert!(seen > 0, "a folder without cases");
 }
 
 /// `Σ w CE` and `Σ w` of one row's slots, `w = exp(−(k − 1) / γ)` where the loss mask is set.
@@ -244,56 +281,30 @@ fn weighted_loss(
 
 #[test]
 fn gradients_are_those_of_the_reference_cases() {
-    let Some(folder) = cases() else {
-        eprintln!("skipped: no shared/golden/block beside the project");
-        return;
-    };
-    let mut seen = 0;
-    for entry in std::fs::read_dir(folder).expect("folder") {
-        let path = entry.expect("entry").path();
-        let Ok(text) = std::fs::read_to_string(path.join("meta.json")) else { continue };
-        let meta: Value = serde_json::from_str(&text).expect("JSON");
-        if meta["loss_type"] != "dflash" {
-            continue;
-        }
-        let file = SafetensorsSource::open_file(&path.join("case.safetensors")).expect("case");
-        let config = config_of(&meta, &file);
-        let load = |name: &str| file.load(name, DType::F32).expect("tensor");
-        let specs = tensor_specs(&config).into_iter();
-        let own = specs.map(|spec| (spec.name.clone(), load(&format!("w.{}", spec.name))));
-        let source = MemorySource::new(own);
-        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
-        let network = network.expect("network");
-        let integers = |name: &str| file.load_integers(name).expect("integers");
-        let (ids, anchors, keep) =
-            (integers("in.input_ids"), integers("in.anchors"), integers("in.keep"));
-        let shape = file.shape("in.input_ids").expect("shape");
-        let (rows, tokens, blocks) = (shape[0], shape[1], anchors.len() / shape[0]);
+    let Some(mut cases) = cases() else { return };
+    cases.retain(|case| case.meta["loss_type"] == "dflash");
+    assert!(!cases.is_empty(), "a folder without such cases");
+    for case in cases {
+        let path = case.path.display();
+        let decay = (case.network.config().block_size, case.meta["gamma"].as_f64());
+        let masks = case.load("in.loss_mask").to_vec2::<f32>().expect("masks");
+        let head = case.load("in.head");
         let (mut sum, mut total) = (Tensor::zeros((), DType::F32, &Device::Cpu).expect("0"), 0.0);
-        for row in 0..rows {
-            let ids: Vec<u32> = ids[row * tokens..][..tokens].iter().map(|id| *id as u32).collect();
-            let kept = (row * blocks..(row + 1) * blocks).filter(|block| keep[*block] != 0);
-            let anchors: Vec<usize> = kept.map(|block| anchors[block] as usize).collect();
-            let mask = load("in.loss_mask").get(row).and_then(|t| t.to_vec1::<f32>());
-            let features = load("in.features").get(row).expect("row");
-            let hidden = run(&network, &ids, &features, &anchors);
-            let of_row = (ids.as_slice(), &*mask.expect("mask"), anchors.as_slice());
-            let decay = (config.block_size, meta["gamma"].as_f64());
-            let (loss, weight) = weighted_loss(of_row, (&hidden, &load("in.head")), decay);
+        for (row, mask) in case.rows().iter().zip(&masks) {
+            let of_row = (row.ids.as_slice(), mask.as_slice(), row.anchors.as_slice());
+            let (loss, weight) = weighted_loss(of_row, (&case.hidden(row), &head), decay);
             sum = (sum + loss).expect("sum");
             total += weight;
         }
         let loss = (sum / total).expect("loss");
         let value = f64::from(loss.to_scalar::<f32>().expect("a number"));
-        let want = meta["loss"].as_f64().expect("loss");
-        assert!((value - want).abs() < 1e-5 * want, "{}: {value}", path.display());
+        let want = case.meta["loss"].as_f64().expect("loss");
+        assert!((value - want).abs() < 1e-5 * want, "{path}: {value}");
         let gradients = loss.backward().expect("backward");
-        for parameter in network.weights().parameters() {
+        for parameter in case.network.weights().parameters() {
             let own = gradients.get(parameter.var.as_tensor()).expect("a gradient");
-            let error = worst(own, &load(&format!("grad.{}", parameter.name)));
-            assert!(error < 1e-4, "{}, {}: {error}", path.display(), parameter.name);
+            let error = worst(own, &case.load(&format!("grad.{}", parameter.name)));
+            assert!(error < 1e-4, "{path}, {}: {error}", parameter.name);
         }
-        seen += 1;
     }
-    assert!(seen > 0, "a folder without such cases");
 }

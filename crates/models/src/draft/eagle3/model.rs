@@ -2,12 +2,10 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
-use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::linear::linear_onto;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::swiglu::swiglu;
 use std::sync::Arc;
 
 use super::config::Eagle3Config;
@@ -195,19 +193,7 @@ impl Eagle3Draft {
             linear_onto(&start, &attended, weight, None)?
         };
         let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
-        self.mlp_onto(&residual, &normed)
-    }
-
-    fn mlp_onto(&self, residual: &Tensor, normed: &Tensor) -> Result<Tensor> {
-        let [gate, up, down] =
-            ["gate_proj", "up_proj", "down_proj"].map(|name| format!("midlayer.mlp.{name}"));
-        if self.weights.is_blocks(&gate) {
-            let gated = swiglu(&self.project(normed, &gate)?, &self.project(normed, &up)?)?;
-            return Ok((residual + self.project(&gated, &down)?)?);
-        }
-        let weight = |module: &str| self.weights.tensor(&format!("{module}.weight"));
-        let mlp = GatedMlp { gate: weight(&gate)?, up: weight(&up)?, down: weight(&down)? };
-        Ok(gated_mlp_onto(residual, normed, &mlp)?)
+        self.weights.mlp_onto(&residual, &normed, "midlayer.mlp")
     }
 
     /// What the head reads: `RMS_norm(h)`.

@@ -6,7 +6,6 @@ use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
-use longdraft_kernels::swiglu::swiglu;
 
 use super::config::{FinalNorm, GlideConfig};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
@@ -166,9 +165,7 @@ impl GlideDraft {
 
         let normed = self.norm(&h2, "post_cross_attention_layernorm")?;
         trace.push(("post_cross_attention_layernorm", normed.clone()));
-        let gate = self.project(&normed, "mlp.gate_proj")?;
-        let gated = swiglu(&gate, &self.project(&normed, "mlp.up_proj")?)?;
-        let mlp = self.project(&gated, "mlp.down_proj")?;
+        let mlp = self.weights.mlp(&normed, "mlp")?;
         trace.push(("mlp", mlp.clone()));
         let h3 = (h2 + mlp)?;
         trace.push(("output", h3.clone()));
