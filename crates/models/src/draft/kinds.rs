@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::Tensor;
 use serde_json::Value;
 
-use super::{Draft, eagle3, glide};
+use super::{Draft, block, eagle3, glide};
 use crate::error::{ModelError, Result};
 use crate::target::Target;
 use crate::weights::WeightSource;
@@ -38,7 +38,7 @@ pub struct DraftKind {
 }
 
 /// Every kind. The first one that recognises a path opens it.
-pub static KINDS: [DraftKind; 2] = [eagle3::KIND, glide::KIND];
+pub static KINDS: [DraftKind; 3] = [eagle3::KIND, block::DFLASH, glide::KIND];
 
 impl DraftKind {
     /// The kind of a name.

@@ -8,6 +8,7 @@ mod blocks;
 pub mod eagle3;
 pub mod files;
 pub mod glide;
+mod keys;
 pub mod kinds;
 pub mod vocabulary;
 mod weights;

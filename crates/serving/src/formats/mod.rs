@@ -213,11 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_draft_has_a_format() {
-        let mut formats = FORMATS.map(Format::method);
-        let mut kinds = KINDS.each_ref().map(|kind| kind.name);
-        formats.sort_unstable();
-        kinds.sort_unstable();
-        assert_eq!(formats, kinds);
+    fn every_format_is_that_of_a_kind_of_drafts() {
+        for format in FORMATS {
+            let known = KINDS.iter().any(|kind| kind.name == format.method());
+            assert!(known, "{}", format.method());
+        }
     }
 }

@@ -13,14 +13,17 @@
 //! slots of a block, `R` slots of all blocks; the rest as everywhere.
 
 mod config;
+mod config_file;
 mod convolution;
+mod files;
 mod mask;
 mod model;
 mod weights;
 
 pub use config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
+pub(super) use files::DFLASH;
 pub use mask::{Anchor, Visible};
-pub use model::BlockNetwork;
+pub use model::BlockDraft;
 pub use weights::tensor_specs;
 
 #[cfg(test)]

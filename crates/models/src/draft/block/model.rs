@@ -4,16 +4,18 @@ use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::attention;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
+use serde_json::Value;
 
 use super::config::BlockConfig;
 use super::convolution::Convolution;
+use super::files::ARCHITECTURE;
 use super::mask::Visible;
-use crate::draft::DraftWeights;
+use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
 use crate::target::{KeyValues, Tap};
 
 /// The network that all block drafts share, with the tensors of their heads.
-pub struct BlockNetwork {
+pub struct BlockDraft {
     pub(super) config: BlockConfig,
     pub(super) weights: DraftWeights,
     /// The target's frozen table, `[V, H]`.
@@ -21,7 +23,37 @@ pub struct BlockNetwork {
     pub(super) rope: Rope,
 }
 
-impl BlockNetwork {
+impl Draft for BlockDraft {
+    fn method(&self) -> &'static str {
+        super::DFLASH.name
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.config.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
+    }
+
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        None
+    }
+
+    fn parameters(&self) -> &[Parameter] {
+        self.weights.parameters()
+    }
+
+    fn parameters_mut(&mut self) -> &mut [Parameter] {
+        self.weights.parameters_mut()
+    }
+
+    fn hold_as_blocks(&mut self) -> Result<()> {
+        self.weights.hold_as_blocks()
+    }
+
+    fn config_json(&self) -> Value {
+        self.config.to_json(ARCHITECTURE)
+    }
+}
+
+impl BlockDraft {
     /// Sizes and switches.
     pub fn config(&self) -> &BlockConfig {
         &self.config
@@ -30,16 +62,6 @@ impl BlockNetwork {
     /// Tensors by name, those of the draft's heads included.
     pub fn weights(&self) -> &DraftWeights {
         &self.weights
-    }
-
-    /// Mutable access to them.
-    pub fn weights_mut(&mut self) -> &mut DraftWeights {
-        &mut self.weights
-    }
-
-    /// The layers of the target that are read.
-    pub fn taps(&self) -> Vec<Tap> {
-        self.config.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
     }
 
     /// Rotated keys, and values, of context rows in every layer. They do not depend on blocks.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::config::RopeParameters;
+use crate::draft::Draft;
 use crate::ids::LayerId;
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
@@ -61,7 +62,7 @@ fn inputs(ids: &[u32], anchors: &[usize], config: &BlockConfig) -> (Vec<u32>, Ve
     (slots().map(|(at, k)| slot(at, k)).collect(), slots().map(|(at, k)| (at + k) as u32).collect())
 }
 
-fn run(network: &BlockNetwork, ids: &[u32], features: &Tensor, anchors: &[usize]) -> Tensor {
+fn run(network: &BlockDraft, ids: &[u32], features: &Tensor, anchors: &[usize]) -> Tensor {
     let config = network.config();
     let (tokens, positions) = inputs(ids, anchors, config);
     let anchors: Vec<Anchor> =
@@ -82,7 +83,7 @@ fn a_trained_block_is_the_decoded_block() {
         (vec![LayerKind::Sliding; 2], Some(false)),
     ] {
         let config = BlockConfig { layers, is_causal, sliding_window: Some(5), ..toy() };
-        let network = BlockNetwork::initialise(&config, &noise(&[40, 32], 1), 3).expect("network");
+        let network = BlockDraft::initialise(&config, &noise(&[40, 32], 1), 3).expect("network");
         let features = noise(&[12, 64], 2);
         let together = run(&network, &ids, &features, &[1, 6, 10]);
         for (block, anchor) in [1, 6, 10].into_iter().enumerate() {
@@ -101,8 +102,8 @@ fn fresh_convolutions_change_nothing_and_every_tensor_gets_a_gradient() {
     let sizes = ConvolutionSizes { kernel_size: 2, group_size: 8 };
     let wide = BlockConfig { convolution: Some(sizes), ..plain.clone() };
     let table = noise(&[40, 32], 1);
-    let without = BlockNetwork::initialise(&plain, &table, 3).expect("network");
-    let with = BlockNetwork::initialise(&wide, &table, 3).expect("network");
+    let without = BlockDraft::initialise(&plain, &table, 3).expect("network");
+    let with = BlockDraft::initialise(&wide, &table, 3).expect("network");
     let hidden = run(&with, &ids, &features, &[2, 7]);
     assert!(worst(&hidden, &run(&without, &ids, &features, &[2, 7])) < 1e-6);
     let loss = (hidden * noise(&[8, 32], 5)).and_then(|t| t.sum_all()).expect("loss");
@@ -124,7 +125,7 @@ fn what_does_not_fit_is_named() {
     for part in ["`mask_token_id` = 40", "do not ascend", "`sliding_window`", "`conv_group_size`"] {
         assert!(text.contains(part), "{part} not in {text}");
     }
-    let network = BlockNetwork::initialise(&toy(), &noise(&[40, 32], 1), 3).expect("network");
+    let network = BlockDraft::initialise(&toy(), &noise(&[40, 32], 1), 3).expect("network");
     let visible = Visible::new(&toy(), &[], 4, 0);
     assert!(network.blocks(&[1, 2], &[0, 1], &[], &visible).is_err());
 }
@@ -134,7 +135,7 @@ struct Case {
     path: PathBuf,
     meta: Value,
     file: SafetensorsSource,
-    network: BlockNetwork,
+    network: BlockDraft,
 }
 
 /// What a case has for one row of tokens; blocks that count for nothing are left out.
@@ -168,7 +169,7 @@ impl Case {
         let specs = tensor_specs(&config).into_iter();
         let own = specs.map(|spec| (spec.name.clone(), load(&format!("w.{}", spec.name))));
         let source = MemorySource::new(own);
-        let network = BlockNetwork::from_source(&source, &config, &load("in.embed"));
+        let network = BlockDraft::from_source(&source, &config, &load("in.embed"));
         Some(Self { network: network.expect("network"), path, meta, file })
     }
 
@@ -307,4 +308,44 @@ fn gradients_are_those_of_the_reference_cases() {
             assert!(error < 1e-4, "{path}, {}: {error}", parameter.name);
         }
     }
+}
+
+#[test]
+fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
+    let table = noise(&[40, 32], 1);
+    let config = BlockConfig { is_causal: Some(false), ..toy() };
+    let draft = BlockDraft::initialise(&config, &table, 3).expect("draft");
+    let folder = tempfile::tempdir().expect("folder");
+    draft.save(folder.path(), "of the target").expect("saved");
+    assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, draft.method());
+    assert_eq!(crate::draft::files::trained_for(folder.path()).as_deref(), Some("of the target"));
+    BlockDraft::check_file(folder.path(), &config).expect("the same network");
+    let again = BlockDraft::load(folder.path(), &config, &table).expect("opened");
+    assert_eq!(again.config(), &config);
+    for (a, b) in draft.weights().named().iter().zip(again.weights().named()) {
+        assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
+    }
+    for (other, key) in [
+        (BlockConfig { mask_token_id: 5, ..config.clone() }, "mask_token_id"),
+        (BlockConfig { target_layers: vec![LayerId(0), LayerId(3)], ..config.clone() }, "layers"),
+        (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
+    ] {
+        let error = BlockDraft::load(folder.path(), &other, &table).err().expect("refused");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn tensors_that_the_network_does_not_know_are_refused_but_for_the_target_s() {
+    let config = toy();
+    let specs = tensor_specs(&config);
+    let named = |extra: &str| {
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("0");
+        let own = specs.iter().map(|spec| (spec.name.clone(), zeros(&spec.shape)));
+        MemorySource::new(own.chain([(extra.to_owned(), zeros(&[40, 32]))]))
+    };
+    let open = |extra| BlockDraft::from_source(&named(extra), &config, &noise(&[40, 32], 1));
+    assert!(open("lm_head.weight").is_ok());
+    let error = open("mask_embedding").err().expect("refused").to_string();
+    assert!(error.contains("unexpected tensor `mask_embedding`"), "{error}");
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use candle_core::{DType, Tensor};
 
 use super::config::BlockConfig;
-use super::model::BlockNetwork;
+use super::files::check_tensors;
+use super::model::BlockDraft;
 use crate::draft::DraftWeights;
 use crate::draft::weights::{initial_value, parameter};
 use crate::error::{Problems, Result};
-use crate::weights::{TensorSpec, WeightSource, check_specs};
+use crate::weights::{TensorSpec, WeightSource};
 
 /// Every tensor of the network without heads, in the order of the published table.
 pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
@@ -53,7 +54,7 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
     all
 }
 
-impl BlockNetwork {
+impl BlockDraft {
     /// Fresh weights beside the target's frozen table `[V, H]`, on its device: matrices
     /// N(0, `initializer_range`), norms 1, biases 0, convolutions that change nothing.
     ///
@@ -75,17 +76,17 @@ impl BlockNetwork {
         })
     }
 
-    /// Reads the network from an open source; tensors of other names are left alone.
+    /// Reads the network from an open source.
     ///
     /// # Errors
-    /// - a list of every missing and misshapen tensor, or sizes that do not fit
+    /// - a list of every missing, unexpected and misshapen tensor, or sizes that do not fit
     pub fn from_source(
         source: &dyn WeightSource,
         config: &BlockConfig,
         embedding: &Tensor,
     ) -> Result<Self> {
         config.problems().into_result(source.path())?;
-        check_specs(source, &tensor_specs(config)).into_result(source.path())?;
+        check_tensors(source, config)?;
         Self::build(config, embedding, |spec| {
             Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
         })

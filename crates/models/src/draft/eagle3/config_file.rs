@@ -12,6 +12,7 @@ use super::config::{Eagle3Config, TAPPED_LAYERS};
 use super::published::flattened;
 use crate::config::RopeParameters;
 use crate::draft::files::config_beside;
+use crate::draft::keys::Keys;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 
@@ -174,51 +175,6 @@ impl Eagle3Config {
             value["attention_window"] = window.into();
         }
         value
-    }
-}
-
-/// Reads keys, collecting what is wrong.
-struct Keys<'a> {
-    value: &'a Value,
-    problems: &'a mut Problems,
-}
-
-impl Keys<'_> {
-    fn present(&self, key: &str) -> Option<&Value> {
-        self.value.get(key).filter(|value| !value.is_null())
-    }
-
-    fn size(&mut self, key: &str, default: Option<usize>) -> usize {
-        let problem = match (self.present(key), default) {
-            (None, Some(default)) => return default,
-            (None, None) => format!("`{key}` is missing"),
-            (Some(value), _) => match value.as_u64() {
-                Some(size) => return size as usize,
-                None => format!("`{key}` = {value} is not a whole number"),
-            },
-        };
-        self.problems.push(problem);
-        1
-    }
-
-    fn number(&mut self, key: &str, default: f64) -> f64 {
-        let Some(value) = self.present(key) else { return default };
-        let number = value.as_f64();
-        if number.is_none() {
-            let problem = format!("`{key}` = {value} is not a number");
-            self.problems.push(problem);
-        }
-        number.unwrap_or(default)
-    }
-
-    fn flag(&mut self, key: &str, default: bool) -> bool {
-        let Some(value) = self.present(key) else { return default };
-        let flag = value.as_bool();
-        if flag.is_none() {
-            let problem = format!("`{key}` = {value} is neither true nor false");
-            self.problems.push(problem);
-        }
-        flag.unwrap_or(default)
     }
 }
 

@@ -1,0 +1,337 @@
+//! `config.json` of a block draft, under the keys that engines read.
+//!
+//! What is special to block drafts stands in `dflash_config`; the rest are the keys of a Qwen3 model.
+
+use serde_json::{Map, Value, json};
+
+use super::config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
+use crate::config::RopeParameters;
+use crate::draft::keys::Keys;
+use crate::error::{Problems, without_backtrace};
+use crate::ids::LayerId;
+
+/// The object of the keys that other models do not have.
+const OWN: &str = "dflash_config";
+
+/// Numbers that would change what the draft computes, with the value that changes nothing.
+const NEUTRAL: [(&str, Option<f64>); 3] = [
+    ("output_multiplier", Some(1.0)),
+    ("final_logit_softcapping", None),
+    ("input_embedding_scale", Some(1.0)),
+];
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+impl BlockConfig {
+    /// Reads a draft's `config.json`. Without a number of target layers in it, `target_layers` is
+    /// taken.
+    ///
+    /// # Errors
+    /// - a list of every missing, unusable or unsupported key
+    pub fn from_json(value: &Value, target_layers: Option<usize>) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let own = value[OWN].as_object().cloned().unwrap_or_default();
+        let merged = merged(value, own, &mut problems);
+        let mut keys = Keys { value: &merged, problems: &mut problems };
+        check_supported(&mut keys);
+        let hidden_size = keys.size("hidden_size", None);
+        let num_attention_heads = keys.size("num_attention_heads", None);
+        let max_position_embeddings = keys.size("max_position_embeddings", Some(32_768));
+        let num_layers = keys.size("num_hidden_layers", None);
+        let num_target_layers = keys.size("num_target_layers", target_layers);
+        let sliding_window = window(&mut keys);
+        let mut config = Self {
+            hidden_size,
+            intermediate_size: keys.size("intermediate_size", None),
+            num_attention_heads,
+            num_key_value_heads: keys.size("num_key_value_heads", Some(num_attention_heads)),
+            head_dim: keys.size("head_dim", Some(hidden_size / num_attention_heads.max(1))),
+            vocab_size: keys.size("vocab_size", None),
+            rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
+            rope: RopeParameters::plain(10_000.0),
+            max_position_embeddings,
+            attention_bias: keys.flag("attention_bias", false),
+            layers: layers(&mut keys, num_layers, sliding_window),
+            sliding_window,
+            is_causal: is_causal(&mut keys),
+            block_size: keys.size("block_size", None),
+            mask_token_id: u32::try_from(keys.size("mask_token_id", None)).unwrap_or(u32::MAX),
+            target_layers: Vec::new(),
+            num_target_layers,
+            convolution: None,
+            initializer_range: keys.number("initializer_range", 0.02),
+        };
+        config.target_layers = layer_ids(&mut keys, num_target_layers, num_layers);
+        if keys.present("conv_kernel_size").is_some() {
+            config.convolution = Some(ConvolutionSizes {
+                kernel_size: keys.size("conv_kernel_size", None),
+                group_size: keys.size("conv_group_size", None),
+            });
+        }
+        config.rope = RopeParameters::from_json(value, max_position_embeddings, &mut problems);
+        if let Some(divisors) = value["rope_divisors"].as_array() {
+            let numbers = divisors.iter().filter_map(Value::as_f64);
+            config.rope.divisors = Some(numbers.map(|divisor| divisor as f32).collect());
+        }
+        if problems.0.is_empty() {
+            problems = config.problems();
+        }
+        if problems.0.is_empty()
+            && let Err(error) = config.rope.build(config.head_dim)
+        {
+            problems.push(without_backtrace(error));
+        }
+        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+    }
+
+    /// The keys of a `config.json` for readers of an architecture. The number of slots and the rotary
+    /// base stand twice, since readers differ in where they look.
+    pub fn to_json(&self, architecture: &str) -> Value {
+        let name = |kind: &LayerKind| match kind {
+            LayerKind::Full => FULL,
+            LayerKind::Sliding => SLIDING,
+        };
+        let rope = self.rope.to_json();
+        let mut own = json!({
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": self.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>(),
+        });
+        if let Some(sizes) = self.convolution {
+            own["conv_kernel_size"] = sizes.kernel_size.into();
+            own["conv_group_size"] = sizes.group_size.into();
+        }
+        let mut value = json!({
+            "architectures": [architecture],
+            "model_type": "qwen3",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers.len(),
+            "num_target_layers": self.num_target_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "attention_bias": self.attention_bias,
+            "rope_theta": self.rope.theta,
+            "rope_parameters": rope,
+            "layer_types": self.layers.iter().map(name).collect::<Vec<_>>(),
+            "use_sliding_window": self.layers.contains(&LayerKind::Sliding),
+            "max_window_layers": self.layers.iter().take_while(|k| **k == LayerKind::Full).count(),
+            "block_size": self.block_size,
+            "tie_word_embeddings": false,
+            "initializer_range": self.initializer_range,
+            OWN: own,
+        });
+        if let Some(window) = self.sliding_window {
+            value["sliding_window"] = window.into();
+        }
+        if let Some(causal) = self.causality() {
+            value["is_causal"] = causal.into();
+        }
+        // Readers take an absent key for none; some refuse null.
+        if rope["rope_type"] != "default" {
+            value["rope_scaling"] = rope;
+        }
+        if let Some(divisors) = &self.rope.divisors {
+            value["rope_divisors"] = json!(divisors);
+        }
+        value
+    }
+
+    /// Whether blocks are causal in every layer; `None` if layers differ.
+    fn causality(&self) -> Option<bool> {
+        let mut each = self.layers.iter().map(|kind| self.is_causal_in(*kind));
+        let first = each.next()?;
+        each.all(|causal| causal == first).then_some(first)
+    }
+}
+
+/// One object of the keys at the top and those in [`OWN`], which must agree.
+fn merged(value: &Value, own: Map<String, Value>, problems: &mut Problems) -> Value {
+    let mut merged = value.as_object().cloned().unwrap_or_default();
+    for (key, inner) in own {
+        let outer = merged.get(&key).filter(|outer| !outer.is_null());
+        match outer {
+            Some(outer) if *outer != inner && !inner.is_null() => {
+                problems.push(format!("`{key}` = {outer}, and {inner} in `{OWN}`"));
+            }
+            Some(_) => {}
+            None => {
+                merged.insert(key, inner);
+            }
+        }
+    }
+    Value::Object(merged)
+}
+
+fn check_supported(keys: &mut Keys<'_>) {
+    if let Some(act) = keys.present("hidden_act").filter(|act| *act != "silu") {
+        let problem = format!("`hidden_act` = {act} is not supported (silu is)");
+        keys.problems.push(problem);
+    }
+    for (key, neutral) in NEUTRAL {
+        let Some(value) = keys.present(key) else { continue };
+        if value.as_f64().is_none() || value.as_f64() != neutral {
+            let problem = format!("`{key}` = {value} is not supported");
+            keys.problems.push(problem);
+        }
+    }
+    if keys.flag("attention_sink_bias", false) {
+        keys.problems.push("`attention_sink_bias` is not supported");
+    }
+}
+
+fn window(keys: &mut Keys<'_>) -> Option<usize> {
+    let names = ["sliding_window", "swa_window_size"];
+    let name = names.into_iter().find(|name| keys.present(name).is_some())?;
+    Some(keys.size(name, None))
+}
+
+/// The kinds of the layers: as listed, or by the switches of older files.
+fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<LayerKind> {
+    // A list of absurd length is refused by its number, which is kept one above the limit.
+    let count = count.min(crate::config::limits::LAYERS + 1);
+    let Some(listed) = keys.present("layer_types") else {
+        let all = keys.flag("use_swa", false);
+        let some = keys.flag("use_sliding_window", false) && window.is_some();
+        let first = if all { 0 } else { keys.size("max_window_layers", Some(count)) };
+        let slides = |layer: usize| (all || some) && layer >= first;
+        let kind = |layer| if slides(layer) { LayerKind::Sliding } else { LayerKind::Full };
+        return (0..count).map(kind).collect();
+    };
+    let kind = |name: &Value| match name.as_str() {
+        Some(FULL) => Some(LayerKind::Full),
+        Some(SLIDING) => Some(LayerKind::Sliding),
+        _ => None,
+    };
+    let kinds: Option<Vec<_>> =
+        listed.as_array().and_then(|names| names.iter().map(kind).collect());
+    match kinds {
+        Some(kinds) if kinds.len() == count => kinds,
+        _ => {
+            let problem =
+                format!("`layer_types` is no list of {count} times `{FULL}` or `{SLIDING}`");
+            keys.problems.push(problem);
+            vec![LayerKind::Full; count]
+        }
+    }
+}
+
+fn is_causal(keys: &mut Keys<'_>) -> Option<bool> {
+    let names = ["is_causal", "causal"];
+    let name = names.into_iter().find(|name| keys.present(name).is_some())?;
+    Some(keys.flag(name, false))
+}
+
+fn layer_ids(keys: &mut Keys<'_>, target_layers: usize, layers: usize) -> Vec<LayerId> {
+    let Some(listed) = keys.present("target_layer_ids") else {
+        let limit = crate::config::limits::LAYERS;
+        return default_layers(target_layers.min(limit), layers.min(limit));
+    };
+    let id = |id: &Value| Some(LayerId(usize::try_from(id.as_u64()?).ok()?));
+    let ids: Option<Vec<LayerId>> = listed.as_array().and_then(|ids| ids.iter().map(id).collect());
+    ids.unwrap_or_else(|| {
+        let problem = format!("`target_layer_ids` = {listed} is no list of layers");
+        keys.problems.push(problem);
+        vec![LayerId(0)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_kernels::rope::RopeScaling;
+
+    use super::super::tests::toy;
+    use super::*;
+
+    const NAME: &str = "DFlashDraftModel";
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let sliding = vec![LayerKind::Sliding; 2];
+        let mixed = vec![LayerKind::Sliding, LayerKind::Full];
+        let window = Some(9);
+        for config in [
+            BlockConfig { is_causal: Some(false), ..toy() },
+            BlockConfig { layers: mixed, sliding_window: window, ..toy() },
+            BlockConfig { layers: sliding, sliding_window: window, is_causal: Some(true), ..toy() },
+            BlockConfig {
+                rope: RopeParameters {
+                    scaling: RopeScaling::Linear { factor: 4.0 },
+                    divisors: Some(vec![1.5; 4]),
+                    ..RopeParameters::plain(5e5)
+                },
+                convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+                is_causal: Some(false),
+                ..toy()
+            },
+        ] {
+            assert_eq!(BlockConfig::from_json(&config.to_json(NAME), None), Ok(config));
+        }
+    }
+
+    #[test]
+    fn where_all_layers_agree_the_file_says_whether_blocks_are_causal() {
+        let sliding =
+            BlockConfig { layers: vec![LayerKind::Sliding; 2], sliding_window: Some(4), ..toy() };
+        assert_eq!(toy().to_json(NAME)["is_causal"], false);
+        assert_eq!(sliding.to_json(NAME)["is_causal"], true);
+    }
+
+    #[test]
+    fn older_spellings_are_read() {
+        let mut value = BlockConfig { is_causal: Some(false), ..toy() }.to_json(NAME);
+        let keys = value.as_object_mut().expect("an object");
+        for key in ["layer_types", "is_causal", "num_target_layers", "use_sliding_window"] {
+            keys.remove(key);
+        }
+        value[OWN]["use_swa"] = true.into();
+        value[OWN]["swa_window_size"] = 7.into();
+        value[OWN]["causal"] = false.into();
+        let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+        assert_eq!(config.layers, [LayerKind::Sliding; 2]);
+        assert_eq!((config.sliding_window, config.is_causal), (Some(7), Some(false)));
+        value[OWN].as_object_mut().expect("an object").remove("target_layer_ids");
+        let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+        assert_eq!(config.target_layers, default_layers(6, 2));
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let mut value = toy().to_json(NAME);
+        value["hidden_size"] = "wide".into();
+        value["layer_types"] = json!(["full_attention", "linear_attention"]);
+        value["block_size"] = 8.into();
+        value[OWN]["output_multiplier"] = 0.2.into();
+        value[OWN]["target_layer_ids"] = json!([1, "two"]);
+        value["rope_parameters"] = json!({"rope_type": "linear"});
+        let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+        for part in [
+            "`hidden_size` = \"wide\"",
+            "`layer_types`",
+            "`block_size` = 8, and 4",
+            "`output_multiplier` = 0.2",
+            "`target_layer_ids` = [1,\"two\"]",
+            "`linear` needs",
+        ] {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+        for key in ["hidden_size", "num_hidden_layers", "num_target_layers", "vocab_size"] {
+            for size in [1_u64 << 23, 1 << 32, u64::MAX - 1] {
+                let mut value = toy().to_json(NAME);
+                value.as_object_mut().expect("an object").remove("layer_types");
+                value[key] = json!(size);
+                assert!(BlockConfig::from_json(&value, None).is_err(), "{key} = {size}");
+            }
+        }
+    }
+}
