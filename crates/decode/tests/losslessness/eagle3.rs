@@ -1,48 +1,18 @@
 //! What EAGLE-3 computes while decoding is what it computes in training: test-time steps.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use candle_core::{D, Tensor};
-use longdraft_decode::drafter::{DraftContext, Drafter, Eagle3Model, ModelDrafter, Plan};
-use longdraft_decode::{Result, Tree};
+use longdraft_decode::drafter::{Eagle3Model, ModelDrafter};
 use longdraft_kernels::linear::linear;
 use longdraft_models::DraftTokenId;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
-use longdraft_models::target::{Features, PackedSequence, Tap, Taps, Target};
+use longdraft_models::target::{PackedSequence, Taps, Target};
 
 use crate::models::{eagle3, generate, options, prompt, shapes, target};
-
-/// Texts and what was proposed after each.
-type Notes = Rc<RefCell<Vec<(Vec<TargetTokenId>, Tree)>>>;
-
-/// Notes what was proposed after which text.
-struct Noted<D> {
-    inner: D,
-    notes: Notes,
-}
-
-impl<D: Drafter> Drafter for Noted<D> {
-    fn taps(&self) -> Vec<Tap> {
-        self.inner.taps()
-    }
-
-    fn begin(&mut self, kept: usize) -> Result<()> {
-        self.inner.begin(kept)
-    }
-
-    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        self.inner.observe(tokens, features)
-    }
-
-    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
-        let tree = self.inner.propose(context, plan)?;
-        self.notes.borrow_mut().push((context.tokens.to_vec(), tree.clone()));
-        Ok(tree)
-    }
-}
+use crate::noted::{Noted, Notes, first_path};
 
 /// Most likely continuations along `path` by test-time steps of the row before the root.
 fn steps(
@@ -68,17 +38,6 @@ fn steps(
             draft.vocabulary().to_target(DraftTokenId(best[0])).expect("in the map")
         })
         .collect()
-}
-
-/// Nodes of a path from the root down, by following first children.
-fn first_path(tree: &Tree) -> Vec<TargetTokenId> {
-    let mut path = Vec::new();
-    let mut row = 0;
-    while let Some((child, node)) = tree.children(row).next() {
-        path.push(node.token);
-        row = child;
-    }
-    path
 }
 
 #[test]

@@ -4,10 +4,12 @@
 mod batch;
 mod biased;
 mod block;
+mod dflash;
 mod eagle3;
 mod enumeration;
 mod greedy;
 mod models;
+mod noted;
 mod pacing;
 mod plumbing;
 mod statistics;

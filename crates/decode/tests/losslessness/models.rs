@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model, GlideModel, LookupDrafter,
-    ModelDrafter, ReducedHead,
+    BlockDrafter, Combination, CombinedDrafter, Datastore, DflashModel, Drafter, Eagle3Model,
+    GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Target, TargetOptions};
@@ -65,10 +66,26 @@ pub(crate) fn eagle3(target: &Target, seed: u64) -> Eagle3Draft {
         .expect("random draft")
 }
 
+/// A block draft with windows that end within a block, in some layers or all.
+pub(crate) fn dflash(target: &Target, seed: u64) -> BlockDraft {
+    let mask = VOCABULARY as u32 - 1;
+    let mut config = BlockConfig::for_target(target.config(), 2, 6, mask);
+    config.target_layers = vec![LayerId(0), LayerId(2)];
+    config.initializer_range = 0.3;
+    if seed.is_multiple_of(3) {
+        config.layers[0] = LayerKind::Sliding;
+        config.sliding_window = Some(4);
+    }
+    config.is_causal = seed.is_multiple_of(5).then_some(true);
+    BlockDraft::initialise(&config, &target.embedding().expect("table"), seed)
+        .expect("random draft")
+}
+
 /// The drafts that drafters of one target read.
 pub(crate) struct Drafts {
     pub(crate) glide: GlideDraft,
     pub(crate) eagle3: Eagle3Draft,
+    pub(crate) dflash: BlockDraft,
     head: Arc<ReducedHead>,
 }
 
@@ -77,7 +94,12 @@ impl Drafts {
         let frequent = (0..20).map(|i| TargetTokenId(i * 3)).collect();
         let map = VocabularyMap::new(frequent, VOCABULARY).expect("map");
         let head = Arc::new(ReducedHead::new(target, map).expect("head"));
-        Self { glide: glide(target, seed), eagle3: eagle3(target, seed), head }
+        Self {
+            glide: glide(target, seed),
+            eagle3: eagle3(target, seed),
+            dflash: dflash(target, seed),
+            head,
+        }
     }
 }
 
@@ -87,21 +109,27 @@ pub(crate) enum Kind {
     Glide,
     GlideReduced,
     Eagle3,
+    Dflash,
+    DflashReduced,
     Lookup,
     Datastore,
     Merged,
     MergedEagle3,
+    MergedDflash,
     Switched,
 }
 
-pub(crate) const KINDS: [Kind; 8] = [
+pub(crate) const KINDS: [Kind; 11] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
+    Kind::Dflash,
+    Kind::DflashReduced,
     Kind::Lookup,
     Kind::Datastore,
     Kind::Merged,
     Kind::MergedEagle3,
+    Kind::MergedDflash,
     Kind::Switched,
 ];
 
@@ -112,6 +140,7 @@ pub(crate) fn drafter<'a>(
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
+    let dflash = || DflashModel::new(&drafts.dflash, target).expect("model");
     // Other texts in which tokens follow one another at random.
     let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
     let texts: Vec<Vec<u32>> = (0..60).map(text).collect();
@@ -125,10 +154,15 @@ pub(crate) fn drafter<'a>(
             Box::new(ModelDrafter::new(glide().with_head(Arc::clone(&drafts.head))))
         }
         Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
+        Kind::Dflash => Box::new(BlockDrafter::new(dflash())),
+        Kind::DflashReduced => {
+            Box::new(BlockDrafter::new(dflash().with_head(Arc::clone(&drafts.head))))
+        }
         Kind::Lookup => Box::new(LookupDrafter::new()),
         Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
         Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
+        Kind::MergedDflash => combined(Box::new(BlockDrafter::new(dflash())), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
     }
 }

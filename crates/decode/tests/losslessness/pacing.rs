@@ -53,7 +53,10 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
         let context = DraftContext { target: &target, cache: &cache, tokens: &text };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
         let found: Vec<_> = tree.nodes().iter().map(|node| (node.token, node.origin)).collect();
-        let looks = !matches!(kind, Kind::Glide | Kind::GlideReduced | Kind::Eagle3);
+        let looks = !matches!(
+            kind,
+            Kind::Glide | Kind::GlideReduced | Kind::Eagle3 | Kind::Dflash | Kind::DflashReduced
+        );
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");
         assert_eq!(plan.drafted, Drafted::Nothing, "{kind:?}");

@@ -1,0 +1,137 @@
+//! DFlash: one pass over the root and mask tokens proposes all tokens of a block.
+//!
+//! The draft's keys of the context come from the target's features alone, so they are made as soon as
+//! the features are there, each once. The keys of a block are forgotten with its round. A block always
+//! has as many slots as in training, because slots see those after them; how many of its tokens are
+//! proposed is another matter.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
+
+use super::{BlockDrafter, BlockModel, DraftContext, Drafter, ReducedHead};
+use crate::error::{DecodeError, Result};
+
+/// A drafter, if this is a block draft.
+pub(super) fn drafter<'a>(
+    draft: &'a dyn Draft,
+    target: &Target,
+    head: Option<&Arc<ReducedHead>>,
+) -> Result<Option<Box<dyn Drafter + 'a>>> {
+    let Some(draft) = draft.of_kind() else { return Ok(None) };
+    let model = DflashModel::new(draft, target)?;
+    let model = match head {
+        Some(head) => model.with_head(Arc::clone(head)),
+        None => model,
+    };
+    Ok(Some(Box::new(BlockDrafter::new(model))))
+}
+
+/// A DFlash draft at decoding.
+pub struct DflashModel<'a> {
+    draft: &'a BlockDraft,
+    /// Keys and values of committed tokens.
+    cache: KvCache,
+    head: Option<Arc<ReducedHead>>,
+    /// Logits of the round's block, of the first token after the root first.
+    logits: Vec<Vec<f32>>,
+}
+
+impl<'a> DflashModel<'a> {
+    /// A model for one request at a time, with a head over the whole vocabulary.
+    ///
+    /// # Errors
+    /// - the device has no memory for its cache
+    pub fn new(draft: &'a BlockDraft, target: &Target) -> Result<Self> {
+        let config = draft.config();
+        let (layers, heads) = (config.layers.len(), config.num_key_value_heads);
+        let cache = KvCache::new(layers, heads, config.head_dim, target.device())?;
+        Ok(Self { draft, cache, head: None, logits: Vec::new() })
+    }
+
+    /// Proposes only the tokens of a reduced head.
+    #[must_use]
+    pub fn with_head(mut self, head: Arc<ReducedHead>) -> Self {
+        self.head = Some(head);
+        self
+    }
+
+    /// Hidden states `[G, H]` of the block that begins with a token at index `root`.
+    fn block(&self, token: TargetTokenId, root: usize) -> Result<Tensor> {
+        let config = self.draft.config();
+        let slots = config.block_size;
+        let mut ids = vec![config.mask_token_id; slots];
+        ids[0] = token.0;
+        let positions: Vec<u32> = (root as u32..(root + slots) as u32).collect();
+        let anchor = Anchor { index: root, document_start: 0 };
+        let visible = Visible::new(config, &[anchor], slots, root);
+        let of_layer = |layer| -> Result<KeyValues> {
+            let (k, v) = self.cache.layer(layer)?;
+            Ok(KeyValues { k, v })
+        };
+        let context: Vec<_> = (0..config.layers.len()).map(of_layer).collect::<Result<_>>()?;
+        Ok(self.draft.blocks(&ids, &positions, &context, &visible)?)
+    }
+}
+
+impl BlockModel for DflashModel<'_> {
+    fn taps(&self) -> Vec<Tap> {
+        self.draft.taps()
+    }
+
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        self.head.as_ref().map(|head| head.vocabulary())
+    }
+
+    fn block_len(&self) -> usize {
+        self.draft.config().block_size - 1
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.logits.clear();
+        self.cache.truncate(kept);
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &[TargetTokenId], features: &Features) -> Result<()> {
+        let ids = self.draft.config().target_layers.iter();
+        let states =
+            ids.map(|layer| features.hidden.get(layer).ok_or(DecodeError::NotTapped(layer.0)));
+        let states = Tensor::cat(&states.collect::<Result<Vec<&Tensor>>>()?, 1)?;
+        let (first, rows) = (self.cache.len(), states.dim(0)?);
+        let positions: Vec<u32> = (first as u32..(first + rows) as u32).collect();
+        self.cache.reserve(rows)?;
+        for (layer, new) in self.draft.context(&states, &positions)?.iter().enumerate() {
+            self.cache.append(layer, &new.k, &new.v)?;
+        }
+        self.cache.commit(rows);
+        Ok(())
+    }
+
+    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
+        self.logits.clear();
+        let root = context.tokens.len() - 1;
+        if self.cache.len() != root {
+            return Err(DecodeError::Features { seen: self.cache.len(), root });
+        }
+        let states = self.block(context.tokens[root], root)?;
+        let depth = depth.min(self.block_len());
+        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
+        let states = states.narrow(0, 1, depth)?.contiguous()?.detach();
+        let logits = match &self.head {
+            Some(head) => head.matrix().linear(&states, None)?,
+            None => context.target.logits(&states)?,
+        };
+        self.logits = logits.to_vec2()?;
+        Ok(())
+    }
+
+    fn logits(&self, depth: usize, _before: TargetTokenId) -> Result<Vec<f32>> {
+        let beyond = || DecodeError::Shape(format!("token {depth} lies beyond the block"));
+        depth.checked_sub(1).and_then(|slot| self.logits.get(slot)).cloned().ok_or_else(beyond)
+    }
+}

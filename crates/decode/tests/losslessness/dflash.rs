@@ -1,0 +1,62 @@
+//! What a block draft computes while decoding is what it computes in training.
+
+use std::rc::Rc;
+
+use candle_core::{D, Tensor};
+use longdraft_decode::drafter::{BlockDrafter, DflashModel};
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+use longdraft_models::target::{PackedSequence, Taps, Target};
+
+use crate::models::{dflash, generate, options, prompt, shapes, target};
+use crate::noted::{Noted, Notes, first_path};
+
+/// Most likely tokens of the block at the last of `tokens`, as training computes them from the
+/// features of the whole text.
+fn block(target: &Target, draft: &BlockDraft, tokens: &[TargetTokenId]) -> Vec<TargetTokenId> {
+    let (config, root) = (draft.config(), tokens.len() - 1);
+    let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+    let positions: Vec<u32> = (0..ids.len() as u32).collect();
+    let sequence = PackedSequence {
+        document_ids: vec![0; ids.len()],
+        position_ids: positions.clone(),
+        ids: ids.clone(),
+    };
+    let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
+    let layers: Vec<&Tensor> =
+        config.target_layers.iter().map(|layer| &features.hidden[layer]).collect();
+    let features = Tensor::cat(&layers, 1).expect("features");
+    let context = draft.context(&features, &positions).expect("context");
+    let slots = config.block_size;
+    let mut inputs = vec![config.mask_token_id; slots];
+    inputs[0] = ids[root];
+    let at: Vec<u32> = (root as u32..(root + slots) as u32).collect();
+    let anchor = Anchor { index: root, document_start: 0 };
+    let visible = Visible::new(config, &[anchor], slots, ids.len());
+    let states = draft.blocks(&inputs, &at, &context, &visible).expect("states").detach();
+    let best = target.logits(&states).and_then(|logits| Ok(logits.argmax(D::Minus1)?));
+    let best = best.expect("logits").to_vec1::<u32>().expect("tokens");
+    best[1..].iter().map(|token| TargetTokenId(*token)).collect()
+}
+
+#[test]
+fn every_round_proposes_the_block_that_training_predicts() {
+    for (seed, length, shape) in [(1, 1, 2), (2, 9, 2), (3, 40, 1), (4, 300, 1), (6, 9, 3)] {
+        let target = target("qwen3", 16, (2, 2), seed);
+        let draft = dflash(&target, seed);
+        let notes = Notes::default();
+        let model = DflashModel::new(&draft, &target).expect("model");
+        let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
+        let mut options = options(16);
+        options.shape = shapes()[shape].clone();
+        generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
+        let notes = notes.borrow();
+        assert!(notes.len() > 3);
+        for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
+            let path = first_path(tree);
+            let block = block(&target, &draft, tokens);
+            assert_eq!(path, block[..path.len()], "{} tokens", tokens.len());
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A drafter that notes what it proposed.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use longdraft_decode::drafter::{DraftContext, Drafter, Plan};
+use longdraft_decode::{Result, Tree};
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::{Features, Tap};
+
+/// Texts and what was proposed after each.
+pub(crate) type Notes = Rc<RefCell<Vec<(Vec<TargetTokenId>, Tree)>>>;
+
+/// Notes what was proposed after which text.
+pub(crate) struct Noted<D> {
+    pub(crate) inner: D,
+    pub(crate) notes: Notes,
+}
+
+impl<D: Drafter> Drafter for Noted<D> {
+    fn taps(&self) -> Vec<Tap> {
+        self.inner.taps()
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.inner.begin(kept)
+    }
+
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        self.inner.observe(tokens, features)
+    }
+
+    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        let tree = self.inner.propose(context, plan)?;
+        self.notes.borrow_mut().push((context.tokens.to_vec(), tree.clone()));
+        Ok(tree)
+    }
+}
+
+/// Nodes of a path from the root down, by following first children.
+pub(crate) fn first_path(tree: &Tree) -> Vec<TargetTokenId> {
+    let mut path = Vec::new();
+    let mut row = 0;
+    while let Some((child, node)) = tree.children(row).next() {
+        path.push(node.token);
+        row = child;
+    }
+    path
+}
