@@ -4,6 +4,7 @@ mod broken_exports;
 mod curriculum;
 mod data;
 mod decoding;
+mod dflash;
 mod doctor;
 mod eagle3;
 mod exit_codes;

@@ -16,7 +16,7 @@ use crate::target::Target;
 use crate::weights::WeightSource;
 
 /// A block draft through the target's head alone.
-pub(in crate::draft) const DFLASH: DraftKind = DraftKind {
+pub(in crate::draft) const KIND: DraftKind = DraftKind {
     name: "dflash",
     title: "DFlash",
     is_at: |path| config_beside(path).is_some_and(|value| names(&value, ARCHITECTURE)),
@@ -36,6 +36,39 @@ pub(super) const ARCHITECTURE: &str = "DFlashDraftModel";
 
 /// The target's frozen tensors, which some files repeat.
 const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
+
+impl BlockConfig {
+    /// What the `config.json` of a draft folder, or beside a weight file, says; `None` if there is none
+    /// of a block draft that can be read.
+    pub fn beside(path: &Path) -> Option<Self> {
+        let value = config_beside(path).filter(|value| names(value, ARCHITECTURE))?;
+        Self::from_json(&value, None).ok()
+    }
+
+    /// Where the network of a draft computes something else with tensors of the same shapes.
+    pub fn differences(&self, found: &Self) -> Problems {
+        let mut problems = Problems::default();
+        let mut same = |key: &str, found: String, wanted: String| {
+            if found != wanted {
+                problems.push(format!("the draft has `{key}` = {found}, {wanted} is configured"));
+            }
+        };
+        let ids = |config: &BlockConfig| {
+            format!("{:?}", config.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>())
+        };
+        same("target_layers", ids(found), ids(self));
+        same("mask_token_id", found.mask_token_id.to_string(), self.mask_token_id.to_string());
+        let kinds = |config: &BlockConfig| {
+            let of = |kind: &_| (*kind, config.is_causal_in(*kind));
+            config.layers.iter().map(of).collect::<Vec<_>>()
+        };
+        let describe = |config: &BlockConfig| {
+            format!("{:?}, window {:?}", kinds(config), config.sliding_window.unwrap_or_default())
+        };
+        same("layers (and whether they are causal)", describe(found), describe(self));
+        problems
+    }
+}
 
 impl BlockDraft {
     /// Opens a draft folder, or a weight file with its `config.json` beside it.
@@ -92,7 +125,7 @@ pub(super) fn check_tensors(source: &dyn WeightSource, config: &BlockConfig) -> 
 }
 
 fn save(folder: &Path, config: &Value, tensors: &[(String, Tensor)], target: &str) -> Result<()> {
-    let metadata = HashMap::from([("draft".to_owned(), DFLASH.name.to_owned())]);
+    let metadata = HashMap::from([("draft".to_owned(), KIND.name.to_owned())]);
     save_draft(folder, config.clone(), metadata, tensors, target)
 }
 
@@ -130,28 +163,9 @@ fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
 /// Weights fit networks that compute something else: what the file beside them says must hold.
 fn check_same_network(path: &Path, wanted: &BlockConfig) -> Result<()> {
     let file = folder_of(path).join("config.json");
-    if !(DFLASH.is_at)(path) {
+    if !(KIND.is_at)(path) {
         return Ok(());
     }
     let found = read_config(&file, Some(wanted.num_target_layers))?;
-    let mut problems = Problems::default();
-    let mut same = |key: &str, found: String, wanted: String| {
-        if found != wanted {
-            problems.push(format!("the draft has `{key}` = {found}, {wanted} is configured"));
-        }
-    };
-    let ids = |config: &BlockConfig| {
-        format!("{:?}", config.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>())
-    };
-    same("target_layers", ids(&found), ids(wanted));
-    same("mask_token_id", found.mask_token_id.to_string(), wanted.mask_token_id.to_string());
-    let kinds = |config: &BlockConfig| {
-        let of = |kind: &_| (*kind, config.is_causal_in(*kind));
-        config.layers.iter().map(of).collect::<Vec<_>>()
-    };
-    let describe = |config: &BlockConfig| {
-        format!("{:?}, window {:?}", kinds(config), config.sliding_window.unwrap_or_default())
-    };
-    same("layers (and whether they are causal)", describe(&found), describe(wanted));
-    problems.into_result(&file)
+    wanted.differences(&found).into_result(&file)
 }

@@ -21,7 +21,7 @@ mod model;
 mod weights;
 
 pub use config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
-pub(super) use files::DFLASH;
+pub(super) use files::KIND;
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;
 pub use weights::tensor_specs;

@@ -25,7 +25,7 @@ pub struct BlockDraft {
 
 impl Draft for BlockDraft {
     fn method(&self) -> &'static str {
-        super::DFLASH.name
+        super::KIND.name
     }
 
     fn taps(&self) -> Vec<Tap> {

@@ -1,0 +1,144 @@
+//! Blocks of a row: where they begin, drawn anew in every epoch, and which of their slots are learned.
+
+use longdraft_data::Batch;
+use longdraft_kernels::random::CounterRng;
+use longdraft_models::draft::block::Anchor;
+
+/// How blocks are drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockDraws {
+    /// Run key.
+    pub seed: u64,
+    /// Blocks of a row at most.
+    pub blocks_per_row: usize,
+}
+
+impl BlockDraws {
+    /// Where the blocks of a row begin, ascending: different tokens, all equally likely, that are
+    /// supervised and followed by a supervised one of the same document.
+    pub fn of(&self, batch: &Batch) -> Vec<usize> {
+        let tokens = batch.ids.len();
+        let may = |t: &usize| same_document(batch, *t, t + 1) && batch.loss_mask[*t];
+        let mut candidates: Vec<usize> =
+            (0..tokens.saturating_sub(1)).filter(|t| may(t) && batch.loss_mask[t + 1]).collect();
+        if candidates.len() > self.blocks_per_row {
+            let key = [batch.epoch, batch.row as u64];
+            let mut rng = CounterRng::new(self.seed, "blocks", &key);
+            for i in 0..self.blocks_per_row {
+                let other = i + rng.below((candidates.len() - i) as u64) as usize;
+                candidates.swap(i, other);
+            }
+            candidates.truncate(self.blocks_per_row);
+            candidates.sort_unstable();
+        }
+        candidates
+    }
+}
+
+/// The slots of a row's blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Slots {
+    /// Blocks in their row.
+    pub(super) anchors: Vec<Anchor>,
+    /// Tokens in the slots, `[R]`.
+    pub(super) ids: Vec<u32>,
+    /// Positions of the slots, `[R]`.
+    pub(super) positions: Vec<u32>,
+    /// Learned slots among them, ascending.
+    pub(super) learned: Vec<u32>,
+    /// Their labels.
+    pub(super) labels: Vec<u32>,
+}
+
+impl Slots {
+    /// Those of blocks of `size` slots that begin at `starts`. Slot `k` stands at the place of the
+    /// `k`-th token after the first and learns that very token, if it is supervised and of the same
+    /// document. The first slot holds its token and learns nothing.
+    pub(super) fn new(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
+        let first_of_document = first_tokens(batch);
+        let anchor = |&index: &usize| Anchor { index, document_start: first_of_document[index] };
+        let mut slots = Self {
+            anchors: starts.iter().map(anchor).collect(),
+            ids: Vec::with_capacity(starts.len() * size),
+            positions: Vec::with_capacity(starts.len() * size),
+            learned: Vec::new(),
+            labels: Vec::new(),
+        };
+        for (&start, k) in starts.iter().flat_map(|start| (0..size).map(move |k| (start, k))) {
+            let t = start + k;
+            if k > 0 && same_document(batch, start, t) && batch.loss_mask[t] {
+                slots.learned.push(slots.ids.len() as u32);
+                slots.labels.push(batch.ids[t]);
+            }
+            slots.ids.push(if k == 0 { batch.ids[start] } else { mask });
+            slots.positions.push(batch.position_ids[start] + k as u32);
+        }
+        slots
+    }
+}
+
+/// Whether two tokens are there and belong to one document.
+fn same_document(batch: &Batch, a: usize, b: usize) -> bool {
+    let document = |t: usize| batch.document_ids.get(t).filter(|id| **id >= 0);
+    document(a).is_some() && document(a) == document(b)
+}
+
+/// The first token of every token's document, `[T]`.
+fn first_tokens(batch: &Batch) -> Vec<usize> {
+    let mut first = 0;
+    let of_token = |t: usize| {
+        if t > 0 && batch.document_ids[t] != batch.document_ids[t - 1] {
+            first = t;
+        }
+        first
+    };
+    (0..batch.ids.len()).map(of_token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two documents and padding.
+    fn batch() -> Batch {
+        Batch {
+            ids: (10..22).collect(),
+            position_ids: vec![0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 0, 0],
+            document_ids: vec![0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1],
+            loss_mask: [0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1].map(|bit| bit == 1).to_vec(),
+            ..Batch::default()
+        }
+    }
+
+    #[test]
+    fn blocks_begin_where_a_supervised_token_follows_in_the_document() {
+        let all = BlockDraws { seed: 1, blocks_per_row: 9 };
+        assert_eq!(all.of(&batch()), [1, 4, 6, 7, 8]);
+    }
+
+    #[test]
+    fn draws_repeat_within_an_epoch_and_reach_every_place() {
+        let draws = BlockDraws { seed: 1, blocks_per_row: 2 };
+        let mut seen = std::collections::BTreeSet::new();
+        for epoch in 0..40 {
+            let batch = Batch { epoch, ..batch() };
+            let blocks = draws.of(&batch);
+            assert_eq!(blocks, draws.of(&batch));
+            assert!(blocks.len() == 2 && blocks[0] < blocks[1], "{blocks:?}");
+            seen.extend(blocks);
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1, 4, 6, 7, 8]);
+    }
+
+    #[test]
+    fn a_slot_learns_the_token_of_its_own_place() {
+        let slots = Slots::new(&batch(), &[1, 4, 8], 4, 99);
+        assert_eq!(slots.ids[..5], [11, 99, 99, 99, 14]);
+        assert_eq!(slots.positions, [1, 2, 3, 4, 4, 5, 6, 7, 2, 3, 4, 5]);
+        // Not across a hole, the end of a document, or into padding.
+        assert_eq!(slots.learned, [1, 3, 5, 9]);
+        assert_eq!(slots.labels, [12, 14, 15, 19]);
+        let starts: Vec<_> = slots.anchors.iter().map(|a| (a.index, a.document_start)).collect();
+        assert_eq!(starts, [(1, 0), (4, 0), (8, 6)]);
+    }
+}

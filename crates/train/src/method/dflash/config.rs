@@ -1,0 +1,79 @@
+//! The keys of `draft.method: dflash`.
+
+use longdraft_models::draft::block::{BlockConfig, LayerKind};
+use longdraft_models::{LayerId, TargetConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::weights::SlotWeights;
+
+/// Layers over several of the target's layers that propose a whole block in one pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Dflash {
+    /// Layers of the draft.
+    pub layers: usize,
+    /// Layers of the target whose outputs are read, counted from 0 and ascending (default: as many as
+    /// the draft has, from 1 to n − 3 of n in equal steps).
+    pub target_layers: Option<Vec<usize>>,
+    /// Slots of a block: the token that is known, and those that are proposed.
+    pub block_size: usize,
+    /// Tokens of the context that a slot sees, in every layer (default: all). With a window, a round
+    /// costs the same however long the text is.
+    pub sliding_window: Option<usize>,
+    /// Whether a slot sees no slot after it.
+    pub causal: bool,
+    /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
+    /// one that the tokenizer and the documents do not use).
+    pub mask_token_id: Option<u32>,
+    /// Blocks that are drawn of a row, at most.
+    pub blocks_per_row: usize,
+    /// What a slot's loss is multiplied by.
+    pub slot_weights: SlotWeights,
+    /// Slots after which the weight of `decay` has fallen to 1/e (default: 1 + 3/8 of the block).
+    pub slot_decay: Option<f64>,
+    /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace`.
+    pub dpace_alpha: f64,
+    /// Divides the loss of `dpace` by the rows instead of by the weights, as its first trainer did.
+    pub divide_by_rows: bool,
+}
+
+impl Default for Dflash {
+    fn default() -> Self {
+        Self {
+            layers: 5,
+            target_layers: None,
+            block_size: 16,
+            sliding_window: None,
+            causal: false,
+            mask_token_id: None,
+            blocks_per_row: 512,
+            slot_weights: SlotWeights::default(),
+            slot_decay: None,
+            dpace_alpha: 0.5,
+            divide_by_rows: false,
+        }
+    }
+}
+
+impl Dflash {
+    /// The network that it asks for, with a mask token.
+    pub(super) fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {
+        let mut config =
+            BlockConfig::for_target(target, self.layers, self.block_size, mask_token_id);
+        if let Some(ids) = &self.target_layers {
+            config.target_layers = ids.iter().map(|id| LayerId(*id)).collect();
+        }
+        if self.sliding_window.is_some() {
+            config.layers = vec![LayerKind::Sliding; self.layers];
+            config.sliding_window = self.sliding_window;
+        }
+        config.is_causal = Some(self.causal);
+        config
+    }
+
+    /// γ of the decaying weights. The published values, 7 for 16 slots and 4 for 8, lie on this line.
+    pub(super) fn decay(&self) -> f64 {
+        self.slot_decay.unwrap_or(1.0 + 0.375 * self.block_size as f64)
+    }
+}

@@ -1,0 +1,144 @@
+//! What a block draft takes: keys of the context, the slots' layers, and their loss.
+
+use longdraft_kernels::linear::Pass;
+use longdraft_models::draft::block::{BlockConfig, tensor_specs};
+use longdraft_models::target::Tap;
+use longdraft_models::weights::TensorSpec;
+
+use crate::features::TeacherKind;
+use crate::footprint::graph::{Angles, Graph, Matrix};
+use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+
+/// A block draft trained on some blocks a row.
+#[derive(Debug, Clone)]
+pub(super) struct DflashFootprint {
+    pub(super) sizes: BlockConfig,
+    pub(super) blocks_per_row: usize,
+    /// Whether weights wait for all rows of a step.
+    pub(super) holds_step: bool,
+}
+
+impl Footprint for DflashFootprint {
+    fn specs(&self) -> Vec<TensorSpec> {
+        tensor_specs(&self.sizes)
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.sizes.target_layers.iter().map(|layer| Tap::Hidden(*layer)).collect()
+    }
+
+    fn teacher(&self) -> TeacherKind {
+        TeacherKind::None
+    }
+
+    fn holds_step(&self) -> bool {
+        self.holds_step
+    }
+
+    fn keeps_ends(&self) -> bool {
+        true
+    }
+
+    fn row_memory(&self, row: &Row) -> RowMemory {
+        let slots = self.slots(row);
+        let mut graph = Graph::new(row.threads);
+        let hidden = self.network(&mut graph, row, slots);
+        let learned = graph.select(hidden, slots);
+        let (width, vocabulary) = (learned.width, self.sizes.vocab_size as u64);
+        let head = graph.given(vocabulary, width);
+        let loss = graph.loss(learned, head);
+        let of_slots = Row { tokens: slots, learned: slots, ..*row };
+        for pass in [Pass::Forward, Pass::InputGradient] {
+            graph.pack(pass, (of_slots.chunk(), width, vocabulary));
+        }
+        let chunks = chunk_bytes(&of_slots, width, vocabulary, false);
+        RowMemory::of(&graph, loss, chunks, row_bytes(slots))
+    }
+
+    /// Six for every value of a matrix and row it multiplies: context rows go through `fc` and the
+    /// projections of keys and values, slots through the layers and, forward and back, the head;
+    /// attention takes seven products over half of the row.
+    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
+        let config = &self.sizes;
+        let (width, layers) = (config.hidden_size as f64, config.layers.len() as f64);
+        let of_context = width * width * config.target_layers.len() as f64
+            + layers * 2.0 * width * config.kv_size() as f64;
+        let of_slots =
+            matrix_values(&self.specs()) - width * width * config.target_layers.len() as f64;
+        let seen = config.sliding_window.map_or(f64::INFINITY, |window| window as f64);
+        let attention =
+            14.0 * config.query_size() as f64 * layers * seen.min(row_tokens as f64 / 2.0);
+        let head = 4.0 * width * config.vocab_size as f64;
+        let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
+        6.0 * of_context + slots * (6.0 * of_slots + attention + head)
+    }
+}
+
+impl DflashFootprint {
+    /// Slots of a row at most.
+    fn slots(&self, row: &Row) -> u64 {
+        row.tokens.min(self.blocks_per_row as u64) * self.sizes.block_size as u64
+    }
+
+    fn network(&self, graph: &mut Graph, row: &Row, slots: u64) -> Matrix {
+        let config = &self.sizes;
+        let width = config.hidden_size as u64;
+        let features = graph.given(row.tokens, width * config.target_layers.len() as u64);
+        let fused = graph.linear(features, "fc", width);
+        let context = graph.norm(fused, Some("hidden_norm"));
+        let of_context = graph.angles(row.tokens, config.head_dim as u64);
+        let layers = 0..config.layers.len();
+        let contexts: Vec<[Matrix; 2]> =
+            layers.map(|i| self.key_values(graph, i, context, of_context)).collect();
+        let mut x = graph.constant(slots, width);
+        let angles = graph.angles(slots, config.head_dim as u64);
+        for (i, context) in contexts.into_iter().enumerate() {
+            x = self.layer(graph, i, (x, angles), context);
+        }
+        graph.enter("");
+        graph.norm(x, Some("norm"))
+    }
+
+    fn key_values(&self, graph: &mut Graph, i: usize, x: Matrix, angles: Angles) -> [Matrix; 2] {
+        graph.enter(format!("layers.{i}."));
+        let kv = self.sizes.kv_size() as u64;
+        let k = graph.linear(x, "k_proj", kv);
+        let k = self.heads_norm(graph, k, "k_norm");
+        let k = graph.rotate(k, angles);
+        let v = graph.linear(x, "v_proj", kv);
+        [k, graph.view(v)]
+    }
+
+    /// A norm of every head.
+    fn heads_norm(&self, graph: &mut Graph, x: Matrix, name: &str) -> Matrix {
+        let head = self.sizes.head_dim as u64;
+        let heads = graph.view(x);
+        let rows = x.rows * x.width / head;
+        let normed = graph.norm(Matrix { rows, width: head, ..heads }, Some(name));
+        Matrix { rows: x.rows, width: x.width, ..normed }
+    }
+
+    fn layer(
+        &self,
+        graph: &mut Graph,
+        i: usize,
+        (x, angles): (Matrix, Angles),
+        context: [Matrix; 2],
+    ) -> Matrix {
+        let config = &self.sizes;
+        graph.enter(format!("layers.{i}."));
+        let normed = graph.norm(x, Some("input_layernorm"));
+        let q = graph.linear(normed, "q_proj", config.query_size() as u64);
+        let q = self.heads_norm(graph, q, "q_norm");
+        let q = graph.rotate(q, angles);
+        let own = self.key_values(graph, i, normed, angles);
+        let [k, v] = [0, 1].map(|part| graph.stack(&[context[part], own[part]]));
+        let heads = config.num_attention_heads as u64;
+        let attended = graph.attention(q, [k, v], heads, config.block_size as u64);
+        let attended = graph.linear(attended, "o_proj", x.width);
+        let x = graph.add(x, attended);
+        let normed = graph.norm(x, Some("post_attention_layernorm"));
+        graph.gated_mlp_onto(x, normed, config.intermediate_size as u64)
+    }
+}

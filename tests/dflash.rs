@@ -1,0 +1,143 @@
+//! DFlash drafts through the binary: train, kill, go on from another draft, decode.
+
+use std::time::Duration;
+
+use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
+use serde_json::Value;
+
+/// Arguments that turn the workshop's configuration into a DFlash run.
+const DFLASH: [&str; 8] = [
+    "draft.method=dflash",
+    "draft.layers=2",
+    "draft.target_layers=[0,2]",
+    "draft.block_size=4",
+    "draft.blocks_per_row=24",
+    "data.anchor.enabled=false",
+    "schedule.learning_rate=0.002",
+    "train.evaluate_every=20",
+];
+
+/// A workshop whose target has the layers that the draft reads.
+fn shop() -> Workshop {
+    let shop = Workshop::new();
+    let mut config = support::tiny_config("llama");
+    config["num_hidden_layers"] = 4.into();
+    support::write_target(&shop.target, &config);
+    shop
+}
+
+fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["train", config], &DFLASH[..], more].concat()
+}
+
+fn draft_bytes(run: &str) -> Vec<u8> {
+    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
+}
+
+fn losses(run: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let steps = records.filter(|record| record["held_out"].is_null());
+    steps.map(|record| record["loss"].as_f64().expect("loss")).collect()
+}
+
+#[test]
+fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
+    let shop = shop();
+    let config = shop.config();
+    let output = last_json(&succeed(&arguments(&config, &["train.epochs=6", "--json"])));
+    assert_eq!(output["finished"], true);
+    let held_out = &output["held_out"];
+    assert_eq!(held_out["top1_by_delay"].as_array().map(Vec::len), Some(3), "{held_out}");
+    let losses = losses(&shop.path("run"));
+    assert!(losses[losses.len() - 1] < 0.9 * losses[0], "the loss does not fall: {losses:?}");
+
+    succeed(&["extract", &shop.path("run"), "--json"]);
+    let draft = shop.path("run/draft");
+    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
+    let written: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(written["architectures"][0], "DFlashDraftModel");
+    assert_eq!(written["dflash_config"]["target_layer_ids"], serde_json::json!([0, 2]));
+    assert_eq!(written["is_causal"], false);
+
+    let target = shop.target.display().to_string();
+    let generate = |more: &[&str]| {
+        let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
+        let prompt = ["--prompt", "the cat"];
+        last_json(&succeed(&[&common[..], &prompt, more].concat()))
+    };
+    let plain = generate(&["--no-draft"]);
+    for shape in [&["--draft-len", "3"][..], &["--tree", "dynamic:3,3,9"]] {
+        let drafted = generate(&[&["--draft", draft.as_str()][..], shape].concat());
+        assert_eq!(drafted["tokens"], plain["tokens"], "{shape:?}");
+        assert!(drafted["tokens"].is_array());
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have() {
+    let shop = shop();
+    let config = shop.config();
+    for weights in ["decay", "dpace"] {
+        let weights = format!("draft.slot_weights={weights}");
+        let run = |name: &str| (shop.path(name), format!("output={}", shop.path(name)));
+        let (whole, to_whole) = run(&format!("{weights}-whole"));
+        succeed(&arguments(&config, &["train.epochs=2", &weights, &to_whole]));
+        let (killed, to_killed) = run(&format!("{weights}-killed"));
+        let all = arguments(&config, &["train.epochs=2", &weights, &to_killed]);
+        for delay in [150, 400, 700] {
+            let mut child = longdraft(&all)
+                .stderr(std::process::Stdio::null())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .expect("the binary starts");
+            std::thread::sleep(Duration::from_millis(delay));
+            child.kill().expect("kill");
+            child.wait().expect("reap");
+        }
+        succeed(&all);
+        assert_eq!(draft_bytes(&whole), draft_bytes(&killed), "{weights}");
+        assert_eq!(losses(&whole), losses(&killed), "{weights}");
+    }
+}
+
+#[test]
+fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
+    let shop = shop();
+    let config = shop.config();
+    succeed(&arguments(&config, &["train.steps=2", "draft.mask_token_id=7"]));
+    let from = format!("draft.from={}", shop.path("run"));
+    let output = format!("output={}", shop.path("next"));
+    let warm = ["train.steps=2", &from, &output];
+    // The mask token is that of the draft.
+    succeed(&arguments(&config, &warm));
+    succeed(&["extract", &shop.path("next"), "--json"]);
+    let text = std::fs::read_to_string(shop.path("next/draft/config.json")).expect("config");
+    let written: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(written["dflash_config"]["mask_token_id"], 7);
+    let output = format!("output={}", shop.path("another"));
+    let more = ["train.steps=2", &from, &output, "draft.target_layers=[1,2]"];
+    let text = fail(&arguments(&config, &more), 2);
+    assert!(text.contains("`target_layers` = [0, 2]"), "{text}");
+    let output = format!("output={}", shop.path("other"));
+    let more = ["train.steps=2", &from, &output, "draft.layers=3"];
+    let text = fail(&arguments(&config, &more), 2);
+    assert!(text.contains("tensor") || text.contains("layers"), "{text}");
+}
+
+#[test]
+fn keys_that_make_no_sense_are_named_before_any_work() {
+    let shop = shop();
+    let config = shop.config();
+    let more = [
+        "draft.block_size=1",
+        "draft.blocks_per_row=0",
+        "draft.dpace_alpha=2",
+        "draft.slot_decay=-1",
+        "draft.target_layers=[2,2]",
+    ];
+    let text = fail(&arguments(&config, &more), 2);
+    for key in ["block_size", "blocks_per_row", "dpace_alpha", "slot_decay", "target_layers"] {
+        assert!(text.contains(&format!("draft.{key}")), "{key} not in {text}");
+    }
+}
