@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
+use crate::support::runs::{draft_bytes, metrics, run_with_kills};
+use crate::support::{Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
 
 /// Arguments that turn the workshop's configuration into a DFlash run.
@@ -17,33 +18,18 @@ const DFLASH: [&str; 8] = [
     "train.evaluate_every=20",
 ];
 
-/// A workshop whose target has the layers that the draft reads.
-fn shop() -> Workshop {
-    let shop = Workshop::new();
-    let mut config = support::tiny_config("llama");
-    config["num_hidden_layers"] = 4.into();
-    support::write_target(&shop.target, &config);
-    shop
-}
-
 fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["train", config], &DFLASH[..], more].concat()
 }
 
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
-}
-
 fn losses(run: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let steps = records.filter(|record| record["held_out"].is_null());
+    let steps = metrics(run).into_iter().filter(|record| record["held_out"].is_null());
     steps.map(|record| record["loss"].as_f64().expect("loss")).collect()
 }
 
 #[test]
 fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     let output = last_json(&succeed(&arguments(&config, &["train.epochs=6", "--json"])));
     assert_eq!(output["finished"], true);
@@ -76,7 +62,7 @@ fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
 
 #[test]
 fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     for weights in ["decay", "dpace"] {
         let weights = format!("draft.slot_weights={weights}");
@@ -85,25 +71,15 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
         succeed(&arguments(&config, &["train.epochs=2", &weights, &to_whole]));
         let (killed, to_killed) = run(&format!("{weights}-killed"));
         let all = arguments(&config, &["train.epochs=2", &weights, &to_killed]);
-        for delay in [150, 400, 700] {
-            let mut child = longdraft(&all)
-                .stderr(std::process::Stdio::null())
-                .stdout(std::process::Stdio::null())
-                .spawn()
-                .expect("the binary starts");
-            std::thread::sleep(Duration::from_millis(delay));
-            child.kill().expect("kill");
-            child.wait().expect("reap");
-        }
-        succeed(&all);
+        run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
         assert_eq!(draft_bytes(&whole), draft_bytes(&killed), "{weights}");
-        assert_eq!(losses(&whole), losses(&killed), "{weights}");
+        assert_eq!(metrics(&whole), metrics(&killed), "{weights}");
     }
 }
 
 #[test]
 fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     succeed(&arguments(&config, &["train.steps=2", "draft.mask_token_id=7"]));
     let from = format!("draft.from={}", shop.path("run"));
@@ -122,13 +98,21 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
     let output = format!("output={}", shop.path("other"));
     let more = ["train.steps=2", &from, &output, "draft.layers=3"];
     let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("tensor") || text.contains("layers"), "{text}");
+    assert!(
+        text.contains("`layers (and whether they are causal)` = [(Full, false), (Full, false)]"),
+        "{text}"
+    );
 }
 
 #[test]
 fn keys_that_make_no_sense_are_named_before_any_work() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
+    let text =
+        fail(&arguments(&config, &["draft.dpace_alpha=0.2", "draft.divide_by_rows=true"]), 2);
+    for key in ["dpace_alpha", "divide_by_rows"] {
+        assert!(text.contains(&format!("`draft.{key}` belongs to")), "{key} not in {text}");
+    }
     let more = [
         "draft.block_size=1",
         "draft.blocks_per_row=0",

@@ -1,8 +1,9 @@
 //! EAGLE-3 drafts through the binary: train, kill, resume, start from another draft, extract.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use serde_json::{Value, json};
 
@@ -16,40 +17,13 @@ const EAGLE3: [&str; 6] = [
     "schedule.learning_rate=0.002",
 ];
 
-/// A workshop whose target has the three layers that the draft reads.
-fn shop() -> Workshop {
-    let shop = Workshop::new();
-    let mut config = support::tiny_config("llama");
-    config["num_hidden_layers"] = 4.into();
-    support::write_target(&shop.target, &config);
-    shop
-}
-
 fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["train", config], &EAGLE3[..], more].concat()
 }
 
-/// Every record without the figures that clocks and memory decide.
-fn metrics(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    text.lines()
-        .map(|line| {
-            let mut record: Value = serde_json::from_str(line).expect("whole lines");
-            for clock in ["tokens_per_second", "memory_mib"] {
-                record.as_object_mut().map(|record| record.remove(clock));
-            }
-            record
-        })
-        .collect()
-}
-
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
-}
-
 #[test]
 fn train_evaluate_extract_and_report() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     let more = ["train.evaluate_every=20", "train.epochs=6", "--json"];
     let output = run(&arguments(&config, &more));
@@ -94,7 +68,7 @@ fn succeed_report(shop: &Workshop) -> String {
 
 #[test]
 fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     let whole = shop.path("whole");
     let more = ["train.evaluate_every=7", "train.epochs=2"];
@@ -103,38 +77,14 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let killed = shop.path("killed");
     let output = format!("output={killed}");
     let all = arguments(&config, &[&more[..], &[&output]].concat());
-    let mut kills = 0;
-    for delay in (30..).step_by(43).map(Duration::from_millis) {
-        let mut child = longdraft(&all)
-            .stderr(std::process::Stdio::null())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .expect("the binary starts");
-        let started = Instant::now();
-        let status = loop {
-            match child.try_wait().expect("wait") {
-                Some(status) => break Some(status),
-                None if started.elapsed() >= delay => break None,
-                None => std::thread::sleep(Duration::from_millis(2)),
-            }
-        };
-        if let Some(status) = status {
-            assert!(status.success(), "a resumed run failed");
-            break;
-        }
-        child.kill().expect("kill");
-        child.wait().expect("reap");
-        kills += 1;
-        assert!(kills < 200, "the run never ends");
-    }
-    assert!(kills > 0, "nothing was interrupted");
+    run_with_kills(Duration::from_millis(43), |_| longdraft(&all));
     assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
     assert_eq!(metrics(&whole), metrics(&killed));
 }
 
 #[test]
 fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     succeed(&arguments(&config, &["train.steps=3"]));
     let from = format!("draft.from={}", shop.path("run"));
@@ -160,7 +110,7 @@ fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
 
 #[test]
 fn every_objective_and_draft_option_trains() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     let options: [&[&str]; 6] = [
         &["draft.loss=lk_alpha"],
@@ -186,7 +136,7 @@ fn every_objective_and_draft_option_trains() {
 
 #[test]
 fn keys_of_another_method_and_unfit_targets_are_refused() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let config = shop.config();
     let more = ["draft.gamma=4", "draft.soft_weight=0.5", "draft.ttt_steps=0"];
     let text = fail(&arguments(&config, &more), 2);
@@ -211,7 +161,7 @@ fn keys_of_another_method_and_unfit_targets_are_refused() {
 
 #[test]
 fn stages_of_a_curriculum_hand_the_draft_on() {
-    let shop = shop();
+    let shop = Workshop::with_four_layers();
     let text = std::fs::read_to_string(&shop.config).expect("config");
     let path = shop.path("curriculum.yaml");
     let stages = "stages:\n- name: one\n- name: two\n  data: {row_tokens: 256}\n";

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::runs::draft_bytes;
 use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::Value;
 
@@ -43,10 +44,6 @@ fn ignores_hangups() -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_none_or(|mask| mask & 1 == 1)
-}
-
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("a checkpoint")
 }
 
 /// Runs a line of the shell, in which `$L` is the program and `$1`, `$2` are arguments.

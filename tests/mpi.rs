@@ -7,6 +7,7 @@ mod layers;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use crate::support::runs::draft_bytes;
 use crate::support::{self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
@@ -62,10 +63,6 @@ fn assert_same_numbers(one: &[Value], other: &[Value]) {
 
 fn checkpoint(run: &str) -> PathBuf {
     Path::new(run).join("checkpoints/last")
-}
-
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(checkpoint(run).join("draft.safetensors")).expect("checkpoint")
 }
 
 #[test]

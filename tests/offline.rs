@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use longdraft_parallel::World;
 
+use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
@@ -35,23 +36,6 @@ fn remove_layers(target: &Path) {
     let tensors: Vec<_> = ends.map(load).collect();
     drop(source);
     save(&path, &tensors, std::collections::HashMap::new()).expect("save");
-}
-
-fn metrics(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    text.lines()
-        .map(|line| {
-            let mut record: Value = serde_json::from_str(line).expect("whole lines");
-            for clock in ["tokens_per_second", "memory_mib"] {
-                record.as_object_mut().map(|record| record.remove(clock));
-            }
-            record
-        })
-        .collect()
-}
-
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
 }
 
 fn shard(store: &str, index: usize) -> PathBuf {

@@ -2,25 +2,9 @@
 
 use std::time::Duration;
 
+use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
-
-/// Every record without the figures that clocks and memory decide.
-fn metrics(path: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).expect("metrics");
-    text.lines()
-        .map(|line| {
-            let mut record: Value = serde_json::from_str(line).expect("whole lines");
-            record["tokens_per_second"] = Value::Null;
-            record["memory_mib"] = Value::Null;
-            record
-        })
-        .collect()
-}
-
-fn draft_bytes(run: &str) -> Vec<u8> {
-    std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("checkpoint")
-}
 
 #[test]
 fn train_extract_generate_and_measure() {
@@ -29,7 +13,7 @@ fn train_extract_generate_and_measure() {
     assert_eq!(out["finished"], true);
     let agreement = out["held_out"]["top1_by_delay"].as_array().expect("per delay");
     assert_eq!(agreement.len(), 5);
-    let mut records = metrics(&shop.path("run/metrics.jsonl"));
+    let mut records = metrics(&shop.path("run"));
     let held_out = records.pop().expect("the record of the held-out rows");
     assert_eq!(held_out["held_out"]["top1_by_delay"], out["held_out"]["top1_by_delay"]);
     assert_eq!(records.len() as u64, out["steps"].as_u64().expect("steps"));
@@ -138,40 +122,13 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     succeed(&["train", &shop.config(), &format!("output={whole}")]);
     let killed = shop.path("killed");
     let output = format!("output={killed}");
-    let mut kills = 0;
-    // Kill later and later, so that kills fall on loading, stepping and saving.
-    for delay in (20..).step_by(17).map(Duration::from_millis) {
+    run_with_kills(Duration::from_millis(17), |kills| {
         // Where the optimizer's state lies makes no difference, and may change.
         let state = ["memory", "file"][kills % 2];
-        let state = format!("parallel.optimizer_state={state}");
-        let mut child = longdraft(&["train", &shop.config(), &output, &state])
-            .stderr(std::process::Stdio::null())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .expect("the binary starts");
-        let started = std::time::Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait().expect("wait") {
-                break Some(status);
-            }
-            if started.elapsed() >= delay {
-                break None;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        if let Some(status) = status {
-            assert!(status.success(), "a resumed run failed");
-            break;
-        }
-        child.kill().expect("kill");
-        child.wait().expect("reap");
-        kills += 1;
-        assert!(kills < 200, "the run never ends");
-    }
-    assert!(kills > 0, "nothing was interrupted");
+        longdraft(&["train", &shop.config(), &output, &format!("parallel.optimizer_state={state}")])
+    });
     assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
-    let records = |run: &str| metrics(&format!("{run}/metrics.jsonl"));
-    assert_eq!(records(&whole), records(&killed));
+    assert_eq!(metrics(&whole), metrics(&killed));
 }
 
 #[test]
@@ -286,7 +243,7 @@ fn compat_trains_the_published_layer() {
     succeed(&train);
     let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
     assert_eq!(extracted["tensors"], 20);
-    let first = &metrics(&shop.path("run/metrics.jsonl"))[0];
+    let first = &metrics(&shop.path("run"))[0];
     assert_eq!(first["learning_rate"], 0.0);
 }
 

@@ -168,6 +168,19 @@ fn features_kept_in_memory_are_counted_once_the_rows_are_known() {
     assert!(text.contains("for every further training row: `train.features: memory`"), "{text}");
 }
 
+#[test]
+fn dflash_takes_the_memory_that_is_planned() {
+    for more in [&[][..], &["draft.slot_weights=dpace", "train.rows_per_step=6", "train.steps=1"]] {
+        let dflash = [
+            "draft.method=dflash",
+            "draft.layers=2",
+            "draft.target_layers=[0,2]",
+            "data.row_tokens=2048",
+        ];
+        assert_close("blocks", Shop::new().memory(&[&dflash[..], more].concat()));
+    }
+}
+
 /// A short run of a small language model of either architecture.
 #[test]
 fn pretraining_takes_the_memory_that_is_planned() {

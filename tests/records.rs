@@ -36,8 +36,7 @@ fn write_records(shop: &Workshop, dtype: DType) -> PathBuf {
             ids: ids.clone(),
         };
         let features = target.forward(&sequence, &Taps::of(&taps)).expect("features");
-        let layers = LAYERS.map(|layer| &features.hidden[&LayerId(layer)]);
-        let aux = Tensor::cat(&layers, 1).expect("layers");
+        let aux = features.hidden_of(&LAYERS.map(LayerId)).expect("layers");
         let padded = |states: &Tensor| {
             let states = states.pad_with_zeros(0, 0, PADDING)?.unsqueeze(0)?;
             states.to_dtype(dtype)

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
 pub(crate) mod hub;
+pub(crate) mod runs;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -179,6 +180,15 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
+    /// A workshop whose target has four layers, enough for drafts that read several.
+    pub(crate) fn with_four_layers() -> Self {
+        let shop = Self::new();
+        let mut config = tiny_config("llama");
+        config["num_hidden_layers"] = 4.into();
+        write_target(&shop.target, &config);
+        shop
+    }
+
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("tempdir");
         let target = folder.path().join("target");

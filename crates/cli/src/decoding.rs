@@ -27,7 +27,7 @@ use crate::status::Waiting;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafting")]
 pub(crate) struct DecodingArguments {
-    /// Draft, GLIDE or EAGLE-3: a run, a curriculum, a checkpoint, or a draft folder or file.
+    /// Draft of any method: a run, a curriculum, a checkpoint, or a draft folder or file.
     #[arg(long)]
     pub(crate) draft: Option<PathBuf>,
     /// Also propose what followed the last tokens where they stood earlier in the text: `merge`
@@ -64,11 +64,11 @@ pub(crate) struct DecodingArguments {
     /// same seed. With both, tokens are distributed as the target's own.
     #[arg(long, default_value = "ratio")]
     pub(crate) verify: VerifyChoice,
-    /// Propose only these tokens (GLIDE): a file with a token id a line, with counts if you like.
+    /// Propose only these tokens (GLIDE, DFlash): a file with a token id a line, with counts if you like.
     #[arg(long, value_name = "FILE", requires = "draft")]
     pub(crate) draft_vocab: Option<PathBuf>,
     /// Of them, the first, or the most frequent if there are counts. Without the file: those that
-    /// the draft's training text had most (GLIDE).
+    /// the draft's training text had most (GLIDE, DFlash).
     #[arg(long, value_name = "N", requires = "draft")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How to hold the target's weights.

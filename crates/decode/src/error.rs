@@ -42,9 +42,6 @@ pub enum DecodeError {
     /// A draft of a method that has no drafter here.
     #[error("no drafter proposes with drafts of method `{0}`")]
     NoDrafter(&'static str),
-    /// A layer that the draft reads was not handed out.
-    #[error("the target's layer {0} was not tapped")]
-    NotTapped(usize),
     /// A draft's state is older than the text.
     #[error("the draft saw features of {seen} tokens, the root stands at {root}")]
     Features {

@@ -16,7 +16,7 @@ use longdraft_models::hub::DataSetId;
 use longdraft_models::target::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 
-use crate::checkpoint::draft_file;
+use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::StoredFeatures;
@@ -172,13 +172,13 @@ impl InputCheck {
         if self.outputs.iter().any(|output| path.starts_with(output)) {
             return;
         }
-        let file = draft_file(path);
-        if !file.exists() {
+        let Some(start) = problems.take("draft.from", saved_draft(path)) else { return };
+        if !start.path.exists() {
             let problem = format!("{}: no such file or folder", path.display());
             return problems.add("draft.from", problem);
         }
         if let Some(target) = target {
-            problems.take("draft.from", method.check_start(config, target, &file));
+            problems.take("draft.from", method.check_start(config, target, &start));
         }
     }
 

@@ -20,6 +20,9 @@ pub(crate) const MINUTES: f64 = 5_256_000.0;
 /// chain of 64 tokens is never accepted whole.
 pub(crate) const DRAFT_LENGTH: usize = 64;
 
+/// Layers of a draft: with as many as a target it is none.
+pub(crate) const DRAFT_LAYERS: usize = 64;
+
 /// Entries of a teacher that are kept for a token: with more, the whole takes less.
 pub(crate) const TOP_K: usize = 1 << 16;
 

@@ -11,8 +11,9 @@ use candle_core::Tensor;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
+use longdraft_models::target::{Features, KvCache, Tap, Target};
 
+use super::reduced_head::head_logits;
 use super::{BlockDrafter, BlockModel, DraftContext, Drafter, ReducedHead};
 use crate::error::{DecodeError, Result};
 
@@ -61,7 +62,7 @@ impl<'a> DflashModel<'a> {
     }
 
     /// Hidden states `[G, H]` of the block that begins with a token at index `root`.
-    fn block(&self, token: TargetTokenId, root: usize) -> Result<Tensor> {
+    fn block(&mut self, token: TargetTokenId, root: usize) -> Result<Tensor> {
         let config = self.draft.config();
         let slots = config.block_size;
         let mut ids = vec![config.mask_token_id; slots];
@@ -69,12 +70,7 @@ impl<'a> DflashModel<'a> {
         let positions: Vec<u32> = (root as u32..(root + slots) as u32).collect();
         let anchor = Anchor { index: root, document_start: 0 };
         let visible = Visible::new(config, &[anchor], slots, root);
-        let of_layer = |layer| -> Result<KeyValues> {
-            let (k, v) = self.cache.layer(layer)?;
-            Ok(KeyValues { k, v })
-        };
-        let context: Vec<_> = (0..config.layers.len()).map(of_layer).collect::<Result<_>>()?;
-        Ok(self.draft.blocks(&ids, &positions, &context, &visible)?)
+        Ok(self.draft.blocks_cached(&ids, &positions, &mut self.cache, &visible)?)
     }
 }
 
@@ -98,10 +94,7 @@ impl BlockModel for DflashModel<'_> {
     }
 
     fn observe(&mut self, _: &[TargetTokenId], features: &Features) -> Result<()> {
-        let ids = self.draft.config().target_layers.iter();
-        let states =
-            ids.map(|layer| features.hidden.get(layer).ok_or(DecodeError::NotTapped(layer.0)));
-        let states = Tensor::cat(&states.collect::<Result<Vec<&Tensor>>>()?, 1)?;
+        let states = features.hidden_of(&self.draft.config().target_layers)?;
         let (first, rows) = (self.cache.len(), states.dim(0)?);
         let positions: Vec<u32> = (first as u32..(first + rows) as u32).collect();
         self.cache.reserve(rows)?;
@@ -120,13 +113,8 @@ impl BlockModel for DflashModel<'_> {
         }
         let states = self.block(context.tokens[root], root)?;
         let depth = depth.min(self.block_len());
-        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
-        let states = states.narrow(0, 1, depth)?.contiguous()?.detach();
-        let logits = match &self.head {
-            Some(head) => head.matrix().linear(&states, None)?,
-            None => context.target.logits(&states)?,
-        };
-        self.logits = logits.to_vec2()?;
+        let states = states.narrow(0, 1, depth)?.contiguous()?;
+        self.logits = head_logits(self.head.as_deref(), context.target, &states)?;
         Ok(())
     }
 

@@ -159,14 +159,7 @@ impl DraftModel for Eagle3Model<'_> {
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        let layers: Vec<&Tensor> = self
-            .draft
-            .config()
-            .target_layers
-            .iter()
-            .map(|layer| features.hidden.get(layer).ok_or(DecodeError::NotTapped(layer.0)))
-            .collect::<Result<_>>()?;
-        self.waiting.push(Tensor::cat(&layers, 1)?);
+        self.waiting.push(features.hidden_of(&self.draft.config().target_layers)?);
         if self.waiting_rows()? > MOST_WAITING {
             self.states.clear();
             self.absorb(tokens)?;

@@ -13,6 +13,7 @@ use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{KeyValues, Target};
 
 use super::model::Readings;
+use super::reduced_head::head_logits;
 use super::window::DraftWindow;
 use super::{DraftContext, DraftModel, Drafter, ModelDrafter, Reading, ReducedHead};
 use crate::error::Result;
@@ -117,13 +118,7 @@ impl<'a> GlideModel<'a> {
         let table = target.rope().table(&vec![position; ids.len()], target.device())?;
         let hidden =
             self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
-        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
-        let hidden = hidden.detach();
-        let logits = match &self.head {
-            Some(head) => head.matrix().linear(&hidden, None)?,
-            None => target.logits(&hidden)?,
-        };
-        Ok(logits.to_vec2()?)
+        head_logits(self.head.as_deref(), target, &hidden)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use candle_core::Tensor;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::Target;
@@ -66,6 +67,21 @@ impl ReducedHead {
     pub fn vocabulary(&self) -> &VocabularyMap {
         &self.vocabulary
     }
+}
+
+/// Logits of hidden states `[R, H]` over a reduced head, or over the target's.
+pub(super) fn head_logits(
+    head: Option<&ReducedHead>,
+    target: &Target,
+    states: &Tensor,
+) -> Result<Vec<Vec<f32>>> {
+    // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
+    let states = states.detach();
+    let logits = match head {
+        Some(head) => head.matrix().linear(&states, None)?,
+        None => target.logits(&states)?,
+    };
+    Ok(logits.to_vec2()?)
 }
 
 fn entry(line: &str) -> Option<(u32, Option<u64>)> {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use candle_core::{D, Tensor};
+use candle_core::D;
 use longdraft_decode::drafter::{BlockDrafter, DflashModel};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
@@ -24,9 +24,7 @@ fn block(target: &Target, draft: &BlockDraft, tokens: &[TargetTokenId]) -> Vec<T
         ids: ids.clone(),
     };
     let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
-    let layers: Vec<&Tensor> =
-        config.target_layers.iter().map(|layer| &features.hidden[layer]).collect();
-    let features = Tensor::cat(&layers, 1).expect("features");
+    let features = features.hidden_of(&config.target_layers).expect("features");
     let context = draft.context(&features, &positions).expect("context");
     let slots = config.block_size;
     let mut inputs = vec![config.mask_token_id; slots];

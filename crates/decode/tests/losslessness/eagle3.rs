@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use candle_core::{D, Tensor};
+use candle_core::D;
 use longdraft_decode::drafter::{Eagle3Model, ModelDrafter};
 use longdraft_kernels::linear::linear;
 use longdraft_models::DraftTokenId;
@@ -25,9 +25,7 @@ fn steps(
     let position_ids: Vec<u32> = (0..ids.len() as u32).collect();
     let sequence = PackedSequence { document_ids: vec![0; ids.len()], position_ids, ids };
     let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
-    let layers: Vec<&Tensor> =
-        draft.config().target_layers.iter().map(|layer| &features.hidden[layer]).collect();
-    let aux = Tensor::cat(&layers, 1).expect("aux");
+    let aux = features.hidden_of(&draft.config().target_layers).expect("aux");
     let mut unrolled = TestTimeSteps::new(draft, &sequence, &aux).expect("steps");
     (0..path.len())
         .map(|_| {

@@ -56,6 +56,7 @@ mod tests {
 
     use super::*;
     use crate::config::TargetConfig;
+    use crate::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
     use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
     use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft, Init};
     use crate::draft::{Draft, VocabularyMap};
@@ -121,6 +122,32 @@ mod tests {
     }
 
     #[test]
+    fn a_block_draft_in_blocks_is_near_one_in_f32() {
+        let (target, sequence) = (target(), sequence());
+        let layers = [LayerId(0), LayerId(2)];
+        let config = BlockConfig {
+            target_layers: layers.to_vec(),
+            initializer_range: 0.2,
+            ..BlockConfig::for_target(target.config(), 2, 4, 39)
+        };
+        let embedding = target.embedding().expect("table");
+        let mut draft = BlockDraft::initialise(&config, &embedding, 3).expect("draft");
+        let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
+        let features = features.hidden_of(&layers).expect("tapped");
+        let anchor = Anchor { index: 11, document_start: 0 };
+        let visible = Visible::new(&config, &[anchor], 4, 12);
+        let run = |draft: &BlockDraft| {
+            let context = draft.context(&features, &sequence.position_ids).expect("context");
+            let states = draft.blocks(&[5, 39, 39, 39], &[11, 12, 13, 14], &context, &visible);
+            states.expect("states")
+        };
+        let (before, exact) = (bits(draft.parameters()), run(&draft));
+        draft.hold_as_blocks().expect("blocks");
+        assert_rounded(&exact, &run(&draft));
+        assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+    }
+
+    #[test]
     fn eagle3_in_blocks_is_near_eagle3_in_f32() {
         let (target, sequence) = (target(), sequence());
         let kept = (0..20).map(|i| TargetTokenId(2 * i)).collect();
@@ -135,8 +162,7 @@ mod tests {
             let mut draft =
                 Eagle3Draft::initialise(&config, map.clone(), &embedding, 3).expect("draft");
             let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
-            let aux: Vec<&Tensor> = features.hidden.values().collect();
-            let aux = Tensor::cat(&aux, 1).expect("aux");
+            let aux = features.hidden_of(&config.target_layers).expect("aux");
             let run = |draft: &Eagle3Draft| {
                 let mut steps = TestTimeSteps::new(draft, &sequence, &aux).expect("steps");
                 let rows: Vec<u32> = (0..8).collect();

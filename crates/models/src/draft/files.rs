@@ -70,6 +70,22 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
     }
 }
 
+/// A trained draft to go on from: its weights, with what is said of its network.
+#[derive(Debug, Clone)]
+pub struct SavedDraft {
+    /// Weight file, or a folder that holds one.
+    pub path: PathBuf,
+    /// What the draft's `config.json` says, where it is known.
+    pub config: Option<Value>,
+}
+
+impl SavedDraft {
+    /// The draft of a folder or a weight file, with the `config.json` there.
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), config: config_beside(path) }
+    }
+}
+
 /// The `config.json` beside a draft's weights; `None` if it is missing or no JSON.
 pub(super) fn config_beside(path: &Path) -> Option<Value> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };

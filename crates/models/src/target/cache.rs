@@ -91,17 +91,10 @@ impl KvCache {
     /// # Errors
     /// - the model has no layers
     pub fn last_layer(&self) -> Result<(Tensor, Tensor)> {
-        self.layer(self.layers.len().saturating_sub(1))
-    }
-
-    /// A layer's committed keys and values, `[len, K, D]` each, as they are held.
-    ///
-    /// # Errors
-    /// - the model has no such layer
-    pub fn layer(&self, layer: usize) -> Result<(Tensor, Tensor)> {
-        let Some((k, v)) = self.layers.get(layer) else {
-            let problem = format!("a cache of {} layers has no layer {layer}", self.layers.len());
-            return Err(candle_core::Error::Msg(problem).into());
+        let Some((k, v)) = self.layers.last() else {
+            return Err(
+                candle_core::Error::Msg("a cache of no layers has no last one".into()).into()
+            );
         };
         Ok((k.narrow(0, 0, self.length)?, v.narrow(0, 0, self.length)?))
     }

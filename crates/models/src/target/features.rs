@@ -105,6 +105,17 @@ impl Features {
         self.last_keys_unrotated.as_ref().ok_or_else(|| untapped("last-layer keys"))
     }
 
+    /// The tapped outputs of layers side by side, `[T, L·H]`.
+    ///
+    /// # Errors
+    /// - one of them was not tapped
+    pub fn hidden_of(&self, layers: &[LayerId]) -> Result<Tensor> {
+        let of = |layer: &LayerId| {
+            self.hidden.get(layer).ok_or_else(|| untapped(&format!("outputs of layer {}", layer.0)))
+        };
+        Ok(Tensor::cat(&layers.iter().map(of).collect::<Result<Vec<_>>>()?, 1)?)
+    }
+
     /// Some rows of everything that was tapped.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! What trains the heads: hard labels, each head its own row of them.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_data::Batch;
@@ -8,6 +7,7 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
+use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::target::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
 use longdraft_train::config::TrainConfig;
@@ -44,7 +44,7 @@ impl DraftMethod for TwoHeadsMethod {
         Ok(Arc::new(TwoHeadsFootprint { target: target.clone() }))
     }
 
-    fn check_start(&self, _: &TrainConfig, _: &TargetConfig, _: &Path) -> Result<()> {
+    fn check_start(&self, _: &TrainConfig, _: &TargetConfig, _: &SavedDraft) -> Result<()> {
         Ok(())
     }
 
@@ -52,8 +52,8 @@ impl DraftMethod for TwoHeadsMethod {
         let target = Arc::clone(materials.target);
         let draft = match materials.start {
             None => TwoHeads::initialise(&target)?,
-            Some(path) => {
-                let source = longdraft_models::draft::files::open_weights(path)?;
+            Some(start) => {
+                let source = longdraft_models::draft::files::open_weights(&start.path)?;
                 TwoHeads::from_source(source.as_ref(), &target)?
             }
         };

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::state::RunIdentity;
 use crate::error::{Result, TrainError};
 
@@ -48,6 +50,34 @@ pub(crate) fn require_same_run(
     Err(TrainError::OtherLength { path, differences, longer })
 }
 
+/// Refuses to put the weights of one network into another, forced or not: what both descriptions of a
+/// draft say must be the same. What only one of them says is of another version.
+///
+/// # Errors
+/// - a value differs
+pub(crate) fn require_same_network(saved: &Value, new: &Value, path: &Path) -> Result<()> {
+    let mut differences = Vec::new();
+    differing(("", saved), new, &mut differences);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let problem = format!("the saved draft is another network: {}", differences.join("; "));
+    Err(TrainError::checkpoint(path, problem))
+}
+
+fn differing((name, saved): (&str, &Value), new: &Value, differences: &mut Vec<String>) {
+    if let (Value::Object(saved), Value::Object(new)) = (saved, new) {
+        for (key, value) in saved {
+            let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+            if let Some(new) = new.get(key) {
+                differing((&name, value), new, differences);
+            }
+        }
+    } else if saved != new {
+        differences.push(format!("{name} was {saved}, now {new}"));
+    }
+}
+
 /// A number, or no limit.
 fn length(text: &str) -> f64 {
     text.parse().unwrap_or(f64::INFINITY)
@@ -55,6 +85,8 @@ fn length(text: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn identity(steps: &str, minutes: &str, seed: &str) -> RunIdentity {
@@ -86,5 +118,18 @@ mod tests {
         let other = identity("14", "5", "1");
         assert!(matches!(compared(&other, Extend), Err(TrainError::OtherRun { .. })));
         assert_eq!(compared(&other, Force).expect("forced").len(), 2);
+    }
+
+    #[test]
+    fn a_network_is_another_one_by_what_both_versions_say() {
+        let saved = json!({ "layers": 2, "old": 1, "dflash": { "mask": 7, "ids": [0, 2] } });
+        let path = Path::new("checkpoint");
+        let same = json!({ "layers": 2, "new": 3, "dflash": { "mask": 7, "ids": [0, 2] } });
+        require_same_network(&saved, &same, path).expect("the same");
+        let other = json!({ "layers": 2, "dflash": { "mask": 8, "ids": [0, 3] } });
+        let error = require_same_network(&saved, &other, path).expect_err("another").to_string();
+        for wanted in ["dflash.mask was 7, now 8", "dflash.ids was [0,2], now [0,3]"] {
+            assert!(error.contains(wanted), "{error}");
+        }
     }
 }

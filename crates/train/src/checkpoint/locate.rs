@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::draft::files::SavedDraft;
+
 use super::curriculum::{CURRICULUM_FILE, CurriculumFile};
-use super::store::{BEST, DRAFT, LAST, PREVIOUS, STATE};
+use super::store::{BEST, DRAFT, LAST, PREVIOUS, STATE, read_state};
+use crate::error::Result;
 
 /// Folder of a run that its draft is extracted to.
 const EXTRACTED: &str = "draft";
@@ -76,6 +79,18 @@ pub fn draft_file(path: &Path) -> PathBuf {
         return extracted;
     }
     path.to_path_buf()
+}
+
+/// The draft that a path means, as [`draft_file`], with what is said of its network.
+///
+/// # Errors
+/// - it is that of a checkpoint whose state is unusable
+pub fn saved_draft(path: &Path) -> Result<SavedDraft> {
+    let Some(located) = Located::at(path, Wanted::Newest) else {
+        return Ok(SavedDraft::at(&draft_file(path)));
+    };
+    let config = Some(read_state(&located.checkpoint)?.draft);
+    Ok(SavedDraft { path: located.checkpoint.join(DRAFT), config })
 }
 
 #[cfg(test)]

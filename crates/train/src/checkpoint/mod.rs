@@ -18,12 +18,12 @@ pub(crate) mod moments;
 mod state;
 mod store;
 
-pub(crate) use agreement::require_same_run;
+pub(crate) use agreement::{require_same_network, require_same_run};
 pub(crate) use due::SaveClock;
 
 pub use agreement::ResumePolicy;
 pub use curriculum::{CurriculumFile, StageEntry, StartFrom};
-pub use locate::{Located, Wanted, draft_file, stages};
+pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::RunLock;
 pub(crate) use state::STEPS;
 

@@ -1,12 +1,12 @@
 //! What a run needs to go on bit for bit.
 
 use longdraft_data::sampler::Cursor;
+use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
-use crate::method::Method;
 
 /// Name of a stage's length in its identity.
 pub(crate) const STEPS: &str = "train.steps";
@@ -111,7 +111,7 @@ pub struct CheckpointState {
 
 /// The method of checkpoints from before there were several.
 fn first_method() -> String {
-    Method::first().name().to_owned()
+    DraftKind::unmarked().name.to_owned()
 }
 
 impl CheckpointState {

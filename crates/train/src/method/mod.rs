@@ -9,12 +9,12 @@ pub mod eagle3;
 pub mod glide;
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_data::Document;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::TokenCounts;
+use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_rules::Problem;
@@ -60,11 +60,16 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     /// - they do not fit the target
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>>;
 
-    /// Checks that the draft in the file or folder `path` is one to start from; no tensor is read.
+    /// Checks that a draft is one to start from; no tensor is read.
     ///
     /// # Errors
     /// - it is another network, or of another target
-    fn check_start(&self, config: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()>;
+    fn check_start(
+        &self,
+        config: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()>;
 
     /// Takes back what would change a trained draft before it is measured.
     fn keep_as_trained(&mut self) {}
@@ -90,8 +95,8 @@ pub struct Materials<'a> {
     pub tokenizer: &'a TextTokenizer,
     /// Training documents.
     pub documents: &'a [Document],
-    /// File or folder of the draft to start from, if it is not a fresh one.
-    pub start: Option<&'a Path>,
+    /// The draft to start from, if it is not a fresh one.
+    pub start: Option<&'a SavedDraft>,
 }
 
 impl Materials<'_> {

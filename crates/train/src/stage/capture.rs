@@ -15,7 +15,7 @@ use super::evaluate::held_out_batch;
 use super::prepare::draws;
 use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
-use crate::checkpoint::draft_file;
+use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
 use crate::features::published::PublishedRecords;
@@ -81,13 +81,13 @@ impl Capture {
             TrainError::features("train.features", "names no place for a store of features")
         })?;
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
-        let start = config.draft.from.as_deref().map(draft_file);
+        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let materials = Materials {
             config,
             target: &target,
             tokenizer,
             documents: &train.documents,
-            start: start.as_deref(),
+            start: start.as_ref(),
         };
         let objective = config.draft.method.build(&materials, observer)?;
         let draws = draws(config, &target);

@@ -14,7 +14,7 @@ use longdraft_parallel::{RowGroups, World};
 use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
 use super::{DataSet, Event, Observer, Stage};
-use crate::checkpoint::draft_file;
+use crate::checkpoint::saved_draft;
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::{FeatureSource, Part};
@@ -139,8 +139,8 @@ pub fn measure_drafts(
         config.draft.from = Some(draft.clone());
         config.draft.method.keep_as_trained();
         let documents = &set.documents;
-        let start = config.draft.from.as_deref().map(draft_file);
-        let start = start.as_deref();
+        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
+        let start = start.as_ref();
         let materials = Materials { config: &config, target, tokenizer, documents, start };
         objectives.push(config.draft.method.build(&materials, observer)?);
     }

@@ -20,7 +20,7 @@ use super::data_sets::data_sets;
 use super::{DataSet, Event, Observer, Progress, Stage};
 use crate::checkpoint::{
     CheckpointState, Checkpointer, ResumePolicy, RunIdentity, RunLock, STEPS, SaveClock,
-    add_token_counts, draft_file, require_same_run,
+    add_token_counts, require_same_network, require_same_run, saved_draft,
 };
 use crate::config::{DraftConfig, FeatureMode, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
@@ -49,13 +49,13 @@ impl Stage {
         let groups = RowGroups::new(world, &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
-        let start = config.draft.from.as_deref().map(draft_file);
+        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let materials = Materials {
             config: &config,
             target: &target,
             tokenizer: &tokenizer,
             documents: &train.documents,
-            start: start.as_deref(),
+            start: start.as_ref(),
         };
         let objective = config.draft.method.build(&materials, observer)?;
         let mut token_counts = materials.token_counts()?;
@@ -356,6 +356,7 @@ fn resume(
     if let Some(warning) = &loaded.warning {
         observer.on_event(Event::Warning(warning));
     }
+    require_same_network(&loaded.state.draft, &objective.draft().config_json(), &loaded.path)?;
     let saved: std::collections::HashMap<&str, &Tensor> =
         loaded.draft.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let parameters = objective.draft().parameters();

@@ -206,10 +206,8 @@ pub(super) fn check_capture(
         first += length;
         let features = target.forward(&sequence, &Taps::of(&taps))?;
         let tapped = objective.eagle3().config().target_layers;
-        let tapped: Vec<&Tensor> =
-            tapped.iter().filter_map(|layer| features.hidden.get(layer)).collect();
         for (name, got) in [
-            ("aux_hidden_state", Tensor::cat(&tapped, 1)?),
+            ("aux_hidden_state", features.hidden_of(&tapped)?),
             ("hidden_state", features.final_hidden()?.clone()),
         ] {
             let error = relative_error(&got, &case.record_tensor(record, name)?)?;

@@ -10,7 +10,7 @@ use super::config::BlockConfig;
 use super::model::BlockDraft;
 use super::weights::tensor_specs;
 use crate::draft::DraftKind;
-use crate::draft::files::{config_beside, open_weights, save_draft};
+use crate::draft::files::{SavedDraft, config_beside, open_weights, save_draft};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
 use crate::weights::WeightSource;
@@ -38,15 +38,18 @@ pub(super) const ARCHITECTURE: &str = "DFlashDraftModel";
 const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
 
 impl BlockConfig {
-    /// What the `config.json` of a draft folder, or beside a weight file, says; `None` if there is none
-    /// of a block draft that can be read.
-    pub fn beside(path: &Path) -> Option<Self> {
-        let value = config_beside(path).filter(|value| names(value, ARCHITECTURE))?;
-        Self::from_json(&value, None).ok()
+    /// What is said of a saved block draft; `None` if nothing is.
+    ///
+    /// # Errors
+    /// - it is unusable
+    pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
+        let said = saved.config.as_ref().filter(|value| names(value, ARCHITECTURE));
+        let read = |value| Self::from_json(value, None).map_err(in_file(&saved.path));
+        said.map(read).transpose()
     }
 
     /// Where the network of a draft computes something else with tensors of the same shapes.
-    pub fn differences(&self, found: &Self) -> Problems {
+    fn differences(&self, found: &Self) -> Problems {
         let mut problems = Problems::default();
         let mut same = |key: &str, found: String, wanted: String| {
             if found != wanted {
@@ -86,19 +89,19 @@ impl BlockDraft {
     /// Reads the weights of a network whose sizes are known.
     ///
     /// # Errors
-    /// - as [`Self::from_source`]; the `config.json` beside the file describes another network
-    pub fn load(path: &Path, config: &BlockConfig, embedding: &Tensor) -> Result<Self> {
-        check_same_network(path, config)?;
-        Self::from_source(open_weights(path)?.as_ref(), config, embedding)
+    /// - as [`Self::from_source`]; the draft is said to be another network
+    pub fn load(saved: &SavedDraft, config: &BlockConfig, embedding: &Tensor) -> Result<Self> {
+        check_same_network(saved, config)?;
+        Self::from_source(open_weights(&saved.path)?.as_ref(), config, embedding)
     }
 
-    /// Checks that [`Self::load`] finds this network at `path`; no tensor is read.
+    /// Checks that [`Self::load`] finds this network; no tensor is read.
     ///
     /// # Errors
     /// - as [`Self::load`]
-    pub fn check_file(path: &Path, config: &BlockConfig) -> Result<()> {
-        check_same_network(path, config)?;
-        check_tensors(open_weights(path)?.as_ref(), config)
+    pub fn check_file(saved: &SavedDraft, config: &BlockConfig) -> Result<()> {
+        check_same_network(saved, config)?;
+        check_tensors(open_weights(&saved.path)?.as_ref(), config)
     }
 
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
@@ -160,12 +163,8 @@ fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
     |problems| ModelError::Invalid { path, problems }
 }
 
-/// Weights fit networks that compute something else: what the file beside them says must hold.
-fn check_same_network(path: &Path, wanted: &BlockConfig) -> Result<()> {
-    let file = folder_of(path).join("config.json");
-    if !(KIND.is_at)(path) {
-        return Ok(());
-    }
-    let found = read_config(&file, Some(wanted.num_target_layers))?;
-    wanted.differences(&found).into_result(&file)
+/// Weights fit networks that compute something else: what is said of them must hold.
+fn check_same_network(saved: &SavedDraft, wanted: &BlockConfig) -> Result<()> {
+    let found = BlockConfig::of_saved(saved)?;
+    found.map_or(Ok(()), |found| wanted.differences(&found).into_result(&saved.path))
 }

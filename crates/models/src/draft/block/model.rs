@@ -12,7 +12,10 @@ use super::files::ARCHITECTURE;
 use super::mask::Visible;
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::{KeyValues, Tap};
+use crate::target::{KeyValues, KvCache, Tap};
+
+/// A layer's keys and values of the context, followed by the blocks' own.
+type Join<'a> = dyn Fn(usize, KeyValues) -> Result<KeyValues> + 'a;
 
 /// The network that all block drafts share, with the tensors of their heads.
 pub struct BlockDraft {
@@ -93,24 +96,58 @@ impl BlockDraft {
         context: &[KeyValues],
         visible: &Visible,
     ) -> Result<Tensor> {
+        let join = |layer: usize, own: KeyValues| {
+            let Some(KeyValues { k, v }) = context.get(layer) else {
+                let problem =
+                    format!("the context of {} layers has no layer {layer}", context.len());
+                return Err(candle_core::Error::Msg(problem).into());
+            };
+            let (k, v) = (Tensor::cat(&[k, &own.k], 0)?, Tensor::cat(&[v, &own.v], 0)?);
+            Ok(KeyValues { k, v })
+        };
+        self.forward(ids, positions, &join, visible)
+    }
+
+    /// The same over the tokens of a cache: the blocks' own keys are written after them, and not
+    /// committed. No key of the context is copied.
+    ///
+    /// # Errors
+    /// - as [`Self::blocks`]; the device has no memory for a larger cache
+    pub fn blocks_cached(
+        &self,
+        ids: &[u32],
+        positions: &[u32],
+        cache: &mut KvCache,
+        visible: &Visible,
+    ) -> Result<Tensor> {
+        cache.reserve(ids.len())?;
+        let cache = &*cache;
+        let join = |layer: usize, own: KeyValues| {
+            let (k, v) = cache.append(layer, &own.k, &own.v)?;
+            Ok(KeyValues { k, v })
+        };
+        self.forward(ids, positions, &join, visible)
+    }
+
+    fn forward(
+        &self,
+        ids: &[u32],
+        positions: &[u32],
+        join: &Join<'_>,
+        visible: &Visible,
+    ) -> Result<Tensor> {
         let slots = visible.slots();
-        if positions.len() != ids.len()
-            || slots == 0
-            || !ids.len().is_multiple_of(slots)
-            || context.len() != self.config.layers.len()
-        {
+        if positions.len() != ids.len() || slots == 0 || !ids.len().is_multiple_of(slots) {
             return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
-                "{} ids at {} positions are no blocks of {slots} slots over the context of {} \
-                 layers",
+                "{} ids at {} positions are no blocks of {slots} slots",
                 ids.len(),
-                positions.len(),
-                context.len()
+                positions.len()
             ))));
         }
         let mut x = self.embed(ids)?;
         let table = self.rope.table(positions, self.embedding.device())?;
-        for (i, context) in context.iter().enumerate() {
-            x = self.layer(i, &x, &table, (context, visible))?;
+        for layer in 0..self.config.layers.len() {
+            x = self.layer(layer, &x, &table, (join, visible))?;
         }
         self.weights.norm(&x, "norm")
     }
@@ -142,15 +179,15 @@ impl BlockDraft {
         layer: usize,
         x: &Tensor,
         table: &RopeTable,
-        (context, visible): (&KeyValues, &Visible),
+        (join, visible): (&Join<'_>, &Visible),
     ) -> Result<Tensor> {
         let name = format!("layers.{layer}");
         let z = self.weights.norm(x, &format!("{name}.input_layernorm"))?;
         let x = match self.convolution(&format!("{name}.attention_conv"), &z, visible)? {
-            None => (x + self.attention(layer, &z, table, (context, visible))?)?,
+            None => (x + self.attention(layer, &z, table, (join, visible))?)?,
             Some(convolution) => {
                 let input = convolution.apply(&z, 0)?;
-                let out = self.attention(layer, &input, table, (context, visible))?;
+                let out = self.attention(layer, &input, table, (join, visible))?;
                 (x + convolution.apply(&out, 1)?)?
             }
         };
@@ -181,15 +218,13 @@ impl BlockDraft {
         layer: usize,
         input: &Tensor,
         table: &RopeTable,
-        (context, visible): (&KeyValues, &Visible),
+        (join, visible): (&Join<'_>, &Visible),
     ) -> Result<Tensor> {
         let module = format!("layers.{layer}.self_attn");
         let (heads, size) = (self.config.num_attention_heads, self.config.head_dim);
         let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
         let q = rope(&self.weights.norm(&q, &format!("{module}.q_norm"))?, table)?;
-        let own = self.key_values(layer, input, table)?;
-        let k = Tensor::cat(&[&context.k, &own.k], 0)?;
-        let v = Tensor::cat(&[&context.v, &own.v], 0)?;
+        let KeyValues { k, v } = join(layer, self.key_values(layer, input, table)?)?;
         let attended = attention(&q, &k, &v, visible.of(self.config.layers[layer]))?;
         let attended = attended.reshape((input.dim(0)?, self.config.query_size()))?;
         self.weights.project(&attended, &format!("{module}.o_proj"))

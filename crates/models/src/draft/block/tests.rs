@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::config::RopeParameters;
 use crate::draft::Draft;
+use crate::draft::files::SavedDraft;
 use crate::ids::LayerId;
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
@@ -319,8 +320,9 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
     draft.save(folder.path(), "of the target").expect("saved");
     assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, draft.method());
     assert_eq!(crate::draft::files::trained_for(folder.path()).as_deref(), Some("of the target"));
-    BlockDraft::check_file(folder.path(), &config).expect("the same network");
-    let again = BlockDraft::load(folder.path(), &config, &table).expect("opened");
+    let saved = SavedDraft::at(folder.path());
+    BlockDraft::check_file(&saved, &config).expect("the same network");
+    let again = BlockDraft::load(&saved, &config, &table).expect("opened");
     assert_eq!(again.config(), &config);
     for (a, b) in draft.weights().named().iter().zip(again.weights().named()) {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
@@ -330,7 +332,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         (BlockConfig { target_layers: vec![LayerId(0), LayerId(3)], ..config.clone() }, "layers"),
         (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
     ] {
-        let error = BlockDraft::load(folder.path(), &other, &table).err().expect("refused");
+        let error = BlockDraft::load(&saved, &other, &table).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use super::gguf_file::{self, GgufDraftSource};
 use super::model::Eagle3Draft;
 use super::published::names_eagle3;
 use super::weights::published_names;
-use crate::draft::files::{config_beside, gguf_of, open_weights};
+use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
 use crate::weights::WeightSource;
@@ -49,27 +49,26 @@ impl Eagle3Draft {
     /// file's own.
     ///
     /// # Errors
-    /// - as [`Self::from_source`]; the file has no head; the `config.json` beside it describes another
-    ///   network
-    pub fn load(path: &Path, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
-        let (source, rows) = with_rows(path, config)?;
+    /// - as [`Self::from_source`]; the file has no head; what is said of it describes another network
+    pub fn load(saved: &SavedDraft, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
+        let (source, rows) = with_rows(saved, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
         Self::from_source(source.as_ref(), &config, embedding)
     }
 
-    /// Checks that [`Self::load`] finds this network at `path`; no tensor is read.
+    /// Checks that [`Self::load`] finds this network; no tensor is read.
     ///
     /// # Errors
-    /// - the file cannot be opened, has no head, or the `config.json` beside it describes another network
-    pub fn check_file(path: &Path, config: &Eagle3Config) -> Result<()> {
-        with_rows(path, config).map(|_| ())
+    /// - the file cannot be opened, has no head, or is said to be another network
+    pub fn check_file(saved: &SavedDraft, config: &Eagle3Config) -> Result<()> {
+        with_rows(saved, config).map(|_| ())
     }
 }
 
 /// The weights of a known network with the rows of their head.
-fn with_rows(path: &Path, config: &Eagle3Config) -> Result<(Box<dyn WeightSource>, usize)> {
-    check_same_network(path, config)?;
-    let source = open_weights(path)?;
+fn with_rows(saved: &SavedDraft, config: &Eagle3Config) -> Result<(Box<dyn WeightSource>, usize)> {
+    check_same_network(saved, config)?;
+    let source = open_weights(&saved.path)?;
     let names = published_names(source.as_ref())?;
     let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
     let rows = head.and_then(|shape| shape.first().copied());
@@ -103,18 +102,15 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
     Eagle3Config::from_json(&value, target_layers).map_err(in_file(file))
 }
 
-/// Weights fit networks that compute something else: what the file beside them says must hold.
-fn check_same_network(path: &Path, wanted: &Eagle3Config) -> Result<()> {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let (file, config) = if let Some(file) = gguf_of(path) {
-        let config = GgufDraftSource::open(&file)?.config(None);
-        (file, config.ok())
-    } else if is_at(path) {
-        let file = folder.join("config.json");
-        let config = read_config(&file, None);
-        (file, config.ok())
-    } else {
-        return Ok(());
+/// Weights fit networks that compute something else: what is said of them must hold.
+fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
+    let config = match gguf_of(&saved.path) {
+        Some(file) => GgufDraftSource::open(&file)?.config(None).ok(),
+        None => saved
+            .config
+            .as_ref()
+            .filter(|value| names_eagle3(value))
+            .and_then(|value| Eagle3Config::from_json(value, None).ok()),
     };
     // Without ids, or without sizes that the target would fill in, there is nothing to compare.
     let Some(config) = config else { return Ok(()) };
@@ -134,7 +130,7 @@ fn check_same_network(path: &Path, wanted: &Eagle3Config) -> Result<()> {
             "the draft reads the outputs of layers {ids:?}: set `draft.target_layers: {ids:?}`"
         ));
     }
-    problems.into_result(&file)
+    problems.into_result(&saved.path)
 }
 
 /// A source that lends the target's head where the draft has none and proposes every token.

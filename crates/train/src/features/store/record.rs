@@ -19,10 +19,10 @@ use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_kernels::transfer::{download, upload_ahead};
-use longdraft_models::ModelError;
 use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_models::{LayerId, ModelError};
 
 use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
@@ -102,10 +102,8 @@ impl Record {
         } else {
             None
         };
-        let layers = contents.layers.iter();
-        let layers: Vec<&Tensor> =
-            layers.filter_map(|id| features.hidden.get(&longdraft_models::LayerId(*id))).collect();
-        let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
+        let layers: Vec<LayerId> = contents.layers.iter().map(|id| LayerId(*id)).collect();
+        let aux_hidden = (!layers.is_empty()).then(|| features.hidden_of(&layers)).transpose()?;
         let mut record = Self { last_kv, aux_hidden, ..Self::default() };
         if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
             record.keep_teacher(target, features.final_hidden()?, contents, teacher_rows)?;

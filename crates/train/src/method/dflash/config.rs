@@ -32,8 +32,8 @@ pub struct Dflash {
     pub slot_weights: SlotWeights,
     /// Slots after which the weight of `decay` has fallen to 1/e (default: 1 + 3/8 of the block).
     pub slot_decay: Option<f64>,
-    /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace`.
-    pub dpace_alpha: f64,
+    /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace` (default: 0.5).
+    pub dpace_alpha: Option<f64>,
     /// Divides the loss of `dpace` by the rows instead of by the weights, as its first trainer did.
     pub divide_by_rows: bool,
 }
@@ -50,7 +50,7 @@ impl Default for Dflash {
             blocks_per_row: 512,
             slot_weights: SlotWeights::default(),
             slot_decay: None,
-            dpace_alpha: 0.5,
+            dpace_alpha: None,
             divide_by_rows: false,
         }
     }

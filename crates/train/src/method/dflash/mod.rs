@@ -10,9 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
+use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
 use longdraft_rules::{Problem, Rules};
-use serde_json::Value;
 
 use super::{DraftMethod, Materials};
 use crate::config::TrainConfig;
@@ -52,11 +52,15 @@ impl DraftMethod for Dflash {
         }))
     }
 
-    fn check_start(&self, _: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
-        let mask = self.mask_token_id.or_else(|| Some(network_of(path)?.mask_token_id));
+    fn check_start(
+        &self,
+        _: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()> {
+        let mask = self.known_mask_token(Some(start))?;
         let sizes = self.network(target, mask.unwrap_or_default());
-        check_same(path, &sizes)?;
-        Ok(BlockDraft::check_file(path, &sizes)?)
+        Ok(BlockDraft::check_file(start, &sizes)?)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
@@ -67,16 +71,13 @@ impl DraftMethod for Dflash {
         let _ends = target.hold_ends()?;
         let (embedding, seed) = (target.embedding()?, config.train.seed);
         let draft = match materials.start {
-            Some(path) => {
-                check_same(path, &sizes)?;
-                BlockDraft::load(path, &sizes, &embedding)?
-            }
+            Some(start) => BlockDraft::load(start, &sizes, &embedding)?,
             None => BlockDraft::initialise(&sizes, &embedding, seed)?,
         };
         let loss = BlockLoss {
             weights: self.slot_weights,
             decay: self.decay(),
-            alpha: self.dpace_alpha,
+            alpha: self.dpace_alpha.unwrap_or(0.5),
             divide_by_rows: self.divide_by_rows,
         };
         let draws = BlockDraws { seed, blocks_per_row: self.blocks_per_row };
@@ -85,12 +86,18 @@ impl DraftMethod for Dflash {
 }
 
 impl Dflash {
+    /// The token of unknown slots that is set, or that of the draft to start from.
+    fn known_mask_token(&self, start: Option<&SavedDraft>) -> Result<Option<u32>> {
+        let Some(start) = start.filter(|_| self.mask_token_id.is_none()) else {
+            return Ok(self.mask_token_id);
+        };
+        Ok(BlockConfig::of_saved(start)?.map(|found| found.mask_token_id))
+    }
+
     /// The token of unknown slots: the one that is set, or that of the draft to start from, or the
     /// first that neither the tokenizer nor a document uses.
     fn mask_token(&self, materials: &Materials<'_>) -> Result<u32> {
-        let known =
-            self.mask_token_id.or_else(|| Some(network_of(materials.start?)?.mask_token_id));
-        if let Some(token) = known {
+        if let Some(token) = self.known_mask_token(materials.start)? {
             return Ok(token);
         }
         let counts = materials.documents.iter().flat_map(|document| &document.ids);
@@ -111,29 +118,10 @@ impl Dflash {
     }
 }
 
-/// The file of a checkpoint that says what its draft is, under `draft`.
-const STATE: &str = "state.json";
-
-/// The network of the draft at a path: that of a checkpoint, or of the `config.json` beside it.
-fn network_of(path: &Path) -> Option<BlockConfig> {
-    let in_checkpoint = || {
-        let state = std::fs::read_to_string(path.with_file_name(STATE)).ok()?;
-        let state: Value = serde_json::from_str(&state).ok()?;
-        BlockConfig::from_json(&state["draft"], None).ok()
-    };
-    BlockConfig::beside(path).or_else(in_checkpoint)
-}
-
-/// Weights fit networks that compute something else: what is said of the draft must hold.
-fn check_same(path: &Path, wanted: &BlockConfig) -> Result<()> {
-    let found = network_of(path).map(|found| wanted.differences(&found));
-    Ok(found.unwrap_or_default().into_result(path)?)
-}
-
 fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
     let mut rules = Rules::default();
     for (name, size, first, most) in [
-        ("layers", draft.layers, 1, 64),
+        ("layers", draft.layers, 1, limits::DRAFT_LAYERS),
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
         ("blocks_per_row", draft.blocks_per_row, 1, limits::ROW_TOKENS),
         ("sliding_window", draft.sliding_window.unwrap_or(1), 1, limits::ROW_TOKENS),
@@ -157,10 +145,25 @@ fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
         "must be positive",
     );
     rules.require(
-        (0.0..=1.0).contains(&draft.dpace_alpha),
+        draft.dpace_alpha.is_none_or(|alpha| (0.0..=1.0).contains(&alpha)),
         "draft.dpace_alpha",
         "must be between 0 and 1",
     );
+    let weights = draft.slot_weights;
+    rules.require(
+        draft.slot_decay.is_none() || weights == SlotWeights::Decay,
+        "draft.slot_decay",
+        "belongs to `draft.slot_weights: decay`",
+    );
+    for (key, changed) in
+        [("dpace_alpha", draft.dpace_alpha.is_some()), ("divide_by_rows", draft.divide_by_rows)]
+    {
+        rules.require(
+            !changed || weights.look_at_the_draft(),
+            &format!("draft.{key}"),
+            "belongs to `draft.slot_weights: dpace` and its forms",
+        );
+    }
     rules.require(
         config.parallel.sequence == 1,
         "draft.method",

@@ -3,7 +3,8 @@
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, Rejection, SoftTargets, SparseDistributions, Weighted, linear_cross_entropy,
+    Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Weighted,
+    linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
@@ -129,17 +130,39 @@ impl BlockObjective {
         slots.learned.iter().map(|slot| all[*slot as usize] as f32).collect()
     }
 
+    /// Weights of a row's slots from the draft's own losses there.
+    fn weights_of_losses(&self, slots: &Slots, losses: &[f64]) -> Vec<f32> {
+        let chances: Vec<f64> = losses.iter().map(|loss| (-loss).exp()).collect();
+        self.weights(slots, Some(&chances))
+    }
+
+    /// What the draft makes of the learned slots, without a gradient.
+    fn observe(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        slots: &Slots,
+    ) -> Result<RowStatistics> {
+        let states = self.states(batch, features, slots)?.detach();
+        let output = linear_cross_entropy(&Inputs {
+            hidden: &states,
+            head: &self.head,
+            labels: &slots.labels,
+            soft: SoftTargets::None,
+            soft_weight: 0.0,
+            teacher: None,
+        })?;
+        Ok(output.rows)
+    }
+
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
         let slots = self.slots(batch);
-        if slots.learned.is_empty() || !self.loss.weights.look_at_the_draft() {
-            let weights = self.weights(&slots, None);
-            return Ok(Plan { slots, weights });
-        }
-        let states = self.states(batch, features, &slots)?.detach();
-        let uniform = vec![1.0; slots.labels.len()];
-        let losses = self.cross_entropy(&states, &slots.labels, &uniform)?.rows.hard;
-        let chances: Vec<f64> = losses.iter().map(|loss| (-loss).exp()).collect();
-        let weights = self.weights(&slots, Some(&chances));
+        let weights = if slots.learned.is_empty() || !self.loss.weights.look_at_the_draft() {
+            self.weights(&slots, None)
+        } else {
+            let losses = self.observe(batch, features, &slots)?.hard;
+            self.weights_of_losses(&slots, &losses)
+        };
         Ok(Plan { slots, weights })
     }
 
@@ -152,22 +175,15 @@ impl BlockObjective {
         }
     }
 
-    /// Loss and counters of a row; a delay is a slot here.
-    fn judge(
+    /// Counters of a row; a delay is a slot here.
+    fn metrics(
         &self,
-        (batch, features): (&Batch, &BatchFeatures),
-        plan: &Plan,
-        train: bool,
-    ) -> Result<(Option<Tensor>, DraftMetrics)> {
+        Plan { slots, weights }: &Plan,
+        rows: &RowStatistics,
+        denominator: f64,
+    ) -> DraftMetrics {
         let mut metrics = DraftMetrics::default();
-        let Plan { slots, weights } = plan;
-        if slots.learned.is_empty() {
-            return Ok((None, metrics));
-        }
-        let states = self.states(batch, features, slots)?;
-        let states = if train { states } else { states.detach() };
-        let output = self.cross_entropy(&states, &slots.labels, weights)?;
-        let (size, rows) = (self.draft.config().block_size, &output.rows);
+        let size = self.draft.config().block_size;
         let mut agrees = vec![false; slots.ids.len()];
         let mut sum = 0.0;
         for (row, slot) in slots.learned.iter().enumerate() {
@@ -177,12 +193,11 @@ impl BlockObjective {
             agrees[*slot as usize] = right;
             sum += f64::from(weights[row]) * hard;
         }
-        let denominator = self.denominator(plan);
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator }];
         let right = |block: &[bool]| 1 + block[1..].iter().take_while(|right| **right).count();
         metrics.replayed =
             Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(right).sum() };
-        Ok((Some(output.loss_sum), metrics))
+        metrics
     }
 }
 
@@ -227,10 +242,16 @@ impl Objective for BlockObjective {
         train: bool,
     ) -> Result<Share> {
         let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
-        let (sum, metrics) = self.judge((batch, features), plan, train)?;
+        let Plan { slots, weights } = plan;
+        if slots.learned.is_empty() {
+            return Ok(Share { loss: None, metrics: DraftMetrics::default() });
+        }
+        let states = self.states(batch, features, slots)?;
+        let states = if train { states } else { states.detach() };
+        let output = self.cross_entropy(&states, &slots.labels, weights)?;
+        let metrics = self.metrics(plan, &output.rows, self.denominator(plan));
         let denominator = denominators.first().copied().filter(|d| *d > 0.0).unwrap_or(1.0);
-        let loss = sum.map(|sum| sum / denominator).transpose()?;
-        Ok(Share { loss, metrics })
+        Ok(Share { loss: Some((output.loss_sum / denominator)?), metrics })
     }
 
     fn quantities(&self, _: TeacherKind) -> Quantities {
@@ -250,8 +271,14 @@ impl Objective for BlockObjective {
     }
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
-        let plan = self.plan(batch, features)?;
-        Ok(self.judge((batch, features), &plan, false)?.1)
+        let slots = self.slots(batch);
+        if slots.learned.is_empty() {
+            return Ok(DraftMetrics::default());
+        }
+        let rows = self.observe(batch, features, &slots)?;
+        let weights = self.weights_of_losses(&slots, &rows.hard);
+        let plan = Plan { slots, weights };
+        Ok(self.metrics(&plan, &rows, self.denominator(&plan)))
     }
 
     fn draft_len(&self) -> usize {

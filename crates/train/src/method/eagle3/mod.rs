@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, tensor_specs};
+use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::{Coverage, Ties, TokenCounts, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
@@ -59,9 +60,14 @@ impl DraftMethod for Eagle3 {
         }))
     }
 
-    fn check_start(&self, _: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+    fn check_start(
+        &self,
+        _: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()> {
         let sizes = sizes(&self.network, target)?;
-        Ok(Eagle3Draft::check_file(path, &sizes)?)
+        Ok(Eagle3Draft::check_file(start, &sizes)?)
     }
 
     fn keep_as_trained(&mut self) {
@@ -138,8 +144,8 @@ fn build(
             let map = chosen(draft, materials, &counts, sizes.draft_vocab_size)?;
             Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
         }
-        Some(path) => {
-            let trained = Eagle3Draft::load(path, &sizes, &target.embedding()?)?;
+        Some(start) => {
+            let trained = Eagle3Draft::load(start, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained
@@ -150,7 +156,7 @@ fn build(
                      trained vocabulary stays as it is unless `draft.remap` is set",
                     sizes.draft_vocab_size
                 );
-                return Err(ModelError::invalid(path, problem).into());
+                return Err(ModelError::invalid(&start.path, problem).into());
             } else {
                 trained
             }

@@ -5,10 +5,10 @@ mod delays;
 mod footprint;
 mod objective;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::glide::{FinalNorm, GlideDraft, Init};
 use longdraft_rules::{Problem, Rules};
 
@@ -56,17 +56,22 @@ impl DraftMethod for Glide {
         Ok(Arc::new(GlideFootprint { sizes: self.layer(target), teacher }))
     }
 
-    fn check_start(&self, _: &TrainConfig, target: &TargetConfig, path: &Path) -> Result<()> {
+    fn check_start(
+        &self,
+        _: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()> {
         let glide = self.layer(target);
-        glide.problems_with(target).into_result(path)?;
-        Ok(GlideDraft::check_file(path, &glide)?)
+        glide.problems_with(target).into_result(&start.path)?;
+        Ok(GlideDraft::check_file(&start.path, &glide)?)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { config, target, .. } = materials;
         let glide = self.layer(target.config());
         let draft = match materials.start {
-            Some(path) => GlideDraft::load(path, &glide, target)?,
+            Some(start) => GlideDraft::load(&start.path, &glide, target)?,
             None => GlideDraft::initialise(&glide, target, self.init, config.train.seed)?,
         };
         let weights = self.delay_weights.clone();
