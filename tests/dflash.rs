@@ -77,6 +77,71 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
     }
 }
 
+/// Arguments that make a DFlash2 run of one of DFlash.
+const DFLASH2: [&str; 5] = [
+    "draft.method=dflash2",
+    "draft.conv_group_size=8",
+    "draft.selector_rank=6",
+    "draft.selector_top_k=4",
+    "train.epochs=2",
+];
+
+#[test]
+fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_write() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    succeed(&arguments(&config, &["train.epochs=2"]));
+    let (whole, from) = (shop.path("whole"), format!("draft.from={}", shop.path("run")));
+    let to_whole = format!("output={whole}");
+    let more = [&DFLASH2[..], &[&from, &to_whole, "--json"]].concat();
+    let output = last_json(&succeed(&arguments(&config, &more)));
+    let held_out = &output["held_out"];
+    let recall = held_out["candidate_recall"].as_f64().expect("recall");
+    assert!(recall > 0.2 && recall <= 1.0, "{held_out}");
+    assert!(held_out["selector_loss"].as_f64().expect("a loss") > 0.0, "{held_out}");
+    let steps = metrics(&whole).into_iter().filter(|record| record["held_out"].is_null());
+    let losses: Vec<f64> =
+        steps.map(|record| record["selector_loss"].as_f64().expect("a loss")).collect();
+    // Among four candidates at random: ln 4.
+    assert!(losses.iter().all(|loss| *loss < 4.0_f64.ln()), "{losses:?}");
+
+    succeed(&["extract", &whole, "--json"]);
+    let draft = format!("{whole}/draft");
+    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
+    let written: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(written["architectures"][0], "DFlash2DraftModel");
+    assert_eq!(written["dflash_config"]["selector_top_k"], 4);
+    let target = shop.target.display().to_string();
+    let common =
+        ["generate", "--target", &target, "--max-tokens", "40", "--json", "--prompt", "the"];
+    let generate =
+        |more: &[&str]| last_json(&succeed(&[&common[..], more].concat()))["tokens"].clone();
+    let plain = generate(&["--no-draft"]);
+    assert!(plain.as_array().is_some_and(|tokens| !tokens.is_empty()));
+    for shape in [&["--draft-len", "3"][..], &["--tree", "dynamic:3,3,9"]] {
+        assert_eq!(generate(&[&["--draft", draft.as_str()][..], shape].concat()), plain);
+    }
+
+    // The same again with kills, and with the other divisor, which needs the draft.
+    let (killed, hits) = (shop.path("killed"), "draft.selector_over_hits=true");
+    for (name, more) in [("killed", None), ("hits", Some(hits))] {
+        let output = format!("output={}", shop.path(name));
+        let all = [&DFLASH2[..], &[&from, &output]].concat();
+        let all = arguments(&config, &[&all[..], &more.into_iter().collect::<Vec<_>>()].concat());
+        run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
+    }
+    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    assert_ne!(draft_bytes(&whole), draft_bytes(&shop.path("hits")), "the divisor changes nothing");
+
+    // A selector is not thrown away silently.
+    let (from, output) = (format!("draft.from={whole}"), format!("output={}", shop.path("back")));
+    let text = fail(&arguments(&config, &["train.epochs=1", &from, &output]), 2);
+    assert!(text.contains("`selector_top_k` = 4, none is configured"), "{text}");
+    let more = ["draft.conv_group_size=5", "draft.selector_top_k=0", "draft.selector_weight=-1"];
+    let text = fail(&arguments(&config, &[&["draft.method=dflash2"][..], &more].concat()), 2);
+    assert!(text.contains("selector_top_k") && text.contains("selector_weight"), "{text}");
+}
+
 #[test]
 fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
     let shop = Workshop::with_four_layers();

@@ -169,15 +169,23 @@ fn features_kept_in_memory_are_counted_once_the_rows_are_known() {
 }
 
 #[test]
-fn dflash_takes_the_memory_that_is_planned() {
-    for more in [&[][..], &["draft.slot_weights=dpace", "train.rows_per_step=6", "train.steps=1"]] {
-        let dflash = [
-            "draft.method=dflash",
-            "draft.layers=2",
-            "draft.target_layers=[0,2]",
-            "data.row_tokens=2048",
-        ];
-        assert_close("blocks", Shop::new().memory(&[&dflash[..], more].concat()));
+fn block_drafts_take_the_memory_that_is_planned() {
+    let blocks = [
+        "draft.layers=2",
+        "draft.target_layers=[0,2]",
+        "draft.blocks_per_row=64",
+        "data.row_tokens=2048",
+        "train.steps=1",
+    ];
+    for (name, more) in [
+        ("decay", &["draft.method=dflash"][..]),
+        (
+            "a step held",
+            &["draft.method=dflash", "draft.slot_weights=dpace", "train.rows_per_step=6"],
+        ),
+        ("a selector", &["draft.method=dflash2", "draft.selector_rank=64"]),
+    ] {
+        assert_close(name, Shop::new().memory(&[&blocks[..], more].concat()));
     }
 }
 

@@ -16,8 +16,10 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod block_convolution;
 pub mod channel_scale;
 pub mod check;
+pub mod chosen_products;
 pub mod dispatch;
 pub mod experts;
 pub mod gated_mlp;

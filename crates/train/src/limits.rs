@@ -20,6 +20,9 @@ pub(crate) const MINUTES: f64 = 5_256_000.0;
 /// chain of 64 tokens is never accepted whole.
 pub(crate) const DRAFT_LENGTH: usize = 64;
 
+/// Values of a token in a selector's codebook, and channels of a group: widths of published targets.
+pub(crate) const SELECTOR_RANK: usize = 1 << 14;
+
 /// Layers of a draft: with as many as a target it is none.
 pub(crate) const DRAFT_LAYERS: usize = 64;
 

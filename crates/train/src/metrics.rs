@@ -35,7 +35,7 @@ impl DelayCounts {
     }
 }
 
-/// A part of a loss: GLIDE has one, EAGLE-3 one a test-time step.
+/// A part of a loss: GLIDE has one, EAGLE-3 one a test-time step, a selector one beside its slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct LossPart {
     /// In the sum of all parts.
@@ -103,6 +103,10 @@ pub struct DraftMetrics {
     pub soft_sum: f64,
     /// Learned rows.
     pub rows: usize,
+    /// Rows whose label was looked for among candidates.
+    pub candidate_rows: usize,
+    /// Rows whose label was a candidate.
+    pub candidate_hits: usize,
     /// Greedy decoding of the text, replayed; held-out rows only.
     pub replayed: Rounds,
     /// The same rows measured against what training rows are measured against; held-out rows only,
@@ -149,6 +153,8 @@ impl DraftMetrics {
         self.hard_sum += other.hard_sum;
         self.soft_sum += other.soft_sum;
         self.rows += other.rows;
+        self.candidate_rows += other.candidate_rows;
+        self.candidate_hits += other.candidate_hits;
         self.replayed.merge(other.replayed);
         if let Some(other) = &other.as_trained {
             self.as_trained.get_or_insert_default().merge(other);
@@ -161,6 +167,7 @@ impl DraftMetrics {
         let mut numbers = vec![sizes[0], sizes[1], self.hard_sum, self.soft_sum, self.rows as f64];
         numbers.extend([self.replayed.rounds as f64, self.replayed.tokens as f64]);
         numbers.push(f64::from(u8::from(self.as_trained.is_some())));
+        numbers.extend([self.candidate_rows as f64, self.candidate_hits as f64]);
         for counts in &self.by_delay {
             numbers.extend([counts.rows as f64, counts.top1_count as f64, counts.acceptance_sum]);
             numbers.push(counts.acceptance_rows as f64);
@@ -189,7 +196,7 @@ impl DraftMetrics {
 
     /// The counters that lead a list of numbers, and the rest of the list; `None` if there are none.
     fn from_numbers(numbers: &[f64]) -> Option<(Self, &[f64])> {
-        let (head, rest) = numbers.split_at_checked(8)?;
+        let (head, rest) = numbers.split_at_checked(10)?;
         let (delays, rest) = rest.split_at_checked(4 * head[0] as usize)?;
         let (parts, rest) = rest.split_at_checked(3 * head[1] as usize)?;
         let delay = |n: &[f64]| DelayCounts {
@@ -212,6 +219,8 @@ impl DraftMetrics {
             soft_sum: head[3],
             rows: head[4] as usize,
             replayed: Rounds { rounds: head[5] as usize, tokens: head[6] as usize },
+            candidate_rows: head[8] as usize,
+            candidate_hits: head[9] as usize,
             as_trained,
         };
         Some((metrics, rest))
@@ -236,9 +245,14 @@ impl DraftMetrics {
         self.parts.iter().map(|part| part.weight * part.mean()).sum()
     }
 
+    /// Share of rows whose label was a candidate; `None` without candidates.
+    pub fn candidate_recall(&self) -> Option<f64> {
+        (self.candidate_rows > 0).then(|| ratio(self.candidate_hits as f64, self.candidate_rows))
+    }
+
     /// Whether the loss is a sum over test-time steps.
     fn has_steps(&self) -> bool {
-        self.parts.len() > 1
+        self.parts.len() > 1 && self.candidate_rows == 0
     }
 
     /// Mean hard loss in nats.
@@ -273,6 +287,11 @@ impl DraftMetrics {
         match (losses, value) {
             (Value::Object(mut all), Value::Object(rates)) => {
                 all.extend(rates);
+                if let Some(recall) = self.candidate_recall() {
+                    let selector_loss = self.parts.last().map(LossPart::mean);
+                    all.insert("candidate_recall".into(), recall.into());
+                    all.insert("selector_loss".into(), selector_loss.into());
+                }
                 if let Some(length) = self.replayed.acceptance_length() {
                     all.insert("replayed_acceptance_length".into(), length.into());
                 }
@@ -296,6 +315,7 @@ mod tests {
         a.add_row(2, 2.0, f64::NAN, true, 0.5);
         a.parts = vec![LossPart { weight: 0.5, sum: 3.0, denominator: 7.0 }];
         a.replayed = Rounds { rounds: 3, tokens: 8 };
+        (a.candidate_rows, a.candidate_hits) = (9, 4);
         let mut as_trained = DraftMetrics::default();
         as_trained.add_row(1, 1.0, 0.5, false, 0.25);
         a.as_trained = Some(Box::new(as_trained));
@@ -304,6 +324,7 @@ mod tests {
         let first = &all[0];
         assert_eq!((&first.by_delay, &first.parts, first.rows), (&a.by_delay, &a.parts, 1));
         assert_eq!((first.replayed, &first.as_trained), (a.replayed, &a.as_trained));
+        assert_eq!(first.candidate_recall(), Some(4.0 / 9.0));
         assert!(first.soft_sum.is_nan());
         assert_eq!(all[1], DraftMetrics::default());
         assert!(DraftMetrics::list(&numbers[..numbers.len() - 1]).is_err());

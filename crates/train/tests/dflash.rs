@@ -6,18 +6,23 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_models::LayerId;
 use longdraft_models::config::RopeParameters;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
+use longdraft_models::draft::block::{
+    BlockConfig, BlockDraft, ConvolutionSizes, LayerKind, SelectorSizes, tensor_specs,
+};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
-use longdraft_train::method::dflash::{BlockDraws, BlockLoss, BlockObjective, SlotWeights};
+use longdraft_train::method::block::{
+    BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+};
 use longdraft_train::objective::{Objective, Prepared};
 use serde_json::Value;
 
 /// The network of a case.
 fn network(meta: &Value, file: &SafetensorsSource) -> BlockConfig {
     let size = |key: &str| meta[key].as_u64().expect("a size") as usize;
+    let optional = |key: &str| meta[key].as_u64().map(|size| size as usize);
     let shape = |name: &str| file.shape(name).expect("a tensor");
     let kind = |name: &Value| {
         if name == "sliding_attention" { LayerKind::Sliding } else { LayerKind::Full }
@@ -41,13 +46,18 @@ fn network(meta: &Value, file: &SafetensorsSource) -> BlockConfig {
         mask_token_id: size("mask_token_id") as u32,
         target_layers: meta["target_layer_ids"].as_array().expect("ids").iter().map(id).collect(),
         num_target_layers: size("num_target_layers"),
-        convolution: None,
+        convolution: optional("conv_kernel_size")
+            .zip(optional("conv_group_size"))
+            .map(|(kernel_size, group_size)| ConvolutionSizes { kernel_size, group_size }),
+        selector: optional("selector_rank")
+            .zip(optional("top_k"))
+            .map(|(rank, top_k)| SelectorSizes { rank, top_k }),
         initializer_range: 0.02,
     }
 }
 
 fn loss_of(meta: &Value) -> BlockLoss {
-    let weights = match meta["loss_type"].as_str().expect("a loss") {
+    let weights = match meta["loss_type"].as_str().unwrap_or("dflash") {
         "dflash" if meta["gamma"].is_null() => SlotWeights::Uniform,
         "dflash" => SlotWeights::Decay,
         "dpace" => SlotWeights::Dpace,
@@ -60,6 +70,10 @@ fn loss_of(meta: &Value) -> BlockLoss {
         decay: meta["gamma"].as_f64().unwrap_or(1.0),
         alpha: meta["alpha"].as_f64().unwrap_or(0.5),
         divide_by_rows: meta["divisor"] == "rows",
+        selector: meta["selector_loss_weight"].as_f64().map(|weight| SelectorLoss {
+            weight,
+            over_hits: meta["selector_divisor"] == "over_hit_weights",
+        }),
     }
 }
 
@@ -116,7 +130,7 @@ fn loss_and_gradients_are_those_of_the_reference_cases() {
         let path = entry.expect("entry").path();
         let Ok(text) = std::fs::read_to_string(path.join("meta.json")) else { continue };
         let meta: Value = serde_json::from_str(&text).expect("JSON");
-        if meta["kind"] == "dflash" {
+        if meta["kind"] == "dflash" || meta["kind"] == "dflash2" {
             check_case(&path, &meta);
             seen += 1;
         }
@@ -142,13 +156,16 @@ fn check_case(path: &Path, meta: &Value) {
         .iter()
         .map(|batch| objective.prepare(batch, &of_row(batch.row)).expect("prepared"))
         .collect();
-    let total: f64 = prepared.iter().map(|prepared| prepared.denominators[0]).sum();
+    let mut totals = vec![0.0; prepared[0].denominators.len()];
+    for prepared in &prepared {
+        totals.iter_mut().zip(&prepared.denominators).for_each(|(total, own)| *total += own);
+    }
     let mut loss = Tensor::zeros((), DType::F32, &Device::Cpu).expect("0");
     for (batch, prepared) in batches.iter().zip(&prepared) {
         if let Some(of_masks) = objective.denominators_of_masks(batch) {
             assert_eq!(of_masks, prepared.denominators, "{}", path.display());
         }
-        let share = objective.share(batch, &of_row(batch.row), prepared, &[total], true);
+        let share = objective.share(batch, &of_row(batch.row), prepared, &totals, true);
         loss = (loss + share.expect("share").loss.expect("learned slots")).expect("sum");
     }
     let value = f64::from(loss.to_scalar::<f32>().expect("a number"));
@@ -182,6 +199,7 @@ fn toy() -> BlockConfig {
         target_layers: vec![LayerId(1), LayerId(2)],
         num_target_layers: 4,
         convolution: None,
+        selector: None,
         initializer_range: 0.3,
     }
 }
@@ -194,7 +212,7 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
 
 fn objective(weights: SlotWeights) -> BlockObjective {
     let draft = BlockDraft::initialise(&toy(), &random((30, 16), 1), 2).expect("draft");
-    let loss = BlockLoss { weights, decay: 3.0, alpha: 0.5, divide_by_rows: false };
+    let loss = BlockLoss { weights, decay: 3.0, alpha: 0.5, divide_by_rows: false, selector: None };
     let draws = BlockDraws { seed: 4, blocks_per_row: 6 };
     BlockObjective::new(draft, &random((30, 16), 3), loss, draws)
 }

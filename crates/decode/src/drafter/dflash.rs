@@ -1,4 +1,5 @@
-//! DFlash: one pass over the root and mask tokens proposes all tokens of a block.
+//! DFlash and DFlash2: one pass over the root and mask tokens proposes all tokens of a block. DFlash2's
+//! selector chooses among the candidates of a slot by the token before it, and proposes no other.
 //!
 //! The draft's keys of the context come from the target's features alone, so they are made as soon as
 //! the features are there, each once. The keys of a block are forgotten with its round. A block always
@@ -7,7 +8,8 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
+use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
@@ -40,6 +42,20 @@ pub struct DflashModel<'a> {
     head: Option<Arc<ReducedHead>>,
     /// Logits of the round's block, of the first token after the root first.
     logits: Vec<Vec<f32>>,
+    /// What a selector chooses among.
+    candidates: Option<Candidates>,
+}
+
+/// The candidates of a round's slots.
+struct Candidates {
+    /// Columns of the logits, `K` a slot, most likely first.
+    columns: Vec<u32>,
+    /// `K`, fewer than the selector's with a smaller head.
+    each: usize,
+    /// The same as tokens of the target.
+    ids: Vec<u32>,
+    /// `W_h h` of the slots, `[G, r]`.
+    projected: Tensor,
 }
 
 impl<'a> DflashModel<'a> {
@@ -51,7 +67,7 @@ impl<'a> DflashModel<'a> {
         let config = draft.config();
         let (layers, heads) = (config.layers.len(), config.num_key_value_heads);
         let cache = KvCache::new(layers, heads, config.head_dim, target.device())?;
-        Ok(Self { draft, cache, head: None, logits: Vec::new() })
+        Ok(Self { draft, cache, head: None, logits: Vec::new(), candidates: None })
     }
 
     /// Proposes only the tokens of a reduced head.
@@ -59,6 +75,24 @@ impl<'a> DflashModel<'a> {
     pub fn with_head(mut self, head: Arc<ReducedHead>) -> Self {
         self.head = Some(head);
         self
+    }
+
+    /// What a selector chooses among at slots with these states, `[G, H]`; `None` without a selector.
+    fn candidates_of(&self, states: &Tensor) -> Result<Option<Candidates>> {
+        let Some(selector) = self.draft.selector() else { return Ok(None) };
+        let width = self.logits.first().map_or(0, Vec::len);
+        let logits: Vec<f32> = self.logits.concat();
+        let logits = Tensor::from_vec(logits, (self.logits.len(), width), &Device::Cpu)?;
+        let columns = row_top_k(&logits, selector.sizes().top_k)?.ids;
+        let kept = self.head.as_ref().map(|head| head.vocabulary().kept());
+        let ids = columns.iter().map(|column| match kept {
+            Some(kept) => kept[*column as usize].0,
+            None => *column,
+        });
+        let ids = ids.collect();
+        let projected = selector.project(&states.detach())?.detach();
+        let each = columns.len() / self.logits.len().max(1);
+        Ok(Some(Candidates { columns, each, ids, projected }))
     }
 
     /// Hidden states `[G, H]` of the block that begins with a token at index `root`.
@@ -115,11 +149,28 @@ impl BlockModel for DflashModel<'_> {
         let depth = depth.min(self.block_len());
         let states = states.narrow(0, 1, depth)?.contiguous()?;
         self.logits = head_logits(self.head.as_deref(), context.target, &states)?;
+        self.candidates = self.candidates_of(&states)?;
         Ok(())
     }
 
-    fn logits(&self, depth: usize, _before: TargetTokenId) -> Result<Vec<f32>> {
+    fn logits(&self, depth: usize, before: TargetTokenId) -> Result<Vec<f32>> {
         let beyond = || DecodeError::Shape(format!("token {depth} lies beyond the block"));
-        depth.checked_sub(1).and_then(|slot| self.logits.get(slot)).cloned().ok_or_else(beyond)
+        let slot = depth.checked_sub(1).ok_or_else(beyond)?;
+        let logits = self.logits.get(slot).ok_or_else(beyond)?;
+        let Some((candidates, selector)) = self.candidates.as_ref().zip(self.draft.selector())
+        else {
+            return Ok(logits.clone());
+        };
+        let of_slot = slot * candidates.each..(slot + 1) * candidates.each;
+        let projected = candidates.projected.narrow(0, slot, 1)?;
+        let ids = &candidates.ids[of_slot.clone()];
+        let preferences = selector.preferences(&projected, &[before.0], ids)?.squeeze(0)?;
+        let mut chosen = vec![f32::NEG_INFINITY; logits.len()];
+        for (column, preference) in
+            candidates.columns[of_slot].iter().zip(preferences.to_vec1::<f32>()?)
+        {
+            chosen[*column as usize] = logits[*column as usize] + preference;
+        }
+        Ok(chosen)
     }
 }

@@ -4,12 +4,13 @@ use std::rc::Rc;
 
 use candle_core::D;
 use longdraft_decode::drafter::{BlockDrafter, DflashModel};
+use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_models::target::{PackedSequence, Taps, Target};
 
-use crate::models::{dflash, generate, options, prompt, shapes, target};
+use crate::models::{dflash, dflash2, generate, options, prompt, shapes, target};
 use crate::noted::{Noted, Notes, first_path};
 
 /// Most likely tokens of the block at the last of `tokens`, as training computes them from the
@@ -33,28 +34,46 @@ fn block(target: &Target, draft: &BlockDraft, tokens: &[TargetTokenId]) -> Vec<T
     let anchor = Anchor { index: root, document_start: 0 };
     let visible = Visible::new(config, &[anchor], slots, ids.len());
     let states = draft.blocks(&inputs, &at, &context, &visible).expect("states").detach();
-    let best = target.logits(&states).and_then(|logits| Ok(logits.argmax(D::Minus1)?));
-    let best = best.expect("logits").to_vec1::<u32>().expect("tokens");
-    best[1..].iter().map(|token| TargetTokenId(*token)).collect()
+    let logits = target.logits(&states).expect("logits");
+    let Some(selector) = draft.selector() else {
+        let best = logits.argmax(D::Minus1).expect("best").to_vec1::<u32>().expect("tokens");
+        return best[1..].iter().map(|token| TargetTokenId(*token)).collect();
+    };
+    let top = row_top_k(&logits, selector.sizes().top_k).expect("candidates");
+    let (logits, mut chosen) = (logits.to_vec2::<f32>().expect("logits"), ids[root]);
+    let mut walk = Vec::new();
+    for (slot, candidates) in top.ids.chunks(selector.sizes().top_k).enumerate().skip(1) {
+        let state = states.narrow(0, slot, 1).expect("state");
+        let projected = selector.project(&state).expect("projected");
+        let scores = selector.preferences(&projected, &[chosen], candidates).expect("scores");
+        let scores = scores.detach().to_vec2::<f32>().expect("scores");
+        let score = |place: &usize| logits[slot][candidates[*place] as usize] + scores[0][*place];
+        let places = (0..candidates.len()).rev();
+        let best = places.max_by(|a, b| score(a).total_cmp(&score(b))).expect("candidates");
+        chosen = candidates[best];
+        walk.push(TargetTokenId(chosen));
+    }
+    walk
 }
 
 #[test]
 fn every_round_proposes_the_block_that_training_predicts() {
     for (seed, length, shape) in [(1, 1, 2), (2, 9, 2), (3, 40, 1), (4, 300, 1), (6, 9, 3)] {
         let target = target("qwen3", 16, (2, 2), seed);
-        let draft = dflash(&target, seed);
-        let notes = Notes::default();
-        let model = DflashModel::new(&draft, &target).expect("model");
-        let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
-        let mut options = options(16);
-        options.shape = shapes()[shape].clone();
-        generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
-        let notes = notes.borrow();
-        assert!(notes.len() > 3);
-        for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
-            let path = first_path(tree);
-            let block = block(&target, &draft, tokens);
-            assert_eq!(path, block[..path.len()], "{} tokens", tokens.len());
+        for draft in [dflash(&target, seed), dflash2(&target, seed)] {
+            let notes = Notes::default();
+            let model = DflashModel::new(&draft, &target).expect("model");
+            let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
+            let mut options = options(16);
+            options.shape = shapes()[shape].clone();
+            generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
+            let notes = notes.borrow();
+            assert!(notes.len() > 3);
+            for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
+                let path = first_path(tree);
+                let block = block(&target, &draft, tokens);
+                assert_eq!(path, block[..path.len()], "{} tokens", tokens.len());
+            }
         }
     }
 }

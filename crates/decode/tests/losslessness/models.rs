@@ -3,16 +3,21 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use candle_core::DType;
 use longdraft_decode::drafter::{
     BlockDrafter, Combination, CombinedDrafter, Datastore, DflashModel, Drafter, Eagle3Model,
     GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
-use longdraft_models::draft::VocabularyMap;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
+use longdraft_models::draft::block::{
+    BlockConfig, BlockDraft, ConvolutionSizes, LayerKind, SelectorSizes,
+};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
 use serde_json::json;
 
@@ -81,11 +86,33 @@ pub(crate) fn dflash(target: &Target, seed: u64) -> BlockDraft {
         .expect("random draft")
 }
 
+/// The same with convolutions and a selector that prefers some of few candidates.
+pub(crate) fn dflash2(target: &Target, seed: u64) -> BlockDraft {
+    let config = BlockConfig {
+        convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+        selector: Some(SelectorSizes { rank: 4, top_k: 3 }),
+        ..dflash(target, seed).config().clone()
+    };
+    let embedding = target.embedding().expect("table");
+    let mut draft = BlockDraft::initialise(&config, &embedding, seed).expect("random draft");
+    // Fresh ones would change nothing.
+    for parameter in draft.parameters_mut() {
+        let specs = [TensorSpec::new(parameter.name.as_str(), parameter.var.dims())];
+        let values = MemorySource::random(&specs, 0.4, seed).expect("values");
+        if ["successor_codebook", "kernel_projection"].iter().any(|n| parameter.name.contains(n)) {
+            let values = values.load(&parameter.name, DType::F32).expect("values");
+            parameter.var.set(&values).expect("set");
+        }
+    }
+    draft
+}
+
 /// The drafts that drafters of one target read.
 pub(crate) struct Drafts {
     pub(crate) glide: GlideDraft,
     pub(crate) eagle3: Eagle3Draft,
     pub(crate) dflash: BlockDraft,
+    dflash2: BlockDraft,
     head: Arc<ReducedHead>,
 }
 
@@ -98,6 +125,7 @@ impl Drafts {
             glide: glide(target, seed),
             eagle3: eagle3(target, seed),
             dflash: dflash(target, seed),
+            dflash2: dflash2(target, seed),
             head,
         }
     }
@@ -111,25 +139,31 @@ pub(crate) enum Kind {
     Eagle3,
     Dflash,
     DflashReduced,
+    Dflash2,
+    Dflash2Reduced,
     Lookup,
     Datastore,
     Merged,
     MergedEagle3,
     MergedDflash,
+    MergedDflash2,
     Switched,
 }
 
-pub(crate) const KINDS: [Kind; 11] = [
+pub(crate) const KINDS: [Kind; 14] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
     Kind::Dflash,
     Kind::DflashReduced,
+    Kind::Dflash2,
+    Kind::Dflash2Reduced,
     Kind::Lookup,
     Kind::Datastore,
     Kind::Merged,
     Kind::MergedEagle3,
     Kind::MergedDflash,
+    Kind::MergedDflash2,
     Kind::Switched,
 ];
 
@@ -141,6 +175,7 @@ pub(crate) fn drafter<'a>(
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
     let dflash = || DflashModel::new(&drafts.dflash, target).expect("model");
+    let dflash2 = || DflashModel::new(&drafts.dflash2, target).expect("model");
     // Other texts in which tokens follow one another at random.
     let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
     let texts: Vec<Vec<u32>> = (0..60).map(text).collect();
@@ -158,11 +193,16 @@ pub(crate) fn drafter<'a>(
         Kind::DflashReduced => {
             Box::new(BlockDrafter::new(dflash().with_head(Arc::clone(&drafts.head))))
         }
+        Kind::Dflash2 => Box::new(BlockDrafter::new(dflash2())),
+        Kind::Dflash2Reduced => {
+            Box::new(BlockDrafter::new(dflash2().with_head(Arc::clone(&drafts.head))))
+        }
         Kind::Lookup => Box::new(LookupDrafter::new()),
         Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
         Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
         Kind::MergedDflash => combined(Box::new(BlockDrafter::new(dflash())), Combination::Merge),
+        Kind::MergedDflash2 => combined(Box::new(BlockDrafter::new(dflash2())), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
     }
 }

@@ -55,7 +55,13 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
         let found: Vec<_> = tree.nodes().iter().map(|node| (node.token, node.origin)).collect();
         let looks = !matches!(
             kind,
-            Kind::Glide | Kind::GlideReduced | Kind::Eagle3 | Kind::Dflash | Kind::DflashReduced
+            Kind::Glide
+                | Kind::GlideReduced
+                | Kind::Eagle3
+                | Kind::Dflash
+                | Kind::DflashReduced
+                | Kind::Dflash2
+                | Kind::Dflash2Reduced
         );
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");

@@ -22,7 +22,12 @@ impl Blocks {
         for Parameter { name, var, dead, .. } in parameters {
             let tensor = var.as_tensor().detach();
             let Ok((outputs, inputs)) = tensor.dims2() else { continue };
-            if *dead || !tensor.device().is_cpu() || !inputs.is_multiple_of(32) {
+            // Weights of modules are multiplied, other tables are looked up.
+            if *dead
+                || !name.ends_with(".weight")
+                || !tensor.device().is_cpu()
+                || !inputs.is_multiple_of(32)
+            {
                 continue;
             }
             let bytes = QTensor::quantize(&tensor, GgmlDType::Q8_0)?;

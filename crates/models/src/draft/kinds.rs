@@ -38,7 +38,7 @@ pub struct DraftKind {
 }
 
 /// Every kind. The first one that recognises a path opens it.
-pub static KINDS: [DraftKind; 3] = [eagle3::KIND, block::KIND, glide::KIND];
+pub static KINDS: [DraftKind; 4] = [eagle3::KIND, block::PLAIN, block::EXTENDED, glide::KIND];
 
 impl DraftKind {
     /// The kind of a name.

@@ -250,6 +250,35 @@ impl Graph {
         self.result(x.rows, width, &[(x.id, Gradient::Computed)])
     }
 
+    /// A convolution along rows, whose kernels are a weight and those of `delta`.
+    pub(crate) fn convolve(
+        &mut self,
+        y: Matrix,
+        (name, kernels): (&str, u64),
+        delta: Matrix,
+    ) -> Matrix {
+        let base = self.weight(name, kernels, y.width).id;
+        let arguments = [y.id, base, delta.id].map(|id| (id, Gradient::Computed));
+        self.result(y.rows, y.width, &arguments)
+    }
+
+    /// Products of every row of `x` with `each` rows of a table.
+    pub(crate) fn chosen(&mut self, x: Matrix, table: Matrix, each: u64) -> Matrix {
+        let arguments = [x, table].map(|t| self.if_tracked(t.id, Gradient::Computed));
+        self.result(x.rows, each, &arguments)
+    }
+
+    /// `a ∘ b`
+    pub(crate) fn multiply(&mut self, a: Matrix, b: Matrix) -> Matrix {
+        let arguments = [a, b].map(|t| (t.id, Gradient::Computed));
+        self.result(a.rows, a.width, &arguments)
+    }
+
+    /// Rows of a trained table: its gradient is a whole table.
+    pub(crate) fn lookup(&mut self, table: Matrix, rows: u64) -> Matrix {
+        self.result(rows, table.width, &[(table.id, Gradient::Computed)])
+    }
+
     /// Rows of all processes, of which every one has its part.
     pub(crate) fn gathered(&mut self, x: Matrix, parts: u64) -> Matrix {
         if parts == 1 {

@@ -4,7 +4,9 @@
 //! the configuration, its [`Objective`] and its [`Footprint`]. Stages, checkpoints, plans, `capture` and
 //! `extract` know methods only through these.
 
+pub mod block;
 pub mod dflash;
+pub mod dflash2;
 pub mod eagle3;
 pub mod glide;
 
@@ -30,8 +32,12 @@ use crate::objective::Objective;
 use crate::observer::Observer;
 
 /// The methods, the default one first.
-static METHODS: [Method; 3] =
-    [Method::of::<glide::Glide>(), Method::of::<eagle3::Eagle3>(), Method::of::<dflash::Dflash>()];
+static METHODS: [Method; 4] = [
+    Method::of::<glide::Glide>(),
+    Method::of::<eagle3::Eagle3>(),
+    Method::of::<dflash::Dflash>(),
+    Method::of::<dflash2::Dflash2>(),
+];
 
 /// A way to train drafts, as a configuration sets it: its keys are the fields of the type.
 pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {

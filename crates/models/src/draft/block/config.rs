@@ -22,6 +22,15 @@ pub struct ConvolutionSizes {
     pub group_size: usize,
 }
 
+/// A head that chooses among the candidates of a slot by the token before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectorSizes {
+    /// `r`, values of a token in a codebook.
+    pub rank: usize,
+    /// `K`, candidates of a slot.
+    pub top_k: usize,
+}
+
 /// The network of a block draft.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockConfig {
@@ -62,6 +71,8 @@ pub struct BlockConfig {
     pub num_target_layers: usize,
     /// Short convolutions, if the draft has them.
     pub convolution: Option<ConvolutionSizes>,
+    /// Selector among candidates, if the draft has one.
+    pub selector: Option<SelectorSizes>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
 }
@@ -96,6 +107,7 @@ impl BlockConfig {
             target_layers: default_layers(target.num_hidden_layers, layers),
             num_target_layers: target.num_hidden_layers,
             convolution: None,
+            selector: None,
             initializer_range: 0.02,
         }
     }
@@ -161,7 +173,22 @@ impl BlockConfig {
                 ));
             }
         }
+        if let Some(SelectorSizes { rank, top_k }) = self.selector {
+            limits::check(
+                &mut problems,
+                &[
+                    ("selector_rank", rank, limits::HIDDEN),
+                    ("selector_top_k", top_k, self.vocab_size),
+                ],
+            );
+        }
         problems
+    }
+
+    /// The same network without what DFlash2 adds.
+    #[must_use]
+    pub fn plain(&self) -> Self {
+        Self { convolution: None, selector: None, ..self.clone() }
     }
 
     fn check_layers(&self, problems: &mut Problems) {

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
+use super::config::{BlockConfig, ConvolutionSizes, LayerKind, SelectorSizes, default_layers};
 use crate::config::RopeParameters;
 use crate::draft::keys::Keys;
 use crate::error::{Problems, without_backtrace};
@@ -60,6 +60,7 @@ impl BlockConfig {
             target_layers: Vec::new(),
             num_target_layers,
             convolution: None,
+            selector: None,
             initializer_range: keys.number("initializer_range", 0.02),
         };
         config.target_layers = layer_ids(&mut keys, num_target_layers, num_layers);
@@ -67,6 +68,12 @@ impl BlockConfig {
             config.convolution = Some(ConvolutionSizes {
                 kernel_size: keys.size("conv_kernel_size", None),
                 group_size: keys.size("conv_group_size", None),
+            });
+        }
+        if keys.present("selector_rank").is_some() {
+            config.selector = Some(SelectorSizes {
+                rank: keys.size("selector_rank", None),
+                top_k: keys.size("selector_top_k", None),
             });
         }
         config.rope = RopeParameters::from_json(value, max_position_embeddings, &mut problems);
@@ -101,6 +108,10 @@ impl BlockConfig {
         if let Some(sizes) = self.convolution {
             own["conv_kernel_size"] = sizes.kernel_size.into();
             own["conv_group_size"] = sizes.group_size.into();
+        }
+        if let Some(sizes) = self.selector {
+            own["selector_rank"] = sizes.rank.into();
+            own["selector_top_k"] = sizes.top_k.into();
         }
         let mut value = json!({
             "architectures": [architecture],
@@ -267,6 +278,7 @@ mod tests {
                     ..RopeParameters::plain(5e5)
                 },
                 convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+                selector: Some(SelectorSizes { rank: 4, top_k: 16 }),
                 is_causal: Some(false),
                 ..toy()
             },

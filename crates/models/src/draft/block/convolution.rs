@@ -8,8 +8,8 @@
 //! Side 0 stands before a sublayer, side 1 after it, both with the kernels of the sublayer's input.
 
 use candle_core::Tensor;
+use longdraft_kernels::block_convolution::block_convolution;
 
-use super::config::ConvolutionSizes;
 use crate::draft::DraftWeights;
 use crate::error::Result;
 
@@ -19,7 +19,6 @@ pub(super) struct Convolution<'a> {
     base: &'a Tensor,
     /// `[R, 2·K·H/g]`
     delta: Tensor,
-    sizes: ConvolutionSizes,
     slots: usize,
 }
 
@@ -28,12 +27,11 @@ impl<'a> Convolution<'a> {
     pub(super) fn new(
         weights: &'a DraftWeights,
         module: &str,
-        sizes: ConvolutionSizes,
         (z, slots): (&Tensor, usize),
     ) -> Result<Self> {
         let base = weights.tensor(&format!("{module}.base_kernel"))?;
         let delta = weights.project(z, &format!("{module}.kernel_projection"))?;
-        Ok(Self { base, delta, sizes, slots })
+        Ok(Self { base, delta, slots })
     }
 
     /// `conv(y, side)`.
@@ -41,30 +39,6 @@ impl<'a> Convolution<'a> {
     /// # Shapes
     /// - `y`: `[R, H]` → `[R, H]`
     pub(super) fn apply(&self, y: &Tensor, side: usize) -> Result<Tensor> {
-        let (rows, width) = y.dims2()?;
-        let (taps, group) = (self.sizes.kernel_size, self.sizes.group_size);
-        let groups = width / group;
-        let term = |tap: usize| -> Result<Tensor> {
-            let shifted = self.shifted(y, tap)?;
-            let base = self.base.narrow(0, side, 1)?.narrow(1, tap, 1)?.reshape(width)?;
-            let delta = self.delta.narrow(1, (side * taps + tap) * groups, groups)?;
-            let grouped = shifted.reshape((rows, groups, group))?;
-            let computed = grouped.broadcast_mul(&delta.reshape((rows, groups, 1))?)?;
-            Ok((shifted.broadcast_mul(&base)? + computed.reshape((rows, width))?)?)
-        };
-        (1..taps.min(self.slots)).try_fold(term(0)?, |sum, tap| Ok((sum + term(tap)?)?))
-    }
-
-    /// Row `j − tap` of the same block in place of row `j`.
-    fn shifted(&self, y: &Tensor, tap: usize) -> Result<Tensor> {
-        if tap == 0 {
-            return Ok(y.clone());
-        }
-        let (rows, width) = y.dims2()?;
-        let blocks = rows / self.slots;
-        let y = y.reshape((blocks, self.slots, width))?;
-        let before = Tensor::zeros((blocks, tap, width), y.dtype(), y.device())?;
-        let kept = y.narrow(1, 0, self.slots - tap)?;
-        Ok(Tensor::cat(&[&before, &kept], 1)?.reshape((rows, width))?)
+        Ok(block_convolution(y, self.base, &self.delta, (self.slots, side))?)
     }
 }

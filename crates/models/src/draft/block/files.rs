@@ -9,30 +9,60 @@ use serde_json::Value;
 use super::config::BlockConfig;
 use super::model::BlockDraft;
 use super::weights::tensor_specs;
-use crate::draft::DraftKind;
 use crate::draft::files::{SavedDraft, config_beside, open_weights, save_draft};
+use crate::draft::{Draft, DraftKind};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
 use crate::weights::WeightSource;
 
 /// A block draft through the target's head alone.
-pub(in crate::draft) const KIND: DraftKind = DraftKind {
+pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
     name: "dflash",
     title: "DFlash",
-    is_at: |path| config_beside(path).is_some_and(|value| names(&value, ARCHITECTURE)),
+    is_at: |path| is_named(path, ARCHITECTURES[0]),
     open: |path, target| Ok(Box::new(BlockDraft::open(path, target)?)),
-    restore: |config, source, target| {
-        let config = read_saved(config, Some(target.config().num_hidden_layers))?;
-        config.problems_with(target.config()).into_result(source.path())?;
-        Ok(Box::new(BlockDraft::from_source(source, &config, &target.embedding()?)?))
-    },
-    save,
+    restore,
+    save: |folder, config, tensors, target| save(folder, (&PLAIN, config), tensors, target),
     open_gguf: None,
     reading: |_| None,
 };
 
-/// The architecture under which engines know the draft.
-pub(super) const ARCHITECTURE: &str = "DFlashDraftModel";
+/// One with convolutions and a selector.
+pub(in crate::draft) const EXTENDED: DraftKind = DraftKind {
+    name: "dflash2",
+    title: "DFlash2",
+    is_at: |path| is_named(path, ARCHITECTURES[1]),
+    save: |folder, config, tensors, target| save(folder, (&EXTENDED, config), tensors, target),
+    ..PLAIN
+};
+
+/// The architectures under which engines know the drafts, in the order of their kinds.
+const ARCHITECTURES: [&str; 2] = ["DFlashDraftModel", "DFlash2DraftModel"];
+
+/// The kind of a network.
+pub(super) fn kind_of(config: &BlockConfig) -> &'static DraftKind {
+    if is_plain(config) { &PLAIN } else { &EXTENDED }
+}
+
+/// The architecture of a network.
+pub(super) fn architecture_of(config: &BlockConfig) -> &'static str {
+    ARCHITECTURES[usize::from(!is_plain(config))]
+}
+
+fn is_plain(config: &BlockConfig) -> bool {
+    config.convolution.is_none() && config.selector.is_none()
+}
+
+fn is_named(path: &Path, architecture: &str) -> bool {
+    config_beside(path).is_some_and(|value| names(&value, architecture))
+}
+
+fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result<Box<dyn Draft>> {
+    let layers = Some(target.config().num_hidden_layers);
+    let config = read_value(config, layers, Path::new("draft configuration"))?;
+    config.problems_with(target.config()).into_result(source.path())?;
+    Ok(Box::new(BlockDraft::from_source(source, &config, &target.embedding()?)?))
+}
 
 /// The target's frozen tensors, which some files repeat.
 const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
@@ -43,9 +73,8 @@ impl BlockConfig {
     /// # Errors
     /// - it is unusable
     pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
-        let said = saved.config.as_ref().filter(|value| names(value, ARCHITECTURE));
-        let read = |value| Self::from_json(value, None).map_err(in_file(&saved.path));
-        said.map(read).transpose()
+        let said = saved.config.as_ref().filter(|value| is_block_draft(value));
+        said.map(|value| read_value(value, None, &saved.path)).transpose()
     }
 
     /// Where the network of a draft computes something else with tensors of the same shapes.
@@ -69,6 +98,18 @@ impl BlockConfig {
             format!("{:?}, window {:?}", kinds(config), config.sliding_window.unwrap_or_default())
         };
         same("layers (and whether they are causal)", describe(found), describe(self));
+        if !is_plain(found) {
+            let added = |config: &BlockConfig| match config.selector {
+                Some(sizes) => format!("{:?}", sizes.top_k),
+                None => "none".to_owned(),
+            };
+            same("selector_top_k", added(found), added(self));
+            same(
+                "convolution",
+                format!("{:?}", found.convolution),
+                format!("{:?}", self.convolution),
+            );
+        }
         problems
     }
 }
@@ -86,13 +127,22 @@ impl BlockDraft {
         Self::from_source(open_weights(path)?.as_ref(), &config, &target.embedding()?)
     }
 
-    /// Reads the weights of a network whose sizes are known.
+    /// Reads the weights of a network whose sizes are known; a plain draft is extended with fresh tensors
+    /// where `config` wants more.
     ///
     /// # Errors
     /// - as [`Self::from_source`]; the draft is said to be another network
-    pub fn load(saved: &SavedDraft, config: &BlockConfig, embedding: &Tensor) -> Result<Self> {
-        check_same_network(saved, config)?;
-        Self::from_source(open_weights(&saved.path)?.as_ref(), config, embedding)
+    pub fn load(
+        saved: &SavedDraft,
+        config: &BlockConfig,
+        embedding: &Tensor,
+        seed: u64,
+    ) -> Result<Self> {
+        let source = open_weights(&saved.path)?;
+        if check_same_network(saved, config)? {
+            return Self::extended(source.as_ref(), config, embedding, seed);
+        }
+        Self::from_source(source.as_ref(), config, embedding)
     }
 
     /// Checks that [`Self::load`] finds this network; no tensor is read.
@@ -100,8 +150,9 @@ impl BlockDraft {
     /// # Errors
     /// - as [`Self::load`]
     pub fn check_file(saved: &SavedDraft, config: &BlockConfig) -> Result<()> {
-        check_same_network(saved, config)?;
-        check_tensors(open_weights(&saved.path)?.as_ref(), config)
+        let extends = check_same_network(saved, config)?;
+        let config = if extends { config.plain() } else { config.clone() };
+        check_tensors(open_weights(&saved.path)?.as_ref(), &config)
     }
 
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
@@ -109,8 +160,9 @@ impl BlockDraft {
     /// # Errors
     /// - the folder cannot be written
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
-        let config = self.config.to_json(ARCHITECTURE);
-        save(folder, &config, &self.weights.named(), target_fingerprint)
+        let config = self.config.to_json(architecture_of(&self.config));
+        let kind = kind_of(&self.config);
+        save(folder, (kind, &config), &self.weights.named(), target_fingerprint)
     }
 }
 
@@ -127,8 +179,13 @@ pub(super) fn check_tensors(source: &dyn WeightSource, config: &BlockConfig) -> 
     problems.into_result(source.path())
 }
 
-fn save(folder: &Path, config: &Value, tensors: &[(String, Tensor)], target: &str) -> Result<()> {
-    let metadata = HashMap::from([("draft".to_owned(), KIND.name.to_owned())]);
+fn save(
+    folder: &Path,
+    (kind, config): (&DraftKind, &Value),
+    tensors: &[(String, Tensor)],
+    target: &str,
+) -> Result<()> {
+    let metadata = HashMap::from([("draft".to_owned(), kind.name.to_owned())]);
     save_draft(folder, config.clone(), metadata, tensors, target)
 }
 
@@ -136,26 +193,36 @@ fn folder_of(path: &Path) -> &Path {
     if path.is_dir() { path } else { path.parent().unwrap_or(path) }
 }
 
+fn is_block_draft(value: &Value) -> bool {
+    ARCHITECTURES.iter().any(|architecture| names(value, architecture))
+}
+
 fn names(value: &Value, architecture: &str) -> bool {
     let listed = value["architectures"].as_array();
     listed.is_some_and(|names| names.iter().any(|name| name == architecture))
-}
-
-/// The configuration as a checkpoint holds it.
-fn read_saved(config: &Value, target_layers: Option<usize>) -> Result<BlockConfig> {
-    let in_checkpoint = in_file(Path::new("draft configuration"));
-    BlockConfig::from_json(config, target_layers).map_err(in_checkpoint)
 }
 
 fn read_config(file: &Path, target_layers: Option<usize>) -> Result<BlockConfig> {
     let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
     let value: Value =
         serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))?;
-    if !names(&value, ARCHITECTURE) {
-        let problem = format!("`architectures` does not name {ARCHITECTURE}");
+    read_value(&value, target_layers, file)
+}
+
+/// A configuration whose architecture is that of its keys; `file` stands in errors.
+fn read_value(value: &Value, target_layers: Option<usize>, file: &Path) -> Result<BlockConfig> {
+    if !is_block_draft(value) {
+        let known = ARCHITECTURES.join(" or ");
+        let problem = format!("`architectures` does not name {known}");
         return Err(ModelError::invalid(file, problem));
     }
-    BlockConfig::from_json(&value, target_layers).map_err(in_file(file))
+    let config = BlockConfig::from_json(value, target_layers).map_err(in_file(file))?;
+    let architecture = architecture_of(&config);
+    if !names(value, architecture) {
+        let problem = format!("`architectures` does not name {architecture}, whose keys are there");
+        return Err(ModelError::invalid(file, problem));
+    }
+    Ok(config)
 }
 
 fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
@@ -163,8 +230,10 @@ fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
     |problems| ModelError::Invalid { path, problems }
 }
 
-/// Weights fit networks that compute something else: what is said of them must hold.
-fn check_same_network(saved: &SavedDraft, wanted: &BlockConfig) -> Result<()> {
-    let found = BlockConfig::of_saved(saved)?;
-    found.map_or(Ok(()), |found| wanted.differences(&found).into_result(&saved.path))
+/// Weights fit networks that compute something else: what is said of them must hold. Returns whether
+/// they are those of a plain draft where more is wanted.
+fn check_same_network(saved: &SavedDraft, wanted: &BlockConfig) -> Result<bool> {
+    let Some(found) = BlockConfig::of_saved(saved)? else { return Ok(false) };
+    wanted.differences(&found).into_result(&saved.path)?;
+    Ok(is_plain(&found) && !is_plain(wanted))
 }

@@ -9,7 +9,8 @@
 //! h      = RMS_norm(x)                       read by the target's frozen head
 //! ```
 //!
-//! Short convolutions along the slots may stand around both sublayers. Shapes: `A` tapped layers, `G`
+//! DFlash2 adds short convolutions along the slots around both sublayers, and a selector that chooses
+//! among the best tokens of a slot by the token before it. Shapes: `A` tapped layers, `G`
 //! slots of a block, `R` slots of all blocks; the rest as everywhere.
 
 mod config;
@@ -18,12 +19,14 @@ mod convolution;
 mod files;
 mod mask;
 mod model;
+mod selector;
 mod weights;
 
-pub use config::{BlockConfig, ConvolutionSizes, LayerKind, default_layers};
-pub(super) use files::KIND;
+pub use config::{BlockConfig, ConvolutionSizes, LayerKind, SelectorSizes, default_layers};
+pub(super) use files::{EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;
+pub use selector::Selector;
 pub use weights::tensor_specs;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::config::BlockConfig;
 use super::convolution::Convolution;
-use super::files::ARCHITECTURE;
+use super::files::architecture_of;
 use super::mask::Visible;
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
@@ -28,7 +28,7 @@ pub struct BlockDraft {
 
 impl Draft for BlockDraft {
     fn method(&self) -> &'static str {
-        super::KIND.name
+        super::files::kind_of(&self.config).name
     }
 
     fn taps(&self) -> Vec<Tap> {
@@ -52,7 +52,7 @@ impl Draft for BlockDraft {
     }
 
     fn config_json(&self) -> Value {
-        self.config.to_json(ARCHITECTURE)
+        self.config.to_json(architecture_of(&self.config))
     }
 }
 
@@ -208,9 +208,8 @@ impl BlockDraft {
         z: &Tensor,
         visible: &Visible,
     ) -> Result<Option<Convolution<'_>>> {
-        let sizes = self.config.convolution;
-        let make = |sizes| Convolution::new(&self.weights, module, sizes, (z, visible.slots()));
-        sizes.map(make).transpose()
+        let make = |_| Convolution::new(&self.weights, module, (z, visible.slots()));
+        self.config.convolution.map(make).transpose()
     }
 
     fn attention(

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::chosen_products::chosen_products;
+use longdraft_kernels::top_k::linear_top_k;
 use serde_json::Value;
 
 use super::*;
@@ -35,6 +37,7 @@ pub(super) fn toy() -> BlockConfig {
         target_layers: vec![LayerId(1), LayerId(3)],
         num_target_layers: 6,
         convolution: None,
+        selector: None,
         initializer_range: 0.2,
     }
 }
@@ -235,6 +238,9 @@ fn config_of(meta: &Value, file: &SafetensorsSource) -> BlockConfig {
         convolution: optional("conv_kernel_size")
             .zip(optional("conv_group_size"))
             .map(|(kernel_size, group_size)| ConvolutionSizes { kernel_size, group_size }),
+        selector: optional("selector_rank")
+            .zip(optional("top_k"))
+            .map(|(rank, top_k)| SelectorSizes { rank, top_k }),
         initializer_range: 0.02,
     }
 }
@@ -253,6 +259,58 @@ fn hidden_states_are_those_of_the_reference_cases() {
             let want = want.index_select(&kept.expect("indices"), 0).expect("kept");
             let error = worst(&hidden, &want.reshape(hidden.shape()).expect("rows"));
             assert!(error < 1e-4, "{}, blocks {:?}: {error}", case.path.display(), row.blocks);
+        }
+    }
+}
+
+/// Scores of a slot's candidates where `before` stands before it, `[K]`.
+fn scores(case: &Case, state: &Tensor, before: u32, candidates: &[u32]) -> Vec<f32> {
+    let selector = case.network.selector().expect("a selector");
+    let logits = chosen_products(state, &case.load("in.head"), candidates).expect("logits");
+    let projected = selector.project(state).expect("projected");
+    let preferences = selector.preferences(&projected, &[before], candidates).expect("scores");
+    (logits + preferences).and_then(|t| t.detach().squeeze(0)?.to_vec1()).expect("scores")
+}
+
+#[test]
+fn candidates_scores_and_choices_are_those_of_the_reference_cases() {
+    let Some(mut cases) = cases() else { return };
+    cases.retain(|case| case.network.selector().is_some());
+    assert!(!cases.is_empty(), "a folder without such cases");
+    for case in cases {
+        let (slots, path) = (case.network.config().block_size, case.path.display());
+        let top_k = case.network.config().selector.expect("sizes").top_k;
+        let integers = |name: &str| case.file.load_integers(name).expect("integers");
+        let (candidates, walk) = (integers("out.candidates"), integers("out.walk"));
+        let wanted = case.load("out.scores").flatten_all().expect("flat");
+        for row in case.rows() {
+            let hidden = case.hidden(&row).detach();
+            let top = linear_top_k(&hidden, &case.load("in.head"), top_k).expect("candidates");
+            for (block, (at, anchor)) in row
+                .blocks
+                .iter()
+                .zip(&row.anchors)
+                .enumerate()
+                .map(|(i, b)| (i, (*b.0 as usize, *b.1)))
+            {
+                let mut chosen = row.ids[anchor];
+                for slot in 1..slots.min(row.ids.len() - anchor) {
+                    let first = (at * slots + slot) * top_k;
+                    let own = &top.ids[(block * slots + slot) * top_k..][..top_k];
+                    let same =
+                        own.iter().zip(&candidates[first..]).all(|(a, b)| i64::from(*a) == *b);
+                    assert!(same, "{path}, block {at}, slot {slot}: other candidates");
+                    let state = hidden.narrow(0, block * slots + slot, 1).expect("state");
+                    let forced = scores(&case, &state, row.ids[anchor + slot - 1], own);
+                    let forced = Tensor::from_vec(forced, top_k, &Device::Cpu).expect("scores");
+                    let error = worst(&forced, &wanted.narrow(0, first, top_k).expect("scores"));
+                    assert!(error < 1e-4, "{path}, block {at}, slot {slot}: {error}");
+                    let walked = scores(&case, &state, chosen, own);
+                    let best = (0..top_k).rev().max_by(|a, b| walked[*a].total_cmp(&walked[*b]));
+                    chosen = own[best.expect("candidates")];
+                    assert_eq!(i64::from(chosen), walk[at * (slots - 1) + slot - 1], "{path}");
+                }
+            }
         }
     }
 }
@@ -322,7 +380,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
     assert_eq!(crate::draft::files::trained_for(folder.path()).as_deref(), Some("of the target"));
     let saved = SavedDraft::at(folder.path());
     BlockDraft::check_file(&saved, &config).expect("the same network");
-    let again = BlockDraft::load(&saved, &config, &table).expect("opened");
+    let again = BlockDraft::load(&saved, &config, &table, 3).expect("opened");
     assert_eq!(again.config(), &config);
     for (a, b) in draft.weights().named().iter().zip(again.weights().named()) {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
@@ -332,7 +390,49 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         (BlockConfig { target_layers: vec![LayerId(0), LayerId(3)], ..config.clone() }, "layers"),
         (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
     ] {
-        let error = BlockDraft::load(&saved, &other, &table).err().expect("refused");
+        let error = BlockDraft::load(&saved, &other, &table, 3).err().expect("refused");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
+    let table = noise(&[40, 32], 1);
+    let plain = BlockConfig { is_causal: Some(false), ..toy() };
+    let wide = BlockConfig {
+        convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+        selector: Some(SelectorSizes { rank: 4, top_k: 5 }),
+        ..plain.clone()
+    };
+    let draft = BlockDraft::initialise(&plain, &table, 3).expect("draft");
+    let folder = tempfile::tempdir().expect("folder");
+    draft.save(folder.path(), "of the target").expect("saved");
+    let saved = SavedDraft::at(folder.path());
+    BlockDraft::check_file(&saved, &wide).expect("one to extend");
+    let extended = BlockDraft::load(&saved, &wide, &table, 7).expect("extended");
+    let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
+    let hidden = run(&extended, &ids, &features, &[2, 7]);
+    assert!(worst(&hidden, &run(&draft, &ids, &features, &[2, 7])) < 1e-6);
+    let selector = extended.selector().expect("a selector");
+    let projected = selector.project(&hidden).expect("projected");
+    let preferences = selector.preferences(&projected, &[1; 8], &[4; 40]).expect("preferences");
+    let values = preferences.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
+    assert_eq!(values, [0.0; 40], "a fresh selector prefers nothing");
+
+    // Its own files are of the other kind, and no plain draft starts from them.
+    let folder = tempfile::tempdir().expect("folder");
+    extended.save(folder.path(), "of the target").expect("saved");
+    assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, "dflash2");
+    let saved = SavedDraft::at(folder.path());
+    let again = BlockDraft::load(&saved, &wide, &table, 9).expect("opened");
+    for (a, b) in extended.weights().named().iter().zip(again.weights().named()) {
+        assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
+    }
+    for (other, key) in [
+        (plain, "convolution"),
+        (BlockConfig { selector: Some(SelectorSizes { rank: 4, top_k: 6 }), ..wide }, "top_k"),
+    ] {
+        let error = BlockDraft::load(&saved, &other, &table, 3).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
     }
 }

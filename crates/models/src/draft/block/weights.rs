@@ -2,17 +2,18 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
-use super::config::BlockConfig;
+use super::config::{BlockConfig, SelectorSizes};
 use super::files::check_tensors;
 use super::model::BlockDraft;
+use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
 use crate::draft::DraftWeights;
 use crate::draft::weights::{initial_value, parameter};
 use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
-/// Every tensor of the network without heads, in the order of the published table.
+/// Every tensor of the network, in the order of the published table.
 pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (query, kv, head) = (config.query_size(), config.kv_size(), config.head_dim);
@@ -51,28 +52,44 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
         }
     }
     all.push(TensorSpec::new("norm.weight", &[hidden]));
+    if let Some(SelectorSizes { rank, .. }) = config.selector {
+        let codebook = [config.vocab_size, rank];
+        all.push(TensorSpec::new(PREDECESSORS, &codebook));
+        all.push(TensorSpec::new(SUCCESSORS, &codebook));
+        all.push(TensorSpec::new(format!("{HIDDEN_PROJECTION}.weight"), &[rank, hidden]));
+    }
     all
 }
 
 impl BlockDraft {
     /// Fresh weights beside the target's frozen table `[V, H]`, on its device: matrices
-    /// N(0, `initializer_range`), norms 1, biases 0, convolutions that change nothing.
+    /// N(0, `initializer_range`), norms 1, biases 0, convolutions and a selector that change nothing.
     ///
     /// # Errors
     /// - sizes do not fit
     pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
+        Self::build(config, embedding, |spec| fresh(spec, config, seed, embedding.device()))
+    }
+
+    /// Reads a plain network and adds what [`BlockConfig::plain`] leaves out, fresh: at first the draft
+    /// proposes what the plain one does.
+    ///
+    /// # Errors
+    /// - as [`Self::from_source`]
+    pub fn extended(
+        source: &dyn WeightSource,
+        config: &BlockConfig,
+        embedding: &Tensor,
+        seed: u64,
+    ) -> Result<Self> {
+        let plain = config.plain();
+        check_tensors(source, &plain)?;
+        let known: Vec<String> = tensor_specs(&plain).into_iter().map(|spec| spec.name).collect();
         Self::build(config, embedding, |spec| {
-            let device = embedding.device();
-            if spec.name.ends_with(".kernel_projection.weight") {
-                return Ok(Tensor::zeros(spec.shape.as_slice(), DType::F32, device)?);
+            if known.contains(&spec.name) {
+                return Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?);
             }
-            if spec.name.ends_with(".base_kernel") {
-                let (taps, width) = (spec.shape[1], spec.shape[2]);
-                let own = |i: usize| if (i / width).is_multiple_of(taps) { 1.0 } else { 0.0 };
-                let values: Vec<f32> = (0..2 * taps * width).map(own).collect();
-                return Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?);
-            }
-            initial_value(spec, config.initializer_range, seed, device)
+            fresh(spec, config, seed, embedding.device())
         })
     }
 
@@ -106,6 +123,19 @@ impl BlockDraft {
         let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.clone());
         Ok(Self { config: config.clone(), weights, embedding, rope })
     }
+}
+
+fn fresh(spec: &TensorSpec, config: &BlockConfig, seed: u64, device: &Device) -> Result<Tensor> {
+    if spec.name == SUCCESSORS || spec.name.ends_with(".kernel_projection.weight") {
+        return Ok(Tensor::zeros(spec.shape.as_slice(), DType::F32, device)?);
+    }
+    if spec.name.ends_with(".base_kernel") {
+        let (taps, width) = (spec.shape[1], spec.shape[2]);
+        let own = |i: usize| if (i / width).is_multiple_of(taps) { 1.0 } else { 0.0 };
+        let values: Vec<f32> = (0..2 * taps * width).map(own).collect();
+        return Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?);
+    }
+    initial_value(spec, config.initializer_range, seed, device)
 }
 
 fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {

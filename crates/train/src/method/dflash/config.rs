@@ -5,7 +5,7 @@ use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::weights::SlotWeights;
+use crate::method::block::SlotWeights;
 
 /// Layers over several of the target's layers that propose a whole block in one pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -58,7 +58,11 @@ impl Default for Dflash {
 
 impl Dflash {
     /// The network that it asks for, with a mask token.
-    pub(super) fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {
+    pub(in crate::method) fn network(
+        &self,
+        target: &TargetConfig,
+        mask_token_id: u32,
+    ) -> BlockConfig {
         let mut config =
             BlockConfig::for_target(target, self.layers, self.block_size, mask_token_id);
         if let Some(ids) = &self.target_layers {

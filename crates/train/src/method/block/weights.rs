@@ -32,7 +32,7 @@ pub enum SlotWeights {
 
 impl SlotWeights {
     /// Whether they depend on the draft.
-    pub(super) fn look_at_the_draft(self) -> bool {
+    pub(in crate::method) fn look_at_the_draft(self) -> bool {
         !matches!(self, Self::Decay | Self::Uniform)
     }
 

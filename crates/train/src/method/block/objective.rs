@@ -1,6 +1,6 @@
-//! Hard labels at the slots of drawn blocks: `Σ w CE / Σ w`.
+//! Hard labels at the slots of drawn blocks: `Σ w CE / Σ w`, with the loss of a selector beside it.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Weighted,
@@ -8,9 +8,10 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{BlockDraft, Visible};
+use longdraft_models::draft::block::{BlockDraft, Selector, Visible};
 
 use super::blocks::{BlockDraws, Slots};
+use super::selected::{Hits, Selected, SelectorLoss};
 use super::weights::SlotWeights;
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
@@ -30,6 +31,8 @@ pub struct BlockLoss {
     pub alpha: f64,
     /// Whether rows divide the loss of D-PACE.
     pub divide_by_rows: bool,
+    /// The part of the draft's selector; without it a selector is neither trained nor asked.
+    pub selector: Option<SelectorLoss>,
 }
 
 /// Where blocks begin.
@@ -49,12 +52,8 @@ struct Plan {
     slots: Slots,
     /// Weights of the learned slots.
     weights: Vec<f32>,
-}
-
-impl Plan {
-    fn total(&self) -> f64 {
-        self.weights.iter().map(|weight| f64::from(*weight)).sum()
-    }
+    /// What a row adds to the divisor of each part of the loss.
+    denominators: Vec<f64>,
 }
 
 impl BlockObjective {
@@ -130,22 +129,10 @@ impl BlockObjective {
         slots.learned.iter().map(|slot| all[*slot as usize] as f32).collect()
     }
 
-    /// Weights of a row's slots from the draft's own losses there.
-    fn weights_of_losses(&self, slots: &Slots, losses: &[f64]) -> Vec<f32> {
-        let chances: Vec<f64> = losses.iter().map(|loss| (-loss).exp()).collect();
-        self.weights(slots, Some(&chances))
-    }
-
-    /// What the draft makes of the learned slots, without a gradient.
-    fn observe(
-        &self,
-        batch: &Batch,
-        features: &BatchFeatures,
-        slots: &Slots,
-    ) -> Result<RowStatistics> {
-        let states = self.states(batch, features, slots)?.detach();
+    /// What the head makes of learned slots' states `[S, H]`, without a gradient.
+    fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
         let output = linear_cross_entropy(&Inputs {
-            hidden: &states,
+            hidden: &states.detach(),
             head: &self.head,
             labels: &slots.labels,
             soft: SoftTargets::None,
@@ -157,47 +144,92 @@ impl BlockObjective {
 
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
         let slots = self.slots(batch);
-        let weights = if slots.learned.is_empty() || !self.loss.weights.look_at_the_draft() {
-            self.weights(&slots, None)
-        } else {
-            let losses = self.observe(batch, features, &slots)?.hard;
-            self.weights_of_losses(&slots, &losses)
-        };
-        Ok(Plan { slots, weights })
-    }
-
-    /// What a row is divided by.
-    fn denominator(&self, plan: &Plan) -> f64 {
-        if self.loss.divide_by_rows && self.loss.weights.look_at_the_draft() {
-            1.0
-        } else {
-            plan.total()
+        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
+        let looks = self.loss.weights.look_at_the_draft();
+        if slots.learned.is_empty() || !(looks || hits_divide) {
+            return Ok(self.planned(slots, None, None));
         }
+        let states = self.states(batch, features, &slots)?.detach();
+        let losses = if looks { Some(self.observe(&states, &slots)?.hard) } else { None };
+        let hits = if hits_divide { self.hits(&states, &slots)? } else { None };
+        Ok(self.planned(slots, losses.as_deref(), hits.as_ref()))
     }
 
-    /// Counters of a row; a delay is a slot here.
+    /// The plan of a row, from the draft's own losses and hits where they matter.
+    fn planned(&self, slots: Slots, losses: Option<&[f64]>, hits: Option<&Hits>) -> Plan {
+        let chances =
+            losses.map(|losses| losses.iter().map(|loss| (-loss).exp()).collect::<Vec<_>>());
+        let weights = self.weights(&slots, chances.as_deref());
+        let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+        let by_rows = self.loss.divide_by_rows && self.loss.weights.look_at_the_draft();
+        let of_slots = if by_rows { 1.0 } else { total };
+        let mut denominators = vec![of_slots];
+        if let Some(selector) = self.loss.selector {
+            let of_hits = || hits.map_or(0.0, |hits| hits.total(&weights));
+            denominators.push(if selector.over_hits { of_hits() } else { of_slots });
+        }
+        Plan { slots, weights, denominators }
+    }
+
+    /// The draft's selector, where it is trained.
+    fn selector(&self) -> Option<(SelectorLoss, Selector<'_>)> {
+        self.loss.selector.zip(self.draft.selector())
+    }
+
+    /// Rows whose label is a candidate, where a selector is trained.
+    fn hits(&self, states: &Tensor, slots: &Slots) -> Result<Option<Hits>> {
+        let Some((_, selector)) = self.selector() else { return Ok(None) };
+        Ok(Some(Hits::of(states, &self.head, slots, selector.sizes().top_k)?))
+    }
+
+    /// What the selector chooses at the hits, where one is trained.
+    fn select(&self, states: &Tensor, slots: &Slots) -> Result<Option<(Hits, Option<Selected>)>> {
+        let Some(hits) = self.hits(states, slots)? else { return Ok(None) };
+        let Some((_, selector)) = self.selector() else { return Ok(None) };
+        let selected = hits.select(selector, (states, &self.head), slots)?;
+        Ok(Some((hits, selected)))
+    }
+
+    /// Counters of a row; a delay is a slot here. What a selector chooses counts where there is one.
     fn metrics(
         &self,
-        Plan { slots, weights }: &Plan,
+        plan: &Plan,
         rows: &RowStatistics,
-        denominator: f64,
-    ) -> DraftMetrics {
+        selected: Option<&(Hits, Option<Selected>)>,
+    ) -> Result<DraftMetrics> {
+        let Plan { slots, weights, denominators } = plan;
         let mut metrics = DraftMetrics::default();
+        let (mut right, mut chances) = (rows.agrees.clone(), rows.acceptance.clone());
+        let weighed = |losses: &[f64], rows: &mut dyn Iterator<Item = usize>| -> f64 {
+            losses.iter().zip(rows).map(|(loss, row)| f64::from(weights[row]) * loss).sum()
+        };
+        let sum = weighed(&rows.hard, &mut (0..weights.len()));
+        metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: denominators[0] }];
+        if let (Some((hits, selected)), Some(loss)) = (selected, self.loss.selector) {
+            (metrics.candidate_rows, metrics.candidate_hits) = (weights.len(), hits.rows.len());
+            right.fill(false);
+            chances.fill(0.0);
+            let mut sum = 0.0;
+            if let Some(Selected { losses, right: chosen }) = selected {
+                let losses: Vec<f64> = losses.detach().to_dtype(DType::F64)?.to_vec1()?;
+                sum = weighed(&losses, &mut hits.rows.iter().map(|row| *row as usize));
+                for ((row, loss), chosen) in hits.rows.iter().zip(losses).zip(chosen) {
+                    (right[*row as usize], chances[*row as usize]) = (*chosen, (-loss).exp());
+                }
+            }
+            metrics.parts.push(LossPart { weight: loss.weight, sum, denominator: denominators[1] });
+        }
         let size = self.draft.config().block_size;
         let mut agrees = vec![false; slots.ids.len()];
-        let mut sum = 0.0;
         for (row, slot) in slots.learned.iter().enumerate() {
             let delay = *slot % size as u32;
-            let (hard, right) = (rows.hard[row], rows.agrees[row]);
-            metrics.add_row(delay, hard, 0.0, right, rows.acceptance[row]);
-            agrees[*slot as usize] = right;
-            sum += f64::from(weights[row]) * hard;
+            metrics.add_row(delay, rows.hard[row], 0.0, right[row], chances[row]);
+            agrees[*slot as usize] = right[row];
         }
-        metrics.parts = vec![LossPart { weight: 1.0, sum, denominator }];
-        let right = |block: &[bool]| 1 + block[1..].iter().take_while(|right| **right).count();
+        let length = |block: &[bool]| 1 + block[1..].iter().take_while(|right| **right).count();
         metrics.replayed =
-            Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(right).sum() };
-        metrics
+            Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(length).sum() };
+        Ok(metrics)
     }
 }
 
@@ -219,18 +251,21 @@ impl Objective for BlockObjective {
     }
 
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
-        if self.loss.weights.look_at_the_draft() {
-            return self.loss.divide_by_rows.then(|| vec![1.0]);
+        let looks = self.loss.weights.look_at_the_draft();
+        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
+        if hits_divide || (looks && !self.loss.divide_by_rows) {
+            return None;
         }
-        let slots = self.slots(batch);
-        let weights = self.weights(&slots, None);
-        Some(vec![Plan { slots, weights }.total()])
+        if looks {
+            return Some(vec![1.0; 1 + usize::from(self.loss.selector.is_some())]);
+        }
+        Some(self.planned(self.slots(batch), None, None).denominators)
     }
 
-    /// The draft runs here only where weights depend on it.
+    /// The draft runs here only where weights or divisors depend on it.
     fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared> {
         let plan = self.plan(batch, features)?;
-        Ok(Prepared::new(vec![self.denominator(&plan)], plan))
+        Ok(Prepared::new(plan.denominators.clone(), plan))
     }
 
     fn share(
@@ -242,16 +277,26 @@ impl Objective for BlockObjective {
         train: bool,
     ) -> Result<Share> {
         let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
-        let Plan { slots, weights } = plan;
+        let Plan { slots, weights, .. } = plan;
         if slots.learned.is_empty() {
             return Ok(Share { loss: None, metrics: DraftMetrics::default() });
         }
         let states = self.states(batch, features, slots)?;
         let states = if train { states } else { states.detach() };
         let output = self.cross_entropy(&states, &slots.labels, weights)?;
-        let metrics = self.metrics(plan, &output.rows, self.denominator(plan));
-        let denominator = denominators.first().copied().filter(|d| *d > 0.0).unwrap_or(1.0);
-        Ok(Share { loss: Some((output.loss_sum / denominator)?), metrics })
+        let selected = self.select(&states, slots)?;
+        let metrics = self.metrics(plan, &output.rows, selected.as_ref())?;
+        let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);
+        let mut loss = (output.loss_sum / divisor(0).unwrap_or(1.0))?;
+        if let (Some((hits, Some(selected))), Some(part)) = (&selected, self.loss.selector) {
+            let factor = part.weight / divisor(1).unwrap_or(1.0);
+            let weights: Vec<f64> =
+                hits.rows.iter().map(|row| factor * f64::from(weights[*row as usize])).collect();
+            let weights = Tensor::from_vec(weights, selected.losses.dims(), states.device())?;
+            let weights = weights.to_dtype(selected.losses.dtype())?;
+            loss = (loss + (&selected.losses * weights)?.sum_all()?)?;
+        }
+        Ok(Share { loss: Some(loss), metrics })
     }
 
     fn quantities(&self, _: TeacherKind) -> Quantities {
@@ -262,8 +307,12 @@ impl Objective for BlockObjective {
             SlotWeights::Uniform => String::new(),
             _ => format!("; D-PACE weights, α = {}", self.loss.alpha),
         };
+        let selector = match self.loss.selector {
+            Some(part) => format!("; {} times the selector's", part.weight),
+            None => String::new(),
+        };
         Quantities {
-            loss: format!("{text}; {slots}{weights}"),
+            loss: format!("{text}; {slots}{weights}{selector}"),
             hard_loss: format!("{text}; {slots}"),
             agreement: text.to_owned(),
             acceptance: text.to_owned(),
@@ -275,10 +324,11 @@ impl Objective for BlockObjective {
         if slots.learned.is_empty() {
             return Ok(DraftMetrics::default());
         }
-        let rows = self.observe(batch, features, &slots)?;
-        let weights = self.weights_of_losses(&slots, &rows.hard);
-        let plan = Plan { slots, weights };
-        Ok(self.metrics(&plan, &rows, self.denominator(&plan)))
+        let states = self.states(batch, features, &slots)?.detach();
+        let rows = self.observe(&states, &slots)?;
+        let selected = self.select(&states, &slots)?;
+        let plan = self.planned(slots, Some(&rows.hard), selected.as_ref().map(|(hits, _)| hits));
+        self.metrics(&plan, &rows, selected.as_ref())
     }
 
     fn draft_len(&self) -> usize {

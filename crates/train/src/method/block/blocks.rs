@@ -48,6 +48,8 @@ pub(super) struct Slots {
     pub(super) learned: Vec<u32>,
     /// Their labels.
     pub(super) labels: Vec<u32>,
+    /// The tokens before these labels.
+    pub(super) before: Vec<u32>,
 }
 
 impl Slots {
@@ -63,12 +65,14 @@ impl Slots {
             positions: Vec::with_capacity(starts.len() * size),
             learned: Vec::new(),
             labels: Vec::new(),
+            before: Vec::new(),
         };
         for (&start, k) in starts.iter().flat_map(|start| (0..size).map(move |k| (start, k))) {
             let t = start + k;
             if k > 0 && same_document(batch, start, t) && batch.loss_mask[t] {
                 slots.learned.push(slots.ids.len() as u32);
                 slots.labels.push(batch.ids[t]);
+                slots.before.push(batch.ids[t - 1]);
             }
             slots.ids.push(if k == 0 { batch.ids[start] } else { mask });
             slots.positions.push(batch.position_ids[start] + k as u32);

@@ -1,10 +1,14 @@
 //! What a block draft takes: keys of the context, the slots' layers, and their loss.
 
 use longdraft_kernels::linear::Pass;
-use longdraft_models::draft::block::{BlockConfig, tensor_specs};
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::block::{BlockConfig, SelectorSizes, tensor_specs};
 use longdraft_models::target::Tap;
 use longdraft_models::weights::TensorSpec;
 
+use super::BlockLoss;
+use super::build::check_sizes;
+use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::graph::{Angles, Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
@@ -12,14 +16,14 @@ use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
 
 /// A block draft trained on some blocks a row.
 #[derive(Debug, Clone)]
-pub(super) struct DflashFootprint {
-    pub(super) sizes: BlockConfig,
-    pub(super) blocks_per_row: usize,
+pub(in crate::method) struct BlockFootprint {
+    sizes: BlockConfig,
+    blocks_per_row: usize,
     /// Whether weights wait for all rows of a step.
-    pub(super) holds_step: bool,
+    holds_step: bool,
 }
 
-impl Footprint for DflashFootprint {
+impl Footprint for BlockFootprint {
     fn specs(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.sizes)
     }
@@ -47,7 +51,11 @@ impl Footprint for DflashFootprint {
         let learned = graph.select(hidden, slots);
         let (width, vocabulary) = (learned.width, self.sizes.vocab_size as u64);
         let head = graph.given(vocabulary, width);
-        let loss = graph.loss(learned, head);
+        let mut loss = graph.loss(learned, head);
+        if let Some(sizes) = self.sizes.selector {
+            let selected = self.selector(&mut graph, (learned, head), sizes);
+            loss = graph.add(loss, selected);
+        }
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
         for pass in [Pass::Forward, Pass::InputGradient] {
             graph.pack(pass, (of_slots.chunk(), width, vocabulary));
@@ -75,7 +83,23 @@ impl Footprint for DflashFootprint {
     }
 }
 
-impl DflashFootprint {
+impl BlockFootprint {
+    /// That of a network that fits the target.
+    ///
+    /// # Errors
+    /// - it does not
+    pub(in crate::method) fn new(
+        sizes: BlockConfig,
+        loss: &BlockLoss,
+        blocks_per_row: usize,
+        target: &TargetConfig,
+    ) -> Result<Self> {
+        check_sizes(&sizes, target)?;
+        let of_weights = loss.weights.look_at_the_draft() && !loss.divide_by_rows;
+        let of_hits = loss.selector.is_some_and(|selector| selector.over_hits);
+        Ok(Self { sizes, blocks_per_row, holds_step: of_weights || of_hits })
+    }
+
     /// Slots of a row at most.
     fn slots(&self, row: &Row) -> u64 {
         row.tokens.min(self.blocks_per_row as u64) * self.sizes.block_size as u64
@@ -129,6 +153,8 @@ impl DflashFootprint {
         let config = &self.sizes;
         graph.enter(format!("layers.{i}."));
         let normed = graph.norm(x, Some("input_layernorm"));
+        let of_attention = self.kernels(graph, normed, "attention_conv");
+        let normed = self.convolved(graph, normed, ("attention_conv", of_attention));
         let q = graph.linear(normed, "q_proj", config.query_size() as u64);
         let q = self.heads_norm(graph, q, "q_norm");
         let q = graph.rotate(q, angles);
@@ -137,8 +163,60 @@ impl DflashFootprint {
         let heads = config.num_attention_heads as u64;
         let attended = graph.attention(q, [k, v], heads, config.block_size as u64);
         let attended = graph.linear(attended, "o_proj", x.width);
+        let attended = self.convolved(graph, attended, ("attention_conv", of_attention));
         let x = graph.add(x, attended);
         let normed = graph.norm(x, Some("post_attention_layernorm"));
-        graph.gated_mlp_onto(x, normed, config.intermediate_size as u64)
+        let inner = config.intermediate_size as u64;
+        let of_mlp = self.kernels(graph, normed, "mlp_conv");
+        if of_mlp.is_none() {
+            return graph.gated_mlp_onto(x, normed, inner);
+        }
+        let normed = self.convolved(graph, normed, ("mlp_conv", of_mlp));
+        let [gate, up] = ["gate", "up"].map(|name| graph.linear(normed, name, inner));
+        let gated = graph.swiglu(gate, up);
+        let out = graph.linear(gated, "down", x.width);
+        let out = self.convolved(graph, out, ("mlp_conv", of_mlp));
+        graph.add(x, out)
+    }
+
+    /// The kernels that a convolution computes of its sublayer's input.
+    fn kernels(&self, graph: &mut Graph, x: Matrix, name: &str) -> Option<Matrix> {
+        let sizes = self.sizes.convolution?;
+        let groups = self.sizes.hidden_size / sizes.group_size.max(1);
+        let kernels = 2 * sizes.kernel_size * groups;
+        Some(graph.linear(x, &format!("{name}.kernel_projection"), kernels as u64))
+    }
+
+    fn convolved(
+        &self,
+        graph: &mut Graph,
+        x: Matrix,
+        (name, kernels): (&str, Option<Matrix>),
+    ) -> Matrix {
+        let (Some(sizes), Some(kernels)) = (self.sizes.convolution, kernels) else { return x };
+        let base = format!("{name}.base_kernel");
+        graph.convolve(x, (&base, 2 * sizes.kernel_size as u64), kernels)
+    }
+
+    /// The loss of a selector whose candidates hold every label.
+    fn selector(
+        &self,
+        graph: &mut Graph,
+        (learned, head): (Matrix, Matrix),
+        sizes: SelectorSizes,
+    ) -> Matrix {
+        graph.enter("candidate_selector.");
+        let (rank, each) = (sizes.rank as u64, sizes.top_k as u64);
+        let vocabulary = self.sizes.vocab_size as u64;
+        let states = graph.select(learned, learned.rows);
+        let logits = graph.chosen(states, head, each);
+        let projected = graph.linear(states, "hidden_projection", rank);
+        let [predecessors, successors] = ["predecessor_codebook", "successor_codebook"]
+            .map(|name| graph.weight(name, vocabulary, rank));
+        let before = graph.lookup(predecessors, learned.rows);
+        let queries = graph.multiply(before, projected);
+        let preferences = graph.chosen(queries, successors, each);
+        let scores = graph.add(logits, preferences);
+        graph.view(scores)
     }
 }

@@ -1,0 +1,81 @@
+//! A block draft with its objective, fresh or from another one.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use longdraft_models::draft::block::{BlockConfig, BlockDraft};
+use longdraft_models::draft::files::SavedDraft;
+use longdraft_models::{ModelError, TargetConfig};
+
+use super::{BlockDraws, BlockLoss, BlockObjective};
+use crate::error::Result;
+use crate::method::Materials;
+use crate::objective::Objective;
+
+/// The token of unknown slots that is set, or that of the draft to start from.
+pub(in crate::method) fn known_mask_token(
+    set: Option<u32>,
+    start: Option<&SavedDraft>,
+) -> Result<Option<u32>> {
+    let Some(start) = start.filter(|_| set.is_none()) else { return Ok(set) };
+    Ok(BlockConfig::of_saved(start)?.map(|found| found.mask_token_id))
+}
+
+/// Checks that a draft is one that a network can start from.
+pub(in crate::method) fn check_start(
+    sizes: &BlockConfig,
+    target: &TargetConfig,
+    start: &SavedDraft,
+) -> Result<()> {
+    check_sizes(sizes, target)?;
+    Ok(BlockDraft::check_file(start, sizes)?)
+}
+
+/// The objective over a network, whose token of unknown slots is `mask` if it is known.
+pub(in crate::method) fn build(
+    materials: &Materials<'_>,
+    sizes: impl Fn(u32) -> BlockConfig,
+    mask: Option<u32>,
+    (loss, blocks_per_row): (BlockLoss, usize),
+) -> Result<Box<dyn Objective>> {
+    let Materials { config, target, .. } = materials;
+    let sizes = sizes(mask_token(materials, mask)?);
+    check_sizes(&sizes, target.config())?;
+    // The draft keeps the table, its objective the head.
+    let _ends = target.hold_ends()?;
+    let (embedding, seed) = (target.embedding()?, config.train.seed);
+    let draft = match materials.start {
+        Some(start) => BlockDraft::load(start, &sizes, &embedding, seed)?,
+        None => BlockDraft::initialise(&sizes, &embedding, seed)?,
+    };
+    let draws = BlockDraws { seed, blocks_per_row };
+    Ok(Box::new(BlockObjective::new(draft, &target.head()?, loss, draws)))
+}
+
+/// Refuses a network that does not fit a target.
+pub(in crate::method) fn check_sizes(sizes: &BlockConfig, target: &TargetConfig) -> Result<()> {
+    Ok(sizes.problems_with(target).into_result(Path::new("draft configuration"))?)
+}
+
+/// The token of unknown slots: the known one, or the first that neither the tokenizer nor a document
+/// uses.
+fn mask_token(materials: &Materials<'_>, known: Option<u32>) -> Result<u32> {
+    if let Some(token) = known {
+        return Ok(token);
+    }
+    let used: HashSet<u32> =
+        materials.documents.iter().flat_map(|document| &document.ids).copied().collect();
+    let tokenizer = materials.tokenizer;
+    let rows = materials.target.config().vocab_size as u32;
+    let unused = |id: &u32| !used.contains(id);
+    let spare = (0..rows).filter(unused).find(|id| tokenizer.token(*id).is_none());
+    // A full table still has special tokens that no document holds.
+    let mut special = tokenizer.special_ids();
+    special.sort_unstable();
+    let special = || special.into_iter().rev().find(|id| *id < rows && unused(id));
+    spare.or_else(special).ok_or_else(|| {
+        let problem = "every token of the target is used: set `draft.mask_token_id` to one that \
+                       texts do not hold";
+        ModelError::invalid(Path::new("draft configuration"), problem).into()
+    })
+}

@@ -1,0 +1,16 @@
+//! What methods with block drafts share: drawn blocks, weights of slots, the objective, the footprint.
+
+mod blocks;
+mod build;
+mod footprint;
+mod objective;
+mod selected;
+mod weights;
+
+pub(super) use build::{build, check_start, known_mask_token};
+pub(super) use footprint::BlockFootprint;
+
+pub use blocks::BlockDraws;
+pub use objective::{BlockLoss, BlockObjective};
+pub use selected::SelectorLoss;
+pub use weights::SlotWeights;

@@ -1,0 +1,91 @@
+//! The loss of a selector: the label among a slot's candidates, given the token before it.
+//!
+//! ```text
+//! ℓ = −log softmax_C(S(x_{t−1} → ·))[x_t]        rows whose label is no candidate learn nothing here
+//! ```
+
+use candle_core::{Result as TensorResult, Tensor};
+use longdraft_kernels::chosen_products::chosen_products;
+use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::top_k::linear_top_k;
+use longdraft_models::draft::block::Selector;
+
+use super::blocks::Slots;
+use crate::error::Result;
+
+/// How a selector is trained beside the slots.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SelectorLoss {
+    /// λ, its weight beside the loss of the slots.
+    pub weight: f64,
+    /// Whether it is divided by the weights of rows whose label is a candidate, instead of by those of
+    /// all rows.
+    pub over_hits: bool,
+}
+
+/// Rows whose label is one of the candidates.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Hits {
+    /// Learned rows, ascending.
+    pub(super) rows: Vec<u32>,
+    /// Their candidates, `K` each, most likely first.
+    candidates: Vec<u32>,
+    /// Where the label stands among them.
+    labels: Vec<u32>,
+}
+
+/// What a selector makes of hits.
+pub(super) struct Selected {
+    /// ℓ, `[hits]`.
+    pub(super) losses: Tensor,
+    /// Whether the label is chosen.
+    pub(super) right: Vec<bool>,
+}
+
+impl Hits {
+    /// Those among learned slots with states `[S, H]` under the target's head `[V, H]`.
+    pub(super) fn of(states: &Tensor, head: &Tensor, slots: &Slots, k: usize) -> Result<Self> {
+        let top = linear_top_k(&states.detach(), head, k)?;
+        let mut hits = Self::default();
+        for (row, candidates) in top.ids.chunks(k.max(1)).enumerate() {
+            let label = slots.labels[row];
+            let Some(place) = candidates.iter().position(|id| *id == label) else { continue };
+            hits.rows.push(row as u32);
+            hits.candidates.extend_from_slice(candidates);
+            hits.labels.push(place as u32);
+        }
+        Ok(hits)
+    }
+
+    /// Σ of the rows' weights.
+    pub(super) fn total(&self, weights: &[f32]) -> f64 {
+        self.rows.iter().map(|row| f64::from(weights[*row as usize])).sum()
+    }
+
+    /// The selector's choice at the hits; `None` without any.
+    pub(super) fn select(
+        &self,
+        selector: Selector<'_>,
+        (states, head): (&Tensor, &Tensor),
+        slots: &Slots,
+    ) -> Result<Option<Selected>> {
+        if self.rows.is_empty() {
+            return Ok(None);
+        }
+        let states = select_rows(states, &self.rows)?;
+        let before: Vec<u32> = self.rows.iter().map(|row| slots.before[*row as usize]).collect();
+        let logits = chosen_products(&states, head, &self.candidates)?;
+        let preferences =
+            selector.preferences(&selector.project(&states)?, &before, &self.candidates)?;
+        let scores = (logits + preferences)?;
+        let losses = self.losses(&scores)?;
+        let best: Vec<u32> = scores.detach().argmax(1)?.to_vec1()?;
+        let right = best.iter().zip(&self.labels).map(|(best, label)| best == label).collect();
+        Ok(Some(Selected { losses, right }))
+    }
+
+    fn losses(&self, scores: &Tensor) -> TensorResult<Tensor> {
+        let labels = Tensor::from_slice(&self.labels, (self.labels.len(), 1), scores.device())?;
+        scores.log_sum_exp(1)? - scores.gather(&labels, 1)?.squeeze(1)?
+    }
+}

@@ -1,0 +1,100 @@
+//! DFlash2: DFlash with convolutions along the slots and a selector among each slot's candidates.
+
+mod config;
+
+use std::sync::Arc;
+
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSizes};
+use longdraft_models::draft::files::SavedDraft;
+use longdraft_rules::{Problem, Rules};
+
+use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss};
+use super::{DraftMethod, Materials, dflash};
+use crate::config::TrainConfig;
+use crate::error::Result;
+use crate::footprint::Footprint;
+use crate::limits;
+use crate::objective::Objective;
+use crate::observer::Observer;
+
+pub use config::Dflash2;
+
+impl DraftMethod for Dflash2 {
+    fn name(&self) -> &'static str {
+        "dflash2"
+    }
+
+    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        for (name, size, most) in [
+            ("selector_rank", self.selector_rank, limits::SELECTOR_RANK),
+            ("selector_top_k", self.selector_top_k, limits::TOP_K),
+            ("conv_kernel_size", self.conv_kernel_size, limits::DRAFT_LENGTH),
+            ("conv_group_size", self.conv_group_size, limits::SELECTOR_RANK),
+        ] {
+            rules.require(
+                (1..=most).contains(&size),
+                &format!("draft.{name}"),
+                format!("must be in 1 to {most}"),
+            );
+        }
+        rules.require(
+            self.selector_weight >= 0.0 && limits::is_f32(self.selector_weight),
+            "draft.selector_weight",
+            "must not be negative",
+        );
+        let mut problems = dflash::problems(&self.block, config);
+        problems.extend(rules.into_problems());
+        problems
+    }
+
+    fn is_compat(&self) -> bool {
+        false
+    }
+
+    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+        let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
+        let blocks = self.block.blocks_per_row;
+        Ok(Arc::new(BlockFootprint::new(sizes, &self.loss(), blocks, target)?))
+    }
+
+    fn check_start(
+        &self,
+        _: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()> {
+        let mask = block::known_mask_token(self.block.mask_token_id, Some(start))?;
+        block::check_start(&self.network(target, mask.unwrap_or_default()), target, start)
+    }
+
+    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+        let mask = block::known_mask_token(self.block.mask_token_id, materials.start)?;
+        let sizes = |mask| self.network(materials.target.config(), mask);
+        block::build(materials, sizes, mask, (self.loss(), self.block.blocks_per_row))
+    }
+}
+
+impl Dflash2 {
+    fn loss(&self) -> BlockLoss {
+        self.block.loss(Some(SelectorLoss {
+            weight: self.selector_weight,
+            over_hits: self.selector_over_hits,
+        }))
+    }
+
+    fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {
+        BlockConfig {
+            convolution: Some(ConvolutionSizes {
+                kernel_size: self.conv_kernel_size,
+                group_size: self.conv_group_size,
+            }),
+            selector: Some(SelectorSizes {
+                rank: self.selector_rank,
+                top_k: self.selector_top_k.min(target.vocab_size),
+            }),
+            ..self.block.network(target, mask_token_id)
+        }
+    }
+}
