@@ -221,6 +221,38 @@ fn shared(name: &str) -> Option<PathBuf> {
 }
 
 #[test]
+fn a_wrong_or_senseless_case_of_blocks_is_told() {
+    let Some(folder) = shared("golden/block/dflash2-over-base-weights") else { return };
+    let expect = |code: i32, edit: &dyn Fn(&mut Value)| {
+        let case = tempfile::tempdir().expect("tempdir");
+        for name in ["meta.json", "case.safetensors"] {
+            std::fs::copy(folder.join(name), case.path().join(name)).expect("copy");
+        }
+        edit_meta(case.path(), edit);
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        assert_eq!(output.status.code(), Some(code), "{}", stdout(&output));
+    };
+    expect(0, &|_| {});
+    expect(1, &|meta| meta["loss"] = 9.0.into());
+    expect(1, &|meta| meta["gamma"] = 2.0.into());
+    expect(1, &|meta| meta["selector_rank"] = 7.into());
+    expect(1, &|meta| meta["selector_divisor"] = "over_hit_weights".into());
+    for (key, value) in [
+        ("heads", Value::from(0)),
+        ("block_size", 1_u64.into()),
+        ("block_size", (1_u64 << 40).into()),
+        ("top_k", 0.into()),
+        ("conv_group_size", 5.into()),
+        ("mask_token_id", 256.into()),
+        ("target_layer_ids", serde_json::json!([3, 1, 5])),
+        ("layer_types", serde_json::json!(["linear_attention"])),
+        ("loss_type", "riddle".into()),
+    ] {
+        expect(2, &|meta| meta[key] = value.clone());
+    }
+}
+
+#[test]
 fn every_development_case_passes_where_they_are_at_hand() {
     if let Some(cases) = shared("golden/glide") {
         let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
@@ -229,6 +261,21 @@ fn every_development_case_passes_where_they_are_at_hand() {
     if let Some(cases) = shared("golden/eagle3") {
         let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
         assert!(last_json(&out)["cases"].as_u64() >= Some(3));
+    }
+    if let Some(cases) = shared("golden/block") {
+        let cases = std::fs::read_dir(cases).expect("folder").map(|entry| entry.expect("entry"));
+        let of_blocks = |path: &PathBuf| {
+            let meta = std::fs::read_to_string(path.join("meta.json")).unwrap_or_default();
+            meta.contains("\"dflash")
+        };
+        let cases: Vec<String> = cases
+            .map(|entry| entry.path())
+            .filter(of_blocks)
+            .map(|path| path.display().to_string())
+            .collect();
+        let cases: Vec<&str> = cases.iter().map(String::as_str).collect();
+        let out = succeed(&[&["parity", "--json"], &cases[..]].concat());
+        assert!(last_json(&out)["cases"].as_u64() >= Some(8));
     }
     if let Some(cases) = shared("golden/pretrain") {
         let out = succeed(&["parity", &cases.display().to_string(), "--json"]);

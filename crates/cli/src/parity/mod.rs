@@ -1,6 +1,7 @@
 //! Recomputing reference cases: `meta.json` names the kind, the files hold inputs and the values
 //! that a correct implementation must get.
 
+mod block;
 mod eagle3;
 mod forward;
 mod glide;
@@ -154,6 +155,8 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> R
     let name = meta["case"].as_str().map_or_else(|| name.to_string_lossy().into(), str::to_owned);
     match meta["kind"].as_str() {
         Some("eagle3") => eagle3::run(folder, &meta, &name, place),
+        Some("dflash") => block::run(folder, &meta, (&name, "dflash"), place),
+        Some("dflash2") => block::run(folder, &meta, (&name, "dflash2"), place),
         Some("glide") => glide::run(folder, &meta, &name, place),
         Some("pretrain") => pretrain::run(folder, &meta, &name, place),
         Some("pretrain-units") => pretrain::run_units(folder, &meta, &name),
@@ -161,7 +164,8 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> R
         Some("forward") => forward::run(folder, &meta, &name, target, place),
         Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
             .hint(
-                "this build knows the kinds eagle3, glide, pretrain, pretrain-units, quants and forward",
+                "this build knows the kinds dflash, dflash2, eagle3, glide, pretrain, pretrain-units, quants \
+                 and forward",
             )),
         None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),
     }
