@@ -143,6 +143,58 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
 }
 
 #[test]
+fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    let target = shop.target.display().to_string();
+    let common =
+        ["generate", "--target", &target, "--max-tokens", "40", "--json", "--prompt", "the"];
+    let generate =
+        |more: &[&str]| last_json(&succeed(&[&common[..], more].concat()))["tokens"].clone();
+    let plain = generate(&["--no-draft"]);
+    assert!(plain.as_array().is_some_and(|tokens| !tokens.is_empty()));
+    let dspark = ["draft.method=dspark", "train.epochs=2"];
+    for head in ["vanilla", "gated", "rnn"] {
+        let (run, kind) = (shop.path(head), format!("draft.markov_head={head}"));
+        let output = format!("output={run}");
+        let more = [&dspark[..], &["draft.markov_rank=6", &kind, &output, "--json"]].concat();
+        let out = last_json(&succeed(&arguments(&config, &more)));
+        // Every slot proposes.
+        assert_eq!(out["held_out"]["top1_by_delay"].as_array().map(Vec::len), Some(4));
+        let losses = losses(&run);
+        assert!(losses[losses.len() - 1] < 0.95 * losses[0], "{head}: {losses:?}");
+        succeed(&["extract", &run, "--json"]);
+        let draft = format!("{run}/draft");
+        let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
+        let written: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(written["architectures"][0], "Qwen3DSparkModel");
+        assert_eq!(
+            (&written["markov_head_type"], &written["markov_rank"]),
+            (&head.into(), &6.into())
+        );
+        assert_eq!(written["enable_confidence_head"], true);
+        for shape in [&["--draft-len", "4"][..], &["--tree", "dynamic:3,4,9"]] {
+            let drafted = generate(&[&["--draft", draft.as_str()][..], shape].concat());
+            assert_eq!(drafted, plain, "{head} {shape:?}");
+        }
+    }
+    // From stored features, in steps of several rows, killed and resumed.
+    let store = format!("train.features={}", shop.path("store"));
+    let stored = ["draft.markov_rank=6", "train.rows_per_step=3", &store];
+    let stored = [&dspark[..], &stored].concat();
+    succeed(&[&["capture", config.as_str()], &arguments(&config, &stored)[2..]].concat());
+    let [whole, killed] = ["whole", "killed"].map(|name| shop.path(name));
+    let output = format!("output={whole}");
+    succeed(&arguments(&config, &[&stored[..], &[&output]].concat()));
+    let output = format!("output={killed}");
+    let all = arguments(&config, &[&stored[..], &[&output]].concat());
+    run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
+    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    let text = fail(&arguments(&config, &["draft.method=dspark", "draft.hard_weight=-1"]), 2);
+    assert!(text.contains("draft.hard_weight"), "{text}");
+}
+
+#[test]
 fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
     let shop = Workshop::with_four_layers();
     let config = shop.config();

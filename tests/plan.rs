@@ -184,6 +184,16 @@ fn block_drafts_take_the_memory_that_is_planned() {
             &["draft.method=dflash", "draft.slot_weights=dpace", "train.rows_per_step=6"],
         ),
         ("a selector", &["draft.method=dflash2", "draft.selector_rank=64"]),
+        ("a chain", &["draft.method=dspark", "draft.markov_rank=64", "draft.block_size=16"]),
+        (
+            "a chain with a state",
+            &[
+                "draft.method=dspark",
+                "draft.markov_rank=64",
+                "draft.markov_head=rnn",
+                "draft.block_size=16",
+            ],
+        ),
     ] {
         assert_close(name, Shop::new().memory(&[&blocks[..], more].concat()));
     }

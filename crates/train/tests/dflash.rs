@@ -41,6 +41,7 @@ fn toy() -> BlockConfig {
         num_target_layers: 4,
         convolution: None,
         selector: None,
+        chain: None,
         initializer_range: 0.3,
     }
 }

@@ -157,6 +157,7 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> R
         Some("eagle3") => eagle3::run(folder, &meta, &name, place),
         Some("dflash") => block::run(folder, &meta, (&name, "dflash"), place),
         Some("dflash2") => block::run(folder, &meta, (&name, "dflash2"), place),
+        Some("dspark") => block::run(folder, &meta, (&name, "dspark"), place),
         Some("glide") => glide::run(folder, &meta, &name, place),
         Some("pretrain") => pretrain::run(folder, &meta, &name, place),
         Some("pretrain-units") => pretrain::run_units(folder, &meta, &name),
@@ -164,7 +165,7 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> R
         Some("forward") => forward::run(folder, &meta, &name, target, place),
         Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
             .hint(
-                "this build knows the kinds dflash, dflash2, eagle3, glide, pretrain, pretrain-units, quants \
+                "this build knows the kinds dflash, dflash2, dspark, eagle3, glide, pretrain, pretrain-units, quants \
                  and forward",
             )),
         None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),

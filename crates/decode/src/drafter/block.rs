@@ -46,11 +46,11 @@ pub trait BlockModel {
     /// - the draft cannot run
     fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()>;
 
-    /// Logits of the token `depth` after the root (from 1), `[Vd]`, where `before` stands before it.
+    /// Logits of the token after a path, `[Vd]`: the root, then the tokens that are chosen after it.
     ///
     /// # Errors
-    /// - the pass was shorter
-    fn logits(&self, depth: usize, before: TargetTokenId) -> Result<Vec<f32>>;
+    /// - the pass was shorter than the path
+    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>>;
 }
 
 /// Drafts chains and trees with a block model.
@@ -84,7 +84,9 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
             return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
         }
         let depth = shape.depth();
-        let mut levels = Levels { model: &mut self.model, depth, readings: Readings::default() };
+        let root = context.tokens[context.tokens.len() - 1];
+        let (model, readings) = (&mut self.model, Readings::default());
+        let mut levels = Levels { model, depth, root, readings, tokens: Vec::new() };
         let mut cut = Plan {
             shape: &shape,
             drawn: plan.drawn,
@@ -105,7 +107,10 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
 struct Levels<'m, M> {
     model: &'m mut M,
     depth: usize,
+    root: TargetTokenId,
     readings: Readings,
+    /// Tokens of the readings.
+    tokens: Vec<TargetTokenId>,
 }
 
 impl<M: BlockModel> DraftModel for Levels<'_, M> {
@@ -119,15 +124,21 @@ impl<M: BlockModel> DraftModel for Levels<'_, M> {
 
     fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
         self.readings.clear();
+        self.tokens.clear();
         self.model.run(context, self.depth)?;
-        self.model.logits(1, context.tokens[context.tokens.len() - 1])
+        self.model.logits(&[self.root])
     }
 
     fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
         let first = self.readings.len();
-        level.iter().for_each(|reading| self.readings.push(*reading));
-        let logits = (first..).zip(level).map(|(at, reading)| {
-            self.model.logits(self.readings.path(at).len() + 1, reading.token)
+        for reading in level {
+            self.readings.push(*reading);
+            self.tokens.push(reading.token);
+        }
+        let logits = (first..first + level.len()).map(|at| {
+            let chosen = self.readings.path(at).into_iter().map(|i| self.tokens[i as usize]);
+            let path: Vec<_> = std::iter::once(self.root).chain(chosen).collect();
+            self.model.logits(&path)
         });
         logits.collect()
     }

@@ -1,5 +1,6 @@
-//! DFlash and DFlash2: one pass over the root and mask tokens proposes all tokens of a block. DFlash2's
-//! selector chooses among the candidates of a slot by the token before it, and proposes no other.
+//! DFlash, DFlash2 and DSpark: one pass over the root and mask tokens proposes all tokens of a block. DFlash2's
+//! selector chooses among the candidates of a slot by the token before it, and proposes no other. DSpark's
+//! chain adds to a slot's logits what the tokens before it say.
 //!
 //! The draft's keys of the context come from the target's features alone, so they are made as soon as
 //! the features are there, each once. The keys of a block are forgotten with its round. A block always
@@ -9,9 +10,11 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
@@ -28,7 +31,7 @@ pub(super) fn drafter<'a>(
     let Some(draft) = draft.of_kind() else { return Ok(None) };
     let model = DflashModel::new(draft, target)?;
     let model = match head {
-        Some(head) => model.with_head(Arc::clone(head)),
+        Some(head) => model.with_head(Arc::clone(head))?,
         None => model,
     };
     Ok(Some(Box::new(BlockDrafter::new(model))))
@@ -44,6 +47,10 @@ pub struct DflashModel<'a> {
     logits: Vec<Vec<f32>>,
     /// What a selector chooses among.
     candidates: Option<Candidates>,
+    /// States of the slots that propose, `[G, H]`, where a chain reads them.
+    states: Option<Tensor>,
+    /// The chain's output matrix for the tokens of a reduced head, `[Vd, r]`.
+    reduced: Option<Tensor>,
 }
 
 /// The candidates of a round's slots.
@@ -66,15 +73,55 @@ impl<'a> DflashModel<'a> {
     pub fn new(draft: &'a BlockDraft, target: &Target) -> Result<Self> {
         let config = draft.config();
         let (layers, heads) = (config.layers.len(), config.num_key_value_heads);
-        let cache = KvCache::new(layers, heads, config.head_dim, target.device())?;
-        Ok(Self { draft, cache, head: None, logits: Vec::new(), candidates: None })
+        Ok(Self {
+            draft,
+            cache: KvCache::new(layers, heads, config.head_dim, target.device())?,
+            head: None,
+            logits: Vec::new(),
+            candidates: None,
+            states: None,
+            reduced: None,
+        })
     }
 
     /// Proposes only the tokens of a reduced head.
-    #[must_use]
-    pub fn with_head(mut self, head: Arc<ReducedHead>) -> Self {
+    ///
+    /// # Errors
+    /// - the head is of another vocabulary
+    pub fn with_head(mut self, head: Arc<ReducedHead>) -> Result<Self> {
+        if let Some(chain) = self.draft.chain().filter(Chain::is_sequential) {
+            let kept: Vec<u32> = head.vocabulary().kept().iter().map(|token| token.0).collect();
+            self.reduced = Some(select_rows(&chain.output()?.detach(), &kept)?);
+        }
         self.head = Some(head);
-        self
+        Ok(self)
+    }
+
+    /// A slot's logits, to which the chain adds what a path says.
+    fn chained(
+        &self,
+        chain: Chain<'_>,
+        logits: &[f32],
+        path: &[TargetTokenId],
+    ) -> Result<Vec<f32>> {
+        let none = || DecodeError::Shape("no pass comes before the chain".to_owned());
+        let states = self.states.as_ref().ok_or_else(none)?;
+        // Only a state of the chain's own reads more than the last token.
+        let first = if chain.is_recurrent() { 0 } else { path.len() - 1 };
+        let (mut state, mut mixed) = (None, None);
+        for (slot, token) in path.iter().enumerate().skip(first) {
+            let Some(embedded) = chain.embed(&[token.0])? else { break };
+            let step =
+                chain.step(state.as_ref(), &states.narrow(0, slot, 1)?, &embedded.detach())?;
+            (state, mixed) = (step.state, Some(step.mixed));
+        }
+        let mixed = mixed.ok_or_else(none)?.detach();
+        let added = match &self.reduced {
+            Some(output) => linear(&mixed, output, None)?,
+            None => chain.logits(&mixed)?,
+        };
+        let added: Vec<f32> = added.detach().squeeze(0)?.to_vec1()?;
+        Ok(logits.iter().zip(added).map(|(logit, added)| logit + added).collect())
     }
 
     /// What a selector chooses among at slots with these states, `[G, H]`; `None` without a selector.
@@ -118,7 +165,7 @@ impl BlockModel for DflashModel<'_> {
     }
 
     fn block_len(&self) -> usize {
-        self.draft.config().block_size - 1
+        self.draft.config().proposals()
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
@@ -147,16 +194,22 @@ impl BlockModel for DflashModel<'_> {
         }
         let states = self.block(context.tokens[root], root)?;
         let depth = depth.min(self.block_len());
-        let states = states.narrow(0, 1, depth)?.contiguous()?;
+        // Without sequential heads slot 0 proposes nothing.
+        let first = usize::from(self.draft.chain().is_none());
+        let states = states.narrow(0, first, depth)?.contiguous()?;
         self.logits = head_logits(self.head.as_deref(), context.target, &states)?;
         self.candidates = self.candidates_of(&states)?;
+        self.states = self.draft.chain().map(|_| states.detach());
         Ok(())
     }
 
-    fn logits(&self, depth: usize, before: TargetTokenId) -> Result<Vec<f32>> {
-        let beyond = || DecodeError::Shape(format!("token {depth} lies beyond the block"));
-        let slot = depth.checked_sub(1).ok_or_else(beyond)?;
+    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>> {
+        let beyond = || DecodeError::Shape(format!("token {} lies beyond the block", path.len()));
+        let (slot, before) = (path.len().wrapping_sub(1), path.last().ok_or_else(beyond)?);
         let logits = self.logits.get(slot).ok_or_else(beyond)?;
+        if let Some(chain) = self.draft.chain().filter(Chain::is_sequential) {
+            return self.chained(chain, logits, path);
+        }
         let Some((candidates, selector)) = self.candidates.as_ref().zip(self.draft.selector())
         else {
             return Ok(logits.clone());

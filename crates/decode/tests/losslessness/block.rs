@@ -37,7 +37,8 @@ impl BlockModel for Table {
         Ok(())
     }
 
-    fn logits(&self, depth: usize, before: TargetTokenId) -> Result<Vec<f32>> {
+    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>> {
+        let (depth, before) = (path.len(), path[path.len() - 1]);
         assert!((1..=self.depth).contains(&depth), "{depth} of {}", self.depth);
         let key = [self.root as u64, depth as u64, u64::from(before.0)];
         let mut rng = CounterRng::new(5, "block", &key);

@@ -2,15 +2,15 @@
 
 use std::rc::Rc;
 
-use candle_core::D;
+use candle_core::{D, Tensor};
 use longdraft_decode::drafter::{BlockDrafter, DflashModel};
 use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::target::{PackedSequence, Taps, Target};
 
-use crate::models::{dflash, dflash2, generate, options, prompt, shapes, target};
+use crate::models::{dflash, dflash2, dspark, generate, options, prompt, shapes, target};
 use crate::noted::{Noted, Notes, first_path};
 
 /// Most likely tokens of the block at the last of `tokens`, as training computes them from the
@@ -35,6 +35,9 @@ fn block(target: &Target, draft: &BlockDraft, tokens: &[TargetTokenId]) -> Vec<T
     let visible = Visible::new(config, &[anchor], slots, ids.len());
     let states = draft.blocks(&inputs, &at, &context, &visible).expect("states").detach();
     let logits = target.logits(&states).expect("logits");
+    if let Some(chain) = draft.chain() {
+        return chained(chain, &states, &logits, ids[root]);
+    }
     let Some(selector) = draft.selector() else {
         let best = logits.argmax(D::Minus1).expect("best").to_vec1::<u32>().expect("tokens");
         return best[1..].iter().map(|token| TargetTokenId(*token)).collect();
@@ -56,11 +59,27 @@ fn block(target: &Target, draft: &BlockDraft, tokens: &[TargetTokenId]) -> Vec<T
     walk
 }
 
+/// The walk of a chain from a token over the slots of a block.
+fn chained(chain: Chain<'_>, states: &Tensor, logits: &Tensor, root: u32) -> Vec<TargetTokenId> {
+    let (mut state, mut token) = (None, root);
+    let walk = (0..states.dim(0).expect("slots")).map(|slot| {
+        let embedded = chain.embed(&[token]).expect("embedded").expect("a rank");
+        let of_slot = states.narrow(0, slot, 1).expect("state");
+        let step = chain.step(state.as_ref(), &of_slot, &embedded).expect("step");
+        let added = chain.logits(&step.mixed).expect("added").detach();
+        let sum = (logits.narrow(0, slot, 1).expect("logits") + added).expect("sum");
+        token = sum.argmax(D::Minus1).expect("best").to_vec1::<u32>().expect("tokens")[0];
+        state = step.state;
+        TargetTokenId(token)
+    });
+    walk.collect()
+}
+
 #[test]
 fn every_round_proposes_the_block_that_training_predicts() {
     for (seed, length, shape) in [(1, 1, 2), (2, 9, 2), (3, 40, 1), (4, 300, 1), (6, 9, 3)] {
         let target = target("qwen3", 16, (2, 2), seed);
-        for draft in [dflash(&target, seed), dflash2(&target, seed)] {
+        for draft in [dflash(&target, seed), dflash2(&target, seed), dspark(&target, seed)] {
             let notes = Notes::default();
             let model = DflashModel::new(&draft, &target).expect("model");
             let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };

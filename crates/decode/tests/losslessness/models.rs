@@ -10,7 +10,7 @@ use longdraft_decode::drafter::{
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_models::draft::block::{
-    BlockConfig, BlockDraft, ConvolutionSizes, LayerKind, SelectorSizes,
+    BlockConfig, BlockDraft, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes,
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
@@ -107,12 +107,24 @@ pub(crate) fn dflash2(target: &Target, seed: u64) -> BlockDraft {
     draft
 }
 
+/// A block draft with sequential heads of every kind, by the seed.
+pub(crate) fn dspark(target: &Target, seed: u64) -> BlockDraft {
+    let kinds = [ChainKind::Vanilla, ChainKind::Gated, ChainKind::Rnn];
+    let config = BlockConfig {
+        chain: Some(ChainSizes { rank: 4, kind: kinds[seed as usize % 3], confidence: Some(true) }),
+        ..dflash(target, seed).config().clone()
+    };
+    let embedding = target.embedding().expect("table");
+    BlockDraft::initialise(&config, &embedding, seed).expect("random draft")
+}
+
 /// The drafts that drafters of one target read.
 pub(crate) struct Drafts {
     pub(crate) glide: GlideDraft,
     pub(crate) eagle3: Eagle3Draft,
     pub(crate) dflash: BlockDraft,
     dflash2: BlockDraft,
+    dspark: BlockDraft,
     head: Arc<ReducedHead>,
 }
 
@@ -126,6 +138,7 @@ impl Drafts {
             eagle3: eagle3(target, seed),
             dflash: dflash(target, seed),
             dflash2: dflash2(target, seed),
+            dspark: dspark(target, seed),
             head,
         }
     }
@@ -141,16 +154,19 @@ pub(crate) enum Kind {
     DflashReduced,
     Dflash2,
     Dflash2Reduced,
+    Dspark,
+    DsparkReduced,
     Lookup,
     Datastore,
     Merged,
     MergedEagle3,
     MergedDflash,
     MergedDflash2,
+    MergedDspark,
     Switched,
 }
 
-pub(crate) const KINDS: [Kind; 14] = [
+pub(crate) const KINDS: [Kind; 17] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
@@ -158,12 +174,15 @@ pub(crate) const KINDS: [Kind; 14] = [
     Kind::DflashReduced,
     Kind::Dflash2,
     Kind::Dflash2Reduced,
+    Kind::Dspark,
+    Kind::DsparkReduced,
     Kind::Lookup,
     Kind::Datastore,
     Kind::Merged,
     Kind::MergedEagle3,
     Kind::MergedDflash,
     Kind::MergedDflash2,
+    Kind::MergedDspark,
     Kind::Switched,
 ];
 
@@ -176,6 +195,10 @@ pub(crate) fn drafter<'a>(
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
     let dflash = || DflashModel::new(&drafts.dflash, target).expect("model");
     let dflash2 = || DflashModel::new(&drafts.dflash2, target).expect("model");
+    let dspark = || DflashModel::new(&drafts.dspark, target).expect("model");
+    let reduced = |model: DflashModel<'a>| {
+        Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
+    };
     // Other texts in which tokens follow one another at random.
     let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
     let texts: Vec<Vec<u32>> = (0..60).map(text).collect();
@@ -190,19 +213,18 @@ pub(crate) fn drafter<'a>(
         }
         Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
         Kind::Dflash => Box::new(BlockDrafter::new(dflash())),
-        Kind::DflashReduced => {
-            Box::new(BlockDrafter::new(dflash().with_head(Arc::clone(&drafts.head))))
-        }
+        Kind::DflashReduced => reduced(dflash()),
         Kind::Dflash2 => Box::new(BlockDrafter::new(dflash2())),
-        Kind::Dflash2Reduced => {
-            Box::new(BlockDrafter::new(dflash2().with_head(Arc::clone(&drafts.head))))
-        }
+        Kind::Dflash2Reduced => reduced(dflash2()),
+        Kind::Dspark => Box::new(BlockDrafter::new(dspark())),
+        Kind::DsparkReduced => reduced(dspark()),
         Kind::Lookup => Box::new(LookupDrafter::new()),
         Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
         Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
         Kind::MergedDflash => combined(Box::new(BlockDrafter::new(dflash())), Combination::Merge),
         Kind::MergedDflash2 => combined(Box::new(BlockDrafter::new(dflash2())), Combination::Merge),
+        Kind::MergedDspark => combined(Box::new(BlockDrafter::new(dspark())), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
     }
 }

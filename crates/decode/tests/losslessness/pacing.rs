@@ -62,6 +62,8 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
                 | Kind::DflashReduced
                 | Kind::Dflash2
                 | Kind::Dflash2Reduced
+                | Kind::Dspark
+                | Kind::DsparkReduced
         );
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");

@@ -38,7 +38,8 @@ pub struct DraftKind {
 }
 
 /// Every kind. The first one that recognises a path opens it.
-pub static KINDS: [DraftKind; 4] = [eagle3::KIND, block::PLAIN, block::EXTENDED, glide::KIND];
+pub static KINDS: [DraftKind; 5] =
+    [eagle3::KIND, block::PLAIN, block::EXTENDED, block::CHAINED, glide::KIND];
 
 impl DraftKind {
     /// The kind of a name.

@@ -61,7 +61,7 @@ impl BlockModel for TwoHeadsModel<'_> {
         Ok(())
     }
 
-    fn logits(&self, depth: usize, _: TargetTokenId) -> Result<Vec<f32>> {
-        Ok(self.block[depth - 1].clone())
+    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>> {
+        Ok(self.block[path.len() - 1].clone())
     }
 }

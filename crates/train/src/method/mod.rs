@@ -7,6 +7,7 @@
 pub mod block;
 pub mod dflash;
 pub mod dflash2;
+pub mod dspark;
 pub mod eagle3;
 pub mod glide;
 
@@ -32,11 +33,12 @@ use crate::objective::Objective;
 use crate::observer::Observer;
 
 /// The methods, the default one first.
-static METHODS: [Method; 4] = [
+static METHODS: [Method; 5] = [
     Method::of::<glide::Glide>(),
     Method::of::<eagle3::Eagle3>(),
     Method::of::<dflash::Dflash>(),
     Method::of::<dflash2::Dflash2>(),
+    Method::of::<dspark::Dspark>(),
 ];
 
 /// A way to train drafts, as a configuration sets it: its keys are the fields of the type.

@@ -13,6 +13,8 @@ use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::block::{
     BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
 };
+use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
+use longdraft_train::objective::Objective;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
@@ -101,17 +103,25 @@ impl<'a> Case<'a> {
         Ok(self.tensor("in.features")?.get(row)?.to_device(&self.place.device)?)
     }
 
+    /// The target's final states of a row, `[T, H]`.
+    fn last_hidden(&self, row: usize) -> Result<Tensor> {
+        Ok(self.tensor("in.last_hidden")?.get(row)?.to_device(&self.place.device)?)
+    }
+
     pub(super) fn batch_features(&self, row: usize) -> Result<BatchFeatures> {
         Ok(BatchFeatures {
             part: None,
             last_kv: None,
             aux_hidden: Some(self.features(row)?),
-            teacher: TeacherFeatures::None,
+            teacher: match self.config.chain {
+                Some(_) => TeacherFeatures::EveryToken { hidden: self.last_hidden(row)? },
+                None => TeacherFeatures::None,
+            },
         })
     }
 
     /// The draft with its loss, over the case's blocks.
-    pub(super) fn objective(&self) -> Result<BlockObjective> {
+    pub(super) fn objective(&self) -> Result<Box<dyn Objective>> {
         let tensors = tensor_specs(&self.config).into_iter().map(|spec| {
             let value = self.tensor(&format!("w.{}", spec.name))?;
             Ok((spec.name, value))
@@ -119,9 +129,24 @@ impl<'a> Case<'a> {
         let source = MemorySource::new(tensors.collect::<Result<Vec<_>>>()?);
         let draft = BlockDraft::from_source(&source, &self.config, &self.frozen("in.embed")?)?;
         let starts: Vec<Vec<usize>> = self.rows.iter().map(|row| row.anchors.clone()).collect();
-        let draws = BlockDraws { seed: 0, blocks_per_row: 1 };
-        let objective = BlockObjective::new(draft, &self.head()?, self.loss()?, draws);
-        Ok(objective.with_starts(move |batch| starts[batch.row].clone()))
+        let starts = move |batch: &Batch| starts[batch.row].clone();
+        let (head, draws) = (self.head()?, BlockDraws { seed: 0, blocks_per_row: 1 });
+        if self.config.chain.is_some() {
+            let objective = ChainObjective::new(draft, &head, self.chain_loss(), draws);
+            return Ok(Box::new(objective.with_starts(starts)));
+        }
+        let objective = BlockObjective::new(draft, &head, self.loss()?, draws);
+        Ok(Box::new(objective.with_starts(starts)))
+    }
+
+    fn chain_loss(&self) -> ChainLoss {
+        let weight = |key: &str| self.meta["loss_weights"][key].as_f64().unwrap_or_default();
+        ChainLoss {
+            decay: self.number("gamma").unwrap_or(f64::INFINITY),
+            hard: weight("ce"),
+            distance: weight("l1"),
+            confidence: weight("confidence"),
+        }
     }
 
     fn loss(&self) -> Result<BlockLoss> {
@@ -168,6 +193,7 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "rms_norm_eps": meta["eps"],
         "max_position_embeddings": CONTEXT,
         "selector_top_k": meta["top_k"],
+        "enable_confidence_head": file.shape("w.confidence_head.proj.weight").is_some(),
     });
     for key in [
         "num_target_layers",
@@ -183,6 +209,9 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "conv_kernel_size",
         "conv_group_size",
         "selector_rank",
+        "markov_rank",
+        "markov_head_type",
+        "confidence_head_with_markov",
     ] {
         value[key] = meta[key].clone();
     }

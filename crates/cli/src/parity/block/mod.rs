@@ -1,4 +1,5 @@
-//! Kinds `dflash` and `dflash2`: hidden states, loss and gradients of blocks, and a selector's choices.
+//! Kinds `dflash`, `dflash2` and `dspark`: hidden states, loss and gradients of blocks, and a selector's
+//! choices.
 
 mod case;
 mod selector;
@@ -9,7 +10,6 @@ use candle_core::Tensor;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_parallel::Gradients;
-use longdraft_train::method::block::BlockObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, Prepared};
 use serde_json::Value;
@@ -42,7 +42,7 @@ pub(super) fn run(
             selector::check(&case, (index, row), (selector, &hidden), &mut report)?;
         }
     }
-    let (metrics, gradients) = step(&case, &objective)?;
+    let (metrics, gradients) = step(&case, objective.as_ref())?;
     check_loss(&case, &metrics, &gradients, &mut report)?;
     let mut largest = 0.0;
     for (index, parameter) in draft.parameters().iter().enumerate() {
@@ -76,7 +76,7 @@ fn hidden(case: &Case<'_>, draft: &BlockDraft, (index, row): (usize, &Row)) -> R
 }
 
 /// Counters and gradients of one step over all rows.
-fn step(case: &Case<'_>, objective: &BlockObjective) -> Result<(DraftMetrics, Gradients)> {
+fn step(case: &Case<'_>, objective: &dyn Objective) -> Result<(DraftMetrics, Gradients)> {
     let parameters = objective.draft().parameters();
     let (mut gradients, mut metrics) = (Gradients::new(parameters), DraftMetrics::default());
     let features = (0..case.rows.len()).map(|row| case.batch_features(row));

@@ -31,6 +31,28 @@ pub struct SelectorSizes {
     pub top_k: usize,
 }
 
+/// How a chain mixes the token before a slot with the slot's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChainKind {
+    /// The token alone.
+    Vanilla,
+    /// Gated by the state.
+    Gated,
+    /// With a state of its own along the block.
+    Rnn,
+}
+
+/// Heads that look at the tokens chosen before a slot. A draft that has them proposes from slot 0 on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChainSizes {
+    /// `r`, values of a token; 0 where slots do not depend on one another.
+    pub rank: usize,
+    /// The head.
+    pub kind: ChainKind,
+    /// A head that tells the chance of acceptance: whether it reads the token before, too.
+    pub confidence: Option<bool>,
+}
+
 /// The network of a block draft.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockConfig {
@@ -73,6 +95,8 @@ pub struct BlockConfig {
     pub convolution: Option<ConvolutionSizes>,
     /// Selector among candidates, if the draft has one.
     pub selector: Option<SelectorSizes>,
+    /// Sequential heads, if the draft has them.
+    pub chain: Option<ChainSizes>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
 }
@@ -108,6 +132,7 @@ impl BlockConfig {
             num_target_layers: target.num_hidden_layers,
             convolution: None,
             selector: None,
+            chain: None,
             initializer_range: 0.02,
         }
     }
@@ -182,13 +207,26 @@ impl BlockConfig {
                 ],
             );
         }
+        if let Some(ChainSizes { rank, .. }) = self.chain {
+            if rank > limits::HIDDEN {
+                problems.push(format!("`markov_rank` = {rank} is more than {}", limits::HIDDEN));
+            }
+            if self.selector.is_some() || self.convolution.is_some() {
+                problems.push("`markov_rank` stands beside the keys of a selector or convolutions");
+            }
+        }
         problems
     }
 
-    /// The same network without what DFlash2 adds.
+    /// Tokens that a block proposes: one for every slot but the anchor's, or also for that one.
+    pub fn proposals(&self) -> usize {
+        self.block_size - usize::from(self.chain.is_none())
+    }
+
+    /// The same network without heads and without what DFlash2 adds.
     #[must_use]
     pub fn plain(&self) -> Self {
-        Self { convolution: None, selector: None, ..self.clone() }
+        Self { convolution: None, selector: None, chain: None, ..self.clone() }
     }
 
     fn check_layers(&self, problems: &mut Problems) {

@@ -4,7 +4,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{BlockConfig, ConvolutionSizes, LayerKind, SelectorSizes, default_layers};
+use super::config::{
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
+};
 use crate::config::RopeParameters;
 use crate::draft::keys::Keys;
 use crate::error::{Problems, without_backtrace};
@@ -61,6 +63,7 @@ impl BlockConfig {
             num_target_layers,
             convolution: None,
             selector: None,
+            chain: chain(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
         config.target_layers = layer_ids(&mut keys, num_target_layers, num_layers);
@@ -113,6 +116,12 @@ impl BlockConfig {
             own["selector_rank"] = sizes.rank.into();
             own["selector_top_k"] = sizes.top_k.into();
         }
+        if let Some(sizes) = self.chain {
+            own["projector_type"] = "dspark".into();
+            for (key, value) in of_chain(sizes) {
+                own[key] = value;
+            }
+        }
         let mut value = json!({
             "architectures": [architecture],
             "model_type": "qwen3",
@@ -143,6 +152,15 @@ impl BlockConfig {
         }
         if let Some(causal) = self.causality() {
             value["is_causal"] = causal.into();
+        }
+        if let Some(sizes) = self.chain {
+            // Engines look for these keys at the top.
+            for (key, inner) in of_chain(sizes) {
+                value[key] = inner;
+            }
+            for key in ["mask_token_id", "target_layer_ids"] {
+                value[key] = value[OWN][key].clone();
+            }
         }
         // Readers take an absent key for none; some refuse null.
         if rope["rope_type"] != "default" {
@@ -178,6 +196,38 @@ fn merged(value: &Value, own: Map<String, Value>, problems: &mut Problems) -> Va
         }
     }
     Value::Object(merged)
+}
+
+/// The names of heads in files.
+const CHAINS: [(&str, ChainKind); 3] =
+    [("vanilla", ChainKind::Vanilla), ("gated", ChainKind::Gated), ("rnn", ChainKind::Rnn)];
+
+/// The keys of sequential heads. What readers default differently is written.
+fn of_chain(sizes: ChainSizes) -> [(&'static str, Value); 5] {
+    let kind = CHAINS.iter().find(|(_, kind)| *kind == sizes.kind);
+    [
+        ("markov_rank", sizes.rank.into()),
+        ("markov_head_type", kind.map(|(name, _)| *name).into()),
+        ("enable_confidence_head", sizes.confidence.is_some().into()),
+        ("confidence_head_with_markov", sizes.confidence.unwrap_or(true).into()),
+        ("sample_from_anchor", true.into()),
+    ]
+}
+
+fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
+    keys.present("markov_rank")?;
+    let rank = keys.size("markov_rank", None);
+    let name = keys.present("markov_head_type").map_or(Some("vanilla"), Value::as_str);
+    let kind = CHAINS.iter().find(|(known, _)| name == Some(known)).map(|(_, kind)| *kind);
+    if kind.is_none() {
+        keys.problems.push(format!("`markov_head_type` = {name:?} is unknown"));
+    }
+    if !keys.flag("sample_from_anchor", true) {
+        keys.problems.push("`sample_from_anchor` = false is not supported beside `markov_rank`");
+    }
+    let reads_token = keys.flag("confidence_head_with_markov", true);
+    let confidence = keys.flag("enable_confidence_head", false).then_some(reads_token);
+    Some(ChainSizes { rank, kind: kind.unwrap_or(ChainKind::Vanilla), confidence })
 }
 
 fn check_supported(keys: &mut Keys<'_>) {
@@ -279,6 +329,11 @@ mod tests {
                 },
                 convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
                 selector: Some(SelectorSizes { rank: 4, top_k: 16 }),
+                is_causal: Some(false),
+                ..toy()
+            },
+            BlockConfig {
+                chain: Some(ChainSizes { rank: 4, kind: ChainKind::Rnn, confidence: Some(false) }),
                 is_causal: Some(false),
                 ..toy()
             },

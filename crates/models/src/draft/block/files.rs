@@ -19,7 +19,7 @@ use crate::weights::WeightSource;
 pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
     name: "dflash",
     title: "DFlash",
-    is_at: |path| is_named(path, ARCHITECTURES[0]),
+    is_at: |path| is_named(path, &DFLASH),
     open: |path, target| Ok(Box::new(BlockDraft::open(path, target)?)),
     restore,
     save: |folder, config, tensors, target| save(folder, (&PLAIN, config), tensors, target),
@@ -31,30 +31,54 @@ pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
 pub(in crate::draft) const EXTENDED: DraftKind = DraftKind {
     name: "dflash2",
     title: "DFlash2",
-    is_at: |path| is_named(path, ARCHITECTURES[1]),
+    is_at: |path| is_named(path, &DFLASH2),
     save: |folder, config, tensors, target| save(folder, (&EXTENDED, config), tensors, target),
     ..PLAIN
 };
 
-/// The architectures under which engines know the drafts, in the order of their kinds.
-const ARCHITECTURES: [&str; 2] = ["DFlashDraftModel", "DFlash2DraftModel"];
+/// One whose slots see the tokens chosen before them.
+pub(in crate::draft) const CHAINED: DraftKind = DraftKind {
+    name: "dspark",
+    title: "DSpark",
+    is_at: |path| is_named(path, &CHAINS),
+    save: |folder, config, tensors, target| save(folder, (&CHAINED, config), tensors, target),
+    ..PLAIN
+};
+
+/// The names of a kind's architecture: the one that engines know, then others that trainers write.
+const DFLASH: [&str; 1] = ["DFlashDraftModel"];
+const DFLASH2: [&str; 1] = ["DFlash2DraftModel"];
+const CHAINS: [&str; 2] = ["Qwen3DSparkModel", "DSparkDraftModel"];
 
 /// The kind of a network.
 pub(super) fn kind_of(config: &BlockConfig) -> &'static DraftKind {
-    if is_plain(config) { &PLAIN } else { &EXTENDED }
+    match config {
+        BlockConfig { chain: Some(_), .. } => &CHAINED,
+        config if is_plain(config) => &PLAIN,
+        _ => &EXTENDED,
+    }
 }
 
 /// The architecture of a network.
 pub(super) fn architecture_of(config: &BlockConfig) -> &'static str {
-    ARCHITECTURES[usize::from(!is_plain(config))]
+    architectures_of(config)[0]
 }
 
+fn architectures_of(config: &BlockConfig) -> &'static [&'static str] {
+    match config {
+        BlockConfig { chain: Some(_), .. } => &CHAINS,
+        config if is_plain(config) => &DFLASH,
+        _ => &DFLASH2,
+    }
+}
+
+/// Whether a network is that of every block draft, without a head of its own.
 fn is_plain(config: &BlockConfig) -> bool {
-    config.convolution.is_none() && config.selector.is_none()
+    config.convolution.is_none() && config.selector.is_none() && config.chain.is_none()
 }
 
-fn is_named(path: &Path, architecture: &str) -> bool {
-    config_beside(path).is_some_and(|value| names(&value, architecture))
+fn is_named(path: &Path, architectures: &[&str]) -> bool {
+    config_beside(path).is_some_and(|value| names(&value, architectures))
 }
 
 fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result<Box<dyn Draft>> {
@@ -104,6 +128,7 @@ impl BlockConfig {
                 None => "none".to_owned(),
             };
             same("selector_top_k", added(found), added(self));
+            same("heads", format!("{:?}", found.chain), format!("{:?}", self.chain));
             same(
                 "convolution",
                 format!("{:?}", found.convolution),
@@ -194,12 +219,12 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 fn is_block_draft(value: &Value) -> bool {
-    ARCHITECTURES.iter().any(|architecture| names(value, architecture))
+    [&DFLASH[..], &DFLASH2, &CHAINS].iter().any(|architectures| names(value, architectures))
 }
 
-fn names(value: &Value, architecture: &str) -> bool {
-    let listed = value["architectures"].as_array();
-    listed.is_some_and(|names| names.iter().any(|name| name == architecture))
+fn names(value: &Value, architectures: &[&str]) -> bool {
+    let is_one = |name: &Value| name.as_str().is_some_and(|name| architectures.contains(&name));
+    value["architectures"].as_array().is_some_and(|listed| listed.iter().any(is_one))
 }
 
 fn read_config(file: &Path, target_layers: Option<usize>) -> Result<BlockConfig> {
@@ -212,13 +237,13 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<BlockConfig>
 /// A configuration whose architecture is that of its keys; `file` stands in errors.
 fn read_value(value: &Value, target_layers: Option<usize>, file: &Path) -> Result<BlockConfig> {
     if !is_block_draft(value) {
-        let known = ARCHITECTURES.join(" or ");
+        let known = [DFLASH[0], DFLASH2[0], CHAINS[0]].join(" or ");
         let problem = format!("`architectures` does not name {known}");
         return Err(ModelError::invalid(file, problem));
     }
     let config = BlockConfig::from_json(value, target_layers).map_err(in_file(file))?;
-    let architecture = architecture_of(&config);
-    if !names(value, architecture) {
+    if !names(value, architectures_of(&config)) {
+        let architecture = architecture_of(&config);
         let problem = format!("`architectures` does not name {architecture}, whose keys are there");
         return Err(ModelError::invalid(file, problem));
     }

@@ -10,9 +10,11 @@
 //! ```
 //!
 //! DFlash2 adds short convolutions along the slots around both sublayers, and a selector that chooses
-//! among the best tokens of a slot by the token before it. Shapes: `A` tapped layers, `G`
+//! among the best tokens of a slot by the token before it. DSpark adds to every slot's logits what the
+//! token before it says, and proposes from slot 0 on. Shapes: `A` tapped layers, `G`
 //! slots of a block, `R` slots of all blocks; the rest as everywhere.
 
+mod chain;
 mod config;
 mod config_file;
 mod convolution;
@@ -22,8 +24,11 @@ mod model;
 mod selector;
 mod weights;
 
-pub use config::{BlockConfig, ConvolutionSizes, LayerKind, SelectorSizes, default_layers};
-pub(super) use files::{EXTENDED, PLAIN};
+pub use chain::{Chain, ChainStep};
+pub use config::{
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
+};
+pub(super) use files::{CHAINED, EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;
 pub use selector::Selector;

@@ -32,6 +32,7 @@ pub(super) fn toy() -> BlockConfig {
         num_target_layers: 6,
         convolution: None,
         selector: None,
+        chain: None,
         initializer_range: 0.2,
     }
 }

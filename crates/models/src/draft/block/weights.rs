@@ -4,6 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
+use super::chain;
 use super::config::{BlockConfig, SelectorSizes};
 use super::files::check_tensors;
 use super::model::BlockDraft;
@@ -58,6 +59,8 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
         all.push(TensorSpec::new(SUCCESSORS, &codebook));
         all.push(TensorSpec::new(format!("{HIDDEN_PROJECTION}.weight"), &[rank, hidden]));
     }
+    let chain = |sizes| chain::tensor_specs(sizes, config.vocab_size, hidden);
+    all.extend(config.chain.map(chain).unwrap_or_default());
     all
 }
 

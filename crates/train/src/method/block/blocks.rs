@@ -1,8 +1,12 @@
 //! Blocks of a row: where they begin, drawn anew in every epoch, and which of their slots are learned.
 
+use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::draft::block::Anchor;
+use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+
+use crate::error::Result;
+use crate::features::{BatchFeatures, untapped};
 
 /// How blocks are drawn.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,48 +41,98 @@ impl BlockDraws {
 
 /// The slots of a row's blocks.
 #[derive(Debug, Clone)]
-pub(super) struct Slots {
+pub(in crate::method) struct Slots {
     /// Blocks in their row.
-    pub(super) anchors: Vec<Anchor>,
+    pub(in crate::method) anchors: Vec<Anchor>,
     /// Tokens in the slots, `[R]`.
-    pub(super) ids: Vec<u32>,
+    pub(in crate::method) ids: Vec<u32>,
     /// Positions of the slots, `[R]`.
-    pub(super) positions: Vec<u32>,
+    pub(in crate::method) positions: Vec<u32>,
     /// Learned slots among them, ascending.
-    pub(super) learned: Vec<u32>,
+    pub(in crate::method) learned: Vec<u32>,
     /// Their labels.
-    pub(super) labels: Vec<u32>,
+    pub(in crate::method) labels: Vec<u32>,
+    /// Where these labels stand in the row.
+    pub(in crate::method) places: Vec<u32>,
     /// The tokens before these labels.
-    pub(super) before: Vec<u32>,
+    pub(in crate::method) before: Vec<u32>,
 }
 
 impl Slots {
     /// Those of blocks of `size` slots that begin at `starts`. Slot `k` stands at the place of the
     /// `k`-th token after the first and learns that very token, if it is supervised and of the same
     /// document. The first slot holds its token and learns nothing.
-    pub(super) fn new(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
-        let first_of_document = first_tokens(batch);
-        let anchor = |&index: &usize| Anchor { index, document_start: first_of_document[index] };
-        let mut slots = Self {
-            anchors: starts.iter().map(anchor).collect(),
-            ids: Vec::with_capacity(starts.len() * size),
-            positions: Vec::with_capacity(starts.len() * size),
-            learned: Vec::new(),
-            labels: Vec::new(),
-            before: Vec::new(),
-        };
-        for (&start, k) in starts.iter().flat_map(|start| (0..size).map(move |k| (start, k))) {
-            let t = start + k;
-            if k > 0 && same_document(batch, start, t) && batch.loss_mask[t] {
-                slots.learned.push(slots.ids.len() as u32);
-                slots.labels.push(batch.ids[t]);
-                slots.before.push(batch.ids[t - 1]);
+    pub(in crate::method) fn new(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
+        let mut slots = Self::unlearned(batch, starts, size, mask);
+        for (block, &start) in starts.iter().enumerate() {
+            let learned = |k: &usize| is_learned(batch, start, start + k);
+            for k in (1..size).filter(learned) {
+                slots.learn(batch, block * size + k, start + k);
             }
-            slots.ids.push(if k == 0 { batch.ids[start] } else { mask });
-            slots.positions.push(batch.position_ids[start] + k as u32);
         }
         slots
     }
+
+    /// The same where slot `k` learns the token after its place, and nothing is learned after the first
+    /// token of a block that is not.
+    pub(in crate::method) fn from_anchors(
+        batch: &Batch,
+        starts: &[usize],
+        size: usize,
+        mask: u32,
+    ) -> Self {
+        let mut slots = Self::unlearned(batch, starts, size, mask);
+        for (block, &start) in starts.iter().enumerate() {
+            let learned = |k: &usize| is_learned(batch, start, start + 1 + k);
+            for k in (0..size).take_while(learned) {
+                slots.learn(batch, block * size + k, start + 1 + k);
+            }
+        }
+        slots
+    }
+
+    fn unlearned(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
+        let first_of_document = first_tokens(batch);
+        let anchor = |&index: &usize| Anchor { index, document_start: first_of_document[index] };
+        let all = || starts.iter().flat_map(|start| (0..size).map(move |k| (*start, k)));
+        Self {
+            anchors: starts.iter().map(anchor).collect(),
+            ids: all().map(|(start, k)| if k == 0 { batch.ids[start] } else { mask }).collect(),
+            positions: all().map(|(start, k)| batch.position_ids[start] + k as u32).collect(),
+            learned: Vec::new(),
+            labels: Vec::new(),
+            places: Vec::new(),
+            before: Vec::new(),
+        }
+    }
+
+    fn learn(&mut self, batch: &Batch, slot: usize, place: usize) {
+        self.learned.push(slot as u32);
+        self.labels.push(batch.ids[place]);
+        self.places.push(place as u32);
+        self.before.push(batch.ids[place - 1]);
+    }
+
+    /// All slots' states after a draft's final norm, `[R, H]`.
+    pub(in crate::method) fn states(
+        &self,
+        draft: &BlockDraft,
+        batch: &Batch,
+        features: &BatchFeatures,
+    ) -> Result<Tensor> {
+        if features.part.is_some() {
+            return Err(untapped("the whole row"));
+        }
+        let config = draft.config();
+        let context = draft.context(features.aux_hidden()?, &batch.position_ids)?;
+        let visible = Visible::new(config, &self.anchors, config.block_size, batch.ids.len());
+        Ok(draft.blocks(&self.ids, &self.positions, &context, &visible)?)
+    }
+}
+
+/// Whether a block that begins at `start` learns the token at `place`.
+fn is_learned(batch: &Batch, start: usize, place: usize) -> bool {
+    same_document(batch, start, place) && batch.loss_mask[place]
 }
 
 /// Whether two tokens are there and belong to one document.

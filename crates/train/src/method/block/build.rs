@@ -1,16 +1,15 @@
-//! A block draft with its objective, fresh or from another one.
+//! A block draft, fresh or from another one.
 
 use std::collections::HashSet;
 use std::path::Path;
 
+use candle_core::Tensor;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
 
-use super::{BlockDraws, BlockLoss, BlockObjective};
 use crate::error::Result;
 use crate::method::Materials;
-use crate::objective::Objective;
 
 /// The token of unknown slots that is set, or that of the draft to start from.
 pub(in crate::method) fn known_mask_token(
@@ -31,13 +30,13 @@ pub(in crate::method) fn check_start(
     Ok(BlockDraft::check_file(start, sizes)?)
 }
 
-/// The objective over a network, whose token of unknown slots is `mask` if it is known.
+/// The draft of a network, whose token of unknown slots is `mask` if it is known, and the target's head
+/// `[V, H]`.
 pub(in crate::method) fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
     mask: Option<u32>,
-    (loss, blocks_per_row): (BlockLoss, usize),
-) -> Result<Box<dyn Objective>> {
+) -> Result<(BlockDraft, Tensor)> {
     let Materials { config, target, .. } = materials;
     let sizes = sizes(mask_token(materials, mask)?);
     check_sizes(&sizes, target.config())?;
@@ -48,8 +47,7 @@ pub(in crate::method) fn build(
         Some(start) => BlockDraft::load(start, &sizes, &embedding, seed)?,
         None => BlockDraft::initialise(&sizes, &embedding, seed)?,
     };
-    let draws = BlockDraws { seed, blocks_per_row };
-    Ok(Box::new(BlockObjective::new(draft, &target.head()?, loss, draws)))
+    Ok((draft, target.head()?))
 }
 
 /// Refuses a network that does not fit a target.

@@ -2,11 +2,12 @@
 
 use longdraft_kernels::linear::Pass;
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::block::{BlockConfig, SelectorSizes, tensor_specs};
+use longdraft_models::draft::block::{
+    BlockConfig, ChainKind, ChainSizes, SelectorSizes, tensor_specs,
+};
 use longdraft_models::target::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use super::BlockLoss;
 use super::build::check_sizes;
 use crate::error::Result;
 use crate::features::TeacherKind;
@@ -33,7 +34,7 @@ impl Footprint for BlockFootprint {
     }
 
     fn teacher(&self) -> TeacherKind {
-        TeacherKind::None
+        if self.sizes.chain.is_some() { TeacherKind::EveryToken } else { TeacherKind::None }
     }
 
     fn holds_step(&self) -> bool {
@@ -48,12 +49,20 @@ impl Footprint for BlockFootprint {
         let slots = self.slots(row);
         let mut graph = Graph::new(row.threads);
         let hidden = self.network(&mut graph, row, slots);
-        let learned = graph.select(hidden, slots);
+        let mut learned = graph.select(hidden, slots);
         let (width, vocabulary) = (learned.width, self.sizes.vocab_size as u64);
-        let head = graph.given(vocabulary, width);
+        let mut head = graph.given(vocabulary, width);
+        let states = learned;
+        if let Some(sizes) = self.sizes.chain {
+            (learned, head) = self.chained(&mut graph, (hidden, states, head), sizes);
+        }
         let mut loss = graph.loss(learned, head);
+        if self.sizes.chain.is_some() {
+            let distance = graph.loss(learned, head);
+            loss = graph.add(loss, distance);
+        }
         if let Some(sizes) = self.sizes.selector {
-            let selected = self.selector(&mut graph, (learned, head), sizes);
+            let selected = self.selector(&mut graph, (states, head), sizes);
             loss = graph.add(loss, selected);
         }
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
@@ -84,20 +93,18 @@ impl Footprint for BlockFootprint {
 }
 
 impl BlockFootprint {
-    /// That of a network that fits the target.
+    /// That of a network that fits the target, and of weights that wait for all rows of a step.
     ///
     /// # Errors
     /// - it does not
     pub(in crate::method) fn new(
         sizes: BlockConfig,
-        loss: &BlockLoss,
+        holds_step: bool,
         blocks_per_row: usize,
         target: &TargetConfig,
     ) -> Result<Self> {
         check_sizes(&sizes, target)?;
-        let of_weights = loss.weights.look_at_the_draft() && !loss.divide_by_rows;
-        let of_hits = loss.selector.is_some_and(|selector| selector.over_hits);
-        Ok(Self { sizes, blocks_per_row, holds_step: of_weights || of_hits })
+        Ok(Self { sizes, blocks_per_row, holds_step })
     }
 
     /// Slots of a row at most.
@@ -198,6 +205,46 @@ impl BlockFootprint {
         graph.convolve(x, (&base, 2 * sizes.kernel_size as u64), kernels)
     }
 
+    /// The input and the head of the one product that adds a chain to the logits.
+    fn chained(
+        &self,
+        graph: &mut Graph,
+        (all, learned, head): (Matrix, Matrix, Matrix),
+        sizes: ChainSizes,
+    ) -> (Matrix, Matrix) {
+        let (rank, vocabulary) = (sizes.rank as u64, self.sizes.vocab_size as u64);
+        if rank == 0 {
+            return (learned, head);
+        }
+        graph.enter("markov_head.");
+        let table = graph.weight("markov_w1", vocabulary, rank);
+        let embedded = graph.lookup(table, learned.rows);
+        let mixed = match sizes.kind {
+            ChainKind::Vanilla => embedded,
+            ChainKind::Gated => {
+                let both = graph.beside(&[learned, embedded]);
+                let gate = graph.linear(both, "gate_proj", rank);
+                let gate = sigmoid(graph, gate);
+                graph.multiply(gate, embedded)
+            }
+            ChainKind::Rnn => {
+                // All slots, one place of the blocks after the other; three parts of each stay.
+                let embedded = graph.lookup(table, all.rows);
+                let states = graph.part(all, all.width);
+                let both = graph.beside(&[embedded, embedded, states]);
+                let joint = graph.linear(both, "joint_proj", 3 * rank);
+                let [gate, candidate, mixed] = [(); 3].map(|()| graph.part(joint, rank));
+                let gate = sigmoid(graph, gate);
+                let state = graph.multiply(gate, candidate);
+                let mixed = graph.multiply(state, mixed);
+                let mixed = graph.stack(&[mixed]);
+                graph.select(mixed, learned.rows)
+            }
+        };
+        let output = graph.weight("markov_w2", vocabulary, rank);
+        (graph.beside(&[learned, mixed]), graph.beside(&[head, output]))
+    }
+
     /// The loss of a selector whose candidates hold every label.
     fn selector(
         &self,
@@ -219,4 +266,9 @@ impl BlockFootprint {
         let scores = graph.add(logits, preferences);
         graph.view(scores)
     }
+}
+
+/// `(tanh(x / 2) + 1) / 2`: four values for each one.
+fn sigmoid(graph: &mut Graph, x: Matrix) -> Matrix {
+    (0..4).fold(x, |x, _| graph.relu_squared(x))
 }

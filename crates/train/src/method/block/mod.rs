@@ -7,8 +7,10 @@ mod objective;
 mod selected;
 mod weights;
 
+pub(super) use blocks::Slots;
 pub(super) use build::{build, check_start, known_mask_token};
 pub(super) use footprint::BlockFootprint;
+pub(super) use objective::{Starts, cross_entropy};
 
 pub use blocks::BlockDraws;
 pub use objective::{BlockLoss, BlockObjective};

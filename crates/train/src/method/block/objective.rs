@@ -8,7 +8,7 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{BlockDraft, Selector, Visible};
+use longdraft_models::draft::block::{BlockDraft, Selector};
 
 use super::blocks::{BlockDraws, Slots};
 use super::selected::{Hits, Selected, SelectorLoss};
@@ -35,8 +35,16 @@ pub struct BlockLoss {
     pub selector: Option<SelectorLoss>,
 }
 
+impl BlockLoss {
+    /// Whether weights or divisors wait for the draft's pass over all rows of a step.
+    pub(in crate::method) fn waits(&self) -> bool {
+        let of_weights = self.weights.look_at_the_draft() && !self.divide_by_rows;
+        of_weights || self.selector.is_some_and(|selector| selector.over_hits)
+    }
+}
+
 /// Where blocks begin.
-type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
+pub(in crate::method) type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
 
 /// A block draft with its loss.
 pub struct BlockObjective {
@@ -77,43 +85,8 @@ impl BlockObjective {
 
     /// The learned slots' states, `[S, H]`.
     fn states(&self, batch: &Batch, features: &BatchFeatures, slots: &Slots) -> Result<Tensor> {
-        if features.part.is_some() {
-            return Err(untapped("the whole row"));
-        }
-        let config = self.draft.config();
-        let context = self.draft.context(features.aux_hidden()?, &batch.position_ids)?;
-        let visible = Visible::new(config, &slots.anchors, config.block_size, batch.ids.len());
-        let states = self.draft.blocks(&slots.ids, &slots.positions, &context, &visible)?;
+        let states = slots.states(&self.draft, batch, features)?;
         Ok(select_rows(&states, &slots.learned)?)
-    }
-
-    /// Cross-entropies under weights.
-    fn cross_entropy(&self, states: &Tensor, labels: &[u32], weights: &[f32]) -> Result<Output> {
-        let rows = labels.len();
-        let (starts, nothing): (Vec<usize>, _) = ((0..=rows).collect(), vec![0.0; rows]);
-        let of_rows: Vec<u32> = (0..rows as u32).collect();
-        // A label is a distribution with all of its mass at one token.
-        let labelled = SparseDistributions {
-            starts: &starts,
-            ids: labels,
-            log_probs: &nothing,
-            tails: &vec![0.0; rows],
-            rows: &of_rows,
-        };
-        let weighted = Weighted {
-            cross_entropy: weights,
-            rejection: &nothing,
-            form: Rejection::Linear,
-            log_sum_exp: None,
-        };
-        Ok(linear_cross_entropy(&Inputs {
-            hidden: states,
-            head: &self.head,
-            labels,
-            soft: SoftTargets::Sparse(labelled, weighted),
-            soft_weight: 1.0,
-            teacher: None,
-        })?)
     }
 
     /// Weights of the learned slots, given the labels' probabilities where they matter.
@@ -233,6 +206,39 @@ impl BlockObjective {
     }
 }
 
+/// Cross-entropies of labels under weights, of states `[S, H]` under a head `[V, H]`.
+pub(in crate::method) fn cross_entropy(
+    (states, head): (&Tensor, &Tensor),
+    labels: &[u32],
+    weights: &[f32],
+) -> Result<Output> {
+    let rows = labels.len();
+    let (starts, nothing): (Vec<usize>, _) = ((0..=rows).collect(), vec![0.0; rows]);
+    let of_rows: Vec<u32> = (0..rows as u32).collect();
+    // A label is a distribution with all of its mass at one token.
+    let labelled = SparseDistributions {
+        starts: &starts,
+        ids: labels,
+        log_probs: &nothing,
+        tails: &vec![0.0; rows],
+        rows: &of_rows,
+    };
+    let weighted = Weighted {
+        cross_entropy: weights,
+        rejection: &nothing,
+        form: Rejection::Linear,
+        log_sum_exp: None,
+    };
+    Ok(linear_cross_entropy(&Inputs {
+        hidden: states,
+        head,
+        labels,
+        soft: SoftTargets::Sparse(labelled, weighted),
+        soft_weight: 1.0,
+        teacher: None,
+    })?)
+}
+
 impl Objective for BlockObjective {
     fn draft(&self) -> &dyn Draft {
         &self.draft
@@ -251,12 +257,10 @@ impl Objective for BlockObjective {
     }
 
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
-        let looks = self.loss.weights.look_at_the_draft();
-        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
-        if hits_divide || (looks && !self.loss.divide_by_rows) {
+        if self.loss.waits() {
             return None;
         }
-        if looks {
+        if self.loss.weights.look_at_the_draft() {
             return Some(vec![1.0; 1 + usize::from(self.loss.selector.is_some())]);
         }
         Some(self.planned(self.slots(batch), None, None).denominators)
@@ -283,7 +287,7 @@ impl Objective for BlockObjective {
         }
         let states = self.states(batch, features, slots)?;
         let states = if train { states } else { states.detach() };
-        let output = self.cross_entropy(&states, &slots.labels, weights)?;
+        let output = cross_entropy((&states, &self.head), &slots.labels, weights)?;
         let selected = self.select(&states, slots)?;
         let metrics = self.metrics(plan, &output.rows, selected.as_ref())?;
         let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);

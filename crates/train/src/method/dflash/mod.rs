@@ -8,7 +8,9 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 
-use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss, SlotWeights};
+use super::block::{
+    self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+};
 use super::{DraftMethod, Materials};
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -35,7 +37,12 @@ impl DraftMethod for Dflash {
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         // A token more or less in the table changes no size.
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        Ok(Arc::new(BlockFootprint::new(sizes, &self.loss(None), self.blocks_per_row, target)?))
+        Ok(Arc::new(BlockFootprint::new(
+            sizes,
+            self.loss(None).waits(),
+            self.blocks_per_row,
+            target,
+        )?))
     }
 
     fn check_start(
@@ -51,11 +58,18 @@ impl DraftMethod for Dflash {
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let mask = block::known_mask_token(self.mask_token_id, materials.start)?;
         let sizes = |mask| self.network(materials.target.config(), mask);
-        block::build(materials, sizes, mask, (self.loss(None), self.blocks_per_row))
+        let (draft, head) = block::build(materials, sizes, mask)?;
+        let draws = self.draws(materials.config.train.seed);
+        Ok(Box::new(BlockObjective::new(draft, &head, self.loss(None), draws)))
     }
 }
 
 impl Dflash {
+    /// How blocks are drawn with a run's key.
+    pub(super) fn draws(&self, seed: u64) -> BlockDraws {
+        BlockDraws { seed, blocks_per_row: self.blocks_per_row }
+    }
+
     /// What is minimised, with the part of a selector.
     pub(super) fn loss(&self, selector: Option<SelectorLoss>) -> BlockLoss {
         BlockLoss {

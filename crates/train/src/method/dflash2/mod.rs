@@ -9,7 +9,7 @@ use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSize
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 
-use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss};
+use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
 use super::{DraftMethod, Materials, dflash};
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -56,7 +56,7 @@ impl DraftMethod for Dflash2 {
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
         let blocks = self.block.blocks_per_row;
-        Ok(Arc::new(BlockFootprint::new(sizes, &self.loss(), blocks, target)?))
+        Ok(Arc::new(BlockFootprint::new(sizes, self.loss().waits(), blocks, target)?))
     }
 
     fn check_start(
@@ -72,7 +72,9 @@ impl DraftMethod for Dflash2 {
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let mask = block::known_mask_token(self.block.mask_token_id, materials.start)?;
         let sizes = |mask| self.network(materials.target.config(), mask);
-        block::build(materials, sizes, mask, (self.loss(), self.block.blocks_per_row))
+        let (draft, head) = block::build(materials, sizes, mask)?;
+        let draws = self.block.draws(materials.config.train.seed);
+        Ok(Box::new(BlockObjective::new(draft, &head, self.loss(), draws)))
     }
 }
 

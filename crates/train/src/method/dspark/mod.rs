@@ -1,0 +1,103 @@
+//! DSpark: blocks whose slots also see the tokens chosen before them, with a learned confidence.
+
+mod config;
+mod objective;
+
+use std::sync::Arc;
+
+use longdraft_models::TargetConfig;
+use longdraft_models::draft::block::{BlockConfig, ChainSizes};
+use longdraft_models::draft::files::SavedDraft;
+use longdraft_rules::{Problem, Rules};
+
+use super::block::{self, BlockFootprint};
+use super::{DraftMethod, Materials, dflash};
+use crate::config::TrainConfig;
+use crate::error::Result;
+use crate::footprint::Footprint;
+use crate::limits;
+use crate::objective::Objective;
+use crate::observer::Observer;
+
+pub use config::{Dspark, MarkovHead};
+pub use objective::{ChainLoss, ChainObjective};
+
+impl DraftMethod for Dspark {
+    fn name(&self) -> &'static str {
+        "dspark"
+    }
+
+    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
+        let mut rules = Rules::default();
+        rules.require(
+            self.markov_rank <= limits::SELECTOR_RANK,
+            "draft.markov_rank",
+            format!("must be at most {}", limits::SELECTOR_RANK),
+        );
+        rules.require(
+            self.slot_decay > 0.0 && limits::is_f32(self.slot_decay),
+            "draft.slot_decay",
+            "must be positive",
+        );
+        for (name, weight) in [
+            ("hard_weight", self.hard_weight),
+            ("distance_weight", self.distance_weight),
+            ("confidence_weight", self.confidence_weight),
+        ] {
+            rules.require(
+                weight >= 0.0 && limits::is_f32(weight),
+                &format!("draft.{name}"),
+                "must not be negative",
+            );
+        }
+        let mut problems = dflash::problems(&self.block(), config);
+        problems.extend(rules.into_problems());
+        problems
+    }
+
+    fn is_compat(&self) -> bool {
+        false
+    }
+
+    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
+        Ok(Arc::new(BlockFootprint::new(sizes, false, self.blocks_per_row, target)?))
+    }
+
+    fn check_start(
+        &self,
+        _: &TrainConfig,
+        target: &TargetConfig,
+        start: &SavedDraft,
+    ) -> Result<()> {
+        let mask = block::known_mask_token(self.mask_token_id, Some(start))?;
+        block::check_start(&self.network(target, mask.unwrap_or_default()), target, start)
+    }
+
+    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+        let mask = block::known_mask_token(self.mask_token_id, materials.start)?;
+        let sizes = |mask| self.network(materials.target.config(), mask);
+        let (draft, head) = block::build(materials, sizes, mask)?;
+        let loss = ChainLoss {
+            decay: self.slot_decay,
+            hard: self.hard_weight,
+            distance: self.distance_weight,
+            confidence: self.confidence_weight,
+        };
+        let draws = self.block().draws(materials.config.train.seed);
+        Ok(Box::new(ChainObjective::new(draft, &head, loss, draws)))
+    }
+}
+
+impl Dspark {
+    fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {
+        BlockConfig {
+            chain: Some(ChainSizes {
+                rank: self.markov_rank,
+                kind: self.markov_head.kind(),
+                confidence: self.confidence.then_some(self.confidence_reads_token),
+            }),
+            ..self.block().network(target, mask_token_id)
+        }
+    }
+}

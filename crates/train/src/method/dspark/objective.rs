@@ -1,0 +1,272 @@
+//! The text, the target's distribution and the confidence at the slots of drawn blocks.
+//!
+//! ```text
+//! w_k = exp(−k / γ)          up to the first token of a block that is not learned
+//! D_k = Σ_v |q_k − p_k|      α_k = 1 − D_k / 2
+//! L   = (a Σ w CE + b Σ w D + c Σ w BCE(σ(ĉ), α)) / Σ w        α takes no gradient
+//! ```
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_kernels::linear_cross_entropy::{
+    Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
+};
+use longdraft_kernels::rows::select_rows;
+use longdraft_models::draft::Draft;
+use longdraft_models::draft::block::{BlockDraft, Chain};
+
+use crate::error::Result;
+use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
+use crate::loss::Share;
+use crate::method::block::{BlockDraws, Slots, Starts, cross_entropy};
+use crate::metrics::{DraftMetrics, LossPart, Quantities};
+use crate::objective::{Normalisation, Objective, Prepared};
+use crate::rounds::Rounds;
+
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ChainLoss {
+    /// γ, in slots.
+    pub decay: f64,
+    /// Weight of the cross-entropy with the text.
+    pub hard: f64,
+    /// Weight of the distance to the target's distribution.
+    pub distance: f64,
+    /// Weight of the confidence's loss.
+    pub confidence: f64,
+}
+
+/// A block draft with sequential heads and its loss.
+pub struct ChainObjective {
+    draft: BlockDraft,
+    /// The target's frozen head, `[V, H]`.
+    head: Tensor,
+    loss: ChainLoss,
+    starts: Starts,
+}
+
+/// What a pass over a row's slots computes.
+struct Outcome {
+    /// The whole loss before its divisor, a scalar with gradients.
+    sum: Tensor,
+    /// The same as a number.
+    value: f64,
+    /// Against the text.
+    hard: Output,
+    /// Chances of acceptance, `Σ min(p, q)`.
+    acceptance: Vec<f64>,
+}
+
+impl ChainObjective {
+    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
+    pub fn new(draft: BlockDraft, head: &Tensor, loss: ChainLoss, draws: BlockDraws) -> Self {
+        let starts: Starts = Box::new(move |batch| draws.of(batch));
+        Self { draft, head: head.clone(), loss, starts }
+    }
+
+    /// Begins blocks where `starts` says: ascending tokens of the row, for comparisons with others.
+    #[must_use]
+    pub fn with_starts(mut self, starts: impl Fn(&Batch) -> Vec<usize> + 'static) -> Self {
+        self.starts = Box::new(starts);
+        self
+    }
+
+    fn slots(&self, batch: &Batch) -> Slots {
+        let config = self.draft.config();
+        let starts = (self.starts)(batch);
+        Slots::from_anchors(batch, &starts, config.block_size, config.mask_token_id)
+    }
+
+    fn weights(&self, slots: &Slots) -> Vec<f64> {
+        let size = self.draft.config().block_size as u32;
+        let weight = |slot: &u32| (-f64::from(slot % size) / self.loss.decay).exp();
+        slots.learned.iter().map(weight).collect()
+    }
+
+    /// What the chain mixes at the learned slots, `[S, r]`.
+    fn mixed(
+        &self,
+        chain: Chain<'_>,
+        (all, states): (&Tensor, &Tensor),
+        (batch, slots, embedded): (&Batch, &Slots, &Tensor),
+    ) -> Result<Tensor> {
+        if !chain.is_recurrent() {
+            return Ok(chain.step(None, states, embedded)?.mixed);
+        }
+        let (size, blocks) = (self.draft.config().block_size, slots.anchors.len());
+        let all = all.reshape((blocks, size, ()))?;
+        let mut steps = Vec::with_capacity(size);
+        let mut state = None;
+        for slot in 0..size {
+            // Beyond the row nothing is learned, and any token will do.
+            let before = slots.anchors.iter().map(|anchor| batch.ids.get(anchor.index + slot));
+            let before: Vec<u32> = before.map(|id| id.copied().unwrap_or_default()).collect();
+            let Some(embedded) = chain.embed(&before)? else { break };
+            let states = all.narrow(1, slot, 1)?.squeeze(1)?.contiguous()?;
+            let step = chain.step(state.as_ref(), &states, &embedded)?;
+            steps.push(step.mixed);
+            state = step.state;
+        }
+        let mixed = Tensor::stack(&steps, 1)?.flatten(0, 1)?;
+        Ok(select_rows(&mixed, &slots.learned)?)
+    }
+
+    fn run(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        slots: &Slots,
+        train: bool,
+    ) -> Result<Outcome> {
+        let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
+            return Err(untapped("the teacher at every token"));
+        };
+        let chain = self.draft.chain().ok_or_else(|| untapped("sequential heads"))?;
+        let all = slots.states(&self.draft, batch, features)?;
+        let all = if train { all } else { all.detach() };
+        let states = select_rows(&all, &slots.learned)?;
+        let embedded = chain.embed(&slots.before)?;
+        let (mut hidden, mut head) = (states.clone(), self.head.clone());
+        if let Some(embedded) = &embedded {
+            let mixed = self.mixed(chain, (&all, &states), (batch, slots, embedded))?;
+            // One product over both: `W h + W2 m`.
+            hidden = Tensor::cat(&[&hidden, &mixed], 1)?;
+            head = Tensor::cat(&[&head.to_dtype(DType::F32)?, chain.output()?], 1)?;
+        }
+        if !train {
+            (hidden, head) = (hidden.detach(), head.detach());
+        }
+        let weights = self.weights(slots);
+        let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
+        let hard = cross_entropy((&hidden, &head), &slots.labels, &scaled(self.loss.hard))?;
+        let teachers: Vec<u32> = slots.places.iter().map(|place| place - 1).collect();
+        let soft = linear_cross_entropy(&Inputs {
+            hidden: &hidden,
+            head: &head,
+            labels: &slots.labels,
+            soft: SoftTargets::Weighted(Weighted {
+                cross_entropy: &vec![0.0; weights.len()],
+                rejection: &scaled(2.0 * self.loss.distance),
+                form: Rejection::Linear,
+                log_sum_exp: None,
+            }),
+            soft_weight: 1.0,
+            teacher: Some(Teacher { hidden: teacher, rows: Some(&teachers), head: &self.head }),
+        })?;
+        let acceptance = soft.rows.acceptance;
+        let mut sum = (&hard.loss_sum + soft.loss_sum)?;
+        if let Some(logits) = chain.confidence(&states, embedded.as_ref())? {
+            let logits = if train { logits } else { logits.detach() };
+            let loss = confidence_loss(&logits, &acceptance, &scaled(self.loss.confidence))?;
+            sum = (sum + loss)?;
+        }
+        let value = sum.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        Ok(Outcome { sum, value, hard, acceptance })
+    }
+
+    /// Counters of a row; slot `k` has delay `k + 1`.
+    fn metrics(&self, slots: &Slots, outcome: &Outcome) -> DraftMetrics {
+        let mut metrics = DraftMetrics::default();
+        let size = self.draft.config().block_size;
+        let mut agrees = vec![false; slots.ids.len()];
+        let rows = &outcome.hard.rows;
+        for (row, slot) in slots.learned.iter().enumerate() {
+            let (right, acceptance) = (rows.agrees[row], outcome.acceptance[row]);
+            let distance = 2.0 * (1.0 - acceptance);
+            metrics.add_row(slot % size as u32 + 1, rows.hard[row], distance, right, acceptance);
+            agrees[*slot as usize] = right;
+        }
+        let denominator = self.weights(slots).iter().sum();
+        metrics.parts = vec![LossPart { weight: 1.0, sum: outcome.value, denominator }];
+        let length = |block: &[bool]| 1 + block.iter().take_while(|right| **right).count();
+        metrics.replayed =
+            Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(length).sum() };
+        metrics
+    }
+}
+
+/// `Σ w BCE(σ(ĉ), α)` of logits `[S]`; α takes no gradient.
+fn confidence_loss(logits: &Tensor, chances: &[f64], weights: &[f32]) -> Result<Tensor> {
+    let of = |values: Vec<f32>| Tensor::from_vec(values, logits.dims(), logits.device());
+    let chances = of(chances.iter().map(|chance| chance.clamp(0.0, 1.0) as f32).collect())?;
+    // log(1 + e^x) − α x, with the exponent of a number that is not positive.
+    let magnitude = logits.abs()?;
+    let softplus = (logits.relu()? + (magnitude.neg()?.exp()? + 1.0)?.log()?)?;
+    let losses = (softplus - (logits * chances)?)?;
+    Ok((losses * of(weights.to_vec())?)?.sum_all()?)
+}
+
+impl Objective for ChainObjective {
+    fn draft(&self) -> &dyn Draft {
+        &self.draft
+    }
+
+    fn draft_mut(&mut self) -> &mut dyn Draft {
+        &mut self.draft
+    }
+
+    fn needs(&self) -> FeatureNeeds {
+        FeatureNeeds { taps: self.draft.taps(), teacher: TeacherKind::EveryToken, ahead: 0 }
+    }
+
+    fn normalisation(&self) -> Normalisation {
+        Normalisation::WholeStep
+    }
+
+    fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
+        Some(vec![self.weights(&self.slots(batch)).iter().sum()])
+    }
+
+    fn prepare(&self, batch: &Batch, _: &BatchFeatures) -> Result<Prepared> {
+        let slots = self.slots(batch);
+        Ok(Prepared::new(vec![self.weights(&slots).iter().sum()], slots))
+    }
+
+    fn share(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        prepared: &Prepared,
+        denominators: &[f64],
+        train: bool,
+    ) -> Result<Share> {
+        let slots: &Slots = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
+        if slots.learned.is_empty() {
+            return Ok(Share { loss: None, metrics: DraftMetrics::default() });
+        }
+        let outcome = self.run(batch, features, slots, train)?;
+        let metrics = self.metrics(slots, &outcome);
+        let denominator = denominators.first().copied().filter(|d| *d > 0.0).unwrap_or(1.0);
+        Ok(Share { loss: Some((outcome.sum / denominator)?), metrics })
+    }
+
+    fn quantities(&self, _: TeacherKind) -> Quantities {
+        let ChainLoss { decay, hard, distance, confidence } = self.loss;
+        let slots = format!("slots 0 to {} of drawn blocks", self.draft_len() - 1);
+        Quantities {
+            loss: format!(
+                "{hard} text + {distance} distance to the target + {confidence} confidence; {slots}; \
+                 weights fall by 1/e every {decay} slots"
+            ),
+            hard_loss: format!("{}; {slots}", Quantities::TEXT),
+            agreement: Quantities::TEXT.to_owned(),
+            acceptance: Quantities::TARGET.to_owned(),
+        }
+    }
+
+    fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
+        let slots = self.slots(batch);
+        if slots.learned.is_empty() {
+            return Ok(DraftMetrics::default());
+        }
+        Ok(self.metrics(&slots, &self.run(batch, features, &slots, false)?))
+    }
+
+    fn draft_len(&self) -> usize {
+        self.draft.config().proposals()
+    }
+
+    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+        (0..batch.ids.len() as u32).collect()
+    }
+}
