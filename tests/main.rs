@@ -1,5 +1,6 @@
 //! Tests of the program as users run it: its binary on real files.
 
+mod block_export;
 mod broken_exports;
 mod curriculum;
 mod data;

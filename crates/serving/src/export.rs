@@ -53,7 +53,8 @@ pub fn export(
     if profile != Profile::Llamacpp {
         target.tokenizer.save(new.path())?;
     }
-    let manifest = manifest(format, rendered, (target, options), new.path(), fit.warnings.clone())?;
+    let manifest =
+        manifest((format, draft), rendered, (target, options), new.path(), fit.warnings.clone())?;
     let text = manifest.text().map_err(ServingError::io(folder))?;
     write_atomically(&new.path().join(MANIFEST_FILE), text.as_bytes())?;
     new.finish()?;
@@ -75,7 +76,7 @@ pub fn rounded_vector(
 }
 
 fn manifest(
-    format: &dyn Format,
+    (format, draft): (&dyn Format, &dyn Draft),
     rendered: Rendered,
     (target, options): (&TargetFacts, &ExportOptions),
     folder: &Path,
@@ -101,7 +102,7 @@ fn manifest(
         draft_len: options.draft_len,
         gguf: &gguf,
     };
-    let mut serve = format.commands(options.profile, served);
+    let mut serve = format.commands(options.profile, draft, served)?;
     let own = format!("longdraft generate --target {} --draft DIR --prompt TEXT", target.name);
     serve.insert("longdraft".to_owned(), own);
     Ok(Manifest {

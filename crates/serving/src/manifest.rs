@@ -19,7 +19,7 @@ pub struct Manifest {
     pub profile: Profile,
     /// Engine versions that the profile's rules describe.
     pub compat: String,
-    /// `eagle3` or `glide`.
+    /// Name of the draft's method.
     pub method: String,
     /// PyTorch's name of the weights' type.
     pub dtype: String,

@@ -3,6 +3,7 @@
 //! A format is a folder: names, keys, rules of loaders and what they compute, for every profile that
 //! takes such drafts.
 
+mod block;
 pub mod eagle3;
 pub(crate) mod files;
 mod glide;
@@ -23,7 +24,25 @@ use crate::parity::ParityVector;
 use crate::target::TargetFacts;
 
 /// Every format. The first one that recognises a folder checks it.
-static FORMATS: [&dyn Format; 2] = [&glide::Glide, &eagle3::Eagle3];
+static FORMATS: [&dyn Format; 5] = [
+    &glide::Glide,
+    &block::Block {
+        method: "dflash",
+        architectures: &["DFlashDraftModel"],
+        engines: ["dflash", "DFLASH"],
+    },
+    &block::Block {
+        method: "dflash2",
+        architectures: &["DFlash2DraftModel"],
+        engines: ["dflash", "DFLASH"],
+    },
+    &block::Block {
+        method: "dspark",
+        architectures: &["Qwen3DSparkModel", "DSparkDraftModel"],
+        engines: ["dspark", "DSPARK"],
+    },
+    &eagle3::Eagle3,
+];
 
 /// A method's drafts as files of engines.
 pub trait Format: Sync {
@@ -74,7 +93,15 @@ pub trait Format: Sync {
     }
 
     /// Command lines of engines, by name; `DIR` stands for the exported folder.
-    fn commands(&self, profile: Profile, served: Served<'_>) -> BTreeMap<String, String>;
+    ///
+    /// # Errors
+    /// - the draft is another method's
+    fn commands(
+        &self,
+        profile: Profile,
+        draft: &dyn Draft,
+        served: Served<'_>,
+    ) -> Result<BTreeMap<String, String>>;
 
     /// Whether a folder for this profile with this `config.json` is of the format.
     fn recognises(&self, profile: Profile, config: &Value) -> bool;
@@ -213,10 +240,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_format_is_that_of_a_kind_of_drafts() {
-        for format in FORMATS {
-            let known = KINDS.iter().any(|kind| kind.name == format.method());
-            assert!(known, "{}", format.method());
-        }
+    fn every_kind_of_drafts_has_a_format() {
+        let sorted = |mut names: Vec<&'static str>| {
+            names.sort_unstable();
+            names
+        };
+        let formats = sorted(FORMATS.iter().map(|format| format.method()).collect());
+        assert_eq!(formats, sorted(KINDS.iter().map(|kind| kind.name).collect()));
     }
 }

@@ -73,9 +73,14 @@ impl Format for Eagle3 {
         record(typed(draft)?, target, ids).map(Some)
     }
 
-    fn commands(&self, profile: Profile, served: Served<'_>) -> BTreeMap<String, String> {
+    fn commands(
+        &self,
+        profile: Profile,
+        _: &dyn Draft,
+        served: Served<'_>,
+    ) -> Result<BTreeMap<String, String>> {
         let Served { target, is_gguf, draft_len, gguf } = served;
-        commands::for_profile(profile, (target, is_gguf), draft_len, gguf)
+        Ok(commands::for_profile(profile, (target, is_gguf), draft_len, gguf))
     }
 
     /// What no other format claims: engines know no mark that all such drafts carry.

@@ -60,8 +60,13 @@ impl Format for Glide {
     }
 
     /// No engine serves such drafts.
-    fn commands(&self, _: Profile, _: Served<'_>) -> BTreeMap<String, String> {
-        BTreeMap::new()
+    fn commands(
+        &self,
+        _: Profile,
+        _: &dyn Draft,
+        _: Served<'_>,
+    ) -> Result<BTreeMap<String, String>> {
+        Ok(BTreeMap::new())
     }
 
     fn recognises(&self, profile: Profile, config: &Value) -> bool {
