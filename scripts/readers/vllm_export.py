@@ -1,13 +1,13 @@
-"""Serves a target with an exported EAGLE-3 draft in vLLM on a CPU, and compares it with our own decoding.
+"""Serves a target with an exported draft in vLLM on a CPU, and compares it with our own decoding.
 
 Usage: vllm_export.py rows TARGET_FOLDER LONGDRAFT
-       vllm_export.py compare TARGET_FOLDER LONGDRAFT EXPORT [DRAFT_LEN]
+       vllm_export.py compare TARGET_FOLDER LONGDRAFT EXPORT [DRAFT_LEN [METHOD]]
 
 `rows` prints the prompts with the target's greedy answers, a JSON object a line: a draft that learned them by heart
 proposes what is accepted, at every position of a chain. `compare` serves such a draft.
 
 Both programs decode the same prompts greedily in 32 bits, one at a time, with a chain of DRAFT_LEN tokens (default 4) in every
-round. Held against each other, prompt by prompt: the tokens, the rounds, and in how many rounds each position of the
+round. METHOD is vLLM's name of the draft's method (default eagle3). Held against each other, prompt by prompt: the tokens, the rounds, and in how many rounds each position of the
 chain was accepted.
 
 Tokens must be equal. Sums run in another order in the two programs, so that two tokens of nearly the same weight may
@@ -58,6 +58,7 @@ if mode == "rows":
     sys.exit()
 export = sys.argv[4]
 length = int(sys.argv[5]) if len(sys.argv) > 5 else 4
+method = sys.argv[6] if len(sys.argv) > 6 else "eagle3"
 
 
 def ours(prompt):
@@ -85,7 +86,7 @@ own = [ours(turn(text)) for text in PROMPTS]
 
 from vllm import LLM, SamplingParams  # noqa: E402
 
-draft = {"method": "eagle3", "model": export, "num_speculative_tokens": length}
+draft = {"method": method, "model": export, "num_speculative_tokens": length}
 engine = LLM(target, dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=1, speculative_config=draft,
              disable_log_stats=False, enable_prefix_caching=False)
 sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)

@@ -1,4 +1,4 @@
-//! What runs leave behind, and runs that are killed.
+//! Files of runs, and runs that are killed.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

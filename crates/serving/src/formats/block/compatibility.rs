@@ -33,6 +33,10 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
                 vanilla,
                 "vLLM serves the vanilla head alone: train with `markov_head: vanilla`",
             );
+            fit.warn(
+                config.chain.is_none() && config.selector.is_none(),
+                "vLLM serves a selector or a chain with its newer runner only, which needs a GPU",
+            );
         }
         Profile::Sglang => {
             fit.warn(vanilla, "it is not known which versions of SGLang serve this head");
