@@ -105,6 +105,10 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
     // Among four candidates at random: ln 4.
     assert!(losses.iter().all(|loss| *loss < 4.0_f64.ln()), "{losses:?}");
 
+    succeed(&["report", &whole]);
+    let page = std::fs::read_to_string(format!("{whole}/report.html")).expect("page");
+    assert!(page.contains("Candidate recall") && page.contains("Selector loss"));
+
     succeed(&["extract", &whole, "--json"]);
     let draft = format!("{whole}/draft");
     let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");

@@ -90,6 +90,12 @@ fn training(runs: &[Run]) -> [Section; 2] {
             a.simulated_acceptance_length_sampling
         })
     };
+    let recall = Figure {
+        scale: Scale::Share,
+        against: |quantities| &quantities.agreement,
+        ..figure("Candidate recall", "share of rows", |a| a.candidate_recall)
+    };
+    let selector = figure("Selector loss", NATS, |a| a.selector_loss);
     let mut loss = figure("Loss", NATS, |a| a.loss).cards(runs);
     let mut first = length.cards(runs);
     // The loss against which the draft was trained comes first, other senses of it below.
@@ -98,6 +104,7 @@ fn training(runs: &[Run]) -> [Section; 2] {
     let mut others = hard.cards(runs);
     others.extend(loss);
     others.extend(sampling.cards(runs));
+    others.extend([recall, selector].iter().flat_map(|figure| figure.cards(runs)));
     let shown = Section {
         title: "Training",
         note: "Faint: every logged step. Line: smoothed. Dots: held-out rows. A chart holds one \
@@ -113,7 +120,8 @@ fn training(runs: &[Run]) -> [Section; 2] {
         title: "More losses, and sampling",
         note: "Hard loss: that of the text’s next token, which compares runs of different \
                objectives; dashed: the target’s own. A loss against another distribution is \
-               another quantity, so it has a chart of its own."
+               another quantity, so it has a chart of its own. Candidate recall: share of labels among \
+               the tokens that a selector chooses from; its loss counts these rows."
             .into(),
         legend: kinds(runs),
         cards: others,

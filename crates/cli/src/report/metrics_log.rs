@@ -40,6 +40,10 @@ pub(crate) struct Agreement {
     pub(crate) top1_by_delay: Vec<Option<f64>>,
     /// Index 0 is delay 1.
     pub(crate) acceptance_by_delay: Vec<Option<f64>>,
+    /// Nats per row whose label is a candidate: a selector's.
+    pub(crate) selector_loss: Option<f64>,
+    /// Share of rows whose label is a candidate.
+    pub(crate) candidate_recall: Option<f64>,
     /// Tokens per target pass, greedy.
     pub(crate) simulated_acceptance_length: Option<f64>,
     /// Tokens per target pass, sampling.

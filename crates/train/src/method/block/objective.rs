@@ -312,7 +312,7 @@ impl Objective for BlockObjective {
             _ => format!("; D-PACE weights, α = {}", self.loss.alpha),
         };
         let selector = match self.loss.selector {
-            Some(part) => format!("; {} times the selector's", part.weight),
+            Some(part) => format!("; plus {} × the selector's loss", part.weight),
             None => String::new(),
         };
         Quantities {
