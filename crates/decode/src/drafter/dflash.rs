@@ -146,9 +146,7 @@ impl<'a> DflashModel<'a> {
     fn block(&mut self, token: TargetTokenId, root: usize) -> Result<Tensor> {
         let config = self.draft.config();
         let slots = config.block_size;
-        let mut ids = vec![config.mask_token_id; slots];
-        ids[0] = token.0;
-        let positions: Vec<u32> = (root as u32..(root + slots) as u32).collect();
+        let (ids, positions) = config.inputs(std::iter::once((token.0, root as u32)));
         let anchor = Anchor { index: root, document_start: 0 };
         let visible = Visible::new(config, &[anchor], slots, root);
         Ok(self.draft.blocks_cached(&ids, &positions, &mut self.cache, &visible)?)

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
+use longdraft_models::config::TargetConfig;
 use longdraft_models::error::Problems;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::weights::gguf::half_split_row;
 use longdraft_models::weights::safetensors;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::Result;
 
@@ -21,6 +22,21 @@ pub(crate) fn torch_dtype(dtype: DType) -> &'static str {
         DType::BF16 => "bfloat16",
         DType::F16 => "float16",
         _ => "float32",
+    }
+}
+
+/// The target's special tokens, under the keys that engines read.
+pub(crate) fn set_special_tokens(value: &mut Value, target: &TargetConfig) {
+    if let Some(bos) = target.bos_token_id {
+        value["bos_token_id"] = bos.into();
+    }
+    match target.eos_token_ids.as_slice() {
+        [] => {}
+        [one] => value["eos_token_id"] = (*one).into(),
+        several => value["eos_token_id"] = json!(several),
+    }
+    if let Some(pad) = target.pad_token_id {
+        value["pad_token_id"] = pad.into();
     }
 }
 

@@ -63,14 +63,10 @@ fn hidden(case: &Case<'_>, draft: &BlockDraft, (index, row): (usize, &Row)) -> R
     let config = draft.config();
     let features = case.features(index)?;
     let context = draft.context(&features, &row.batch.position_ids)?;
-    let (mut ids, mut positions, mut anchors) = (Vec::new(), Vec::new(), Vec::new());
-    for &start in &row.anchors {
-        anchors.push(Anchor { index: start, document_start: 0 });
-        for slot in 0..config.block_size {
-            ids.push(if slot == 0 { row.batch.ids[start] } else { config.mask_token_id });
-            positions.push((start + slot) as u32);
-        }
-    }
+    let starts = row.anchors.iter().map(|start| (row.batch.ids[*start], *start as u32));
+    let (ids, positions) = config.inputs(starts);
+    let anchors = row.anchors.iter().map(|index| Anchor { index: *index, document_start: 0 });
+    let anchors: Vec<Anchor> = anchors.collect();
     let visible = Visible::new(config, &anchors, config.block_size, row.batch.ids.len());
     Ok(draft.blocks(&ids, &positions, &context, &visible)?)
 }

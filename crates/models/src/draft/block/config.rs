@@ -223,6 +223,16 @@ impl BlockConfig {
         self.block_size - usize::from(self.chain.is_none())
     }
 
+    /// What stands in the slots of blocks, and at which positions, `[R]` each: the known token of every
+    /// block at its position, then mask tokens at those that follow.
+    pub fn inputs(&self, starts: impl Iterator<Item = (u32, u32)>) -> (Vec<u32>, Vec<u32>) {
+        let slots = self.block_size as u32;
+        let of_block = |(token, position)| {
+            (0..slots).map(move |k| (if k == 0 { token } else { self.mask_token_id }, position + k))
+        };
+        starts.flat_map(of_block).unzip()
+    }
+
     /// The same network without heads and without what DFlash2 adds.
     #[must_use]
     pub fn plain(&self) -> Self {

@@ -14,14 +14,14 @@ use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::{SavedDraft, open_weights};
 use longdraft_models::error::Problems;
 use longdraft_models::weights::memory::MemorySource;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::files::{narrowed, torch_dtype, write_json, write_safetensors};
+use super::files::{narrowed, set_special_tokens, torch_dtype, write_json, write_safetensors};
 use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::{Result, ServingError};
-use crate::parity::ParityVector;
+use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
 
 /// The format of one kind of block drafts.
@@ -83,7 +83,7 @@ impl Format for Block {
     fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
         let Some(config) = checks.sizes::<BlockConfig>() else { return Ok(None) };
         let source = open_weights(&checks.folder)?;
-        let embedding = parity::stand_in_embedding(&config)?;
+        let embedding = stand_in_embedding(config.vocab_size, config.hidden_size)?;
         let draft = BlockDraft::from_source(source.as_ref(), &config, &embedding)?;
         Ok(Some(parity::outputs(&draft)?))
     }
@@ -138,23 +138,16 @@ fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(St
 /// The network that was written, with its weights as they are in the file.
 fn network(draft: &BlockDraft, written: &[(String, Tensor)]) -> Result<BlockDraft> {
     let source = MemorySource::new(written.iter().cloned());
-    let embedding = parity::stand_in_embedding(draft.config())?;
-    Ok(BlockDraft::from_source(&source, draft.config(), &embedding)?)
+    let config = draft.config();
+    let embedding = stand_in_embedding(config.vocab_size, config.hidden_size)?;
+    Ok(BlockDraft::from_source(&source, config, &embedding)?)
 }
 
 /// The keys of our own `config.json`, with those that engines take from the target.
 fn config(draft: &BlockDraft, target: &TargetFacts, dtype: DType) -> Value {
     let mut value = draft.config_json();
     value["torch_dtype"] = torch_dtype(dtype).into();
-    let config = target.config();
-    if let Some(bos) = config.bos_token_id {
-        value["bos_token_id"] = bos.into();
-    }
-    match config.eos_token_ids.as_slice() {
-        [] => {}
-        [one] => value["eos_token_id"] = (*one).into(),
-        several => value["eos_token_id"] = json!(several),
-    }
+    set_special_tokens(&mut value, target.config());
     value
 }
 

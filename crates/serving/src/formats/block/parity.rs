@@ -1,32 +1,13 @@
 //! What a block draft computes on the fixed input.
 
-use candle_core::{Device, Tensor};
-use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
+use candle_core::Tensor;
+use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 
 use crate::error::Result;
 use crate::parity::{ParityVector, TOKENS, fixed_ids, normal, records};
 
-/// Most values of embeddings; the largest published have half as many.
-const LARGEST_EMBEDDING: usize = 1 << 32;
-
 /// Candidates of a slot that a selector is asked about.
 const CANDIDATES: u32 = 8;
-
-/// Embeddings `[V, H]` in the place of the target's, so that the check needs none: one byte each.
-///
-/// # Errors
-/// - they are larger than those of any published target, by files that are wrong
-pub(super) fn stand_in_embedding(config: &BlockConfig) -> Result<Tensor> {
-    let (rows, width) = (config.vocab_size, config.hidden_size);
-    if rows.saturating_mul(width) > LARGEST_EMBEDDING {
-        let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");
-        return Err(candle_core::Error::Msg(problem).into());
-    }
-    let value = |row: usize, i: usize| ((row * 31 + i * 17 + row * i) % 251) as u8;
-    let values: Vec<u8> =
-        (0..rows).flat_map(|row| (0..width).map(move |i| value(row, i))).collect();
-    Ok(Tensor::from_vec(values, (rows, width), &Device::Cpu)?)
-}
 
 /// The vector of a block draft: states of blocks over a fixed text, then what its heads make of them.
 ///
@@ -45,11 +26,7 @@ pub(super) fn outputs(draft: &BlockDraft) -> Result<ParityVector> {
     let anchors: Vec<Anchor> =
         starts.iter().map(|start| Anchor { index: *start, document_start: 0 }).collect();
     let visible = Visible::new(config, &anchors, slots, TOKENS);
-    let (mut tokens, mut at) = (Vec::new(), Vec::new());
-    for (start, slot) in starts.iter().flat_map(|start| (0..slots).map(move |slot| (start, slot))) {
-        tokens.push(if slot == 0 { ids[*start] } else { config.mask_token_id });
-        at.push((start + slot) as u32);
-    }
+    let (tokens, at) = config.inputs(starts.iter().map(|start| (ids[*start], *start as u32)));
     let states = draft.blocks(&tokens, &at, &context, &visible)?.detach();
     let mut rows = records(0, &states)?;
     let before: Vec<u32> = (0..tokens.len()).map(|row| ids[row % TOKENS]).collect();

@@ -1,12 +1,11 @@
 //! `config.json` of an EAGLE-3 draft for every profile that is a folder.
 
 use candle_core::DType;
-use longdraft_models::config::TargetConfig;
 use longdraft_models::draft::eagle3::{Eagle3Config, TAPPED_LAYERS};
 use serde_json::{Value, json};
 
 use crate::Profile;
-use crate::formats::files::torch_dtype;
+use crate::formats::files::{set_special_tokens, torch_dtype};
 use crate::target::TargetFacts;
 
 /// The key that lists tapped layers.
@@ -75,20 +74,6 @@ fn common(config: &Eagle3Config, dtype: DType) -> Value {
         value["layer_types"] = json!(["sliding_attention"]);
     }
     value
-}
-
-fn set_special_tokens(value: &mut Value, target: &TargetConfig) {
-    if let Some(bos) = target.bos_token_id {
-        value["bos_token_id"] = bos.into();
-    }
-    match target.eos_token_ids.as_slice() {
-        [] => {}
-        [one] => value["eos_token_id"] = (*one).into(),
-        several => value["eos_token_id"] = json!(several),
-    }
-    if let Some(pad) = target.pad_token_id {
-        value["pad_token_id"] = pad.into();
-    }
 }
 
 fn speculators(

@@ -28,7 +28,7 @@ use crate::Profile;
 use crate::checks::{Checks, Problem, Severity};
 use crate::error::{Result, ServingError};
 use crate::hash::hash;
-use crate::parity::ParityVector;
+use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
 
 /// The format.
@@ -124,7 +124,7 @@ impl Format for Eagle3 {
         if lacks_head {
             return Ok(None);
         }
-        let embedding = parity::stand_in_embedding(&config)?;
+        let embedding = stand_in_embedding(config.vocab_size, config.target_hidden_size)?;
         let draft = Eagle3Draft::from_source(source.as_ref(), &config, &embedding)?;
         Ok(Some(parity::outputs(&draft)?))
     }
@@ -176,7 +176,11 @@ fn write(
 /// The network that was written, weights rounded as in the file, on the stand-in embeddings.
 fn written_network(config: &Eagle3Config, plain: &[(String, Tensor)]) -> Result<Eagle3Draft> {
     let source = MemorySource::new(plain.iter().cloned());
-    Ok(Eagle3Draft::from_source(&source, config, &parity::stand_in_embedding(config)?)?)
+    Ok(Eagle3Draft::from_source(
+        &source,
+        config,
+        &stand_in_embedding(config.vocab_size, config.target_hidden_size)?,
+    )?)
 }
 
 /// Ids, features and logits of the first steps on a text.

@@ -1,6 +1,6 @@
 //! What an EAGLE-3 draft computes on the fixed input.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use longdraft_kernels::linear::linear;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
 use longdraft_models::target::PackedSequence;
@@ -10,9 +10,6 @@ use crate::parity::{ParityVector, TOKENS, fixed_ids, normal, records};
 
 /// Test-time steps that are recorded.
 const STEPS: usize = 3;
-
-/// Most values of embeddings; the largest published have half as many.
-const LARGEST_EMBEDDING: usize = 1 << 32;
 
 /// What an EAGLE-3 draft reads.
 pub(super) struct Eagle3Input {
@@ -29,22 +26,6 @@ pub(super) struct Eagle3Input {
 pub(super) fn fixed_input(config: &Eagle3Config) -> Result<Eagle3Input> {
     let aux = normal("parity aux", &[TOKENS, 3 * config.target_hidden_size])?;
     Ok(Eagle3Input { ids: fixed_ids(config.vocab_size), aux })
-}
-
-/// Embeddings `[V, Ht]` in the place of the target's, so that the check needs none: one byte each.
-///
-/// # Errors
-/// - they are larger than those of any published target, by files that are wrong
-pub(super) fn stand_in_embedding(config: &Eagle3Config) -> Result<Tensor> {
-    let (rows, width) = (config.vocab_size, config.target_hidden_size);
-    if rows.saturating_mul(width) > LARGEST_EMBEDDING {
-        let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");
-        return Err(candle_core::Error::Msg(problem).into());
-    }
-    let values: Vec<u8> = (0..rows)
-        .flat_map(|row| (0..width).map(move |i| ((row * 31 + i * 17 + row * i) % 251) as u8))
-        .collect();
-    Ok(Tensor::from_vec(values, (rows, width), &Device::Cpu)?)
 }
 
 /// Logits `[T, Vd]` of each of the first test-time steps, over one document.

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
+use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
 
 use crate::error::Result;
 use crate::features::{BatchFeatures, untapped};
@@ -59,11 +59,12 @@ pub(in crate::method) struct Slots {
 }
 
 impl Slots {
-    /// Those of blocks of `size` slots that begin at `starts`. Slot `k` stands at the place of the
+    /// Those of blocks that begin at `starts`. Slot `k` stands at the place of the
     /// `k`-th token after the first and learns that very token, if it is supervised and of the same
     /// document. The first slot holds its token and learns nothing.
-    pub(in crate::method) fn new(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
-        let mut slots = Self::unlearned(batch, starts, size, mask);
+    pub(in crate::method) fn new(batch: &Batch, starts: &[usize], config: &BlockConfig) -> Self {
+        let size = config.block_size;
+        let mut slots = Self::unlearned(batch, starts, config);
         for (block, &start) in starts.iter().enumerate() {
             let learned = |k: &usize| is_learned(batch, start, start + k);
             for k in (1..size).filter(learned) {
@@ -78,10 +79,10 @@ impl Slots {
     pub(in crate::method) fn from_anchors(
         batch: &Batch,
         starts: &[usize],
-        size: usize,
-        mask: u32,
+        config: &BlockConfig,
     ) -> Self {
-        let mut slots = Self::unlearned(batch, starts, size, mask);
+        let size = config.block_size;
+        let mut slots = Self::unlearned(batch, starts, config);
         for (block, &start) in starts.iter().enumerate() {
             let learned = |k: &usize| is_learned(batch, start, start + 1 + k);
             for k in (0..size).take_while(learned) {
@@ -91,14 +92,15 @@ impl Slots {
         slots
     }
 
-    fn unlearned(batch: &Batch, starts: &[usize], size: usize, mask: u32) -> Self {
+    fn unlearned(batch: &Batch, starts: &[usize], config: &BlockConfig) -> Self {
         let first_of_document = first_tokens(batch);
         let anchor = |&index: &usize| Anchor { index, document_start: first_of_document[index] };
-        let all = || starts.iter().flat_map(|start| (0..size).map(move |k| (*start, k)));
+        let known = starts.iter().map(|start| (batch.ids[*start], batch.position_ids[*start]));
+        let (ids, positions) = config.inputs(known);
         Self {
             anchors: starts.iter().map(anchor).collect(),
-            ids: all().map(|(start, k)| if k == 0 { batch.ids[start] } else { mask }).collect(),
-            positions: all().map(|(start, k)| batch.position_ids[start] + k as u32).collect(),
+            ids,
+            positions,
             learned: Vec::new(),
             labels: Vec::new(),
             places: Vec::new(),
@@ -155,6 +157,8 @@ fn first_tokens(batch: &Batch) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_models::published::published_config;
+
     use super::*;
 
     /// Two documents and padding.
@@ -190,7 +194,9 @@ mod tests {
 
     #[test]
     fn a_slot_learns_the_token_of_its_own_place() {
-        let slots = Slots::new(&batch(), &[1, 4, 8], 4, 99);
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = BlockConfig::for_target(&target, 1, 4, 99);
+        let slots = Slots::new(&batch(), &[1, 4, 8], &config);
         assert_eq!(slots.ids[..5], [11, 99, 99, 99, 14]);
         assert_eq!(slots.positions, [1, 2, 3, 4, 4, 5, 6, 7, 2, 3, 4, 5]);
         // Not across a hole, the end of a document, or into padding.

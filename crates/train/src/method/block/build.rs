@@ -12,33 +12,33 @@ use crate::error::Result;
 use crate::method::Materials;
 
 /// The token of unknown slots that is set, or that of the draft to start from.
-pub(in crate::method) fn known_mask_token(
-    set: Option<u32>,
-    start: Option<&SavedDraft>,
-) -> Result<Option<u32>> {
+fn known_mask_token(set: Option<u32>, start: Option<&SavedDraft>) -> Result<Option<u32>> {
     let Some(start) = start.filter(|_| set.is_none()) else { return Ok(set) };
     Ok(BlockConfig::of_saved(start)?.map(|found| found.mask_token_id))
 }
 
-/// Checks that a draft is one that a network can start from.
+/// Checks that a draft is one that a network can start from, whose token of unknown slots is `set` or
+/// that draft's.
 pub(in crate::method) fn check_start(
-    sizes: &BlockConfig,
+    sizes: impl Fn(u32) -> BlockConfig,
+    set: Option<u32>,
     target: &TargetConfig,
     start: &SavedDraft,
 ) -> Result<()> {
-    check_sizes(sizes, target)?;
-    Ok(BlockDraft::check_file(start, sizes)?)
+    let sizes = sizes(known_mask_token(set, Some(start))?.unwrap_or_default());
+    check_sizes(&sizes, target)?;
+    Ok(BlockDraft::check_file(start, &sizes)?)
 }
 
-/// The draft of a network, whose token of unknown slots is `mask` if it is known, and the target's head
+/// The draft of a network, whose token of unknown slots is `set` if it is known, and the target's head
 /// `[V, H]`.
 pub(in crate::method) fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
-    mask: Option<u32>,
+    set: Option<u32>,
 ) -> Result<(BlockDraft, Tensor)> {
     let Materials { config, target, .. } = materials;
-    let sizes = sizes(mask_token(materials, mask)?);
+    let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;

@@ -8,7 +8,7 @@ mod selected;
 mod weights;
 
 pub(super) use blocks::Slots;
-pub(super) use build::{build, check_start, known_mask_token};
+pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use objective::{Starts, cross_entropy};
 

@@ -79,8 +79,7 @@ impl BlockObjective {
     }
 
     fn slots(&self, batch: &Batch) -> Slots {
-        let config = self.draft.config();
-        Slots::new(batch, &(self.starts)(batch), config.block_size, config.mask_token_id)
+        Slots::new(batch, &(self.starts)(batch), self.draft.config())
     }
 
     /// The learned slots' states, `[S, H]`.
@@ -173,10 +172,7 @@ impl BlockObjective {
         let Plan { slots, weights, denominators } = plan;
         let mut metrics = DraftMetrics::default();
         let (mut right, mut chances) = (rows.agrees.clone(), rows.acceptance.clone());
-        let weighed = |losses: &[f64], rows: &mut dyn Iterator<Item = usize>| -> f64 {
-            losses.iter().zip(rows).map(|(loss, row)| f64::from(weights[row]) * loss).sum()
-        };
-        let sum = weighed(&rows.hard, &mut (0..weights.len()));
+        let sum = rows.hard.iter().zip(weights).map(|(loss, w)| f64::from(*w) * loss).sum();
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: denominators[0] }];
         if let (Some((hits, selected)), Some(loss)) = (selected, self.loss.selector) {
             (metrics.candidate_rows, metrics.candidate_hits) = (weights.len(), hits.rows.len());
@@ -185,9 +181,10 @@ impl BlockObjective {
             let mut sum = 0.0;
             if let Some(Selected { losses, right: chosen }) = selected {
                 let losses: Vec<f64> = losses.detach().to_dtype(DType::F64)?.to_vec1()?;
-                sum = weighed(&losses, &mut hits.rows.iter().map(|row| *row as usize));
                 for ((row, loss), chosen) in hits.rows.iter().zip(losses).zip(chosen) {
-                    (right[*row as usize], chances[*row as usize]) = (*chosen, (-loss).exp());
+                    let row = *row as usize;
+                    sum += f64::from(weights[row]) * loss;
+                    (right[row], chances[row]) = (*chosen, (-loss).exp());
                 }
             }
             metrics.parts.push(LossPart { weight: loss.weight, sum, denominator: denominators[1] });

@@ -65,14 +65,17 @@ impl DraftMethod for Dflash2 {
         target: &TargetConfig,
         start: &SavedDraft,
     ) -> Result<()> {
-        let mask = block::known_mask_token(self.block.mask_token_id, Some(start))?;
-        block::check_start(&self.network(target, mask.unwrap_or_default()), target, start)
+        block::check_start(
+            |mask| self.network(target, mask),
+            self.block.mask_token_id,
+            target,
+            start,
+        )
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
-        let mask = block::known_mask_token(self.block.mask_token_id, materials.start)?;
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, mask)?;
+        let (draft, head) = block::build(materials, sizes, self.block.mask_token_id)?;
         let draws = self.block.draws(materials.config.train.seed);
         Ok(Box::new(BlockObjective::new(draft, &head, self.loss(), draws)))
     }

@@ -72,9 +72,7 @@ impl ChainObjective {
     }
 
     fn slots(&self, batch: &Batch) -> Slots {
-        let config = self.draft.config();
-        let starts = (self.starts)(batch);
-        Slots::from_anchors(batch, &starts, config.block_size, config.mask_token_id)
+        Slots::from_anchors(batch, &(self.starts)(batch), self.draft.config())
     }
 
     fn weights(&self, slots: &Slots) -> Vec<f64> {
