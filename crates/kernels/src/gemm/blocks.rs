@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
@@ -11,11 +12,12 @@ use super::quantised::BLOCK;
 use super::{Element, Mat, row_by_row, unpacked};
 
 /// Rows of a left block.
-pub(super) const BLOCK_ROWS: usize = 168;
+pub(crate) const BLOCK_ROWS: usize = 168;
 /// Rows of the left operand that are packed at a time for all tasks.
 const SHARED_ROWS: usize = 16 * BLOCK_ROWS;
-/// Values of a right block: half of a usual second-level cache.
-const RIGHT_BLOCK: usize = 1 << 17;
+/// Values of the left operand that are packed at a time for all tasks, as far as one block of steps allows:
+/// small beside the operand where the inner sum is as long as a vocabulary.
+const SHARED_VALUES: usize = 1 << 22;
 
 /// The destination of a block, shared between tasks that write disjoint parts of it.
 #[derive(Clone, Copy)]
@@ -184,34 +186,39 @@ pub(super) unsafe fn shared_rows<T: Element>(
             let rows = rows * BLOCK_ROWS..((rows + 1) * BLOCK_ROWS).min(a.rows);
             a.columns(steps).t().columns(rows).t()
         };
-        let packed = buffer.get(row_blocks * step_blocks * slot);
-        packed.par_chunks_mut(slot).take(row_blocks * step_blocks).enumerate().for_each(
-            |(index, out)| {
-                pack::left(part(index % row_blocks, index / row_blocks), widths, out);
-            },
-        );
-        let packed = &*packed;
-        let panels = b.cols.div_ceil(widths.panel);
-        (0..tasks).into_par_iter().for_each(|task| {
-            let bound = |task: usize| (task * panels / tasks * widths.panel).min(b.cols);
-            let cols = bound(task)..bound(task + 1);
-            let multiply = |cols: usize, steps: usize, b: Mat<'_, T>, right: &[f32]| {
-                for rows in 0..row_blocks {
-                    let left = &packed[(steps * row_blocks + rows) * slot..];
-                    let sizes = (part(rows, steps).rows, b.cols, b.rows);
-                    // SAFETY: the element lies within the destination, and the tasks' columns are
-                    // disjoint; both blocks were packed for these sizes.
-                    unsafe {
-                        let row = first_row + rows * BLOCK_ROWS;
-                        let dst = dst.part(row, cols, steps * depth);
-                        tiles(isa, dst, order, sizes, left, right);
-                    }
-                }
-            };
-            SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
-                for_right_blocks(isa, b, cols, depth, (right, wide), multiply);
+        let each = shared_steps(row_blocks * slot);
+        for first_block in (0..step_blocks).step_by(each) {
+            let blocks = row_blocks * each.min(step_blocks - first_block);
+            let packed = buffer.get(blocks * slot);
+            packed.par_chunks_mut(slot).take(blocks).enumerate().for_each(|(index, out)| {
+                let (rows, steps) = (index % row_blocks, first_block + index / row_blocks);
+                pack::left(part(rows, steps), widths, out);
             });
-        });
+            let packed = &*packed;
+            let steps = first_block * depth..((first_block + each) * depth).min(a.cols);
+            let b = b.t().columns(steps.clone()).t();
+            let panels = b.cols.div_ceil(widths.panel);
+            (0..tasks).into_par_iter().for_each(|task| {
+                let bound = |task: usize| (task * panels / tasks * widths.panel).min(b.cols);
+                let cols = bound(task)..bound(task + 1);
+                let multiply = |cols: usize, block: usize, b: Mat<'_, T>, right: &[f32]| {
+                    for rows in 0..row_blocks {
+                        let left = &packed[(block * row_blocks + rows) * slot..];
+                        let sizes = (part(rows, first_block + block).rows, b.cols, b.rows);
+                        // SAFETY: the element lies within the destination, and the tasks' columns are
+                        // disjoint; both blocks were packed for these sizes.
+                        unsafe {
+                            let row = first_row + rows * BLOCK_ROWS;
+                            let dst = dst.part(row, cols, steps.start + block * depth);
+                            tiles(isa, dst, order, sizes, left, right);
+                        }
+                    }
+                };
+                SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
+                    for_right_blocks(isa, b, cols, depth, (right, wide), multiply);
+                });
+            });
+        }
     }
     SHARED.set(buffer);
 }
@@ -219,8 +226,14 @@ pub(super) unsafe fn shared_rows<T: Element>(
 /// Values of the buffer that [`shared_rows`] packs a left operand `[rows, inner]` into.
 pub(super) fn shared_values(isa: Isa, order: LeftOrder, rows: usize, inner: usize) -> usize {
     let depth = depth_of(inner);
-    let blocks = rows.min(SHARED_ROWS).div_ceil(BLOCK_ROWS) * inner.div_ceil(depth.max(1));
-    blocks * pack::left_len(order, BLOCK_ROWS, depth, isa.widths())
+    let slot = pack::left_len(order, BLOCK_ROWS, depth, isa.widths());
+    let of_steps = rows.min(SHARED_ROWS).div_ceil(BLOCK_ROWS) * slot;
+    inner.div_ceil(depth.max(1)).min(shared_steps(of_steps)) * of_steps
+}
+
+/// Blocks of steps that are packed at a time, each of so many values.
+fn shared_steps(values: usize) -> usize {
+    (SHARED_VALUES / values.max(1)).max(1)
 }
 
 /// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
@@ -234,7 +247,10 @@ fn for_right_blocks<T: Element>(
     mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
 ) {
     let panel = isa.widths().panel;
-    let width = (RIGHT_BLOCK / depth / panel * panel).max(panel);
+    // Blocks of nearly one width: a narrow last one would read all of the left operand for little.
+    let most = (right_block() / depth / panel).max(1);
+    let panels = cols.len().div_ceil(panel);
+    let width = panels.div_ceil(panels.div_ceil(most).max(1)).max(1) * panel;
     for first_col in cols.clone().step_by(width) {
         let cols = first_col..(first_col + width).min(cols.end);
         for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
@@ -245,6 +261,43 @@ fn for_right_blocks<T: Element>(
             use_block(first_col, index, b, right);
         }
     }
+}
+
+/// Values of a right block: half of this machine's second-level cache.
+fn right_block() -> usize {
+    static VALUES: OnceLock<usize> = OnceLock::new();
+    *VALUES.get_or_init(|| second_level_cache() / 2 / size_of::<f32>())
+}
+
+/// Bytes of the second-level cache of a core; a usual size where the machine does not say.
+fn second_level_cache() -> usize {
+    const USUAL: usize = 1 << 20;
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+
+        // Intel's leaf and AMD's, of one layout: type and level, then line, partitions, ways and sets less one.
+        for leaf in [4, 0x8000_001D] {
+            if __cpuid(leaf & 0x8000_0000).eax < leaf {
+                continue;
+            }
+            for index in 0..8 {
+                let cache = __cpuid_count(leaf, index);
+                let (kind, level) = (cache.eax & 0x1f, (cache.eax >> 5) & 0x7);
+                if kind == 0 {
+                    break;
+                }
+                if level == 2 {
+                    let field =
+                        |low: u32, bits: u32| ((cache.ebx >> low) as usize & ((1 << bits) - 1)) + 1;
+                    let bytes =
+                        field(0, 12) * field(12, 10) * field(22, 10) * (cache.ecx as usize + 1);
+                    return bytes.clamp(USUAL / 4, USUAL * 4);
+                }
+            }
+        }
+    }
+    USUAL
 }
 
 /// Steps of the inner sum between two visits of the destination; depends on its length only, and

@@ -18,7 +18,8 @@ mod unpacked;
 
 use std::ops::Range;
 
-use blocks::{BLOCK_ROWS, Output, block, shared_rows};
+pub(crate) use blocks::BLOCK_ROWS;
+use blocks::{Output, block, shared_rows};
 pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;

@@ -171,19 +171,19 @@ fn transposed<const PANEL: usize>(
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, reason = "of the vector kernels"))]
     let (mut whole_steps, mut whole_cols) = (0, 0);
     #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx2_fma() {
-        (whole_steps, whole_cols) = (steps / 8 * 8, cols / 8 * 8);
+    if let Some((side, turn)) = x86::square::<PANEL>() {
+        (whole_steps, whole_cols) = (steps / side * side, cols / side * side);
         if whole_steps > 0 && whole_cols > 0 {
             assert!((whole_cols - 1) * stride + whole_steps <= source.len());
             assert!(whole_steps * PANEL <= out.len());
-            for col in (0..whole_cols).step_by(8) {
-                for step in (0..whole_steps).step_by(8) {
-                    // SAFETY: AVX2 was just detected; the assertions above bound the 8 rows of 8
-                    // values read at stride `stride` and written at stride `PANEL`.
+            for col in (0..whole_cols).step_by(side) {
+                for step in (0..whole_steps).step_by(side) {
+                    // SAFETY: the machine has the instructions; the assertions above bound the `side` rows of
+                    // `side` values read at stride `stride` and written at stride `PANEL`.
                     unsafe {
                         let from = source.as_ptr().add(col * stride + step);
                         let to = out.as_mut_ptr().add(step * PANEL + col);
-                        x86::transpose_8x8::<PANEL>(from, stride, to);
+                        turn(from, stride, to);
                     }
                 }
             }
@@ -200,46 +200,85 @@ fn transposed<const PANEL: usize>(
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
     use std::arch::x86_64::{
-        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
-        _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_loadu_ps,
+        _mm512_setzero_ps, _mm512_storeu_ps,
     };
+
+    use super::super::unpacked::x86::transposed_16x16;
+    use crate::simd::{has_avx2_fma, has_avx512};
+
+    /// Writes rows of a square, some values apart, as columns.
+    type Turn = unsafe fn(*const f32, usize, *mut f32);
+
+    /// The largest square that this machine turns around in registers, for panels of a width: its side,
+    /// and what turns it.
+    pub(super) fn square<const PANEL: usize>() -> Option<(usize, Turn)> {
+        if has_avx512() {
+            return Some((16, transpose_16x16::<PANEL>));
+        }
+        has_avx2_fma().then_some((8, transpose_8x8::<PANEL> as Turn))
+    }
+
+    /// Writes 16 rows of 16 values as 16 columns into rows `PANEL` apart.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F; `from` has 16 readable rows `stride` apart, `to` 16 writable ones.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn transpose_16x16<const PANEL: usize>(from: *const f32, stride: usize, to: *mut f32) {
+        let mut rows = [_mm512_setzero_ps(); 16];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for all 16 rows.
+            *row = unsafe { _mm512_loadu_ps(from.add(i * stride)) };
+        }
+        let columns = transposed_16x16(&rows);
+        for (i, column) in columns.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(to.add(i * PANEL), *column) };
+        }
+    }
 
     /// Writes 8 rows of 8 values as 8 columns into rows `PANEL` apart.
     ///
     /// # Safety
     /// The CPU has AVX; `from` has 8 readable rows `stride` apart, `to` 8 writable ones.
     #[target_feature(enable = "avx")]
-    pub(super) unsafe fn transpose_8x8<const PANEL: usize>(
-        from: *const f32,
-        stride: usize,
-        to: *mut f32,
-    ) {
-        // SAFETY: the caller vouches for all 8 rows.
-        let rows = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
-        for (i, column) in transposed_8x8(rows).into_iter().enumerate() {
+    unsafe fn transpose_8x8<const PANEL: usize>(from: *const f32, stride: usize, to: *mut f32) {
+        let mut rows = [_mm256_setzero_ps(); 8];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for all 8 rows.
+            *row = unsafe { _mm256_loadu_ps(from.add(i * stride)) };
+        }
+        let columns = transposed_8x8(&rows);
+        for (i, column) in columns.iter().enumerate() {
             // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(to.add(i * PANEL), column) };
+            unsafe { _mm256_storeu_ps(to.add(i * PANEL), *column) };
         }
     }
 
-    /// The columns of 8 rows of 8 values.
+    /// The columns of 8 rows of 8 values. In loops: closures of such instructions are called, not inlined.
     #[inline]
     #[target_feature(enable = "avx")]
-    pub(in super::super) fn transposed_8x8(rows: [__m256; 8]) -> [__m256; 8] {
-        let pairs = [(0, 1), (2, 3), (4, 5), (6, 7)].map(|(i, j)| {
-            (_mm256_unpacklo_ps(rows[i], rows[j]), _mm256_unpackhi_ps(rows[i], rows[j]))
-        });
-        let quads = [(0, 1), (2, 3)].map(|(i, j)| {
-            let ((low_i, high_i), (low_j, high_j)) = (pairs[i], pairs[j]);
-            [
-                _mm256_shuffle_ps::<0x44>(low_i, low_j),
-                _mm256_shuffle_ps::<0xEE>(low_i, low_j),
-                _mm256_shuffle_ps::<0x44>(high_i, high_j),
-                _mm256_shuffle_ps::<0xEE>(high_i, high_j),
-            ]
-        });
-        let lower = |i: usize| _mm256_permute2f128_ps::<0x20>(quads[0][i], quads[1][i]);
-        let upper = |i: usize| _mm256_permute2f128_ps::<0x31>(quads[0][i], quads[1][i]);
-        [lower(0), lower(1), lower(2), lower(3), upper(0), upper(1), upper(2), upper(3)]
+    pub(in super::super) fn transposed_8x8(rows: &[__m256; 8]) -> [__m256; 8] {
+        // Within each half of a vector: quads[4 i + j] holds, half by half, value j of that half from rows
+        // 4 i to 4 i + 3.
+        let mut quads = [_mm256_setzero_ps(); 8];
+        for i in 0..2 {
+            let r = &rows[4 * i..4 * i + 4];
+            let pairs = [
+                (_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpacklo_ps(r[2], r[3])),
+                (_mm256_unpackhi_ps(r[0], r[1]), _mm256_unpackhi_ps(r[2], r[3])),
+            ];
+            for (half, (upper, lower)) in pairs.into_iter().enumerate() {
+                quads[4 * i + 2 * half] = _mm256_shuffle_ps::<0x44>(upper, lower);
+                quads[4 * i + 2 * half + 1] = _mm256_shuffle_ps::<0xEE>(upper, lower);
+            }
+        }
+        let mut columns = [_mm256_setzero_ps(); 8];
+        for j in 0..4 {
+            columns[j] = _mm256_permute2f128_ps::<0x20>(quads[j], quads[4 + j]);
+            columns[4 + j] = _mm256_permute2f128_ps::<0x31>(quads[j], quads[4 + j]);
+        }
+        columns
     }
 }

@@ -293,7 +293,7 @@ pub(super) mod x86 {
     /// The columns of 16 rows of 16 values.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn transposed_16x16(rows: &[__m512; 16]) -> [__m512; 16] {
+    pub(in super::super) fn transposed_16x16(rows: &[__m512; 16]) -> [__m512; 16] {
         // Within every quarter of a vector: quads[4 i + j] holds, quarter by quarter, value j of
         // that quarter from rows 4 i to 4 i + 3.
         let mut quads = [_mm512_setzero_ps(); 16];
@@ -364,7 +364,7 @@ pub(super) mod x86 {
             for (octet, starts) in starts.iter().enumerate() {
                 // SAFETY: 8 steps from `k` on lie within every column and row.
                 unsafe {
-                    let turned = transposed_8x8(starts.map(|s| _mm256_loadu_ps(s.add(k))));
+                    let turned = transposed_8x8(&loaded(starts, k));
                     add_256(&operands, k, &turned, octet, &mut acc);
                 }
             }
@@ -374,7 +374,8 @@ pub(super) mod x86 {
             // SAFETY: `count` steps from `whole` on lie within every column and row.
             unsafe {
                 let tails: [[f32; 8]; 8] = tails(starts, whole, count);
-                let turned = transposed_8x8(tails.map(|tail| _mm256_loadu_ps(tail.as_ptr())));
+                let turned =
+                    transposed_8x8(&loaded(&tails.each_ref().map(|tail| tail.as_ptr()), 0));
                 add_256(&operands, whole, &turned[..count], octet, &mut acc);
             }
         }
@@ -387,6 +388,21 @@ pub(super) mod x86 {
             // SAFETY: the row lies within the destination.
             unsafe { store(&values[..8 * OCTETS], dst, row, first) };
         }
+    }
+
+    /// 8 values of every column.
+    ///
+    /// # Safety
+    /// The values from `step` on lie within every column.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn loaded(starts: &[*const f32; 8], step: usize) -> [__m256; 8] {
+        let mut columns = [_mm256_setzero_ps(); 8];
+        for (column, start) in columns.iter_mut().zip(starts) {
+            // SAFETY: passed on to the caller.
+            *column = unsafe { _mm256_loadu_ps(start.add(step)) };
+        }
+        columns
     }
 
     /// Adds some steps of 8 columns to every row's sums.

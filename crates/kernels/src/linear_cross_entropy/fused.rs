@@ -8,12 +8,19 @@ use rayon::prelude::*;
 use super::row::{Row, row};
 use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, RowStatistics};
-use crate::gemm::{Mat, Threads, matmul};
-use crate::linear::{Weight, product_nn, product_nt};
+use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
+use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::storage::with_f32;
 
-/// Rows whose logits exist at the same time.
-pub(super) const CHUNK_ROWS: usize = 256;
+/// Rows whose logits exist at the same time: few enough for [`CHUNK_BYTES`], and whole blocks of the
+/// product, which reads the head once a chunk.
+pub fn chunk_rows(vocabulary: usize) -> usize {
+    let rows = CHUNK_BYTES / size_of::<f32>() / vocabulary.max(1);
+    (rows / BLOCK_ROWS).clamp(1, 3) * BLOCK_ROWS
+}
+
+/// Bytes of a chunk's logits, as far as one block of rows allows.
+const CHUNK_BYTES: usize = 96 << 20;
 
 /// What was asked for by what trains.
 pub(super) struct Gradients {
@@ -37,9 +44,12 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     let mut results = vec![Row::default(); count];
     with_f32(inputs.hidden, |all| {
         with_weight(inputs.head, |head| {
-            for rows in rows.chunks(CHUNK_ROWS) {
+            let mut logits = Vec::new();
+            for rows in rows.chunks(chunk_rows(vocabulary)) {
                 let hidden = gather(all, rows, width, order.is_some());
-                let mut logits = product_nt(&hidden, head, width, vocabulary);
+                // One buffer for all chunks: every value is written before it is read.
+                logits.resize(rows.len() * vocabulary, 0.0);
+                product_nt_into(&mut logits, &hidden, head, (width, vocabulary), false);
                 let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
                 let of_chunk: Vec<Row> = logits
                     .par_chunks_mut(vocabulary)

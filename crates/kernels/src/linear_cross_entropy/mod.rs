@@ -37,6 +37,7 @@ use candle_core::{Result, Tensor, bail};
 use crate::composed::differentiable;
 
 pub use composed::composed;
+pub use fused::chunk_rows;
 pub use reference::reference;
 pub use softcapped::{
     softcapped_composed, softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference,

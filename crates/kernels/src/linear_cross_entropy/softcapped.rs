@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
 use super::composed::in_chunks;
-use super::fused::{CHUNK_ROWS, Gradients, with_weight};
+use super::fused::{Gradients, chunk_rows, with_weight};
 use super::reference::log_softmax;
 use super::{Output, RowStatistics, with_gradients};
 use crate::composed::CHUNK_VALUES;
@@ -129,7 +129,8 @@ fn forward(
     let (mut hard, mut agrees) = (Vec::new(), Vec::new());
     with_f32(hidden, |hidden| {
         with_weight(head, |head| {
-            let chunks = hidden.chunks(CHUNK_ROWS * width).zip(labels.chunks(CHUNK_ROWS));
+            let chunk = chunk_rows(vocabulary);
+            let chunks = hidden.chunks((chunk * width).max(1)).zip(labels.chunks(chunk));
             for (hidden, labels) in chunks {
                 let mut logits = product_nt(hidden, head, width, vocabulary);
                 let rows: Vec<(f64, bool)> = logits

@@ -3,14 +3,11 @@
 use super::graph::F32;
 use super::row::Row;
 
-/// Rows whose logits exist at the same time.
-pub(crate) const CHUNK_ROWS: u64 = 256;
-
 /// Bytes of a chunk of `c` rows: the draft's logits and, with a whole teacher, the teacher's,
 /// `4 c V` each, and the gradients of their states, `4 c H`.
 pub(crate) fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, teacher: bool) -> u64 {
     let distributions = if teacher { 2 } else { 1 };
-    F32 * row.chunk() * (distributions * vocabulary + width)
+    F32 * row.chunk(vocabulary) * (distributions * vocabulary + width)
 }
 
 /// Bytes of the results and factors of `rows` rows, numbers that are no tensors: 40 in results, 25

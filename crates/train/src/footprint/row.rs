@@ -1,7 +1,8 @@
 //! One row of a step: what its terms are functions of, and what they come to.
 
+use longdraft_kernels::linear_cross_entropy::chunk_rows;
+
 use super::graph::{Graph, Matrix};
-use super::loss::CHUNK_ROWS;
 
 /// A row as a rank works on it.
 #[derive(Debug, Clone, Copy)]
@@ -19,9 +20,9 @@ pub struct Row {
 }
 
 impl Row {
-    /// Rows of a chunk of the loss.
-    pub fn chunk(&self) -> u64 {
-        CHUNK_ROWS.min(self.learned)
+    /// Rows of a chunk of the loss over a vocabulary.
+    pub fn chunk(&self, vocabulary: u64) -> u64 {
+        (chunk_rows(vocabulary as usize) as u64).min(self.learned)
     }
 }
 

@@ -145,7 +145,9 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     let head = if config.tie_embeddings { table } else { graph.weight("head", vocabulary, width) };
     let loss = graph.loss(hidden, head);
     let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
-    passes.into_iter().for_each(|pass| graph.pack(pass, (row.chunk(), width, vocabulary)));
+    passes
+        .into_iter()
+        .for_each(|pass| graph.pack(pass, (row.chunk(vocabulary), width, vocabulary)));
     let chunks = chunk_bytes(row, width, vocabulary, false);
     RowMemory::of(&graph, loss, chunks, row_bytes(row.learned))
 }

@@ -67,7 +67,7 @@ impl Footprint for BlockFootprint {
         }
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
         for pass in [Pass::Forward, Pass::InputGradient] {
-            graph.pack(pass, (of_slots.chunk(), width, vocabulary));
+            graph.pack(pass, (of_slots.chunk(vocabulary), width, vocabulary));
         }
         let chunks = chunk_bytes(&of_slots, width, vocabulary, false);
         RowMemory::of(&graph, loss, chunks, row_bytes(slots))

@@ -124,9 +124,11 @@ fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
     let head = graph.weight("lm_head", vocabulary, width);
     let loss = graph.loss(normed, head);
     let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
-    passes.into_iter().for_each(|pass| graph.pack(pass, (row.chunk(), width, vocabulary)));
+    passes
+        .into_iter()
+        .for_each(|pass| graph.pack(pass, (row.chunk(vocabulary), width, vocabulary)));
     let teacher = if row.teacher_logits { config.target_hidden_size as u64 } else { 0 };
-    let rows = F32 * row.chunk() * (width + teacher);
+    let rows = F32 * row.chunk(vocabulary) * (width + teacher);
     let chunks = rows + chunk_bytes(row, width, vocabulary, row.teacher_logits);
     RowMemory::of(&graph, loss, chunks, row_bytes(normed.rows))
 }

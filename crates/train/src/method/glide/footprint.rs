@@ -64,7 +64,7 @@ fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
     let head = graph.given(vocabulary, learned.width);
     let loss = graph.loss(learned, head);
     for pass in [Pass::Forward, Pass::InputGradient] {
-        graph.pack(pass, (row.chunk(), learned.width, vocabulary));
+        graph.pack(pass, (row.chunk(vocabulary), learned.width, vocabulary));
     }
     let chunks = chunk_bytes(row, learned.width, vocabulary, row.teacher_logits);
     RowMemory::of(&graph, loss, chunks, row_bytes(row.learned))
