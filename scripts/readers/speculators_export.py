@@ -72,22 +72,24 @@ def block(model):
     if getattr(model, "markov_head", None) is not None:
         model.markov_head.markov_w2.register_forward_hook(keep("logits", add=True))
     if hasattr(model, "candidate_selector"):
-        selector, ids = model.candidate_selector, want["candidates"][None]
+        selector, candidates = model.candidate_selector, want["candidates"][None]
         score = selector.score_candidates
 
-        def scored(unary, hidden, before, _candidates):
+        def scored(unary, hidden, before, trained):
             # Training may put the gold token among the candidates: score those of the record.
-            found["scores"] = score(unary, hidden, before, ids)[0].detach()
-            return score(unary, hidden, before, _candidates)
+            found["scores"] = score(unary, hidden, before, candidates)[0].detach()
+            return score(unary, hidden, before, trained)
         selector.score_candidates = scored
     ids, anchors = want["input_ids"][None], want["anchors"]
     chosen = torch.zeros_like(ids, dtype=torch.float32)
     # Anchors are drawn among the learned tokens: these are all of them.
     chosen[0, anchors] = 1
     last = torch.zeros(1, ids.shape[1], want["lm_head"].shape[1])
+    # Its fused losses need a GPU; no loss is compared.
+    options, _ = type(model).get_trainer_kwargs(loss_fn="kl_div", loss_implementation="eager", max_anchors=len(anchors))
     with torch.no_grad():
         model(hidden_states=want["aux"][None], input_ids=ids, loss_mask=chosen, verifier_last_hidden_states=last,
-              document_ids=torch.zeros_like(ids), max_anchors=len(anchors))
+              document_ids=torch.zeros_like(ids), **options)
     return found
 
 

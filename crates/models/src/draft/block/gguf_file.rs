@@ -190,7 +190,7 @@ impl GgufBlockSource {
         self.read_windows(&mut config, &mut problems);
         self.read_chain(&mut config, &mut problems);
         for (key, neutral) in [("logit_scale", 1.0), ("final_logit_softcapping", 0.0)] {
-            if file.number(key).is_some_and(|found| found != neutral && found != 0.0) {
+            if file.number(key).is_some_and(|found| ![0.0, neutral].contains(&found)) {
                 problems.push(format!("`{}` is not supported", file.key(key)));
             }
         }
