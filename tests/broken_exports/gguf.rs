@@ -1,7 +1,6 @@
 //! GGUF files.
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
-use longdraft_models::weights::gguf;
 
 use super::*;
 
@@ -9,37 +8,7 @@ use super::*;
 fn gguf_file(
     change: impl Fn(&mut Vec<(String, GgufValue)>, &mut Tensors) + 'static,
 ) -> impl Fn(&Path) {
-    move |folder| {
-        let path = folder.join("draft-f32.gguf");
-        let all = std::fs::read(&path).expect("read");
-        let header = gguf::header::Header::read(&all).expect("header");
-        let mut keys: Vec<(String, GgufValue)> = header.metadata.into_iter().collect();
-        let mut tensors: Tensors = header
-            .tensors
-            .iter()
-            .map(|(name, stored)| {
-                let data = &all[stored.bytes.clone()];
-                let shape = stored.shape.as_slice();
-                let tensor = if name == "d2t" {
-                    let ids: Vec<i64> = data
-                        .chunks_exact(8)
-                        .map(|b| i64::from_le_bytes(b.try_into().expect("8")))
-                        .collect();
-                    Tensor::from_vec(ids, shape, &Device::Cpu)
-                } else {
-                    let values: Vec<f32> = data
-                        .chunks_exact(4)
-                        .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
-                        .collect();
-                    Tensor::from_vec(values, shape, &Device::Cpu)
-                };
-                (name.clone(), tensor.expect("tensor"))
-            })
-            .collect();
-        change(&mut keys, &mut tensors);
-        let tensors: Vec<_> = tensors.into_iter().map(|(name, t)| (name, t.into())).collect();
-        gguf::write::save(&path, &keys, &tensors).expect("write");
-    }
+    move |folder| support::change_gguf(&folder.join("draft-f32.gguf"), &change)
 }
 
 fn gguf_key(key: &'static str, value: impl Fn() -> GgufValue + 'static) -> impl Fn(&Path) {

@@ -9,9 +9,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use candle_core::quantized::gguf_file::Value as GgufValue;
+use candle_core::{Device, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::target::tensor_specs;
 use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::save;
 use serde_json::{Value, json};
@@ -170,6 +173,33 @@ pub(crate) fn write_target(folder: &Path, config: &Value) {
         })
         .collect();
     save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
+}
+
+/// Keys and tensors of a GGUF file of floats, of `d2t` whole numbers, to be changed in place.
+pub(crate) type GgufChange<'a> =
+    &'a dyn Fn(&mut Vec<(String, GgufValue)>, &mut Vec<(String, Tensor)>);
+
+/// Rewrites a GGUF file's keys and tensors.
+pub(crate) fn change_gguf(path: &Path, change: GgufChange) {
+    let all = std::fs::read(path).expect("read");
+    let header = gguf::header::Header::read(&all).expect("header");
+    let mut keys: Vec<(String, GgufValue)> = header.metadata.into_iter().collect();
+    let read = |(name, stored): (&String, &gguf::header::StoredTensor)| {
+        let data = &all[stored.bytes.clone()];
+        let shape = stored.shape.as_slice();
+        let tensor = if name == "d2t" {
+            let ids = data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
+            Tensor::from_vec(ids.collect(), shape, &Device::Cpu)
+        } else {
+            let values = data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4")));
+            Tensor::from_vec(values.collect(), shape, &Device::Cpu)
+        };
+        (name.clone(), tensor.expect("tensor"))
+    };
+    let mut tensors: Vec<(String, Tensor)> = header.tensors.iter().map(read).collect();
+    change(&mut keys, &mut tensors);
+    let tensors: Vec<_> = tensors.into_iter().map(|(name, t)| (name, t.into())).collect();
+    gguf::write::save(path, &keys, &tensors).expect("write");
 }
 
 /// A tiny target, some text and a configuration that trains on it.

@@ -13,10 +13,14 @@ use longdraft_models::{ModelError, tokenizer::TextTokenizer};
 
 use crate::error::{Result, ServingError};
 use crate::formats::files::interleaved;
+use crate::formats::gguf::Decoder;
 use crate::tokenizer;
 
 /// Values of a Q8_0 block; rows that are not made of whole ones are kept as f16.
 const BLOCK: usize = 32;
+
+/// The format's number for files of such blocks.
+const Q8_0: u32 = 7;
 
 /// The key that says whether a text gets the start token.
 const ADD_START: &str = "tokenizer.ggml.add_bos_token";
@@ -73,29 +77,21 @@ fn stored(name: &str, tensor: &Tensor, head_dim: usize) -> Result<Stored> {
 
 /// Keys of the header but the tokenizer's.
 fn header(config: &TargetConfig, name: &str) -> Vec<(String, Value)> {
-    let count = |size: usize| Value::U32(size as u32);
-    let text = |text: &str| Value::String(text.to_owned());
-    let keys = [
-        ("general.architecture", text("llama")),
-        ("general.type", text("model")),
-        ("general.name", text(name)),
-        ("general.alignment", Value::U32(32)),
-        ("general.quantization_version", Value::U32(2)),
-        ("general.file_type", Value::U32(7)),
-        ("llama.block_count", count(config.num_hidden_layers)),
-        ("llama.context_length", count(config.max_position_embeddings)),
-        ("llama.embedding_length", count(config.hidden_size)),
-        ("llama.feed_forward_length", count(config.intermediate_size)),
-        ("llama.attention.head_count", count(config.num_attention_heads)),
-        ("llama.attention.head_count_kv", count(config.num_key_value_heads)),
-        ("llama.attention.key_length", count(config.head_dim)),
-        ("llama.attention.value_length", count(config.head_dim)),
-        ("llama.attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
-        ("llama.rope.dimension_count", count(config.head_dim)),
-        ("llama.rope.freq_base", Value::F32(config.rope.theta as f32)),
-        ("llama.vocab_size", count(config.vocab_size)),
-    ];
-    keys.map(|(key, value)| (key.to_owned(), value)).into()
+    let decoder = Decoder {
+        architecture: "llama",
+        file_type: Q8_0,
+        layers: config.num_hidden_layers,
+        context: config.max_position_embeddings,
+        hidden: config.hidden_size,
+        inner: config.intermediate_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        eps: config.rms_norm_eps,
+        rope: &config.rope,
+        vocabulary: config.vocab_size,
+    };
+    decoder.keys(name)
 }
 
 #[cfg(test)]

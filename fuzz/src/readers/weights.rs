@@ -6,6 +6,12 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Device, Tensor};
+use longdraft_models::draft::block::gguf_file::{
+    ARCHITECTURE as BLOCK, GgufBlockSource, MASK_TOKEN, stored_name,
+};
+use longdraft_models::draft::block::{
+    BlockConfig, ChainKind, ChainSizes, LayerKind, tensor_specs as block_tensors,
+};
 use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES};
 use longdraft_models::language_model::{DecoderArchitecture, LanguageModel, LanguageModelConfig};
 use longdraft_models::target::gguf::GgufSource;
@@ -164,6 +170,11 @@ fn quantised_gguf() -> Vec<u8> {
 /// Reads a draft's GGUF file.
 pub(super) fn gguf_draft(bytes: &[u8]) -> bool {
     let path = scratch::file("draft.gguf", bytes);
+    if let Ok(source) = GgufBlockSource::open(&path) {
+        let _ = source.config(None);
+        read_all(&source);
+        return source.config(Some(TARGET.config())).is_ok();
+    }
     let Ok(source) = GgufDraftSource::open(&path) else { return false };
     let _ = source.config(None);
     read_all(&source);
@@ -189,10 +200,53 @@ pub(super) fn gguf_drafts() -> Vec<Vec<u8>> {
             Some(((*stored).to_owned(), Stored::Plain(tensor)))
         });
     let tensors: Vec<_> = tensors.collect();
-    vec![scratch::written("a.gguf", |path| {
+    let one_layer = scratch::written("a.gguf", |path| {
         let metadata = draft_metadata(config, "draft", DType::F32, &[]);
         save_gguf_file(path, &metadata, &tensors).expect("written");
-    })]
+    });
+    vec![one_layer, gguf_block_draft()]
+}
+
+/// A chain over two layers of the target, one of which slides.
+fn gguf_block_draft() -> Vec<u8> {
+    let chain = ChainSizes { rank: 2, kind: ChainKind::Vanilla, confidence: Some(true) };
+    let config = BlockConfig {
+        layers: vec![LayerKind::Full, LayerKind::Sliding],
+        chain: Some(chain),
+        ..BlockConfig::for_target(TARGET.config(), 2, 4, 3)
+    };
+    let text = |text: &str| GgufValue::String(text.to_owned());
+    let of_sizes = [
+        ("block_count", 2),
+        ("context_length", config.max_position_embeddings),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.num_attention_heads),
+        ("attention.head_count_kv", config.num_key_value_heads),
+        ("attention.key_length", config.head_dim),
+        ("vocab_size", config.vocab_size),
+        ("block_size", config.block_size),
+        ("attention.sliding_window", 5),
+    ];
+    let mut metadata: Vec<(String, GgufValue)> =
+        of_sizes.map(|(key, size)| (format!("{BLOCK}.{key}"), GgufValue::U32(size as u32))).into();
+    let entered = config.target_layers.iter().map(|layer| GgufValue::I32(layer.0 as i32 + 1));
+    let pattern = vec![GgufValue::Bool(false), GgufValue::Bool(true)];
+    metadata.extend([
+        ("general.architecture".to_owned(), text(BLOCK)),
+        (format!("{BLOCK}.target_layers"), GgufValue::Array(entered.collect())),
+        (format!("{BLOCK}.attention.sliding_window_pattern"), GgufValue::Array(pattern)),
+        (MASK_TOKEN.to_owned(), GgufValue::U32(config.mask_token_id)),
+    ]);
+    let tensors = block_tensors(&config).into_iter().map(|spec| {
+        let tensor = Tensor::ones(spec.shape.as_slice(), DType::F32, &Device::Cpu);
+        let name = stored_name(&spec.name).expect("a name");
+        (name, Stored::Plain(tensor.expect("a tensor")))
+    });
+    let tensors: Vec<_> = tensors.collect();
+    scratch::written("c.gguf", |path| {
+        save_gguf_file(path, &metadata, &tensors).expect("written");
+    })
 }
 
 /// Reads a PyTorch file.

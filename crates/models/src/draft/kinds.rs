@@ -81,15 +81,16 @@ pub fn open_draft(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
 
 /// The tensors of a draft's GGUF file.
 pub(super) fn open_gguf(file: &Path) -> Result<Box<dyn WeightSource>> {
-    let mut unread = ModelError::unrecognised(file, "no kind of draft lies in GGUF files");
-    for kind in &KINDS {
-        let Some(open) = kind.open_gguf else { continue };
+    let mut unread = None;
+    for open in KINDS.iter().filter_map(|kind| kind.open_gguf) {
         match open(file) {
             Ok(source) => return Ok(source),
-            Err(error) => unread = error,
+            // The first one says what is wrong with a file that none can read.
+            Err(error) => unread = unread.or(Some(error)),
         }
     }
-    Err(unread)
+    let none = || ModelError::unrecognised(file, "no kind of draft lies in GGUF files");
+    Err(unread.unwrap_or_else(none))
 }
 
 #[cfg(test)]

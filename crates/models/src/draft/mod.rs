@@ -7,9 +7,11 @@ pub mod block;
 mod blocks;
 pub mod eagle3;
 pub mod files;
+mod gguf;
 pub mod glide;
 mod keys;
 pub mod kinds;
+mod speculators;
 pub mod vocabulary;
 mod weights;
 

@@ -1,5 +1,6 @@
 //! What a validator gathers of a folder: files read whole, and every finding.
 
+pub(crate) mod gguf;
 pub(crate) mod json;
 mod report;
 pub(crate) mod values;

@@ -6,7 +6,9 @@
 mod block;
 pub mod eagle3;
 pub(crate) mod files;
+pub(crate) mod gguf;
 mod glide;
+mod speculators;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,17 +31,20 @@ static FORMATS: [&dyn Format; 5] = [
     &block::Block {
         method: "dflash",
         architectures: &["DFlashDraftModel"],
-        engines: ["dflash", "DFLASH"],
+        engines: ["dflash", "DFLASH", "draft-dflash"],
+        speculators: "DFlashSpeculator",
     },
     &block::Block {
         method: "dflash2",
         architectures: &["DFlash2DraftModel"],
-        engines: ["dflash", "DFLASH"],
+        engines: ["dflash", "DFLASH", "draft-dflash"],
+        speculators: "DFlash2DraftModel",
     },
     &block::Block {
         method: "dspark",
         architectures: &["Qwen3DSparkModel", "DSparkDraftModel"],
-        engines: ["dspark", "DSPARK"],
+        engines: ["dspark", "DSPARK", "draft-dspark"],
+        speculators: "Qwen3DSparkModel",
     },
     &eagle3::Eagle3,
 ];
@@ -103,6 +108,11 @@ pub trait Format: Sync {
         served: Served<'_>,
     ) -> Result<BTreeMap<String, String>>;
 
+    /// Whether GGUF files of an architecture are of the format.
+    fn reads_gguf(&self, _architecture: &str) -> bool {
+        false
+    }
+
     /// Whether a folder for this profile with this `config.json` is of the format.
     fn recognises(&self, profile: Profile, config: &Value) -> bool;
 
@@ -136,6 +146,17 @@ fn no_format(draft: &dyn Draft) -> ServingError {
 /// The format that checks a folder.
 pub(crate) fn recognised(profile: Profile, config: &Value) -> &'static dyn Format {
     let found = FORMATS.into_iter().find(|format| format.recognises(profile, config));
+    found.unwrap_or(FORMATS[FORMATS.len() - 1])
+}
+
+/// The format that checks a GGUF file of an architecture; `method` is what its manifest says.
+pub(crate) fn recognised_gguf(
+    architecture: Option<&str>,
+    method: Option<&str>,
+) -> &'static dyn Format {
+    let exported = FORMATS.into_iter().find(|format| Some(format.method()) == method);
+    let read = |format: &&dyn Format| architecture.is_some_and(|name| format.reads_gguf(name));
+    let found = exported.or_else(|| FORMATS.into_iter().find(read));
     found.unwrap_or(FORMATS[FORMATS.len() - 1])
 }
 

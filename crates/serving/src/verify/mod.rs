@@ -12,7 +12,7 @@ use std::path::Path;
 
 pub use crate::checks::{Effect, Problem, Report, Severity, Verdict};
 
-use crate::checks::Checks;
+use crate::checks::{Checks, gguf};
 use crate::error::{Result, ServingError};
 use crate::formats;
 use crate::manifest::{MANIFEST_FILE, Manifest};
@@ -69,7 +69,12 @@ pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
     if profile != Profile::Llamacpp {
         files::check(&mut checks);
     }
-    let format = formats::recognised(profile, &checks.config);
+    let format = if profile == Profile::Llamacpp {
+        let method = checks.manifest.as_ref().map(|manifest| manifest.method.as_str());
+        formats::recognised_gguf(gguf::architecture(path).as_deref(), method)
+    } else {
+        formats::recognised(profile, &checks.config)
+    };
     let runs = format.check(&mut checks, path);
     let parity = if runs { round_trip::check(&mut checks, format, options) } else { None };
     Ok(Report::of(profile, checks.problems, parity))

@@ -21,11 +21,14 @@ use crate::error::Result;
 use crate::weights::TensorSpec;
 
 const EMBEDDING: &str = "markov_head.markov_w1.weight";
+/// The module of `W1`, `[V, r]`.
+pub(super) const EMBEDDING_MODULE: &str = "markov_head.markov_w1";
 /// The module of `W2`, `[V, r]`.
-const OUTPUT: &str = "markov_head.markov_w2";
+pub(super) const OUTPUT: &str = "markov_head.markov_w2";
 const GATE: &str = "markov_head.gate_proj";
 const JOINT: &str = "markov_head.joint_proj";
-const CONFIDENCE: &str = "confidence_head.proj";
+/// The module of `w`, `[1, H + r]` or `[1, H]`.
+pub(super) const CONFIDENCE: &str = "confidence_head.proj";
 
 /// The heads' tensors.
 pub(super) fn tensor_specs(sizes: ChainSizes, vocabulary: usize, hidden: usize) -> Vec<TensorSpec> {

@@ -7,13 +7,17 @@ use serde_json::{Map, Value, json};
 use super::config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
 };
+use super::speculators;
 use crate::config::RopeParameters;
 use crate::draft::keys::Keys;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::LayerId;
 
 /// The object of the keys that other models do not have.
-const OWN: &str = "dflash_config";
+pub const OWN: &str = "dflash_config";
+
+/// The older opposite of `sample_from_anchor`.
+pub(super) const BONUS_ANCHOR: &str = "dspark_bonus_anchor";
 
 /// Numbers that would change what the draft computes, with the value that changes nothing.
 const NEUTRAL: [(&str, Option<f64>); 3] = [
@@ -26,13 +30,20 @@ const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 impl BlockConfig {
-    /// Reads a draft's `config.json`. Without a number of target layers in it, `target_layers` is
-    /// taken.
+    /// Reads a draft's `config.json`, of a plain folder or of a speculators one. Without a number of target
+    /// layers in it, `target_layers` is taken.
     ///
     /// # Errors
     /// - a list of every missing, unusable or unsupported key
     pub fn from_json(value: &Value, target_layers: Option<usize>) -> Result<Self, Problems> {
         let mut problems = Problems::default();
+        let plain = speculators::plain(value, &mut problems).map(|mut plain| {
+            if let Some(layers) = target_layers {
+                plain["num_target_layers"] = layers.into();
+            }
+            plain
+        });
+        let value = plain.as_ref().unwrap_or(value);
         let own = value[OWN].as_object().cloned().unwrap_or_default();
         let merged = merged(value, own, &mut problems);
         let mut keys = Keys { value: &merged, problems: &mut problems };
@@ -66,6 +77,7 @@ impl BlockConfig {
             chain: chain(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
+        check_sizes_of_target(&mut keys, &config);
         config.target_layers = layer_ids(&mut keys, num_target_layers, num_layers);
         if keys.present("conv_kernel_size").is_some() {
             config.convolution = Some(ConvolutionSizes {
@@ -247,6 +259,18 @@ fn check_supported(keys: &mut Keys<'_>) {
     }
 }
 
+/// Sizes that a draft shares with its target here.
+fn check_sizes_of_target(keys: &mut Keys<'_>, config: &BlockConfig) {
+    for (key, wanted) in
+        [("draft_vocab_size", config.vocab_size), ("target_hidden_size", config.hidden_size)]
+    {
+        let found = keys.size(key, Some(wanted));
+        if found != wanted {
+            keys.problems.push(format!("`{key}` = {found} beside {wanted} is not supported"));
+        }
+    }
+}
+
 fn window(keys: &mut Keys<'_>) -> Option<usize> {
     let names = ["sliding_window", "swa_window_size"];
     let name = names.into_iter().find(|name| keys.present(name).is_some())?;
@@ -366,6 +390,95 @@ mod tests {
         value[OWN].as_object_mut().expect("an object").remove("target_layer_ids");
         let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
         assert_eq!(config.target_layers, default_layers(6, 2));
+    }
+
+    /// A folder as the speculators library writes it, values of its classes left out.
+    fn nested(kind: &str) -> Value {
+        json!({
+            "architectures": ["AnyDraftModel"], "speculators_model_type": kind, "block_size": 4,
+            "aux_hidden_state_layer_ids": [2, 4], "mask_token_id": 39, "draft_vocab_size": 40,
+            "sample_from_anchor": kind == "dspark", "sliding_window_non_causal": false,
+            "transformer_layer_config": {
+                "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 64,
+                "attention_bias": true, "use_sliding_window": true, "sliding_window": 9,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+                "layer_types": ["sliding_attention", "full_attention"]
+            }
+        })
+    }
+
+    #[test]
+    fn nested_folders_count_layers_from_one_and_name_sliding_layers_alone() {
+        let mut value = nested("dflash");
+        let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+        let wanted = BlockConfig {
+            layers: vec![LayerKind::Sliding, LayerKind::Full],
+            sliding_window: Some(9),
+            rope: RopeParameters::plain(5e5),
+            initializer_range: 0.02,
+            ..toy()
+        };
+        assert_eq!(config, wanted);
+        assert!(config.is_causal_in(LayerKind::Sliding) && !config.is_causal_in(LayerKind::Full));
+        value["sliding_window_non_causal"] = true.into();
+        let config = BlockConfig::from_json(&value, None).expect("valid");
+        assert!(!config.is_causal_in(LayerKind::Sliding));
+        assert_eq!(config.num_target_layers, 5, "one above the last that is read");
+        // Without the switch each class has a default of its own.
+        for (kind, is_causal) in [("dflash", None), ("dspark", None), ("dflash2", Some(false))] {
+            let mut value = nested(kind);
+            value.as_object_mut().expect("keys").remove("sliding_window_non_causal");
+            assert_eq!(BlockConfig::from_json(&value, None).expect("valid").is_causal, is_causal);
+        }
+    }
+
+    #[test]
+    fn heads_of_nested_folders_are_those_of_their_type() {
+        let chain = |value: &Value| BlockConfig::from_json(value, None).expect("valid").chain;
+        let mut value = nested("dspark");
+        let full = ChainSizes { rank: 256, kind: ChainKind::Vanilla, confidence: Some(true) };
+        assert_eq!(chain(&value), Some(full), "what the class has where nothing is said");
+        value["markov_rank"] = 5.into();
+        value["markov_head_type"] = "gated".into();
+        value["enable_confidence_head"] = false.into();
+        value.as_object_mut().expect("keys").remove("sample_from_anchor");
+        let gated = ChainSizes { rank: 5, kind: ChainKind::Gated, confidence: None };
+        assert_eq!(chain(&value), Some(gated));
+        // The older opposite: slot 0 holds a token and proposes none.
+        value[BONUS_ANCHOR] = true.into();
+        let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+        assert!(text.contains("`sample_from_anchor` = false"), "{text}");
+        let mut value = nested("dflash");
+        assert_eq!(chain(&value), None);
+        value["sample_from_anchor"] = true.into();
+        let none = ChainSizes { rank: 0, kind: ChainKind::Vanilla, confidence: None };
+        assert_eq!(chain(&value), Some(none), "a chain without a head");
+        let config = BlockConfig::from_json(&nested("dflash2"), None).expect("valid");
+        assert_eq!(config.selector, Some(SelectorSizes { rank: 256, top_k: 16 }));
+        assert_eq!(config.convolution, Some(ConvolutionSizes { kernel_size: 2, group_size: 16 }));
+    }
+
+    #[test]
+    fn what_nested_folders_may_hold_beside_is_refused() {
+        for (key, value, part) in [
+            ("aux_hidden_state_layer_ids", json!([0, 4]), "are no layers, counted from 1"),
+            ("aux_hidden_state_layer_ids", Value::Null, "`aux_hidden_state_layer_ids` is missing"),
+            ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
+            ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
+            ("target_hidden_size", 64.into(), "`target_hidden_size` = 64 beside 32"),
+            ("output_multiplier", 0.2.into(), "`output_multiplier` = 0.2"),
+        ] {
+            let mut config = nested("dflash");
+            config[key] = value;
+            let text = BlockConfig::from_json(&config, Some(6)).expect_err(key).to_string();
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+        let mut value = nested("dflash2");
+        value["sample_from_anchor"] = true.into();
+        let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+        assert!(text.contains("beside a selector"), "{text}");
     }
 
     #[test]

@@ -7,9 +7,11 @@ use candle_core::Tensor;
 use serde_json::Value;
 
 use super::config::BlockConfig;
+use super::gguf_file::GgufBlockSource;
 use super::model::BlockDraft;
+use super::speculators;
 use super::weights::tensor_specs;
-use crate::draft::files::{SavedDraft, config_beside, open_weights, save_draft};
+use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights, save_draft};
 use crate::draft::{Draft, DraftKind};
 use crate::error::{ModelError, Problems, Result};
 use crate::target::Target;
@@ -19,11 +21,11 @@ use crate::weights::WeightSource;
 pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
     name: "dflash",
     title: "DFlash",
-    is_at: |path| is_named(path, &DFLASH),
+    is_at: |path| kind_at(path).is_some_and(|kind| kind.name == PLAIN.name),
     open: |path, target| Ok(Box::new(BlockDraft::open(path, target)?)),
     restore,
     save: |folder, config, tensors, target| save(folder, (&PLAIN, config), tensors, target),
-    open_gguf: None,
+    open_gguf: Some(|file| Ok(Box::new(GgufBlockSource::open(file)?))),
     reading: |_| None,
 };
 
@@ -31,7 +33,7 @@ pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
 pub(in crate::draft) const EXTENDED: DraftKind = DraftKind {
     name: "dflash2",
     title: "DFlash2",
-    is_at: |path| is_named(path, &DFLASH2),
+    is_at: |path| kind_at(path).is_some_and(|kind| kind.name == EXTENDED.name),
     save: |folder, config, tensors, target| save(folder, (&EXTENDED, config), tensors, target),
     ..PLAIN
 };
@@ -40,7 +42,7 @@ pub(in crate::draft) const EXTENDED: DraftKind = DraftKind {
 pub(in crate::draft) const CHAINED: DraftKind = DraftKind {
     name: "dspark",
     title: "DSpark",
-    is_at: |path| is_named(path, &CHAINS),
+    is_at: |path| kind_at(path).is_some_and(|kind| kind.name == CHAINED.name),
     save: |folder, config, tensors, target| save(folder, (&CHAINED, config), tensors, target),
     ..PLAIN
 };
@@ -77,8 +79,19 @@ fn is_plain(config: &BlockConfig) -> bool {
     config.convolution.is_none() && config.selector.is_none() && config.chain.is_none()
 }
 
-fn is_named(path: &Path, architectures: &[&str]) -> bool {
-    config_beside(path).is_some_and(|value| names(&value, architectures))
+/// The kind of a draft folder or file, by its `config.json` or its GGUF header.
+fn kind_at(path: &Path) -> Option<&'static DraftKind> {
+    match gguf_of(path) {
+        Some(file) => GgufBlockSource::open(&file).ok().map(|source| source.kind()),
+        None => kind_said(&config_beside(path)?),
+    }
+}
+
+/// The kind that a `config.json` names.
+fn kind_said(value: &Value) -> Option<&'static DraftKind> {
+    let kinds = [(&DFLASH[..], &PLAIN), (&DFLASH2, &EXTENDED), (&CHAINS, &CHAINED)];
+    let named = || kinds.into_iter().find(|(known, _)| names(value, known)).map(|(_, kind)| kind);
+    speculators::kind_of(value).or_else(named)
 }
 
 fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result<Box<dyn Draft>> {
@@ -89,7 +102,7 @@ fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result
 }
 
 /// The target's frozen tensors, which some files repeat.
-const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
+pub(super) const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
 
 impl BlockConfig {
     /// What is said of a saved block draft; `None` if nothing is.
@@ -97,7 +110,11 @@ impl BlockConfig {
     /// # Errors
     /// - it is unusable
     pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
-        let said = saved.config.as_ref().filter(|value| is_block_draft(value));
+        if let Some(file) = gguf_of(&saved.path) {
+            let Ok(source) = GgufBlockSource::open(&file) else { return Ok(None) };
+            return source.config(None).map(Some).map_err(in_file(&file));
+        }
+        let said = saved.config.as_ref().filter(|value| kind_said(value).is_some());
         said.map(|value| read_value(value, None, &saved.path)).transpose()
     }
 
@@ -140,12 +157,18 @@ impl BlockConfig {
 }
 
 impl BlockDraft {
-    /// Opens a draft folder, or a weight file with its `config.json` beside it.
+    /// Opens a draft folder, a weight file with its `config.json` beside it, or a GGUF file.
     ///
     /// # Errors
     /// - as [`Self::from_source`]; the configuration is missing, unusable, another model's, or does
     ///   not fit the target
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
+        if let Some(file) = gguf_of(path) {
+            let source = GgufBlockSource::open(&file)?;
+            let config = source.config(Some(target.config())).map_err(in_file(&file))?;
+            config.problems_with(target.config()).into_result(&file)?;
+            return Self::from_source(&source, &config, &target.embedding()?);
+        }
         let file = folder_of(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
@@ -218,10 +241,6 @@ fn folder_of(path: &Path) -> &Path {
     if path.is_dir() { path } else { path.parent().unwrap_or(path) }
 }
 
-fn is_block_draft(value: &Value) -> bool {
-    [&DFLASH[..], &DFLASH2, &CHAINS].iter().any(|architectures| names(value, architectures))
-}
-
 fn names(value: &Value, architectures: &[&str]) -> bool {
     let is_one = |name: &Value| name.as_str().is_some_and(|name| architectures.contains(&name));
     value["architectures"].as_array().is_some_and(|listed| listed.iter().any(is_one))
@@ -236,13 +255,13 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<BlockConfig>
 
 /// A configuration whose architecture is that of its keys; `file` stands in errors.
 fn read_value(value: &Value, target_layers: Option<usize>, file: &Path) -> Result<BlockConfig> {
-    if !is_block_draft(value) {
+    let Some(kind) = kind_said(value) else {
         let known = [DFLASH[0], DFLASH2[0], CHAINS[0]].join(" or ");
         let problem = format!("`architectures` does not name {known}");
         return Err(ModelError::invalid(file, problem));
-    }
+    };
     let config = BlockConfig::from_json(value, target_layers).map_err(in_file(file))?;
-    if !names(value, architectures_of(&config)) {
+    if kind.name != kind_of(&config).name {
         let architecture = architecture_of(&config);
         let problem = format!("`architectures` does not name {architecture}, whose keys are there");
         return Err(ModelError::invalid(file, problem));

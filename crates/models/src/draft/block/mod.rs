@@ -19,15 +19,18 @@ mod config;
 mod config_file;
 mod convolution;
 mod files;
+pub mod gguf_file;
 mod mask;
 mod model;
 mod selector;
+mod speculators;
 mod weights;
 
 pub use chain::{Chain, ChainStep};
 pub use config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
 };
+pub use config_file::OWN;
 pub(super) use files::{CHAINED, EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;

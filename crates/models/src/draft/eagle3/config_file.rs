@@ -9,10 +9,10 @@ use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
-use super::published::flattened;
 use crate::config::RopeParameters;
 use crate::draft::files::config_beside;
 use crate::draft::keys::Keys;
+use crate::draft::speculators::flattened;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 

@@ -1,20 +1,19 @@
 //! EAGLE-3 drafts as GGUF files of architecture `eagle3`, as llama.cpp reads them.
 //!
 //! Against the published names: rows of q and k are interleaved, `d2t` holds absolute target ids,
-//! layers count as states that enter one ([`EnteredLayerId`]).
+//! layers count as states that enter one ([`crate::ids::EnteredLayerId`]).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::rope::RopeScaling;
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use crate::config::{RopeParameters, TargetConfig};
+use crate::draft::gguf::{DIVISORS, DraftGguf};
 use crate::error::{ModelError, Problems, Result};
-use crate::ids::{EnteredLayerId, LayerId};
+use crate::ids::LayerId;
 use crate::weights::WeightSource;
-use crate::weights::file::WeightFile;
 use crate::weights::gguf::half_split_row;
 use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
 
@@ -50,10 +49,7 @@ pub fn is_at(file: &Path) -> bool {
 }
 
 /// Tensors of a draft's GGUF file under their published names.
-pub struct GgufDraftSource {
-    file: WeightFile,
-    header: Header,
-}
+pub struct GgufDraftSource(DraftGguf);
 
 impl GgufDraftSource {
     /// Opens a file and reads its header.
@@ -61,22 +57,12 @@ impl GgufDraftSource {
     /// # Errors
     /// - unreadable, not GGUF, or of another architecture
     pub fn open(path: &Path) -> Result<Self> {
-        let file = WeightFile::open(path)?;
-        let header = Header::read_from(file.reader(), file.length())
-            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
-        match header.text("general.architecture") {
-            Some(ARCHITECTURE) => Ok(Self { file, header }),
-            other => {
-                let found = other.unwrap_or("none");
-                let problem = format!("a GGUF file of architecture {found}, no EAGLE-3 draft");
-                Err(ModelError::invalid(path, problem))
-            }
-        }
+        Ok(Self(DraftGguf::open(path, ARCHITECTURE, "EAGLE-3")?))
     }
 
     /// The header.
     pub fn header(&self) -> &Header {
-        &self.header
+        self.0.header()
     }
 
     /// Sizes and switches. What files leave to the target is taken from it.
@@ -88,22 +74,14 @@ impl GgufDraftSource {
         target: Option<&TargetConfig>,
     ) -> std::result::Result<Eagle3Config, Problems> {
         let mut problems = Problems::default();
-        let header = &self.header;
-        let key = |name: &str| format!("{ARCHITECTURE}.{name}");
-        let mut size = |name: &str, default: Option<usize>| {
-            let found = header.number(&key(name)).filter(|x| *x >= 1.0).map(|x| x as usize);
-            found.or(default).unwrap_or_else(|| {
-                problems.push(format!("`{}` is missing or no size", key(name)));
-                1
-            })
-        };
+        let file = &self.0;
+        let mut size = |name: &str, default| file.size(name, default, &mut problems);
         let hidden_size = size("embedding_length", None);
         let num_attention_heads = size("attention.head_count", None);
         let head_dim =
             size("attention.key_length", Some((hidden_size / num_attention_heads.max(1)).max(1)));
-        let rows = |name: &str| header.tensors.get(name).and_then(|t| t.shape.first().copied());
-        let vocab_size =
-            size("vocab_size", target.map(|t| t.vocab_size).or(rows("token_embd.weight")));
+        let known = target.map(|t| t.vocab_size).or(file.rows("token_embd.weight"));
+        let vocab_size = size("vocab_size", known);
         let context = size("context_length", target.map(|t| t.max_position_embeddings));
         let mut config = Eagle3Config {
             hidden_size,
@@ -113,18 +91,15 @@ impl GgufDraftSource {
             num_key_value_heads: size("attention.head_count_kv", Some(num_attention_heads)),
             head_dim,
             vocab_size,
-            draft_vocab_size: rows("d2t").unwrap_or(vocab_size),
-            rms_norm_eps: header
-                .number(&key("attention.layer_norm_rms_epsilon"))
-                // Stored in 32 bits: 1e-5 comes back as 9.999999747e-6.
-                .map_or(1e-6, |eps| (eps as f32).to_string().parse().unwrap_or(eps)),
+            draft_vocab_size: file.rows("d2t").unwrap_or(vocab_size),
+            rms_norm_eps: file.rms_norm_eps(),
             rope: RopeParameters::plain(10_000.0),
             dynamic_ntk: None,
             max_position_embeddings: context,
             target_layers: [LayerId(0); TAPPED_LAYERS],
             fc_norm: false,
             norm_output: false,
-            norm_before_residual: header.flag(&key("norm_before_residual")).unwrap_or(false),
+            norm_before_residual: file.flag("norm_before_residual").unwrap_or(false),
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,
@@ -132,10 +107,10 @@ impl GgufDraftSource {
         if size("block_count", Some(1)) != 1 {
             problems.push("drafts of more than one layer are not supported");
         }
-        if header.flag(&key("norm_before_fc")).unwrap_or(false) {
+        if file.flag("norm_before_fc").unwrap_or(false) {
             problems.push("`eagle3.norm_before_fc` = true is not supported");
         }
-        config.rope = self.rope(context, &mut problems);
+        config.rope = file.rope(context, &mut problems);
         match self.layers(target) {
             Ok(layers) => config.target_layers = layers,
             Err(problem) => problems.push(problem),
@@ -150,113 +125,58 @@ impl GgufDraftSource {
         &self,
         target: Option<&TargetConfig>,
     ) -> std::result::Result<[LayerId; TAPPED_LAYERS], String> {
-        let stored = LAYER_KEYS.iter().find_map(|key| self.header.metadata.get(*key).map(|_| *key));
-        let Some(key) = stored else {
+        let keys = &self.header().metadata;
+        let Some(key) = LAYER_KEYS.iter().find(|key| keys.contains_key(**key)) else {
             let layers = target.ok_or_else(|| format!("`{}` is missing", LAYER_KEYS[0]))?;
             return Eagle3Config::published_layers(layers.num_hidden_layers)
                 .map_err(|problems| problems.to_string());
         };
-        let ids = self.header.integers(key).unwrap_or_default();
-        let output = |id: &i64| EnteredLayerId(usize::try_from(*id).ok()?).output();
-        let layers: Option<Vec<LayerId>> = ids.iter().map(output).collect();
-        layers
-            .and_then(|layers| layers.try_into().ok())
-            .ok_or_else(|| format!("`{key}` = {ids:?} are not three layers"))
-    }
-
-    fn rope(&self, context: usize, problems: &mut Problems) -> RopeParameters {
-        let header = &self.header;
-        let number = |name: &str| header.number(&format!("{ARCHITECTURE}.rope.{name}"));
-        let factor = number("scaling.factor").unwrap_or(1.0);
-        let scaling = match header.text("eagle3.rope.scaling.type") {
-            None | Some("none") => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear { factor },
-            Some("yarn") => RopeScaling::Yarn {
-                factor,
-                beta_fast: number("scaling.yarn_beta_fast").unwrap_or(32.0),
-                beta_slow: number("scaling.yarn_beta_slow").unwrap_or(1.0),
-                original_context: number("scaling.original_context_length")
-                    .unwrap_or(context as f64),
-                attention_factor: crate::config::rope::yarn_attention_factor(
-                    factor,
-                    number("scaling.attn_factor"),
-                    None,
-                    None,
-                ),
-                truncate: true,
-            },
-            Some(other) => {
-                problems.push(format!("unknown rope scaling `{other}` (none, linear, yarn)"));
-                RopeScaling::None
-            }
-        };
-        let divisors = match self.header.tensors.get("rope_freqs.weight") {
-            None => None,
-            Some(tensor) if tensor.element == ElementType::F32 => {
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                match self.file.read(tensor.bytes.clone()) {
-                    Ok(bytes) => Some(bytes.chunks_exact(4).map(value).collect()),
-                    Err(error) => {
-                        problems.push(error);
-                        None
-                    }
-                }
-            }
-            Some(_) => {
-                problems.push("tensor `rope_freqs.weight` is not f32");
-                None
-            }
-        };
-        RopeParameters { theta: number("freq_base").unwrap_or(10_000.0), scaling, divisors }
+        let three = self.0.layers(key).and_then(|layers| layers.try_into().ok());
+        three.ok_or_else(|| {
+            let ids = self.header().integers(key).unwrap_or_default();
+            format!("`{key}` = {ids:?} are not three layers")
+        })
     }
 
     fn stored(&self, published: &str) -> Option<&StoredTensor> {
         let (name, _) = TENSOR_NAMES.iter().find(|(_, name)| *name == published)?;
-        self.header.tensors.get(*name)
+        self.header().tensors.get(*name)
     }
 
     fn find(&self, published: &str) -> Result<&StoredTensor> {
         self.stored(published).ok_or_else(|| {
-            ModelError::invalid(self.file.path(), format!("no tensor for `{published}`"))
+            ModelError::invalid(self.0.path(), format!("no tensor for `{published}`"))
         })
     }
 
     /// Row-major values; rows of q and k put back into half-split order.
     fn values(&self, published: &str, tensor: &StoredTensor) -> Result<Tensor> {
-        let width = tensor.shape.last().copied().unwrap_or(1);
-        let rows = tensor.shape.iter().product::<usize>() / width.max(1);
-        let raw = self.file.read(tensor.bytes.clone())?;
-        let values = tensor.element.widen(&raw).ok_or_else(|| {
-            let problem = format!("tensor `{published}` is {:?}, not a weight", tensor.element);
-            ModelError::invalid(self.file.path(), problem)
-        })?;
-        let values = Tensor::from_vec(values, (rows, width), &Device::Cpu)?;
+        let values = self.0.values(published, tensor)?;
         let interleaved =
             published.ends_with("q_proj.weight") || published.ends_with("k_proj.weight");
-        let values = if interleaved {
-            let heads = self.header.number("eagle3.attention.head_count").unwrap_or(1.0).max(1.0);
-            let hidden = self.header.number("eagle3.embedding_length").unwrap_or(1.0);
-            let head_dim = self.header.number("eagle3.attention.key_length");
-            let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
-            if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
-                let problem = format!("`{published}`: {rows} rows are no heads of {head_dim}");
-                return Err(ModelError::invalid(self.file.path(), problem));
-            }
-            let mut order = vec![0_u32; rows];
-            for stored in 0..rows {
-                order[half_split_row(stored, head_dim)] = stored as u32;
-            }
-            values.index_select(&Tensor::from_vec(order, rows, &Device::Cpu)?, 0)?
-        } else {
-            values
-        };
-        Ok(values.reshape(tensor.shape.as_slice())?)
+        if !interleaved {
+            return Ok(values);
+        }
+        let heads = self.0.number("attention.head_count").unwrap_or(1.0).max(1.0);
+        let hidden = self.0.number("embedding_length").unwrap_or(1.0);
+        let head_dim = self.0.number("attention.key_length");
+        let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
+        let rows = tensor.shape.first().copied().unwrap_or(1);
+        if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
+            let problem = format!("`{published}`: {rows} rows are no heads of {head_dim}");
+            return Err(ModelError::invalid(self.0.path(), problem));
+        }
+        let mut order = vec![0_u32; rows];
+        for stored in 0..rows {
+            order[half_split_row(stored, head_dim)] = stored as u32;
+        }
+        Ok(values.index_select(&Tensor::from_vec(order, rows, &Device::Cpu)?, 0)?)
     }
 }
 
 impl WeightSource for GgufDraftSource {
     fn path(&self) -> &Path {
-        self.file.path()
+        self.0.path()
     }
 
     /// Published names; tensors without one keep theirs, so that they are reported.
@@ -265,8 +185,7 @@ impl WeightSource for GgufDraftSource {
         let name = |stored: &String| {
             published.get(stored.as_str()).map_or_else(|| stored.clone(), |name| (*name).to_owned())
         };
-        // Frequencies belong to the configuration.
-        let stored = self.header.tensors.keys().filter(|name| *name != "rope_freqs.weight");
+        let stored = self.header().tensors.keys().filter(|name| *name != DIVISORS);
         stored.map(name).collect()
     }
 
@@ -282,7 +201,7 @@ impl WeightSource for GgufDraftSource {
     /// `d2t` as the offsets that other formats hold.
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
         let tensor = self.find(name)?;
-        let bytes = self.file.read(tensor.bytes.clone())?;
+        let bytes = self.0.read(tensor)?;
         let ids: Vec<i64> = match tensor.element {
             ElementType::I64 => bytes
                 .chunks_exact(8)
@@ -295,7 +214,7 @@ impl WeightSource for GgufDraftSource {
                 .collect(),
             other => {
                 let problem = format!("tensor `{name}` is {other:?}, integers expected");
-                return Err(ModelError::invalid(self.file.path(), problem));
+                return Err(ModelError::invalid(self.0.path(), problem));
             }
         };
         Ok(ids.into_iter().zip(0_i64..).map(|(id, i)| id.saturating_sub(i)).collect())

@@ -6,12 +6,12 @@ use longdraft_models::draft::block::BlockConfig;
 
 use crate::Profile;
 use crate::formats::Served;
-use crate::hub_name::loaded;
+use crate::hub_name::{HUB_NAME, loaded};
 
 /// Command lines by engine; `DIR` stands for the exported folder. vLLM counts proposals, SGLang slots.
 pub(super) fn for_profile(
     profile: Profile,
-    [vllm, sglang]: [&str; 2],
+    [vllm, sglang, llamacpp]: [&str; 3],
     config: &BlockConfig,
     served: Served<'_>,
 ) -> BTreeMap<String, String> {
@@ -26,6 +26,14 @@ pub(super) fn for_profile(
          --speculative-draft-model-path DIR --speculative-num-draft-tokens {}",
         config.block_size
     );
+    let file = if target == HUB_NAME { served.target } else { "TARGET.gguf" };
+    // Without a confidence there is nothing that could end a draft early.
+    let unsure = config.chain.is_some_and(|chain| chain.confidence.is_none());
+    let of_llamacpp = format!(
+        "llama-server -m {file} -md DIR/{} --spec-type {llamacpp} --spec-draft-n-max {proposals}{}",
+        served.gguf,
+        if unsure { " --spec-draft-p-min 0" } else { "" }
+    );
     let convert =
         "python3 convert_hf_to_gguf.py DIR --target-model-dir TARGET --outfile draft.gguf";
     let all = match profile {
@@ -33,7 +41,9 @@ pub(super) fn for_profile(
         Profile::Sglang => vec![("sglang", of_sglang)],
         Profile::Hf => vec![("vllm", of_vllm), ("sglang", of_sglang)],
         Profile::LlamacppHf => vec![("llama.cpp", convert.to_owned())],
-        _ => Vec::new(),
+        Profile::Llamacpp => vec![("llama.cpp", of_llamacpp)],
+        Profile::Speculators => vec![("vllm", "vllm serve DIR".to_owned())],
+        Profile::Longspec => Vec::new(),
     };
     all.into_iter().map(|(engine, command)| (engine.to_owned(), command)).collect()
 }

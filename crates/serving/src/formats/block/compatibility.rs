@@ -1,5 +1,6 @@
 //! What of a block draft each profile's engines compute: the table of features.
 
+use longdraft_kernels::rope::RopeScaling;
 use longdraft_models::draft::block::{BlockConfig, ChainKind, LayerKind};
 
 use crate::Profile;
@@ -25,41 +26,109 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
     let vanilla = config.chain.is_none_or(|chain| chain.kind == ChainKind::Vanilla);
     match profile {
         Profile::Vllm | Profile::Hf => {
-            fit.warn(
-                !(slides && full),
-                "full beside sliding layers: vLLM runs them with its newer runner only",
-            );
+            fit.warn(!(slides && full), MIXED);
             fit.refuse(
                 vanilla,
                 "vLLM serves the vanilla head alone: train with `markov_head: vanilla`",
             );
-            fit.warn(
-                config.chain.is_none() && config.selector.is_none(),
-                "vLLM serves a selector or a chain with its newer runner only, which needs a GPU",
-            );
+            fit.warn(config.chain.is_none() && config.selector.is_none(), NEWER_RUNNER);
         }
         Profile::Sglang => {
             fit.warn(vanilla, "it is not known which versions of SGLang serve this head");
         }
-        Profile::LlamacppHf => {
-            fit.refuse(vanilla, "llama.cpp serves the vanilla head alone");
-            let fits = |k: usize| config.hidden_size >= k * (k + 1);
-            fit.refuse(
-                config.selector.is_none_or(|selector| fits(selector.top_k)),
-                "llama.cpp needs a width of K (K + 1) for K candidates: train with a smaller \
-                 `selector_top_k`",
-            );
-        }
+        Profile::LlamacppHf => lattice(&mut fit, config, vanilla),
         Profile::Llamacpp => {
-            fit.refuse(
-                false,
-                "GGUF files of block drafts are not written yet: export to llamacpp-hf and convert",
-            );
+            lattice(&mut fit, config, vanilla);
+            gguf(&mut fit, config);
         }
         Profile::Speculators => {
-            fit.refuse(false, "folders of speculators for block drafts are not written yet");
+            speculators(&mut fit, config);
+            fit.warn(!(slides && full), MIXED);
+            fit.warn(vanilla, "vLLM serves the vanilla head alone, the library loads all of them");
+            fit.warn(config.chain.is_none() && config.selector.is_none(), NEWER_RUNNER);
         }
         Profile::Longspec => fit.refuse(false, "LongSpec's scripts run no block drafts"),
     }
     fit
+}
+
+const MIXED: &str = "full beside sliding layers: vLLM runs them with its newer runner only";
+const NEWER_RUNNER: &str =
+    "vLLM serves a selector or a chain with its newer runner only, which needs a GPU";
+/// What readers with one class for convolutions and selector ask of a draft.
+const BOTH: &str =
+    "convolutions and a selector go together there: train with both, or with neither";
+
+/// llama.cpp's heads.
+fn lattice(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
+    fit.refuse(vanilla, "llama.cpp serves the vanilla head alone");
+    let fits = |k: usize| config.hidden_size >= k.saturating_mul(k + 1);
+    fit.refuse(
+        config.selector.is_none_or(|selector| fits(selector.top_k)),
+        "llama.cpp needs a width of K (K + 1) for K candidates: train with a smaller \
+         `selector_top_k`",
+    );
+}
+
+/// What GGUF files have tensors and keys for.
+fn gguf(fit: &mut Fit, config: &BlockConfig) {
+    fit.refuse(
+        config.convolution.is_some() == config.selector.is_some(),
+        &format!("llama.cpp: {BOTH}"),
+    );
+    fit.refuse(!config.attention_bias, "attention_bias: llama.cpp has no place for it");
+    let mut causal = config.layers.iter().map(|kind| config.is_causal_in(*kind));
+    let first = causal.next();
+    fit.refuse(
+        causal.all(|causal| Some(causal) == first),
+        "llama.cpp has one switch for whether blocks are causal, and the layers differ: train \
+         layers of one kind",
+    );
+    let is_plain = match config.rope.scaling {
+        RopeScaling::Llama3 { .. } => false,
+        RopeScaling::Yarn { factor, attention_factor, truncate, .. } => {
+            let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+            truncate && (attention_factor - usual).abs() < 1e-6
+        }
+        RopeScaling::None | RopeScaling::Linear { .. } => true,
+    };
+    fit.refuse(
+        is_plain,
+        "llama.cpp scales the rotary embedding of block drafts linearly or by yarn's usual rule alone",
+    );
+    if let Some(chain) = config.chain {
+        fit.refuse(
+            chain.rank > 0,
+            "llama.cpp proposes from slot 0 on with a head alone: rank 0 is none",
+        );
+        fit.refuse(
+            chain.confidence != Some(false),
+            "llama.cpp's confidence reads the token before: train with `confidence_reads_token`",
+        );
+    }
+}
+
+/// What the library computes, and vLLM with its folders.
+fn speculators(fit: &mut Fit, config: &BlockConfig) {
+    let has = |kind| config.layers.contains(&kind);
+    let causal = |kind| has(kind) && config.is_causal_in(kind);
+    fit.refuse(
+        !causal(LayerKind::Full),
+        "full layers see the whole block in folders of speculators: train with `causal: false`",
+    );
+    fit.refuse(
+        !(has(LayerKind::Full) && causal(LayerKind::Sliding)) || config.chain.is_some(),
+        "vLLM takes `sliding_window_non_causal` of such folders for all layers, full ones as well: export \
+         to vllm, or train with `causal: false`",
+    );
+    fit.warn(
+        !has(LayerKind::Sliding),
+        "the speculators library counts a window from the anchor, engines from the slot: its own loss is not \
+         that of the served draft",
+    );
+    fit.refuse(config.convolution.is_some() == config.selector.is_some(), BOTH);
+    fit.refuse(
+        config.convolution.is_none_or(|sizes| sizes.kernel_size <= config.block_size),
+        "the speculators library takes no kernel that is longer than a block",
+    );
 }

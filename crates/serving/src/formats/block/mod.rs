@@ -1,22 +1,29 @@
-//! Block drafts as engines read them: the same folder for all, under the keys of a Qwen3 model.
+//! Block drafts as engines read them: folders under the keys of a Qwen3 model, the same for most, and
+//! GGUF files.
 
 mod commands;
 mod compatibility;
+mod config;
+mod gguf;
 mod parity;
+mod recording;
 mod verify;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
-use longdraft_models::draft::Draft;
+use longdraft_models::draft::block::gguf_file::ARCHITECTURE;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::{SavedDraft, open_weights};
+use longdraft_models::draft::{Draft, DraftKind};
 use longdraft_models::error::Problems;
+use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 
-use super::files::{narrowed, set_special_tokens, torch_dtype, write_json, write_safetensors};
+use super::files::{narrowed, write_json, write_safetensors};
+use super::gguf as shared;
 use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
 use crate::Profile;
 use crate::checks::Checks;
@@ -30,8 +37,10 @@ pub(super) struct Block {
     pub(super) method: &'static str,
     /// The names of its architecture, the one that is written first.
     pub(super) architectures: &'static [&'static str],
-    /// What vLLM and SGLang call the method.
-    pub(super) engines: [&'static str; 2],
+    /// What vLLM, SGLang and llama.cpp call the method.
+    pub(super) engines: [&'static str; 3],
+    /// The class that folders of speculators name.
+    pub(super) speculators: &'static str,
 }
 
 impl Format for Block {
@@ -50,7 +59,7 @@ impl Format for Block {
         options: &ExportOptions,
         folder: &Path,
     ) -> Result<Rendered> {
-        write(typed(draft)?, target, options, folder)
+        self.write_files(typed(draft)?, target, options, folder)
     }
 
     fn rounded(&self, draft: &dyn Draft, _: &TargetFacts, dtype: DType) -> Result<ParityVector> {
@@ -67,17 +76,31 @@ impl Format for Block {
         Ok(commands::for_profile(profile, self.engines, typed(draft)?.config(), served))
     }
 
+    fn recording(
+        &self,
+        draft: &dyn Draft,
+        target: &Target,
+        ids: &[u32],
+    ) -> Result<Option<Vec<(String, Tensor)>>> {
+        recording::record(typed(draft)?, target, ids).map(Some)
+    }
+
     fn recognises(&self, _: Profile, config: &Value) -> bool {
         self.is_named(config)
     }
 
-    fn profile_of(&self, config: &Value) -> Option<Profile> {
-        self.is_named(config).then_some(Profile::Hf)
+    fn reads_gguf(&self, architecture: &str) -> bool {
+        architecture == ARCHITECTURE
     }
 
-    fn check(&self, checks: &mut Checks<'_>, _: &Path) -> bool {
-        verify::check(checks);
-        true
+    fn profile_of(&self, config: &Value) -> Option<Profile> {
+        let is_nested = config.get("speculators_model_type").is_some();
+        let profile = if is_nested { Profile::Speculators } else { Profile::Hf };
+        self.is_named(config).then_some(profile)
+    }
+
+    fn check(&self, checks: &mut Checks<'_>, path: &Path) -> bool {
+        verify::check(checks, self.method, path)
     }
 
     fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
@@ -91,33 +114,50 @@ impl Format for Block {
 
 impl Block {
     fn is_named(&self, config: &Value) -> bool {
+        if let Some(kind) = config["speculators_model_type"].as_str() {
+            return kind == self.method;
+        }
         let is_one =
             |name: &Value| name.as_str().is_some_and(|name| self.architectures.contains(&name));
         config["architectures"].as_array().is_some_and(|names| names.iter().any(is_one))
+    }
+
+    fn write_files(
+        &self,
+        draft: &BlockDraft,
+        target: &TargetFacts,
+        options: &ExportOptions,
+        folder: &Path,
+    ) -> Result<Rendered> {
+        let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
+        let published = tensors(options.profile, draft, dtype)?;
+        let parity = parity::outputs(&network(draft, &published)?)?;
+        let written = if options.profile == Profile::Llamacpp {
+            let written = gguf::tensors(&published)?;
+            let tokenizer = shared::tokenizer(target)?;
+            let name = shared::name(target, DraftKind::named(self.method)?.title);
+            let metadata = gguf::metadata(draft.config(), &name, dtype, &tokenizer);
+            shared::write(folder, dtype, &metadata, &written)?;
+            written
+        } else {
+            write_safetensors(folder, &published)?;
+            let kind = (dtype, self.speculators);
+            let value = config::render(options.profile, draft, target, kind);
+            write_json(&folder.join("config.json"), &value)?;
+            published
+        };
+        Ok(Rendered {
+            layers: draft.config().target_layers.iter().map(|layer| layer.0).collect(),
+            map: None,
+            parity,
+            tensors: written,
+            dtype,
+        })
     }
 }
 
 fn typed(draft: &dyn Draft) -> Result<&BlockDraft> {
     draft.of_kind().ok_or_else(|| no_format(draft))
-}
-
-fn write(
-    draft: &BlockDraft,
-    target: &TargetFacts,
-    options: &ExportOptions,
-    folder: &Path,
-) -> Result<Rendered> {
-    let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
-    let written = tensors(options.profile, draft, dtype)?;
-    write_safetensors(folder, &written)?;
-    write_json(&folder.join("config.json"), &config(draft, target, dtype))?;
-    Ok(Rendered {
-        layers: draft.config().target_layers.iter().map(|layer| layer.0).collect(),
-        map: None,
-        parity: parity::outputs(&network(draft, &written)?)?,
-        tensors: written,
-        dtype,
-    })
 }
 
 /// Every trained tensor under its published name, in `dtype`.
@@ -141,14 +181,6 @@ fn network(draft: &BlockDraft, written: &[(String, Tensor)]) -> Result<BlockDraf
     let config = draft.config();
     let embedding = stand_in_embedding(config.vocab_size, config.hidden_size)?;
     Ok(BlockDraft::from_source(&source, config, &embedding)?)
-}
-
-/// The keys of our own `config.json`, with those that engines take from the target.
-fn config(draft: &BlockDraft, target: &TargetFacts, dtype: DType) -> Value {
-    let mut value = draft.config_json();
-    value["torch_dtype"] = torch_dtype(dtype).into();
-    set_special_tokens(&mut value, target.config());
-    value
 }
 
 /// The network that a folder's keys describe; `None` if they are those of another kind of model.

@@ -6,13 +6,11 @@ use serde_json::{Value, json};
 
 use crate::Profile;
 use crate::formats::files::{set_special_tokens, torch_dtype};
+use crate::formats::speculators::folder;
 use crate::target::TargetFacts;
 
 /// The key that lists tapped layers.
 pub(super) const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
-
-/// Version of the speculators library whose layout is written.
-const SPECULATORS_VERSION: &str = "0.9.0";
 
 /// States that enter a layer, as vLLM, speculators and GGUF files count.
 pub(super) fn entered_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {
@@ -100,32 +98,21 @@ fn speculators(
         }
     }
     set_special_tokens(&mut layer, target.config());
-    let mut value = json!({
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{
-                "proposal_type": "greedy", "speculative_tokens": draft_len,
-                "verifier_accept_k": 1, "accept_tolerance": 0.0
-            }],
-            "verifier": {
-                "name_or_path": target.name, "architectures": target.architectures
-            }
-        },
-        "transformer_layer_config": layer,
-        "draft_vocab_size": config.draft_vocab_size,
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": false,
-        "fc_norm": config.fc_norm,
-        "norm_output": config.norm_output,
-        LAYER_IDS: entered_ids(config),
-        "embed_requires_grad": false,
-        "tie_word_embeddings": false,
-        "torch_dtype": torch_dtype(dtype),
-    });
+    let mut value = folder("eagle3", "Eagle3DraftModel", target, draft_len);
+    for (key, of_draft) in [
+        ("transformer_layer_config", layer),
+        ("draft_vocab_size", config.draft_vocab_size.into()),
+        ("norm_before_residual", config.norm_before_residual.into()),
+        ("norm_before_fc", false.into()),
+        ("fc_norm", config.fc_norm.into()),
+        ("norm_output", config.norm_output.into()),
+        (LAYER_IDS, json!(entered_ids(config))),
+        ("embed_requires_grad", false.into()),
+        ("tie_word_embeddings", false.into()),
+        ("torch_dtype", torch_dtype(dtype).into()),
+    ] {
+        value[key] = of_draft;
+    }
     if config.hidden_size != config.target_hidden_size {
         value["target_hidden_size"] = config.target_hidden_size.into();
     }

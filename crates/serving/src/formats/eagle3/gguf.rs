@@ -9,6 +9,7 @@ use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, LAYER_KEYS, TENSO
 use super::config::entered_ids;
 use crate::error::Result;
 use crate::formats::files::interleaved;
+use crate::formats::gguf::{Decoder, file_type};
 
 /// Keys of the header, in the order in which they are written.
 pub fn metadata(
@@ -17,65 +18,30 @@ pub fn metadata(
     dtype: DType,
     tokenizer: &[(String, Value)],
 ) -> Vec<(String, Value)> {
-    let count = |size: usize| Value::U32(size as u32);
-    let mut all: Vec<(String, Value)> = vec![
-        ("general.architecture".into(), Value::String(ARCHITECTURE.into())),
-        ("general.type".into(), Value::String("model".into())),
-        ("general.name".into(), Value::String(name.to_owned())),
-        ("general.alignment".into(), Value::U32(32)),
-        ("general.quantization_version".into(), Value::U32(2)),
-        (
-            "general.file_type".into(),
-            Value::U32(match dtype {
-                DType::F16 => 1,
-                DType::BF16 => 32,
-                _ => 0,
-            }),
-        ),
-    ];
-    let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
-    add("block_count", Value::U32(1));
-    add("context_length", count(config.max_position_embeddings));
-    add("embedding_length", count(config.hidden_size));
-    add("feed_forward_length", count(config.intermediate_size));
-    add("attention.head_count", count(config.num_attention_heads));
-    add("attention.head_count_kv", count(config.num_key_value_heads));
-    add("attention.key_length", count(config.head_dim));
-    add("attention.value_length", count(config.head_dim));
-    add("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32));
-    add("rope.dimension_count", count(config.head_dim));
-    add("rope.freq_base", Value::F32(config.rope.theta as f32));
-    for (key, value) in scaling(config.rope.scaling) {
-        add(&format!("rope.scaling.{key}"), value);
-    }
-    add("vocab_size", count(config.vocab_size));
+    let decoder = Decoder {
+        architecture: ARCHITECTURE,
+        file_type: file_type(dtype),
+        layers: 1,
+        context: config.max_position_embeddings,
+        hidden: config.hidden_size,
+        inner: config.intermediate_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        eps: config.rms_norm_eps,
+        rope: &config.rope,
+        vocabulary: config.vocab_size,
+    };
+    let mut all = decoder.keys(name);
     let layers = entered_ids(config).map(|id| Value::I32(id as i32)).to_vec();
-    add("target_hidden_size", count(config.target_hidden_size));
+    let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
+    add("target_hidden_size", Value::U32(config.target_hidden_size as u32));
     add("norm_before_residual", Value::Bool(config.norm_before_residual));
     for key in LAYER_KEYS {
         all.push((key.into(), Value::Array(layers.clone())));
     }
     all.extend(tokenizer.iter().cloned());
     all
-}
-
-fn scaling(scaling: RopeScaling) -> Vec<(&'static str, Value)> {
-    let text = |text: &str| Value::String(text.into());
-    let float = |value: f64| Value::F32(value as f32);
-    match scaling {
-        // llama3's rule goes into divisors, a tensor of its own.
-        RopeScaling::None | RopeScaling::Llama3 { .. } => Vec::new(),
-        RopeScaling::Linear { factor } => {
-            vec![("type", text("linear")), ("factor", float(factor))]
-        }
-        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => vec![
-            ("type", text("yarn")),
-            ("factor", float(factor)),
-            ("original_context_length", Value::U32(original_context as u32)),
-            ("yarn_beta_fast", float(beta_fast)),
-            ("yarn_beta_slow", float(beta_slow)),
-        ],
-    }
 }
 
 /// Divisors of the frequencies, `[D/2]`, where the target's rule or file has such.

@@ -16,17 +16,16 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::error::Problems;
 use longdraft_models::target::{PackedSequence, Taps, Target};
-use longdraft_models::weights::gguf::write::save as save_gguf;
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 
-use super::files::{gguf_name, write_json, write_safetensors};
+use super::files::{write_json, write_safetensors};
+use super::gguf as shared;
 use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
 use crate::Profile;
 use crate::checks::{Checks, Problem, Severity};
-use crate::error::{Result, ServingError};
+use crate::error::Result;
 use crate::hash::hash;
 use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
@@ -146,15 +145,9 @@ fn write(
     let sizes = tensors::published_config(draft.config());
     let written = if profile == Profile::Llamacpp {
         let written = gguf::tensors(&sizes, &plain)?;
-        let tokenizer = target.gguf_tokenizer.clone().map_err(|reason| {
-            let problems = Problems(vec![format!("tokenizer: {reason}")]);
-            ServingError::NotRepresentable { profile, problems }
-        })?;
-        let name = format!("{} EAGLE-3 draft", last_name(&target.name));
-        let metadata = gguf::metadata(&sizes, &name, dtype, &tokenizer);
-        let stored: Vec<_> =
-            written.iter().map(|(name, tensor)| (name.clone(), tensor.clone().into())).collect();
-        save_gguf(&folder.join(gguf_name(dtype)), &metadata, &stored)?;
+        let name = shared::name(target, "EAGLE-3");
+        let metadata = gguf::metadata(&sizes, &name, dtype, &shared::tokenizer(target)?);
+        shared::write(folder, dtype, &metadata, &written)?;
         written
     } else {
         let written = tensors::renamed(profile, &plain);
@@ -210,8 +203,4 @@ fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Vec<(Stri
 fn map_hash(map: &VocabularyMap) -> String {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     hash(&bytes)
-}
-
-fn last_name(name: &str) -> &str {
-    name.trim_end_matches('/').rsplit('/').next().unwrap_or(name)
 }

@@ -3,9 +3,10 @@
 use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::{speculators, target_keys};
+use super::target_keys;
 use crate::checks::{Checks, Effect, Problem, Severity};
 use crate::formats::eagle3::engine::{sglang, vllm};
+use crate::formats::speculators;
 use crate::profile::{Engine, Profile};
 
 const FILE: &str = "config.json";
@@ -54,7 +55,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     sizes(checks);
     target_keys::check(checks);
     if checks.profile == Profile::Speculators {
-        speculators::check(checks);
+        speculators::check(checks, "eagle3", "llama");
     }
 }
 

@@ -1,6 +1,6 @@
 //! GGUF files: header, keys, tensors, and the two conventions that differ from folders.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, GgufDraftSource, LAYER_KEYS};
@@ -10,9 +10,9 @@ use longdraft_models::weights::gguf::header::{ElementType, Header};
 
 use super::tensors::expected;
 use super::vocabulary;
-use crate::checks::{Checks, Effect, Problem, Severity, nearest, values};
+use crate::checks::gguf::{self, GgufFile};
+use crate::checks::{Checks, Effect, nearest};
 use crate::formats::eagle3::engine::{Fate, llamacpp};
-use crate::hash::hash;
 use crate::profile::Engine;
 
 /// Keys without which loading ends.
@@ -32,62 +32,18 @@ const REQUIRED: [&str; 11] = [
 
 /// Checks a file, or the one in a folder; nothing if it cannot be read.
 pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
-    let file = find(checks, path)?;
-    checks.folder.clone_from(&file);
-    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let bytes = match std::fs::read(&file) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            checks.error(
-                "gguf",
-                name,
-                error.to_string(),
-                "a GGUF file",
-                Effect::Rejects,
-                "it cannot be read",
-            );
-            return None;
-        }
-    };
-    let header = match Header::read(&bytes) {
-        Ok(header) => header,
-        Err(problems) => {
-            for problem in problems.0 {
-                checks.error(
-                    "gguf",
-                    name.clone(),
-                    problem,
-                    "a whole GGUF file",
-                    Effect::Rejects,
-                    "it cannot be read",
-                );
-            }
-            return None;
-        }
-    };
-    if header.text("general.architecture") != Some(ARCHITECTURE) {
-        let found = format!("{:?}", header.text("general.architecture"));
-        checks.error(
-            "architecture",
-            format!("{name}: `general.architecture`"),
-            found,
-            ARCHITECTURE,
-            Effect::Rejects,
-            "it is loaded as another model",
-        );
-        return None;
-    }
-    keys(checks, &name, &header);
-    tensors(checks, &header, &bytes);
-    layers(checks, &name, &header);
-    let source = GgufDraftSource::open(&file).ok()?;
+    let file = gguf::open(checks, path, ARCHITECTURE)?;
+    keys(checks, &file);
+    tensors(checks, &file);
+    layers(checks, &file);
+    let source = GgufDraftSource::open(&file.path).ok()?;
     match source.config(checks.target.map(crate::TargetFacts::config)) {
         Ok(config) => {
             if let Some(target) = checks.target {
                 for problem in config.problems_with(target.config()).0 {
                     checks.error(
                         "not-the-target",
-                        name.clone(),
+                        file.name.clone(),
                         problem,
                         "the target's sizes",
                         Effect::Rejects,
@@ -96,14 +52,14 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
                 }
             }
             shapes(checks, &source, &config);
-            map(checks, &header, &source, config.vocab_size);
+            map(checks, &file.header, &source, config.vocab_size);
             checks.sizes = Some(Box::new(config));
         }
         Err(problems) => {
             for problem in problems.0 {
                 checks.error(
                     "sizes",
-                    name.clone(),
+                    file.name.clone(),
                     problem,
                     "sizes that fit together",
                     Effect::Rejects,
@@ -115,65 +71,22 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
     Some(())
 }
 
-fn find(checks: &mut Checks<'_>, path: &Path) -> Option<PathBuf> {
-    if path.is_file() {
-        return Some(path.to_path_buf());
-    }
-    let entries = std::fs::read_dir(path).ok()?;
-    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let mut found: Vec<PathBuf> = paths
-        .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
-        .collect();
-    found.sort();
-    match found.as_slice() {
-        [one] => Some(one.clone()),
-        others => {
-            let found = format!("{} GGUF files", others.len());
-            checks.error(
-                "gguf",
-                "folder",
-                found,
-                "one",
-                Effect::Rejects,
-                "there is no draft to load, or no telling which",
-            );
-            None
-        }
-    }
-}
-
-fn keys(checks: &mut Checks<'_>, name: &str, header: &Header) {
-    for key in REQUIRED {
-        if !header.metadata.contains_key(key) {
-            let words = if key.starts_with("tokenizer") {
-                "the draft's vocabulary cannot be compared with the target's"
-            } else {
-                "loading ends: key not found"
-            };
-            checks.error(
-                "missing-key",
-                format!("{name}: `{key}`"),
-                "missing",
-                "the draft's value",
-                Effect::Rejects,
-                words,
-            );
-        }
-    }
-    if header.flag("eagle3.norm_before_residual").is_none() {
+fn keys(checks: &mut Checks<'_>, file: &GgufFile) {
+    file.require(checks, REQUIRED);
+    if file.header.flag("eagle3.norm_before_residual").is_none() {
         checks.error(
             "missing-flag",
-            format!("{name}: `eagle3.norm_before_residual`"),
+            file.place("eagle3.norm_before_residual"),
             "missing",
             "true or false",
             Effect::Garbage,
             "false is taken",
         );
     }
-    if header.number("eagle3.block_count").is_some_and(|count| (count - 1.0).abs() > 0.5) {
+    if file.header.number("eagle3.block_count").is_some_and(|count| (count - 1.0).abs() > 0.5) {
         checks.error(
             "sizes",
-            format!("{name}: `eagle3.block_count`"),
+            file.place("eagle3.block_count"),
             "more than one layer",
             "1",
             Effect::Rejects,
@@ -182,9 +95,9 @@ fn keys(checks: &mut Checks<'_>, name: &str, header: &Header) {
     }
 }
 
-fn tensors(checks: &mut Checks<'_>, header: &Header, bytes: &[u8]) {
+fn tensors(checks: &mut Checks<'_>, file: &GgufFile) {
     for wanted in llamacpp::required() {
-        if !header.tensors.contains_key(wanted) {
+        if !file.header.tensors.contains_key(wanted) {
             checks.error(
                 "missing-tensor",
                 format!("tensor `{wanted}`"),
@@ -195,72 +108,32 @@ fn tensors(checks: &mut Checks<'_>, header: &Header, bytes: &[u8]) {
             );
         }
     }
-    for (name, tensor) in &header.tensors {
-        if let Fate::Rejected(words) = llamacpp::fate(name) {
-            let near = nearest(name, llamacpp::required());
-            let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
-            checks.error(
-                "unexpected-tensor",
-                format!("tensor `{name}`"),
-                format!("not of this network{hint}"),
-                "the published names alone",
-                Effect::Rejects,
-                &words,
-            );
+    for name in file.header.tensors.keys() {
+        let Fate::Rejected(words) = llamacpp::fate(name) else {
+            file.check_values(checks, name);
             continue;
-        }
-        let data = &bytes[tensor.bytes.clone()];
-        let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-        if recorded.is_some_and(|recorded| *recorded != hash(data)) {
-            let problem = Problem::new(
-                Severity::Warning,
-                "changed",
-                format!("tensor `{name}`"),
-                "other values than were exported",
-                "the recorded ones",
-            );
-            checks.push(problem.remedy("export again, unless you changed it on purpose"));
-        }
-        let dtype = match tensor.element {
-            ElementType::F32 => "F32",
-            ElementType::F16 => "F16",
-            ElementType::Bf16 => "BF16",
-            ElementType::Blocks(_) => continue,
-            ElementType::I64 | ElementType::I32 if name == "d2t" => continue,
-            other => {
-                checks.error(
-                    "weight-type",
-                    format!("tensor `{name}`"),
-                    format!("{other:?}"),
-                    "floats or blocks",
-                    Effect::Rejects,
-                    "no weight of this type is loaded",
-                );
-                continue;
-            }
         };
-        if tensor.shape.len() == 1 && dtype != "F32" {
-            checks.error(
-                "weight-type",
-                format!("tensor `{name}`"),
-                dtype,
-                "F32: norms are not rounded",
-                Effect::Rejects,
-                "the operation is not defined on this type",
-            );
-        }
-        values::check(checks, name, &tensor.shape, dtype, data);
+        let near = nearest(name, llamacpp::required());
+        let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+        checks.error(
+            "unexpected-tensor",
+            format!("tensor `{name}`"),
+            format!("not of this network{hint}"),
+            "the published names alone",
+            Effect::Rejects,
+            &words,
+        );
     }
 }
 
-fn layers(checks: &mut Checks<'_>, name: &str, header: &Header) {
-    let lists = LAYER_KEYS.map(|key| header.integers(key));
+fn layers(checks: &mut Checks<'_>, file: &GgufFile) {
+    let lists = LAYER_KEYS.map(|key| file.header.integers(key));
     if let [Some(new), Some(old)] = &lists
         && new != old
     {
         checks.error(
             "layers-contradict",
-            format!("{name}: `{}`", LAYER_KEYS[1]),
+            file.place(LAYER_KEYS[1]),
             format!("{old:?}"),
             format!("{new:?}, as `{}` says", LAYER_KEYS[0]),
             Effect::Garbage,
@@ -268,7 +141,7 @@ fn layers(checks: &mut Checks<'_>, name: &str, header: &Header) {
         );
     }
     let Some(entered) = lists.into_iter().flatten().next() else { return };
-    let place = format!("{name}: `{}`", LAYER_KEYS[0]);
+    let place = file.place(LAYER_KEYS[0]);
     if entered.len() != 3 {
         checks.error(
             "layer-count",

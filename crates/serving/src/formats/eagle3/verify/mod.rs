@@ -3,7 +3,6 @@
 mod config;
 mod gguf;
 mod layers;
-mod speculators;
 mod target_keys;
 mod tensors;
 mod vocabulary;

@@ -1,19 +1,48 @@
-//! What the speculators library asks of a configuration.
+//! What folders of the speculators library have in common: keys around a draft's own, and what it asks
+//! of them.
 
-use super::config::place;
+use serde_json::{Value, json};
+
 use crate::checks::{Checks, Effect};
+use crate::target::TargetFacts;
 
-pub(super) fn check(checks: &mut Checks<'_>) {
+/// Version of the library whose layout is written.
+const VERSION: &str = "0.9.0";
+
+/// The keys of every folder: a type, the class that readers take for it, and `tokens` to draft in a
+/// round.
+pub(super) fn folder(kind: &str, architecture: &str, target: &TargetFacts, tokens: usize) -> Value {
+    json!({
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{
+                "proposal_type": "greedy", "speculative_tokens": tokens,
+                "verifier_accept_k": 1, "accept_tolerance": 0.0
+            }],
+            "verifier": {
+                "name_or_path": target.name, "architectures": target.architectures
+            }
+        },
+    })
+}
+
+/// Lists what is wrong in a folder of a type; a layer without a type of its own should be `layer_type`.
+pub(super) fn check(checks: &mut Checks<'_>, kind: &str, layer_type: &str) {
     let config = checks.config.clone();
+    let place = |key: &str| format!("config.json: `{key}`");
     let mut wrong = |key: &str, found: String, expected: &str, effect, words: &str| {
         checks.error("speculators", place(key), found, expected, effect, words);
     };
-    if config["speculators_model_type"] != "eagle3" {
+    if config["speculators_model_type"] != kind {
         let found = config["speculators_model_type"].to_string();
         wrong(
             "speculators_model_type",
             found,
-            "\"eagle3\"",
+            &format!("\"{kind}\""),
             Effect::Rejects,
             "no such class is registered",
         );
@@ -64,7 +93,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
         wrong(
             "transformer_layer_config.model_type",
             layer["model_type"].to_string(),
-            "\"llama\"",
+            &format!("\"{layer_type}\""),
             Effect::Garbage,
             "the layer is read as Qwen3's, with other defaults and norms",
         );

@@ -1,0 +1,105 @@
+//! Block drafts in folders of the speculators library, under the keys of plain folders.
+//!
+//! Layers count as states that enter one, whether blocks are causal is said of sliding layers alone, and
+//! the type says which heads there are. Full layers see the whole block in this layout.
+
+use serde_json::{Map, Value, json};
+
+use super::config_file::BONUS_ANCHOR;
+use super::files::{CHAINED, EXTENDED, PLAIN};
+use crate::draft::DraftKind;
+use crate::draft::speculators::flattened;
+use crate::error::Problems;
+use crate::ids::{EnteredLayerId, LayerId};
+
+/// The key that says which network a folder holds.
+const TYPE: &str = "speculators_model_type";
+/// Layers that the draft reads, as states that enter one.
+const LAYERS: &str = "aux_hidden_state_layer_ids";
+/// Layers of the target, in case that it is not at hand.
+const COUNTED: &str = "num_target_layers";
+/// Whether slots of sliding layers see those after them.
+const NON_CAUSAL: &str = "sliding_window_non_causal";
+/// Whether slot 0 proposes.
+const FROM_ANCHOR: &str = "sample_from_anchor";
+
+/// Sizes that the library takes where a folder with a selector has none.
+const SIZES: [(&str, u64); 4] = [
+    ("conv_kernel_size", 2),
+    ("conv_group_size", 16),
+    ("selector_rank", 256),
+    ("selector_top_k", 16),
+];
+
+/// The kind of draft that a folder of this layout holds; `None` if it is another layout, or no block
+/// draft.
+pub(super) fn kind_of(value: &Value) -> Option<&'static DraftKind> {
+    let said = value[TYPE].as_str()?;
+    let kind = [&PLAIN, &EXTENDED, &CHAINED].into_iter().find(|kind| kind.name == said)?;
+    // Without a head, a draft that proposes from slot 0 on is a chain of rank 0.
+    let proposes = value[FROM_ANCHOR] == true;
+    Some(if kind.name == PLAIN.name && proposes { &CHAINED } else { kind })
+}
+
+/// The keys of a plain folder; `None` if the value is not of this layout. Defaults are the library's
+/// own, by which such drafts were trained.
+pub(super) fn plain(value: &Value, problems: &mut Problems) -> Option<Value> {
+    let kind = kind_of(value)?;
+    let mut flat: Map<String, Value> = flattened(value, problems).as_object().cloned()?;
+    flat.entry("block_size").or_insert_with(|| 8.into());
+    set_layers(&mut flat, problems);
+    // It is said of sliding layers; full ones are never causal, whatever vLLM is told besides.
+    let non_causal = flat.remove(NON_CAUSAL).and_then(|value| value.as_bool());
+    flat.remove("is_causal");
+    if non_causal.unwrap_or(kind.name == EXTENDED.name) {
+        flat.insert("is_causal".into(), false.into());
+    }
+    if kind.name == CHAINED.name {
+        set_chain(&mut flat, value[TYPE] == PLAIN.name);
+    } else if flat.get(FROM_ANCHOR).is_some_and(|value| *value == true) {
+        problems.push(format!("`{FROM_ANCHOR}` = true is not supported beside a selector"));
+    }
+    if kind.name == EXTENDED.name {
+        for (key, size) in SIZES {
+            flat.entry(key).or_insert_with(|| size.into());
+        }
+    }
+    Some(Value::Object(flat))
+}
+
+/// Layers as outputs. The layout does not count the target's: no draft reads the last one.
+fn set_layers(flat: &mut Map<String, Value>, problems: &mut Problems) {
+    let listed = flat.remove(LAYERS);
+    match listed.as_ref().map(outputs) {
+        Some(Some(ids)) => {
+            let count = ids.last().map_or(1, |last| last.saturating_add(2));
+            flat.entry(COUNTED).or_insert_with(|| count.into());
+            flat.insert("target_layer_ids".into(), json!(ids));
+        }
+        Some(None) => {
+            let listed = listed.unwrap_or_default();
+            problems.push(format!("`{LAYERS}` = {listed} are no layers, counted from 1"));
+        }
+        None => problems.push(format!("`{LAYERS}` is missing")),
+    }
+}
+
+/// Heads of a chain, or those that the plain type has not.
+fn set_chain(flat: &mut Map<String, Value>, is_plain: bool) {
+    let bonus = flat.remove(BONUS_ANCHOR).and_then(|value| value.as_bool());
+    let said = flat.get(FROM_ANCHOR).and_then(Value::as_bool);
+    flat.insert(FROM_ANCHOR.into(), said.unwrap_or(bonus != Some(true)).into());
+    if is_plain {
+        flat.insert("markov_rank".into(), 0.into());
+        return;
+    }
+    flat.entry("markov_rank").or_insert_with(|| 256.into());
+    flat.entry("enable_confidence_head").or_insert_with(|| true.into());
+}
+
+/// The layers whose outputs a list names as states that enter the next one.
+fn outputs(listed: &Value) -> Option<Vec<usize>> {
+    let output = |id: &Value| EnteredLayerId(usize::try_from(id.as_u64()?).ok()?).output();
+    let layers: Option<Vec<LayerId>> = listed.as_array()?.iter().map(output).collect();
+    Some(layers?.into_iter().map(|layer| layer.0).collect())
+}

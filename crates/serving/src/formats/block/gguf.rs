@@ -1,0 +1,80 @@
+//! A block draft as a GGUF file for llama.cpp.
+
+use candle_core::quantized::gguf_file::Value;
+use candle_core::{DType, Tensor};
+use longdraft_models::draft::block::gguf_file::{ARCHITECTURE, MASK_TOKEN, stored_name};
+use longdraft_models::draft::block::{BlockConfig, LayerKind};
+
+use crate::error::Result;
+use crate::formats::gguf::{Decoder, file_type};
+
+/// Keys of the header, in the order in which they are written. What readers default differently is
+/// always there.
+pub(super) fn metadata(
+    config: &BlockConfig,
+    name: &str,
+    dtype: DType,
+    tokenizer: &[(String, Value)],
+) -> Vec<(String, Value)> {
+    let decoder = Decoder {
+        architecture: ARCHITECTURE,
+        file_type: file_type(dtype),
+        layers: config.layers.len(),
+        context: config.max_position_embeddings,
+        hidden: config.hidden_size,
+        inner: config.intermediate_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        eps: config.rms_norm_eps,
+        rope: &config.rope,
+        vocabulary: config.vocab_size,
+    };
+    let mut all = decoder.keys(name);
+    let count = |size: usize| Value::U32(size as u32);
+    let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
+    add("block_size", count(config.block_size));
+    let entered = config.target_layers.iter().map(|layer| Value::I32(layer.entered().0 as i32));
+    add("target_layers", Value::Array(entered.collect()));
+    add("sample_from_anchor", Value::Bool(config.chain.is_some()));
+    let causal = config.layers.iter().all(|kind| config.is_causal_in(*kind));
+    add("attention.causal", Value::Bool(causal));
+    if let Some(window) = config.sliding_window.filter(|_| slides(config)) {
+        add("attention.sliding_window", count(window));
+        let pattern = config.layers.iter().map(|kind| Value::Bool(*kind == LayerKind::Sliding));
+        add("attention.sliding_window_pattern", Value::Array(pattern.collect()));
+    }
+    if let Some(sizes) = config.convolution {
+        add("conv_kernel_size", count(sizes.kernel_size));
+        add("conv_group_size", count(sizes.group_size));
+    }
+    if let Some(sizes) = config.selector {
+        add("selector_rank", count(sizes.rank));
+        add("selector_top_k", count(sizes.top_k));
+    }
+    if let Some(sizes) = config.chain {
+        add("has_confidence_head", Value::Bool(sizes.confidence.is_some()));
+    }
+    all.extend(tokenizer.iter().filter(|(key, _)| key != MASK_TOKEN).cloned());
+    all.push((MASK_TOKEN.into(), Value::U32(config.mask_token_id)));
+    all
+}
+
+fn slides(config: &BlockConfig) -> bool {
+    config.layers.contains(&LayerKind::Sliding)
+}
+
+/// Tensors under their names in files: vectors and kernels of convolutions in f32, rows in the order of
+/// the published files.
+///
+/// # Errors
+/// - a tensor cannot be made
+pub(super) fn tensors(published: &[(String, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+    let named = published.iter().filter_map(|(name, tensor)| {
+        let stored = stored_name(name)?;
+        let is_exact = tensor.rank() == 1 || name.ends_with(".base_kernel");
+        let tensor = if is_exact { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) };
+        Some(tensor.map(|tensor| (stored, tensor)))
+    });
+    Ok(named.collect::<candle_core::Result<_>>()?)
+}
