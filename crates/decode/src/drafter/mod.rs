@@ -2,7 +2,6 @@
 
 mod block;
 mod combined;
-mod dflash;
 mod eagle3;
 mod glide;
 pub mod grow;
@@ -23,9 +22,8 @@ use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
-pub use block::{BlockDrafter, BlockModel};
+pub use block::{BlockDraftModel, BlockDrafter, BlockModel};
 pub use combined::{Combination, CombinedDrafter};
-pub use dflash::DflashModel;
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
 pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
@@ -42,7 +40,7 @@ type OpenDrafter = for<'a> fn(
 ) -> Result<Option<Box<dyn Drafter + 'a>>>;
 
 /// The methods that can draft.
-const DRAFTERS: [OpenDrafter; 3] = [eagle3::drafter, dflash::drafter, glide::drafter];
+const DRAFTERS: [OpenDrafter; 3] = [eagle3::drafter, block::drafter, glide::drafter];
 
 /// A drafter over a draft of any method; `head` limits what drafts without a vocabulary of their own
 /// propose.

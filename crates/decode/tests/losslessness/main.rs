@@ -4,7 +4,7 @@
 mod batch;
 mod biased;
 mod block;
-mod dflash;
+mod block_draft;
 mod eagle3;
 mod enumeration;
 mod greedy;

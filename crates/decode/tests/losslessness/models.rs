@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    BlockDrafter, Combination, CombinedDrafter, Datastore, DflashModel, Drafter, Eagle3Model,
+    BlockDrafter, Combination, CombinedDrafter, Datastore, BlockDraftModel, Drafter, Eagle3Model,
     GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
@@ -193,10 +193,10 @@ pub(crate) fn drafter<'a>(
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
-    let dflash = || DflashModel::new(&drafts.dflash, target).expect("model");
-    let dflash2 = || DflashModel::new(&drafts.dflash2, target).expect("model");
-    let dspark = || DflashModel::new(&drafts.dspark, target).expect("model");
-    let reduced = |model: DflashModel<'a>| {
+    let dflash = || BlockDraftModel::new(&drafts.dflash, target).expect("model");
+    let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
+    let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
+    let reduced = |model: BlockDraftModel<'a>| {
         Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
     };
     // Other texts in which tokens follow one another at random.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use candle_core::{D, Tensor};
-use longdraft_decode::drafter::{BlockDrafter, DflashModel};
+use longdraft_decode::drafter::{BlockDrafter, BlockDraftModel};
 use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
@@ -81,7 +81,7 @@ fn every_round_proposes_the_block_that_training_predicts() {
         let target = target("qwen3", 16, (2, 2), seed);
         for draft in [dflash(&target, seed), dflash2(&target, seed), dspark(&target, seed)] {
             let notes = Notes::default();
-            let model = DflashModel::new(&draft, &target).expect("model");
+            let model = BlockDraftModel::new(&draft, &target).expect("model");
             let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
             let mut options = options(16);
             options.shape = shapes()[shape].clone();

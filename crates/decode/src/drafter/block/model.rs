@@ -18,18 +18,19 @@ use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
-use super::reduced_head::head_logits;
-use super::{BlockDrafter, BlockModel, DraftContext, Drafter, ReducedHead};
+use super::{BlockDrafter, BlockModel};
+use crate::drafter::reduced_head::head_logits;
+use crate::drafter::{DraftContext, Drafter, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// A drafter, if this is a block draft.
-pub(super) fn drafter<'a>(
+pub(in crate::drafter) fn drafter<'a>(
     draft: &'a dyn Draft,
     target: &Target,
     head: Option<&Arc<ReducedHead>>,
 ) -> Result<Option<Box<dyn Drafter + 'a>>> {
     let Some(draft) = draft.of_kind() else { return Ok(None) };
-    let model = DflashModel::new(draft, target)?;
+    let model = BlockDraftModel::new(draft, target)?;
     let model = match head {
         Some(head) => model.with_head(Arc::clone(head))?,
         None => model,
@@ -37,8 +38,8 @@ pub(super) fn drafter<'a>(
     Ok(Some(Box::new(BlockDrafter::new(model))))
 }
 
-/// A DFlash draft at decoding.
-pub struct DflashModel<'a> {
+/// A block draft at decoding.
+pub struct BlockDraftModel<'a> {
     draft: &'a BlockDraft,
     /// Keys and values of committed tokens.
     cache: KvCache,
@@ -65,7 +66,7 @@ struct Candidates {
     projected: Tensor,
 }
 
-impl<'a> DflashModel<'a> {
+impl<'a> BlockDraftModel<'a> {
     /// A model for one request at a time, with a head over the whole vocabulary.
     ///
     /// # Errors
@@ -153,7 +154,7 @@ impl<'a> DflashModel<'a> {
     }
 }
 
-impl BlockModel for DflashModel<'_> {
+impl BlockModel for BlockDraftModel<'_> {
     fn taps(&self) -> Vec<Tap> {
         self.draft.taps()
     }

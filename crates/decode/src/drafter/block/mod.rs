@@ -3,6 +3,8 @@
 //! Trees grow from a block as from any model: the logits of a level are there before its tokens are
 //! chosen. A level more costs nothing but its rows of the target's pass, which the pace learns.
 
+mod model;
+
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Features, Tap};
@@ -11,6 +13,9 @@ use super::model::Readings;
 use super::{DraftContext, DraftModel, Drafted, Drafter, Plan, Reading, grow};
 use crate::error::Result;
 use crate::tree::Tree;
+
+pub use model::BlockDraftModel;
+pub(super) use model::drafter;
 
 /// A model whose one pass gives logits of every token of a block.
 pub trait BlockModel {
