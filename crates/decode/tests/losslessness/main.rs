@@ -5,6 +5,7 @@ mod batch;
 mod biased;
 mod block;
 mod block_draft;
+mod block_enumeration;
 mod eagle3;
 mod enumeration;
 mod greedy;

@@ -1,26 +1,25 @@
-//! DFlash, DFlash2 and DSpark: one pass over the root and mask tokens proposes all tokens of a block. DFlash2's
-//! selector chooses among the candidates of a slot by the token before it, and proposes no other. DSpark's
-//! chain adds to a slot's logits what the tokens before it say.
+//! Block drafts: one pass over the root and mask tokens proposes all tokens of a block. What DFlash2's
+//! selector and DSpark's chain make of the tokens before a slot stands in files of their own.
 //!
 //! The draft's keys of the context come from the target's features alone, so they are made as soon as
-//! the features are there, each once. The keys of a block are forgotten with its round. A block always
-//! has as many slots as in training, because slots see those after them; how many of its tokens are
-//! proposed is another matter.
+//! the features are there, each once. The keys of a block are forgotten with its round. A block has as
+//! many slots as in training, because slots see those after them, unless the draft is causal; how many of
+//! its tokens are proposed is another matter.
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
-use longdraft_kernels::linear::linear;
+use candle_core::Tensor;
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
-use super::{BlockDrafter, BlockModel};
+use super::chained::{Chained, confidences};
+use super::selected::Selected;
+use super::{BlockDrafter, BlockModel, Chosen};
 use crate::drafter::reduced_head::head_logits;
-use crate::drafter::{DraftContext, Drafter, ReducedHead};
+use crate::drafter::{DraftContext, Drafter, Forecast, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// A drafter, if this is a block draft.
@@ -44,26 +43,20 @@ pub struct BlockDraftModel<'a> {
     /// Keys and values of committed tokens.
     cache: KvCache,
     head: Option<Arc<ReducedHead>>,
-    /// Logits of the round's block, of the first token after the root first.
-    logits: Vec<Vec<f32>>,
-    /// What a selector chooses among.
-    candidates: Option<Candidates>,
-    /// States of the slots that propose, `[G, H]`, where a chain reads them.
-    states: Option<Tensor>,
     /// The chain's output matrix for the tokens of a reduced head, `[Vd, r]`.
     reduced: Option<Tensor>,
+    /// The round's slots, that of the first token after the root first.
+    slots: Slots,
 }
 
-/// The candidates of a round's slots.
-struct Candidates {
-    /// Columns of the logits, `K` a slot, most likely first.
-    columns: Vec<u32>,
-    /// `K`, fewer than the selector's with a smaller head.
-    each: usize,
-    /// The same as tokens of the target.
-    ids: Vec<u32>,
-    /// `W_h h` of the slots, `[G, r]`.
-    projected: Tensor,
+/// What a pass left for the slots that propose.
+enum Slots {
+    /// The same after whatever tokens.
+    Independent(Vec<Forecast>),
+    /// Candidates of a selector.
+    Selected(Selected),
+    /// Of a chain.
+    Chained(Chained),
 }
 
 impl<'a> BlockDraftModel<'a> {
@@ -78,10 +71,8 @@ impl<'a> BlockDraftModel<'a> {
             draft,
             cache: KvCache::new(layers, heads, config.head_dim, target.device())?,
             head: None,
-            logits: Vec::new(),
-            candidates: None,
-            states: None,
             reduced: None,
+            slots: Slots::Independent(Vec::new()),
         })
     }
 
@@ -98,56 +89,39 @@ impl<'a> BlockDraftModel<'a> {
         Ok(self)
     }
 
-    /// A slot's logits, to which the chain adds what a path says.
-    fn chained(
-        &self,
-        chain: Chain<'_>,
-        logits: &[f32],
-        path: &[TargetTokenId],
-    ) -> Result<Vec<f32>> {
-        let none = || DecodeError::Shape("no pass comes before the chain".to_owned());
-        let states = self.states.as_ref().ok_or_else(none)?;
-        // Only a state of the chain's own reads more than the last token.
-        let first = if chain.is_recurrent() { 0 } else { path.len() - 1 };
-        let (mut state, mut mixed) = (None, None);
-        for (slot, token) in path.iter().enumerate().skip(first) {
-            let Some(embedded) = chain.embed(&[token.0])? else { break };
-            let step =
-                chain.step(state.as_ref(), &states.narrow(0, slot, 1)?, &embedded.detach())?;
-            (state, mixed) = (step.state, Some(step.mixed));
+    /// What slots with these states, `[G, H]`, propose. All of them go through the head at once.
+    fn slots(&self, target: &Target, states: Tensor) -> Result<Slots> {
+        let head = self.head.as_deref();
+        let logits = head_logits(head, target, &states)?;
+        if let Some(selector) = self.draft.selector() {
+            let kept = head.map(|head| head.vocabulary().kept());
+            let selected = Selected::new(selector, (&states, &logits), kept)?;
+            return Ok(Slots::Selected(selected));
         }
-        let mixed = mixed.ok_or_else(none)?.detach();
-        let added = match &self.reduced {
-            Some(output) => linear(&mixed, output, None)?,
-            None => chain.logits(&mixed)?,
+        let logits = logits.to_vec2()?;
+        let confidence = match self.draft.chain() {
+            Some(chain) if chain.is_sequential() => {
+                return Ok(Slots::Chained(Chained::new(states, logits)));
+            }
+            Some(chain) => confidences(chain, &states, None)?,
+            None => None,
         };
-        let added: Vec<f32> = added.detach().squeeze(0)?.to_vec1()?;
-        Ok(logits.iter().zip(added).map(|(logit, added)| logit + added).collect())
+        let mut confidence = confidence.into_iter().flatten();
+        let forecast =
+            |logits| Forecast { confidence: confidence.next(), ..Forecast::from(logits) };
+        Ok(Slots::Independent(logits.into_iter().map(forecast).collect()))
     }
 
-    /// What a selector chooses among at slots with these states, `[G, H]`; `None` without a selector.
-    fn candidates_of(&self, states: &Tensor) -> Result<Option<Candidates>> {
-        let Some(selector) = self.draft.selector() else { return Ok(None) };
-        let width = self.logits.first().map_or(0, Vec::len);
-        let logits: Vec<f32> = self.logits.concat();
-        let logits = Tensor::from_vec(logits, (self.logits.len(), width), &Device::Cpu)?;
-        let columns = row_top_k(&logits, selector.sizes().top_k)?.ids;
-        let kept = self.head.as_ref().map(|head| head.vocabulary().kept());
-        let ids = columns.iter().map(|column| match kept {
-            Some(kept) => kept[*column as usize].0,
-            None => *column,
-        });
-        let ids = ids.collect();
-        let projected = selector.project(&states.detach())?.detach();
-        let each = columns.len() / self.logits.len().max(1);
-        Ok(Some(Candidates { columns, each, ids, projected }))
-    }
-
-    /// Hidden states `[G, H]` of the block that begins with a token at index `root`.
-    fn block(&mut self, token: TargetTokenId, root: usize) -> Result<Tensor> {
+    /// Hidden states `[G, H]` of the block that begins with a token at index `root`, at least of its
+    /// first `needed` slots.
+    fn block(&mut self, token: TargetTokenId, root: usize, needed: usize) -> Result<Tensor> {
         let config = self.draft.config();
-        let slots = config.block_size;
-        let (ids, positions) = config.inputs(std::iter::once((token.0, root as u32)));
+        // What no slot before it sees need not run.
+        let is_causal = config.layers.iter().all(|kind| config.is_causal_in(*kind));
+        let slots = if is_causal { needed } else { config.block_size };
+        let (mut ids, mut positions) = config.inputs(std::iter::once((token.0, root as u32)));
+        ids.truncate(slots);
+        positions.truncate(slots);
         let anchor = Anchor { index: root, document_start: 0 };
         let visible = Visible::new(config, &[anchor], slots, root);
         Ok(self.draft.blocks_cached(&ids, &positions, &mut self.cache, &visible)?)
@@ -167,8 +141,12 @@ impl BlockModel for BlockDraftModel<'_> {
         self.draft.config().proposals()
     }
 
+    fn tells_confidence(&self) -> bool {
+        self.draft.config().chain.is_some_and(|chain| chain.confidence.is_some())
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
-        self.logits.clear();
+        self.slots = Slots::Independent(Vec::new());
         self.cache.truncate(kept);
         Ok(())
     }
@@ -186,43 +164,45 @@ impl BlockModel for BlockDraftModel<'_> {
     }
 
     fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
-        self.logits.clear();
+        self.slots = Slots::Independent(Vec::new());
         let root = context.tokens.len() - 1;
         if self.cache.len() != root {
             return Err(DecodeError::Features { seen: self.cache.len(), root });
         }
-        let states = self.block(context.tokens[root], root)?;
         let depth = depth.min(self.block_len());
         // Without sequential heads slot 0 proposes nothing.
         let first = usize::from(self.draft.chain().is_none());
-        let states = states.narrow(0, first, depth)?.contiguous()?;
-        self.logits = head_logits(self.head.as_deref(), context.target, &states)?;
-        self.candidates = self.candidates_of(&states)?;
-        self.states = self.draft.chain().map(|_| states.detach());
+        let states = self.block(context.tokens[root], root, first + depth)?;
+        let states = states.detach().narrow(0, first, depth)?.contiguous()?;
+        self.slots = self.slots(context.target, states)?;
         Ok(())
     }
 
-    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>> {
-        let beyond = || DecodeError::Shape(format!("token {} lies beyond the block", path.len()));
-        let (slot, before) = (path.len().wrapping_sub(1), path.last().ok_or_else(beyond)?);
-        let logits = self.logits.get(slot).ok_or_else(beyond)?;
-        if let Some(chain) = self.draft.chain().filter(Chain::is_sequential) {
-            return self.chained(chain, logits, path);
+    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+        let lost = || DecodeError::Shape("the slots are of another draft".to_owned());
+        match &mut self.slots {
+            Slots::Independent(slots) => {
+                let forecast = slots.get(slot).ok_or_else(|| beyond(slot))?;
+                Ok(vec![forecast.clone(); before.len()])
+            }
+            Slots::Selected(slots) => {
+                slots.forecasts(self.draft.selector().ok_or_else(lost)?, slot, before)
+            }
+            Slots::Chained(slots) => {
+                let chain = self.draft.chain().ok_or_else(lost)?;
+                slots.forecasts((chain, self.reduced.as_ref()), slot, before)
+            }
         }
-        let Some((candidates, selector)) = self.candidates.as_ref().zip(self.draft.selector())
-        else {
-            return Ok(logits.clone());
-        };
-        let of_slot = slot * candidates.each..(slot + 1) * candidates.each;
-        let projected = candidates.projected.narrow(0, slot, 1)?;
-        let ids = &candidates.ids[of_slot.clone()];
-        let preferences = selector.preferences(&projected, &[before.0], ids)?.squeeze(0)?;
-        let mut chosen = vec![f32::NEG_INFINITY; logits.len()];
-        for (column, preference) in
-            candidates.columns[of_slot].iter().zip(preferences.to_vec1::<f32>()?)
-        {
-            chosen[*column as usize] = logits[*column as usize] + preference;
-        }
-        Ok(chosen)
     }
+}
+
+/// A slot that the pass does not have.
+pub(super) fn beyond(slot: usize) -> DecodeError {
+    DecodeError::Shape(format!("slot {slot} lies beyond the block"))
+}
+
+/// `count` times one row, `[G, N]` → `[count, N]`.
+pub(super) fn repeated(rows: &Tensor, row: usize, count: usize) -> Result<Tensor> {
+    let row = rows.narrow(0, row, 1)?;
+    Ok(if count == 1 { row } else { row.repeat((count, 1))? })
 }
