@@ -58,6 +58,12 @@ fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
         assert_eq!(drafted["tokens"], plain["tokens"], "{shape:?}");
         assert!(drafted["tokens"].is_array());
     }
+    let limit = ["--draft", draft.as_str(), "--confidence-threshold", "0.5"];
+    let text = fail(
+        &[&["generate", "--target", target.as_str(), "--prompt", "the"][..], &limit].concat(),
+        2,
+    );
+    assert!(text.contains("confidence head"), "{text}");
 }
 
 #[test]
@@ -178,9 +184,19 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
         );
         assert_eq!(written["enable_confidence_head"], true);
         for shape in [&["--draft-len", "4"][..], &["--tree", "dynamic:3,4,9"]] {
-            let drafted = generate(&[&["--draft", draft.as_str()][..], shape].concat());
-            assert_eq!(drafted, plain, "{head} {shape:?}");
+            for threshold in ["0", "0.6", "1.01"] {
+                let limit = ["--draft", draft.as_str(), "--confidence-threshold", threshold];
+                let drafted = generate(&[&limit[..], shape].concat());
+                assert_eq!(drafted, plain, "{head} {shape:?} {threshold}");
+            }
         }
+    }
+    let draft = shop.path("rnn/draft");
+    for wrong in ["-1", "nan"] {
+        let limit = format!("--confidence-threshold={wrong}");
+        let more = ["--prompt", "the", "--draft", draft.as_str(), limit.as_str()];
+        let text = fail(&[&["generate", "--target", target.as_str()][..], &more].concat(), 2);
+        assert!(text.contains("--confidence-threshold"), "{text}");
     }
     // From stored features, in steps of several rows, killed and resumed.
     let store = format!("train.features={}", shop.path("store"));

@@ -143,6 +143,9 @@ pub(crate) struct Cell {
     pub(crate) top_p: f64,
     pub(crate) min_p: f64,
     pub(crate) pace: String,
+    /// Confidence of the draft below which it proposed no further, where there was such a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) confidence_threshold: Option<f64>,
     pub(crate) runs: usize,
     pub(crate) figures: Figures,
     /// By position, of all target passes: tau is 1 more than their sum, less the share of cut passes.

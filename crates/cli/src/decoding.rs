@@ -48,6 +48,10 @@ pub(crate) struct DecodingArguments {
     /// (children drawn at each level, at a temperature).
     #[arg(long, value_name = "TREE", value_parser = parse_tree, conflicts_with = "draft_len")]
     pub(crate) tree: Option<DraftShape>,
+    /// Propose no further where a draft with a confidence head (DSpark) gives its next token a smaller chance
+    /// to be kept than this; 0 never stops.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) confidence_threshold: f64,
     /// Keep only the most likely tokens, this many.
     #[arg(long, help_heading = "Sampling")]
     pub(crate) top_k: Option<usize>,
@@ -64,11 +68,11 @@ pub(crate) struct DecodingArguments {
     /// same seed. With both, tokens are distributed as the target's own.
     #[arg(long, default_value = "ratio")]
     pub(crate) verify: VerifyChoice,
-    /// Propose only these tokens (GLIDE, DFlash): a file with a token id a line, with counts if you like.
+    /// Propose only these tokens (GLIDE, block drafts): a file with a token id a line, with counts if you like.
     #[arg(long, value_name = "FILE", requires = "draft")]
     pub(crate) draft_vocab: Option<PathBuf>,
     /// Of them, the first, or the most frequent if there are counts. Without the file: those that
-    /// the draft's training text had most (GLIDE, DFlash).
+    /// the draft's training text had most (GLIDE, block drafts).
     #[arg(long, value_name = "N", requires = "draft")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How to hold the target's weights.
@@ -166,6 +170,7 @@ impl DecodingArguments {
             datastore: Vec::new(),
             draft_len,
             tree: None,
+            confidence_threshold: 0.0,
             top_k: None,
             top_p: 1.0,
             min_p: 0.0,
@@ -182,7 +187,14 @@ impl DecodingArguments {
 
     /// The same for plain decoding.
     pub(crate) fn without_drafts(self) -> Self {
-        Self { draft: None, lookup: None, datastore: Vec::new(), draft_vocab: None, ..self }
+        Self {
+            draft: None,
+            lookup: None,
+            datastore: Vec::new(),
+            draft_vocab: None,
+            confidence_threshold: 0.0,
+            ..self
+        }
     }
 
     /// Opens target, tokenizer and draft.
@@ -216,7 +228,12 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        Ok(Models { target, tokenizer, draft, head, datastore })
+        let models = Models { target, tokenizer, draft, head, datastore };
+        if self.confidence_threshold > 0.0 {
+            // Whether the draft can follow it is told before anything is asked of the target.
+            self.drafter(&models)?;
+        }
+        Ok(models)
     }
 
     /// Where the draft lies, if one is asked for; told where the path only leads to it.
@@ -250,16 +267,21 @@ impl DecodingArguments {
 
     /// Options of a request at a temperature, without limits.
     pub(crate) fn options(&self, temperature: f64, pace: PaceChoice) -> Result<DecodeOptions> {
-        let Self { top_k, top_p, min_p, seed, .. } = *self;
+        let Self { top_k, top_p, min_p, seed, confidence_threshold, .. } = *self;
         let sampling = Sampling { temperature, top_k, top_p, min_p };
         sampling.check()?;
         require_draft_len(self.draft_len)?;
         let shape = self.shape();
         shape.check()?;
+        if !(confidence_threshold >= 0.0 && confidence_threshold.is_finite()) {
+            let problem = format!("--confidence-threshold {confidence_threshold} is no chance");
+            return Err(Failure::usage(problem).hint("give a number from 0 (off) to 1"));
+        }
         Ok(DecodeOptions {
             shape,
             sampling,
             seed,
+            confidence_threshold,
             rule: match self.verify {
                 VerifyChoice::Ratio => VerifyRule::Ratio,
                 VerifyChoice::Match => VerifyRule::Match,
@@ -283,6 +305,13 @@ impl DecodingArguments {
             Some(draft) => Some(drafter_of(draft.as_ref(), &models.target, models.head.as_ref())?),
             None => None,
         };
+        let tells = model.as_ref().is_some_and(|model| model.tells_confidence());
+        if self.confidence_threshold > 0.0 && !tells {
+            return Err(Failure::usage(
+                "--confidence-threshold needs a draft with a confidence head",
+            )
+            .hint("--pace measured leaves out what does not pay with drafts of any kind"));
+        }
         let lookup = || LookupDrafter::new().with_datastore(models.datastore.clone());
         Ok(match (model, self.lookup) {
             (Some(model), Some(how)) => {

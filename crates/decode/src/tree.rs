@@ -34,6 +34,8 @@ pub struct TreeNode {
     pub depth: usize,
     /// Log-probability of the path from the root under the draft; 0 if it gives none.
     pub log_prob: f32,
+    /// The draft's chance that the path is kept, if it tells one.
+    pub chance: Option<f64>,
     /// Who proposed it.
     pub origin: Origin,
     /// Drawn from its parent's distribution, not certain.
@@ -144,8 +146,16 @@ impl Tree {
     ) -> usize {
         assert!(parent < self.rows(), "a parent comes before its children");
         let depth = self.depth_of(parent) + 1;
-        self.nodes.push(TreeNode { token, parent, depth, log_prob, origin, drawn });
+        let chance = None;
+        self.nodes.push(TreeNode { token, parent, depth, log_prob, chance, origin, drawn });
         self.nodes.len()
+    }
+
+    /// Sets the draft's chance that the path to `row` is kept; the root is kept anyway.
+    pub fn set_chance(&mut self, row: usize, chance: f64) {
+        if let Some(node) = row.checked_sub(1).and_then(|place| self.nodes.get_mut(place)) {
+            node.chance = Some(chance);
+        }
     }
 
     /// Sets the distribution `[V]` that the drawn children of `row` come from: exactly the numbers
@@ -262,6 +272,7 @@ impl Tree {
             let node = self.nodes[row - 1];
             if let Some(parent) = new_rows.get(&node.parent) {
                 let new = kept.push(*parent, node.token, node.log_prob, node.origin);
+                kept.nodes[new - 1].chance = node.chance;
                 new_rows.insert(row, new);
             }
         }

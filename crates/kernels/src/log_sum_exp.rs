@@ -99,6 +99,15 @@ pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
 fn summary_of_row(z: &[f32]) -> (f64, u32) {
     let max = max_of(z);
     let argmax = z.iter().position(|&x| x >= max).unwrap_or(0);
+    (log_sum_exp(z, max), argmax as u32)
+}
+
+/// `log Σ_v e^{z_v}` of one row, `[V]`; no finite number where a value is NaN or none is more than −∞.
+pub fn row_log_sum_exp(z: &[f32]) -> f64 {
+    log_sum_exp(z, max_of(z))
+}
+
+fn log_sum_exp(z: &[f32], max: f32) -> f64 {
     let mut buffer = [0.0_f32; BLOCK];
     let mut total = 0.0_f64;
     for block in z.chunks(BLOCK) {
@@ -106,7 +115,7 @@ fn summary_of_row(z: &[f32]) -> (f64, u32) {
         copy.copy_from_slice(block);
         total += f64::from(exp_in_place(copy, max));
     }
-    (f64::from(max) + total.ln(), argmax as u32)
+    f64::from(max) + total.ln()
 }
 
 #[cfg(test)]
@@ -143,6 +152,15 @@ mod tests {
             assert_eq!(summary(&hidden, &head.to_dtype(DType::BF16)?)?.argmax, [0]);
         }
         Ok(())
+    }
+
+    #[test]
+    fn a_row_without_numbers_has_no_sum() {
+        assert!((row_log_sum_exp(&vec![0.0; 5000]) - 5000_f64.ln()).abs() < 1e-6);
+        for z in [&[][..], &[f32::NEG_INFINITY; 3], &[1.0, f32::NAN], &[f32::NAN; 20]] {
+            assert!(!row_log_sum_exp(z).is_finite(), "{z:?}");
+        }
+        assert!((row_log_sum_exp(&[f32::NEG_INFINITY, 2.0]) - 2.0).abs() < 1e-6);
     }
 
     #[test]

@@ -44,6 +44,7 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
         round: 1,
         draws: &mut CounterDraws::new(0, &[]),
         worth: None,
+        confidence_threshold: 0.0,
         paid: true,
         drafted: Drafted::Nothing,
     };

@@ -37,8 +37,10 @@ pub(super) fn name(runs: &[Run], run: &Run, cell: &Cell) -> String {
 /// How it drafts, in detail.
 pub(super) fn detail(cell: &Cell) -> String {
     let pace = if cell.pace == "measured" { "; drafts only as much as pays here" } else { "" };
+    let stops = |least: f64| format!("; stops where the draft is sure of less than {least}");
+    let stops = cell.confidence_threshold.map(stops).unwrap_or_default();
     format!(
-        "{}; {}, {}{pace}",
+        "{}; {}, {}{stops}{pace}",
         words::drafter(&cell.drafter),
         words::rule(&cell.rule),
         words::temperature(cell.temperature)

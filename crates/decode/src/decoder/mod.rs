@@ -42,6 +42,9 @@ pub struct DecodeOptions {
     pub request: Vec<u64>,
     /// Who decides how much is drafted.
     pub pacing: Pacing,
+    /// Propose nothing more where the draft's own chance that its token is kept is below this; 0 is off.
+    /// Only drafts that tell one ([`Drafter::tells_confidence`]) follow it.
+    pub confidence_threshold: f64,
     /// Keep what the last request's text and this prompt have in common.
     pub reuse_prefix: bool,
 }
@@ -67,6 +70,7 @@ impl Default for DecodeOptions {
             seed: 0,
             request: Vec::new(),
             pacing: Pacing::default(),
+            confidence_threshold: 0.0,
             reuse_prefix: false,
         }
     }

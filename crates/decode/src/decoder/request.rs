@@ -40,6 +40,12 @@ impl<'r> Request<'r> {
     ) -> Result<()> {
         options.sampling.check()?;
         options.shape.check()?;
+        let threshold = options.confidence_threshold;
+        if !(threshold >= 0.0 && threshold.is_finite()) {
+            return Err(DecodeError::Shape(format!(
+                "a confidence threshold of {threshold} is no number from 0 on"
+            )));
+        }
         if prompt.is_empty() {
             return Err(DecodeError::EmptyPrompt);
         }

@@ -148,7 +148,8 @@ impl<'a> Sequence<'a> {
         let mut shape = request.options.shape.cut(room);
         let mut worth = None;
         if request.options.pacing == Pacing::Measured {
-            if drawn {
+            // A confidence tells round by round how deep to draw; else what held on average.
+            if drawn && !drafter.tells_confidence() {
                 shape = self.pace.cut(&shape);
             }
             worth = self.pace.costs().worth();
@@ -161,6 +162,7 @@ impl<'a> Sequence<'a> {
             round: request.rounds,
             draws: &mut request.draws,
             worth,
+            confidence_threshold: request.options.confidence_threshold,
             paid,
             drafted: Drafted::Nothing,
         };
@@ -273,9 +275,8 @@ pub(super) fn run_target(
 
 /// The draft's own chance that some node of the first level holds, for trees it gave one for.
 fn predicted(tree: &Tree) -> Option<f64> {
-    let of_draft = |origin| origin == Origin::Draft;
-    let first = tree.children(0).filter(|(_, node)| of_draft(node.origin) && !node.drawn);
-    let chances: Vec<f64> = first.map(|(_, node)| f64::from(node.log_prob).exp()).collect();
+    let first = tree.children(0).filter(|(_, node)| node.origin == Origin::Draft);
+    let chances: Vec<f64> = first.filter_map(|(_, node)| node.chance).collect();
     (!chances.is_empty()).then(|| chances.iter().sum::<f64>().min(1.0))
 }
 

@@ -47,6 +47,10 @@ impl Drafter for CombinedDrafter<'_> {
         self.model.taps()
     }
 
+    fn tells_confidence(&self) -> bool {
+        self.model.tells_confidence()
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.lookup.begin(kept)?;
         self.model.begin(kept)

@@ -17,7 +17,7 @@ use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::model::Readings;
-use super::{DraftContext, DraftModel, Drafter, ModelDrafter, Reading, ReducedHead};
+use super::{DraftContext, DraftModel, Drafter, Forecast, ModelDrafter, Reading, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
@@ -167,7 +167,7 @@ impl DraftModel for Eagle3Model<'_> {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _room: usize) -> Result<Vec<f32>> {
+    fn read_root(&mut self, context: DraftContext<'_>, _room: usize) -> Result<Forecast> {
         self.readings.clear();
         let newest = self.absorb(context.tokens)?;
         let root = context.tokens.len() - 1;
@@ -179,10 +179,10 @@ impl DraftModel for Eagle3Model<'_> {
         let Newest { state, input } = &newest;
         let hidden = self.draft.layer(state, input, &table, &self.keys()?, &ranges)?;
         self.states = vec![self.draft.fed_back(&hidden)?];
-        Ok(self.logits(&hidden)?.pop().unwrap_or_default())
+        Ok(self.logits(&hidden)?.pop().unwrap_or_default().into())
     }
 
-    fn read(&mut self, _context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+    fn read(&mut self, _context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
         let first = self.readings.len();
         level.iter().for_each(|reading| self.readings.push(*reading));
         let paths: Vec<Vec<u32>> =
@@ -203,6 +203,6 @@ impl DraftModel for Eagle3Model<'_> {
         for row in 0..ids.len() {
             self.states.push(fed_back.narrow(0, row, 1)?);
         }
-        self.logits(&hidden)
+        Ok(self.logits(&hidden)?.into_iter().map(Forecast::from).collect())
     }
 }

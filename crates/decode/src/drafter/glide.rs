@@ -15,7 +15,7 @@ use longdraft_models::target::{KeyValues, Target};
 use super::model::Readings;
 use super::reduced_head::head_logits;
 use super::window::DraftWindow;
-use super::{DraftContext, DraftModel, Drafter, ModelDrafter, Reading, ReducedHead};
+use super::{DraftContext, DraftModel, Drafter, Forecast, ModelDrafter, Reading, ReducedHead};
 use crate::error::Result;
 
 /// A drafter, if this is a GLIDE layer.
@@ -118,7 +118,7 @@ impl<'a> GlideModel<'a> {
         let table = target.rope().table(&vec![position; ids.len()], target.device())?;
         let hidden =
             self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
-        head_logits(self.head.as_deref(), target, &hidden)
+        Ok(head_logits(self.head.as_deref(), target, &hidden)?.to_vec2()?)
     }
 }
 
@@ -141,16 +141,16 @@ impl DraftModel for GlideModel<'_> {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Vec<f32>> {
+    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Forecast> {
         self.catch_up(context)?;
         self.readings.clear();
         self.buffer = Some(self.window.unrolled(room)?);
         let root = context.tokens[context.tokens.len() - 1].0;
         let mut logits = self.logits(context, &[root], 0, vec![Vec::new()])?;
-        Ok(logits.pop().unwrap_or_default())
+        Ok(logits.pop().unwrap_or_default().into())
     }
 
-    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
+    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
         let first = self.readings.len();
         level.iter().for_each(|reading| self.readings.push(*reading));
         let paths: Vec<Vec<u32>> =
@@ -163,6 +163,7 @@ impl DraftModel for GlideModel<'_> {
         if let Some(buffer) = &self.buffer {
             put(buffer, held.len() + first, &kv)?;
         }
-        self.logits(context, &ids, depth, paths)
+        let logits = self.logits(context, &ids, depth, paths)?;
+        Ok(logits.into_iter().map(Forecast::from).collect())
     }
 }

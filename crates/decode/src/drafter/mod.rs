@@ -2,7 +2,6 @@
 
 mod block;
 mod combined;
-mod dflash;
 mod eagle3;
 mod glide;
 pub mod grow;
@@ -23,13 +22,12 @@ use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
-pub use block::{BlockDrafter, BlockModel};
+pub use block::{BlockDraftModel, BlockDrafter, BlockModel, Chosen};
 pub use combined::{Combination, CombinedDrafter};
-pub use dflash::DflashModel;
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
 pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
-pub use model::{DraftModel, ModelDrafter, Reading};
+pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
 
@@ -42,7 +40,7 @@ type OpenDrafter = for<'a> fn(
 ) -> Result<Option<Box<dyn Drafter + 'a>>>;
 
 /// The methods that can draft.
-const DRAFTERS: [OpenDrafter; 3] = [eagle3::drafter, dflash::drafter, glide::drafter];
+const DRAFTERS: [OpenDrafter; 3] = [eagle3::drafter, block::drafter, glide::drafter];
 
 /// A drafter over a draft of any method; `head` limits what drafts without a vocabulary of their own
 /// propose.
@@ -85,8 +83,11 @@ pub struct Plan<'a> {
     pub round: u64,
     /// What drawn proposals are drawn with.
     pub draws: &'a mut dyn Draws,
-    /// When another node pays; without it the shape is filled. Only for certain proposals.
+    /// When another node pays; without it the shape is filled. Of drawn proposals only those of
+    /// drafts that tell their confidence follow it: that is known before a token is drawn.
     pub worth: Option<Worth>,
+    /// Nothing is proposed where the draft's confidence is below this; 0 proposes everywhere.
+    pub confidence_threshold: f64,
     /// Whether proposals that take time of their own are wanted.
     pub paid: bool,
     /// What a draft model ran, set by it.
@@ -112,7 +113,8 @@ pub struct Worth {
     pub node: f64,
     /// Smallest expected number of further accepted tokens at which another level of drafting pays.
     pub level: f64,
-    /// Measured acceptance by predicted acceptance of the draft's first tokens.
+    /// Measured acceptance by predicted acceptance of the draft's first tokens. A draft predicts it by
+    /// its confidence, or else by the probability of the token.
     pub calibration: f64,
     /// Measured acceptance of the draft's first tokens.
     pub first: f64,
@@ -125,6 +127,11 @@ pub trait Drafter {
     /// What it wants of every pass of the target.
     fn taps(&self) -> Vec<Tap> {
         Vec::new()
+    }
+
+    /// Whether it tells how likely the target is to keep what it proposes.
+    fn tells_confidence(&self) -> bool {
+        false
     }
 
     /// A request starts; its first `kept` tokens are those of the request before.

@@ -1,5 +1,7 @@
 //! Draft models as drafters: what a model computes stands apart from how trees grow.
 
+use std::sync::Arc;
+
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Features, Tap};
@@ -17,6 +19,39 @@ pub struct Reading {
     pub parent: usize,
 }
 
+/// Logits of the token after a node.
+#[derive(Debug, Clone)]
+pub enum Logits {
+    /// Of every column of the draft's vocabulary, `[Vd]`. Nodes may share them: what is looked up in
+    /// them is looked up once.
+    All(Arc<Vec<f32>>),
+    /// Of some columns; the others are −∞.
+    Some {
+        /// Places in the draft's vocabulary, each at most once, `[K]`.
+        columns: Vec<u32>,
+        /// Their logits, `[K]`.
+        values: Vec<f32>,
+    },
+}
+
+/// What a draft says of the token after a node.
+#[derive(Debug, Clone)]
+pub struct Forecast {
+    /// Which token it is.
+    pub logits: Logits,
+    /// The chance, in 0..=1, that the target keeps the token that is proposed there, if the draft
+    /// tells it. It must not depend on that token, only on what comes before it: otherwise drawn
+    /// proposals would change the distribution of the output.
+    pub confidence: Option<f64>,
+}
+
+impl From<Vec<f32>> for Forecast {
+    /// Logits of every column, `[Vd]`.
+    fn from(logits: Vec<f32>) -> Self {
+        Self { logits: Logits::All(Arc::new(logits)), confidence: None }
+    }
+}
+
 /// A model that reads tokens and gives logits of what follows them.
 pub trait DraftModel {
     /// What it wants of every pass of the target.
@@ -26,6 +61,12 @@ pub trait DraftModel {
 
     /// What the columns of its logits stand for; every token of the target if `None`.
     fn vocabulary(&self) -> Option<&VocabularyMap>;
+
+    /// Whether reading a token takes next to no time, so that a tree may read every token that can
+    /// be among its best.
+    fn reads_are_free(&self) -> bool {
+        false
+    }
 
     /// As [`Drafter::begin`].
     ///
@@ -42,19 +83,18 @@ pub trait DraftModel {
         Ok(())
     }
 
-    /// Logits after the root, `[Vd]`; forgets what was read in the round before. At most `room`
-    /// readings follow.
+    /// What follows the root; forgets what was read in the round before. At most `room` readings
+    /// follow, unless they are free.
     ///
     /// # Errors
     /// - the draft cannot run
-    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Vec<f32>>;
+    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Forecast>;
 
-    /// Logits after each of `level`, `[Vd]` each; they count as read, in order, after those of
-    /// earlier calls.
+    /// What follows each of `level`; they count as read, in order, after those of earlier calls.
     ///
     /// # Errors
     /// - the draft cannot run
-    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>>;
+    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>>;
 }
 
 /// Drafts chains and trees with a model.

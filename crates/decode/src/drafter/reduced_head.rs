@@ -69,19 +69,18 @@ impl ReducedHead {
     }
 }
 
-/// Logits of hidden states `[R, H]` over a reduced head, or over the target's.
+/// Logits of hidden states over a reduced head, or over the target's, `[R, H]` → `[R, Vd]`.
 pub(super) fn head_logits(
     head: Option<&ReducedHead>,
     target: &Target,
     states: &Tensor,
-) -> Result<Vec<Vec<f32>>> {
+) -> Result<Tensor> {
     // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
     let states = states.detach();
-    let logits = match head {
+    Ok(match head {
         Some(head) => head.matrix().linear(&states, None)?,
         None => target.logits(&states)?,
-    };
-    Ok(logits.to_vec2()?)
+    })
 }
 
 fn entry(line: &str) -> Option<(u32, Option<u64>)> {

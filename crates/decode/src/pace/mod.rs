@@ -135,32 +135,85 @@ mod tests {
     use crate::metrics::RoundSeconds;
     use crate::tree::LookedUp;
 
-    /// Seconds of `tokens` tokens relative to plain decoding, when every proposal at each depth is
-    /// accepted with the given regular pattern.
-    fn simulate(tokens: usize, level: f64, row: f64, accepts: impl Fn(usize) -> usize) -> f64 {
-        const DEPTH: usize = 4;
+    /// What drafting costs in plain steps: each of 4 levels, or a block of 8 slots.
+    #[derive(Clone, Copy)]
+    enum Cost {
+        Level(f64),
+        Block(f64),
+    }
+
+    /// What decoding came to.
+    struct Outcome {
+        /// Seconds a token, of which plain decoding takes 1.
+        time: f64,
+        /// Tokens that were verified in the rounds that drafted.
+        depths: Vec<usize>,
+    }
+
+    /// Decodes `tokens` tokens when every proposal at each depth is accepted with the given regular
+    /// pattern. Of a block as much is verified as pays.
+    fn decode(tokens: usize, cost: Cost, row: f64, accepts: impl Fn(usize) -> usize) -> Outcome {
         let mut pace = Pace::default();
         pace.begin();
-        let (mut done, mut time, mut round) = (0, 0.0, 0);
+        let (mut done, mut time, mut depths) = (0, 0.0, Vec::new());
         while done < tokens {
             let mode = pace.mode();
             let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
             let mut proposals = Proposals::default();
             record.seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
             if mode == Mode::Draft {
-                record.accepted = accepts(round).min(DEPTH);
+                let (depth, draft, drafted) = match cost {
+                    Cost::Level(level) => (4, 4.0 * level, Drafted::Levels(4)),
+                    Cost::Block(pass) => {
+                        (pace.cut(&DraftShape::Chain { length: 8 }).depth(), pass, Drafted::Block)
+                    }
+                };
+                record.accepted = accepts(depths.len()).min(depth);
                 record.committed = record.accepted + 1;
-                (record.depth, record.nodes) = (DEPTH, DEPTH);
-                record.seconds.draft = level * DEPTH as f64;
-                record.seconds.verify += row * DEPTH as f64;
-                proposals.drafted = Drafted::Levels(DEPTH);
-                round += 1;
+                (record.depth, record.nodes) = (depth, depth);
+                record.seconds.draft = draft;
+                record.seconds.verify += row * depth as f64;
+                proposals.drafted = drafted;
+                depths.push(depth);
             }
             done += record.committed;
             time += record.seconds.total();
             pace.add(mode, &record, &proposals);
         }
-        time / done as f64
+        Outcome { time: time / done as f64, depths }
+    }
+
+    fn simulate(tokens: usize, level: f64, row: f64, accepts: impl Fn(usize) -> usize) -> f64 {
+        decode(tokens, Cost::Level(level), row, accepts).time
+    }
+
+    #[test]
+    fn an_untrained_block_is_soon_left_for_plain_steps() {
+        for (pass, row, most) in [(0.05, 0.02, 90), (0.3, 0.05, 25), (1.0, 0.1, 12), (2.0, 0.2, 8)]
+        {
+            let Outcome { time, depths } = decode(256, Cost::Block(pass), row, |_| 0);
+            assert!(time < 1.05 && depths.len() < most, "{pass} {row}: {time} {}", depths.len());
+            // Trials become rare.
+            let Outcome { time, depths } = decode(4096, Cost::Block(pass), row, |_| 0);
+            assert!(
+                time < 1.01 && depths.len() < 3 * most,
+                "{pass} {row}: {time} {}",
+                depths.len()
+            );
+        }
+    }
+
+    #[test]
+    fn a_block_is_verified_as_far_as_its_rows_pay() {
+        let accepts = |round: usize| [8, 3, 5, 1, 8][round % 5];
+        let last = |row| {
+            let Outcome { time, depths } = decode(2000, Cost::Block(0.5), row, accepts);
+            assert!(time < 1.0, "{row}: {time}");
+            depths[depths.len() - 1]
+        };
+        // The pass is the same: only rows of the target tell how many slots to verify.
+        let (cheap, dear) = (last(0.01), last(0.3));
+        assert!(cheap == 8 && dear < 6, "{cheap} {dear}");
     }
 
     #[test]

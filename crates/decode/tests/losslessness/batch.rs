@@ -25,6 +25,7 @@ fn jobs() -> Vec<Job> {
             sampling: Sampling::at(if drawn { 0.9 } else { 0.0 }),
             rule: if index % 3 == 1 { VerifyRule::Match } else { VerifyRule::Ratio },
             seed: 5,
+            confidence_threshold: if index.is_multiple_of(2) { 0.5 } else { 0.0 },
             request: vec![index as u64],
             ..options(1 + 5 * index)
         };

@@ -5,7 +5,10 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use longdraft_decode::distribution::normalise;
-use longdraft_decode::drafter::{DraftContext, DraftModel, Drafted, Plan, Reading, grow};
+use longdraft_decode::drafter::{
+    DraftContext, DraftModel, Drafted, Forecast, LookupChances, MatchClass, Plan, Reading, Worth,
+    grow,
+};
 use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
@@ -79,14 +82,14 @@ pub(crate) fn distribution_of<T: Ord>(
 
 /// Logits that depend on the text in an arbitrary way; some tokens are impossible.
 #[derive(Clone, Copy)]
-struct Table {
-    seed: u64,
-    vocabulary: usize,
-    holes: bool,
+pub(crate) struct Table {
+    pub(crate) seed: u64,
+    pub(crate) vocabulary: usize,
+    pub(crate) holes: bool,
 }
 
 impl Table {
-    fn logits(&self, text: &[u32]) -> Vec<f32> {
+    pub(crate) fn logits(&self, text: &[u32]) -> Vec<f32> {
         let key: Vec<u64> = text.iter().map(|id| u64::from(*id)).collect();
         let mut rng = CounterRng::new(self.seed, "table", &key);
         let spread = [0.3, 1.0, 3.0][rng.below(3) as usize];
@@ -102,9 +105,20 @@ impl Table {
 /// A draft that looks its logits up.
 struct TableModel {
     table: Table,
+    /// Where it tells a confidence: a function of the text before the token.
+    confidence: bool,
     map: Option<VocabularyMap>,
     text: Vec<u32>,
     read: Vec<Vec<u32>>,
+}
+
+impl TableModel {
+    fn forecast(&self, text: &[u32]) -> Forecast {
+        let key: Vec<u64> = text.iter().map(|id| u64::from(*id)).collect();
+        let chance = CounterRng::new(self.table.seed, "confidence", &key).uniform();
+        let confidence = self.confidence.then_some(chance);
+        Forecast { confidence, ..self.table.logits(text).into() }
+    }
 }
 
 impl DraftModel for TableModel {
@@ -116,20 +130,20 @@ impl DraftModel for TableModel {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
+    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
         self.text = context.tokens.iter().map(|token| token.0).collect();
         self.read = vec![self.text.clone()];
-        Ok(self.table.logits(&self.text))
+        Ok(self.forecast(&self.text))
     }
 
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
-        let logits = level.iter().map(|reading| {
+    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
+        let forecasts = level.iter().map(|reading| {
             let mut text = self.read[reading.parent].clone();
             text.push(reading.token.0);
             self.read.push(text.clone());
-            self.table.logits(&text)
+            self.forecast(&text)
         });
-        Ok(logits.collect())
+        Ok(forecasts.collect())
     }
 }
 
@@ -144,6 +158,8 @@ struct Case {
     rule: VerifyRule,
     /// Lookup's proposal after every text.
     lookup: Option<Vec<u32>>,
+    /// Where the draft tells a confidence: from which on it proposes, and what pays.
+    confidence: Option<(f64, Option<Worth>)>,
 }
 
 impl Case {
@@ -156,14 +172,17 @@ impl Case {
         let distribution = distribution_of(|draws| {
             let context = DraftContext { target: carrier, cache: &cache, tokens: &tokens };
             let (text, read) = (Vec::new(), Vec::new());
-            let mut model = TableModel { table: self.draft, map: self.map.clone(), text, read };
+            let (table, map) = (self.draft, self.map.clone());
+            let confidence = self.confidence.is_some();
+            let mut model = TableModel { table, confidence, map, text, read };
             let mut plan = Plan {
                 shape: &self.shape,
                 drawn: self.rule == VerifyRule::Ratio,
                 sampling: &self.of_draft,
                 round: 1,
                 draws,
-                worth: None,
+                worth: self.confidence.and_then(|(_, worth)| worth),
+                confidence_threshold: self.confidence.map_or(0.0, |(threshold, _)| threshold),
                 paid: true,
                 drafted: Drafted::Nothing,
             };
@@ -185,35 +204,42 @@ impl Case {
         distribution
     }
 
-    /// Largest difference between the distribution of the first `length` tokens and the target's.
     fn error(&self, carrier: &Target, length: usize) -> f64 {
-        let mut open = BTreeMap::from([(vec![0_u32], 1.0)]);
-        let mut done: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
-        while let Some((text, weight)) = open.pop_first() {
-            for (committed, chance) in self.round(carrier, &text) {
-                let mut longer = text.clone();
-                longer.extend(committed);
-                let distribution = if longer.len() > length { &mut done } else { &mut open };
-                longer.truncate(length + 1);
-                *distribution.entry(longer).or_insert(0.0) += weight * chance;
-            }
-        }
-        let target = |text: &[u32]| {
-            (1..text.len())
-                .map(|i| {
-                    self.of_target
-                        .distribution(&self.target.logits(&text[..i]))
-                        .expect("distribution")[text[i] as usize]
-                })
-                .product::<f64>()
+        let of_target = |text: &[u32]| {
+            self.of_target.distribution(&self.target.logits(text)).expect("distribution")
         };
-        let total: f64 = done.values().sum();
-        let worst = done.iter().map(|(text, weight)| (weight - target(text)).abs());
-        worst.fold((total - 1.0).abs(), f64::max)
+        error(length, |text| self.round(carrier, text), of_target)
     }
 }
 
-fn path_text(tokens: &[TargetTokenId], tree: &Tree, row: usize) -> Vec<u32> {
+/// Largest difference between the distribution of the first `length` tokens after token 0 and the
+/// target's, when a round after a text commits what `round` says.
+pub(crate) fn error(
+    length: usize,
+    mut round: impl FnMut(&[u32]) -> BTreeMap<Vec<u32>, f64>,
+    of_target: impl Fn(&[u32]) -> Vec<f64>,
+) -> f64 {
+    let mut open = BTreeMap::from([(vec![0_u32], 1.0)]);
+    let mut done: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
+    while let Some((text, weight)) = open.pop_first() {
+        for (committed, chance) in round(&text) {
+            let mut longer = text.clone();
+            longer.extend(committed);
+            let distribution = if longer.len() > length { &mut done } else { &mut open };
+            longer.truncate(length + 1);
+            *distribution.entry(longer).or_insert(0.0) += weight * chance;
+        }
+    }
+    let target = |text: &[u32]| {
+        (1..text.len()).map(|i| of_target(&text[..i])[text[i] as usize]).product::<f64>()
+    };
+    let total: f64 = done.values().sum();
+    let worst = done.iter().map(|(text, weight)| (weight - target(text)).abs());
+    worst.fold((total - 1.0).abs(), f64::max)
+}
+
+/// Text at a row of a tree below the last of `tokens`.
+pub(crate) fn path_text(tokens: &[TargetTokenId], tree: &Tree, row: usize) -> Vec<u32> {
     let mut path = Vec::new();
     let mut at = row;
     while let Some(node) = tree.node(at) {
@@ -247,6 +273,7 @@ fn check(vocabulary: usize, length: usize, cases: u64, change: impl Fn(u64, &mut
             of_draft: Sampling::at(1.0),
             rule: VerifyRule::Ratio,
             lookup: None,
+            confidence: None,
         };
         change(seed, &mut case);
         let error = case.error(&carrier, length);
@@ -331,6 +358,22 @@ fn a_smaller_draft_vocabulary_keeps_the_distribution() {
 }
 
 #[test]
+fn proposals_cut_by_confidence_follow_the_distribution() {
+    let shapes = [
+        DraftShape::Chain { length: 3 },
+        DraftShape::Sampled { children: vec![2, 1] },
+        DraftShape::Dynamic { width: 2, depth: 2, budget: 4 },
+    ];
+    check(3, 3, 60, |seed, case| {
+        case.shape = shapes[seed as usize % 3].clone();
+        case.of_target = truncated(seed / 3);
+        let lookup = LookupChances::new([[0.5; LookupChances::DEPTHS]; MatchClass::COUNT]);
+        let worth = Worth { node: 0.3, level: 0.1, calibration: 1.2, first: 0.5, lookup };
+        case.confidence = Some(if seed % 2 == 0 { (0.5, None) } else { (0.0, Some(worth)) });
+    });
+}
+
+#[test]
 fn equal_and_disjoint_distributions_are_kept() {
     check(4, 2, 20, |seed, case| {
         if seed % 2 == 0 {
@@ -375,6 +418,7 @@ pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Dr
         round: 0,
         draws,
         worth: None,
+        confidence_threshold: 0.0,
         paid: true,
         drafted: Drafted::Nothing,
     };

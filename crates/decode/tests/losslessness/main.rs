@@ -4,7 +4,8 @@
 mod batch;
 mod biased;
 mod block;
-mod dflash;
+mod block_draft;
+mod block_enumeration;
 mod eagle3;
 mod enumeration;
 mod greedy;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    BlockDrafter, Combination, CombinedDrafter, Datastore, DflashModel, Drafter, Eagle3Model,
+    BlockDraftModel, BlockDrafter, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
     GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
@@ -93,13 +93,19 @@ pub(crate) fn dflash2(target: &Target, seed: u64) -> BlockDraft {
         selector: Some(SelectorSizes { rank: 4, top_k: 3 }),
         ..dflash(target, seed).config().clone()
     };
+    randomised(&config, target, seed)
+}
+
+/// A block draft whose heads say much, unlike fresh ones.
+pub(crate) fn randomised(config: &BlockConfig, target: &Target, seed: u64) -> BlockDraft {
     let embedding = target.embedding().expect("table");
-    let mut draft = BlockDraft::initialise(&config, &embedding, seed).expect("random draft");
-    // Fresh ones would change nothing.
+    let mut draft = BlockDraft::initialise(config, &embedding, seed).expect("random draft");
     for parameter in draft.parameters_mut() {
         let specs = [TensorSpec::new(parameter.name.as_str(), parameter.var.dims())];
-        let values = MemorySource::random(&specs, 0.4, seed).expect("values");
-        if ["successor_codebook", "kernel_projection"].iter().any(|n| parameter.name.contains(n)) {
+        let heads = ["candidate_selector", "kernel_projection", "markov_head", "confidence_head"];
+        if heads.iter().any(|name| parameter.name.contains(name)) {
+            let deviation = if parameter.name.contains("markov_w") { 1.0 } else { 0.4 };
+            let values = MemorySource::random(&specs, deviation, seed).expect("values");
             let values = values.load(&parameter.name, DType::F32).expect("values");
             parameter.var.set(&values).expect("set");
         }
@@ -114,8 +120,7 @@ pub(crate) fn dspark(target: &Target, seed: u64) -> BlockDraft {
         chain: Some(ChainSizes { rank: 4, kind: kinds[seed as usize % 3], confidence: Some(true) }),
         ..dflash(target, seed).config().clone()
     };
-    let embedding = target.embedding().expect("table");
-    BlockDraft::initialise(&config, &embedding, seed).expect("random draft")
+    randomised(&config, target, seed)
 }
 
 /// The drafts that drafters of one target read.
@@ -193,10 +198,10 @@ pub(crate) fn drafter<'a>(
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
     let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
-    let dflash = || DflashModel::new(&drafts.dflash, target).expect("model");
-    let dflash2 = || DflashModel::new(&drafts.dflash2, target).expect("model");
-    let dspark = || DflashModel::new(&drafts.dspark, target).expect("model");
-    let reduced = |model: DflashModel<'a>| {
+    let dflash = || BlockDraftModel::new(&drafts.dflash, target).expect("model");
+    let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
+    let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
+    let reduced = |model: BlockDraftModel<'a>| {
         Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
     };
     // Other texts in which tokens follow one another at random.

@@ -22,6 +22,10 @@ impl<D: Drafter> Drafter for Noted<D> {
         self.inner.taps()
     }
 
+    fn tells_confidence(&self) -> bool {
+        self.inner.tells_confidence()
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.inner.begin(kept)
     }
@@ -37,12 +41,13 @@ impl<D: Drafter> Drafter for Noted<D> {
     }
 }
 
-/// Nodes of a path from the root down, by following first children.
-pub(crate) fn first_path(tree: &Tree) -> Vec<TargetTokenId> {
+/// Tokens of a path from the root down, by following first children, each with the draft's chance of
+/// the path.
+pub(crate) fn first_path(tree: &Tree) -> Vec<(TargetTokenId, Option<f64>)> {
     let mut path = Vec::new();
     let mut row = 0;
     while let Some((child, node)) = tree.children(row).next() {
-        path.push(node.token);
+        path.push((node.token, node.chance));
         row = child;
     }
     path

@@ -47,6 +47,7 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
             round: 1,
             draws: &mut CounterDraws::new(0, &[]),
             worth: None,
+            confidence_threshold: 0.0,
             paid: false,
             drafted: Drafted::Nothing,
         };

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, LookupDrafter, ModelDrafter,
-    Plan, Reading,
+    Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, Forecast, LookupDrafter,
+    ModelDrafter, Plan, Reading,
 };
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
@@ -58,12 +58,12 @@ impl DraftModel for Bigrams<'_> {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
-        Ok(self.after(context.tokens[context.tokens.len() - 1].0))
+    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
+        Ok(self.after(context.tokens[context.tokens.len() - 1].0).into())
     }
 
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
-        Ok(level.iter().map(|reading| self.after(reading.token.0)).collect())
+    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
+        Ok(level.iter().map(|reading| self.after(reading.token.0).into()).collect())
     }
 }
 

@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::config::TargetConfig;
-    use crate::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
+    use crate::draft::block::{Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, Visible};
     use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
     use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft, Init};
     use crate::draft::{Draft, VocabularyMap};
@@ -130,9 +130,12 @@ mod tests {
     fn a_block_draft_in_blocks_is_near_one_in_f32() {
         let (target, sequence) = (target(), sequence());
         let layers = [LayerId(0), LayerId(2)];
+        // With heads whose rows are whole blocks, one of a single row among them.
+        let chain = ChainSizes { rank: 32, kind: ChainKind::Gated, confidence: Some(true) };
         let config = BlockConfig {
             target_layers: layers.to_vec(),
             initializer_range: 0.2,
+            chain: Some(chain),
             ..BlockConfig::for_target(target.config(), 2, 4, 39)
         };
         let embedding = target.embedding().expect("table");
@@ -144,11 +147,18 @@ mod tests {
         let run = |draft: &BlockDraft| {
             let context = draft.context(&features, &sequence.position_ids).expect("context");
             let states = draft.blocks(&[5, 39, 39, 39], &[11, 12, 13, 14], &context, &visible);
-            states.expect("states")
+            let (states, chain) = (states.expect("states"), draft.chain().expect("heads"));
+            let embedded = chain.embed(&[5, 1, 2, 3]).expect("embedded");
+            let step = chain.step(None, &states, embedded.as_ref().expect("a rank"));
+            let logits = chain.logits(&step.expect("step").mixed).expect("logits");
+            let confidence = chain.confidence(&states, embedded.as_ref()).expect("confidence");
+            [states, logits, confidence.expect("a head")]
         };
         let (before, exact) = (bits(draft.parameters()), run(&draft));
         draft.hold_as_blocks().expect("blocks");
-        assert_rounded(&exact, &run(&draft));
+        for (exact, rounded) in exact.iter().zip(&run(&draft)) {
+            assert_rounded(exact, rounded);
+        }
         assert_eq!(before, bits(draft.parameters()), "what is saved stays");
     }
 

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use longdraft_decode::Result;
-use longdraft_decode::drafter::{BlockModel, DraftContext};
+use longdraft_decode::drafter::{BlockModel, Chosen, DraftContext, Forecast};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, Tap};
@@ -14,8 +14,8 @@ pub(crate) struct TwoHeadsModel<'a> {
     draft: &'a TwoHeads,
     /// `[1, H]`
     newest: Option<Tensor>,
-    /// Logits of each head in this round.
-    block: Vec<Vec<f32>>,
+    /// What each head says in this round.
+    block: Vec<Forecast>,
 }
 
 impl<'a> TwoHeadsModel<'a> {
@@ -56,12 +56,14 @@ impl BlockModel for TwoHeadsModel<'_> {
         self.block.clear();
         for (head, newest) in (1..=depth).zip(self.newest.iter().cycle()) {
             let states = self.draft.states(newest, head)?.detach();
-            self.block.extend(context.target.logits(&states)?.to_vec2::<f32>()?);
+            let logits = context.target.logits(&states)?.to_vec2::<f32>()?;
+            self.block.extend(logits.into_iter().map(Forecast::from));
         }
         Ok(())
     }
 
-    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>> {
-        Ok(self.block[path.len() - 1].clone())
+    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+        // Whatever token comes before it.
+        Ok(vec![self.block[slot].clone(); before.len()])
     }
 }

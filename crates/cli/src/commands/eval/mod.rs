@@ -203,6 +203,7 @@ fn cell(
         top_p: options.sampling.top_p,
         min_p: options.sampling.min_p,
         pace: if options.pacing == Pacing::Fixed { "fixed" } else { "measured" }.to_owned(),
+        confidence_threshold: Some(options.confidence_threshold).filter(|least| *least > 0.0),
         runs,
         figures: Figures::of("all", comparison),
         accepted_share: acceptance.accepted_share(),

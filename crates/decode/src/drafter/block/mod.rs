@@ -1,18 +1,33 @@
 //! Models that propose a whole block in one pass.
 //!
-//! Trees grow from a block as from any model: the logits of a level are there before its tokens are
-//! chosen. A level more costs nothing but its rows of the target's pass, which the pace learns.
+//! Trees grow from a block as from any model: what is said of a slot's token is there before the token
+//! is chosen. A level more costs nothing but its rows of the target's pass, which the pace learns.
+
+mod chained;
+mod model;
+mod selected;
 
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Features, Tap};
 
-use super::model::Readings;
-use super::{DraftContext, DraftModel, Drafted, Drafter, Plan, Reading, grow};
-use crate::error::Result;
+use super::{DraftContext, DraftModel, Drafted, Drafter, Forecast, Plan, Reading, grow};
+use crate::error::{DecodeError, Result};
 use crate::tree::Tree;
 
-/// A model whose one pass gives logits of every token of a block.
+pub use model::BlockDraftModel;
+pub(super) use model::drafter;
+
+/// A token that a slot of a block follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chosen {
+    /// The token.
+    pub token: TargetTokenId,
+    /// The token before it: its place among those that the slot before followed; 0 for the root.
+    pub after: usize,
+}
+
+/// A model whose one pass covers every token of a block.
 pub trait BlockModel {
     /// What it wants of every pass of the target.
     fn taps(&self) -> Vec<Tap> {
@@ -24,6 +39,11 @@ pub trait BlockModel {
 
     /// Tokens after the root that a pass covers at most.
     fn block_len(&self) -> usize;
+
+    /// As [`Drafter::tells_confidence`].
+    fn tells_confidence(&self) -> bool {
+        false
+    }
 
     /// As [`Drafter::begin`].
     ///
@@ -46,11 +66,12 @@ pub trait BlockModel {
     /// - the draft cannot run
     fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()>;
 
-    /// Logits of the token after a path, `[Vd]`: the root, then the tokens that are chosen after it.
+    /// What a slot says after each of the tokens chosen for the slot before it: slot 0 after the root,
+    /// then slot by slot.
     ///
     /// # Errors
-    /// - the pass was shorter than the path
-    fn logits(&self, path: &[TargetTokenId]) -> Result<Vec<f32>>;
+    /// - the pass has no such slot
+    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>>;
 }
 
 /// Drafts chains and trees with a block model.
@@ -70,6 +91,10 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
         self.model.taps()
     }
 
+    fn tells_confidence(&self) -> bool {
+        self.model.tells_confidence()
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.model.begin(kept)
     }
@@ -83,10 +108,8 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
         if !plan.paid || shape.depth() == 0 {
             return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
         }
-        let depth = shape.depth();
-        let root = context.tokens[context.tokens.len() - 1];
-        let (model, readings) = (&mut self.model, Readings::default());
-        let mut levels = Levels { model, depth, root, readings, tokens: Vec::new() };
+        let (model, depth) = (&mut self.model, shape.depth());
+        let mut levels = Levels { model, depth, slot: 0, first: 0, count: 0 };
         let mut cut = Plan {
             shape: &shape,
             drawn: plan.drawn,
@@ -94,6 +117,7 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
             round: plan.round,
             draws: &mut *plan.draws,
             worth: plan.worth,
+            confidence_threshold: plan.confidence_threshold,
             paid: true,
             drafted: Drafted::Nothing,
         };
@@ -107,10 +131,12 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
 struct Levels<'m, M> {
     model: &'m mut M,
     depth: usize,
-    root: TargetTokenId,
-    readings: Readings,
-    /// Tokens of the readings.
-    tokens: Vec<TargetTokenId>,
+    /// The slot of the newest level.
+    slot: usize,
+    /// Number of the first token of that level among all that were read, the root being 0.
+    first: usize,
+    /// Tokens of that level.
+    count: usize,
 }
 
 impl<M: BlockModel> DraftModel for Levels<'_, M> {
@@ -118,28 +144,33 @@ impl<M: BlockModel> DraftModel for Levels<'_, M> {
         self.model.vocabulary()
     }
 
+    fn reads_are_free(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.model.begin(kept)
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Vec<f32>> {
-        self.readings.clear();
-        self.tokens.clear();
+    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
         self.model.run(context, self.depth)?;
-        self.model.logits(&[self.root])
+        (self.slot, self.first, self.count) = (0, 0, 1);
+        let root = Chosen { token: context.tokens[context.tokens.len() - 1], after: 0 };
+        let none = || DecodeError::Shape("a pass says nothing of its first slot".to_owned());
+        self.model.forecasts(0, &[root])?.pop().ok_or_else(none)
     }
 
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Vec<f32>>> {
-        let first = self.readings.len();
-        for reading in level {
-            self.readings.push(*reading);
-            self.tokens.push(reading.token);
-        }
-        let logits = (first..first + level.len()).map(|at| {
-            let chosen = self.readings.path(at).into_iter().map(|i| self.tokens[i as usize]);
-            let path: Vec<_> = std::iter::once(self.root).chain(chosen).collect();
-            self.model.logits(&path)
+    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
+        let first = self.first;
+        let before = level.iter().map(|Reading { token, parent }| {
+            let after = parent.checked_sub(first).filter(|after| *after < self.count);
+            let problem =
+                || DecodeError::Shape("a token follows none of the slot before".to_owned());
+            Ok(Chosen { token: *token, after: after.ok_or_else(problem)? })
         });
-        logits.collect()
+        let before = before.collect::<Result<Vec<_>>>()?;
+        self.slot += 1;
+        (self.first, self.count) = (first + self.count, before.len());
+        self.model.forecasts(self.slot, &before)
     }
 }

@@ -1,38 +1,24 @@
 //! How trees grow from a draft's logits.
 //!
 //! Certain trees are functions of the text: any node may be left out. Drawn ones are exact only if
-//! every decision about a node falls before it is drawn, so their layout is fixed beforehand.
+//! every decision about a node falls before it is drawn: their layout is fixed beforehand, and only a
+//! confidence that reads no token still to be drawn may cut it.
 
+mod score;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 
-use super::{DraftContext, DraftModel, Drafted, Plan, Reading, Worth};
+use self::score::{Candidate, Expandable, Likelihood, Scored, best, chance_of, score};
+use super::{DraftContext, DraftModel, Drafted, Logits, Plan, Reading, Worth};
 use crate::distribution::normalise;
 use crate::draws::{Place, Purpose};
 use crate::error::Result;
 use crate::shape::DraftShape;
 use crate::tree::{Origin, Tree};
-
-/// A node whose logits are there.
-struct Expandable {
-    /// Row in the tree.
-    row: usize,
-    /// Number of the reading, 0 for the root.
-    reading: usize,
-    log_prob: f32,
-    logits: Vec<f32>,
-}
-
-/// A possible child.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    /// Index among the expandable nodes.
-    of: usize,
-    token: TargetTokenId,
-    log_prob: f32,
-}
 
 /// Grows the tree that the plan asks for.
 ///
@@ -75,31 +61,6 @@ pub fn grow(
     Ok(tree)
 }
 
-/// Log-probabilities of an expandable node's children, best first.
-struct Scored {
-    log_prob: f32,
-    children: Vec<(TargetTokenId, f32)>,
-}
-
-/// The `count` best pairs over all nodes, of at most `each` children a node: by cumulative
-/// log-probability, ties to the earlier node, then the lower token.
-fn best(nodes: &[Scored], each: usize, count: usize) -> Vec<Candidate> {
-    let mut all: Vec<Candidate> = Vec::new();
-    for (of, node) in nodes.iter().enumerate() {
-        let children = node.children.iter().take(each);
-        all.extend(children.map(|&(token, log_prob)| Candidate {
-            of,
-            token,
-            log_prob: node.log_prob + log_prob,
-        }));
-    }
-    all.sort_by(|a, b| {
-        b.log_prob.total_cmp(&a.log_prob).then((a.of, a.token).cmp(&(b.of, b.token)))
-    });
-    all.truncate(count);
-    all
-}
-
 /// Children of a level by scored nodes.
 type ChooseLevel<'f> = dyn FnMut(usize, &[Scored]) -> Vec<Candidate> + 'f;
 
@@ -116,17 +77,10 @@ fn certain(
     let mut nodes = vec![root(model, context, plan)?];
     let mut read = 0;
     for level in 0..depth {
-        let scored: Vec<Scored> = nodes.iter().map(|node| score(model, node, most)).collect();
+        let scored = score(model, &nodes, most, plan.confidence_threshold);
         let mut chosen = choose(level, &scored);
-        if let Some(worth) = &plan.worth {
-            let worthy = chosen.iter().filter(|c| worth.chance(c.log_prob) >= worth.node).count();
-            // The likeliest first: what is left out lies below.
-            chosen.truncate(worthy);
-        }
-        let rows: Vec<usize> = chosen
-            .iter()
-            .map(|c| tree.push(nodes[c.of].row, c.token, c.log_prob, Origin::Draft))
-            .collect();
+        chosen.retain(|candidate| pays(plan, candidate));
+        let rows = add(&mut tree, &nodes, &chosen);
         if chosen.is_empty() || level + 1 == depth || !another_level(plan.worth.as_ref(), &chosen) {
             break;
         }
@@ -136,24 +90,35 @@ fn certain(
 }
 
 /// Expands the best `width` nodes of a level to `width` children each and keeps the best `budget`
-/// of all of them.
+/// of all of them. Where reading is free, every node is expanded that can be among the best, to all
+/// children that can: the tree then holds the `budget` most likely paths of at most `depth` tokens.
 fn dynamic(
     model: &mut dyn DraftModel,
     context: DraftContext<'_>,
     plan: &Plan<'_>,
     (width, depth, budget): (usize, usize, usize),
 ) -> Result<Tree> {
+    let is_free = model.reads_are_free();
+    let each = if is_free { budget } else { width };
     let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
     let mut nodes = vec![root(model, context, plan)?];
     let mut read = 0;
     for level in 0..depth {
-        let scored: Vec<Scored> = nodes.iter().map(|node| score(model, node, width)).collect();
-        let all = best(&scored, width, usize::MAX);
-        let rows: Vec<usize> = all
-            .iter()
-            .map(|c| tree.push(nodes[c.of].row, c.token, c.log_prob, Origin::Draft))
-            .collect();
-        let frontier = &all[..width.min(all.len())];
+        let scored = score(model, &nodes, each, plan.confidence_threshold);
+        let mut all = best(&scored, each, if is_free { budget } else { usize::MAX });
+        all.retain(|candidate| pays(plan, candidate));
+        if is_free {
+            // Paths never grow likelier: what stands behind so many others leads to nothing.
+            let among_best = |(place, candidate): &(usize, &Candidate)| {
+                let least = candidate.path.log_prob;
+                let before = tree.nodes().iter().filter(|node| node.log_prob >= least).count();
+                before + place < budget
+            };
+            let kept = all.iter().enumerate().take_while(among_best).count();
+            all.truncate(kept);
+        }
+        let rows = add(&mut tree, &nodes, &all);
+        let frontier = &all[..if is_free { all.len() } else { width.min(all.len()) }];
         if frontier.is_empty()
             || level + 1 == depth
             || !another_level(plan.worth.as_ref(), frontier)
@@ -162,14 +127,11 @@ fn dynamic(
         }
         nodes = read_level(model, context, &nodes, frontier, &rows, &mut read)?;
     }
-    let worthy = plan.worth.as_ref().map_or(budget, |worth| {
-        let worthy = |node: &&crate::tree::TreeNode| worth.chance(node.log_prob) >= worth.node;
-        budget.min(tree.nodes().iter().filter(worthy).count())
-    });
-    Ok(tree.best(worthy))
+    Ok(tree.best(budget))
 }
 
-/// Trees of drawn children, `children[d]` of each node of level d, without replacement.
+/// Trees of drawn children, `children[d]` of each node of level d, without replacement. A node has
+/// none where the draft's confidence, which no child has a part in, is too low.
 fn drawn(
     model: &mut dyn DraftModel,
     context: DraftContext<'_>,
@@ -183,14 +145,28 @@ fn drawn(
     for (level, &count) in children.iter().enumerate() {
         let (mut chosen, mut rows) = (Vec::new(), Vec::new());
         for (of, node) in nodes.iter().enumerate() {
-            let logits = over_target(model.vocabulary(), &node.logits, vocabulary);
+            let confidence = node.forecast.confidence;
+            if confidence.is_some_and(|confidence| !draws_after(node, confidence, plan)) {
+                continue;
+            }
+            let logits = over_target(model.vocabulary(), &node.forecast.logits, vocabulary);
             // Logits that are no numbers make no distribution: such a draft proposes nothing.
             let Ok(distribution) = plan.sampling.distribution(&logits) else { continue };
             let drawn = draw_children(&distribution, count, node.row, plan);
-            for &token in &drawn {
-                let log_prob = node.log_prob + distribution[token.0 as usize].ln() as f32;
-                rows.push(tree.push_drawn(node.row, token, log_prob));
-                chosen.push(Candidate { of, token, log_prob });
+            let probability = |token: &TargetTokenId| distribution[token.0 as usize];
+            let first = drawn.first().map_or(0.0, probability);
+            for (place, token) in drawn.iter().enumerate() {
+                let own = probability(token);
+                let log_prob = node.path.log_prob + own.ln() as f32;
+                let row = tree.push_drawn(node.row, *token, log_prob);
+                // A token's own probability is no chance that it is kept.
+                let chance = confidence.map_or(1.0, |_| chance_of(confidence, place, own, first));
+                let path = Likelihood { log_prob, chance: node.path.chance * chance };
+                if confidence.is_some() {
+                    tree.set_chance(row, path.chance);
+                }
+                rows.push(row);
+                chosen.push(Candidate { of, token: *token, path });
             }
             tree.set_distribution(node.row, Arc::new(distribution));
         }
@@ -202,6 +178,12 @@ fn drawn(
     Ok(tree)
 }
 
+/// Whether children are drawn after a node of this confidence.
+fn draws_after(node: &Expandable, confidence: f64, plan: &Plan<'_>) -> bool {
+    let pays = |worth: &Worth| worth.pays(node.path.chance * confidence);
+    confidence >= plan.confidence_threshold && plan.worth.as_ref().is_none_or(pays)
+}
+
 /// At most `count` different tokens of `distribution`, each from what the ones before it left.
 pub fn draw_children(
     distribution: &[f64],
@@ -209,7 +191,7 @@ pub fn draw_children(
     row: usize,
     plan: &mut Plan<'_>,
 ) -> Vec<TargetTokenId> {
-    let mut left = distribution.to_vec();
+    let mut left = Cow::Borrowed(distribution);
     let mut drawn = Vec::with_capacity(count);
     for child in 0..count {
         let place = Place {
@@ -220,25 +202,37 @@ pub fn draw_children(
         };
         let token = plan.draws.choose(place, &left);
         drawn.push(TargetTokenId(token as u32));
+        if child + 1 == count {
+            break;
+        }
+        let left = left.to_mut();
         left[token] = 0.0;
-        if normalise(&mut left) <= 0.0 {
+        if normalise(left) <= 0.0 {
             break;
         }
     }
     drawn
 }
 
-impl Worth {
-    /// Expected chance that a path is accepted.
-    fn chance(&self, log_prob: f32) -> f64 {
-        (self.calibration * f64::from(log_prob).exp()).min(1.0)
-    }
+/// Whether a certain node pays its row, as far as that is measured.
+fn pays(plan: &Plan<'_>, candidate: &Candidate) -> bool {
+    plan.worth.as_ref().is_none_or(|worth| worth.pays(candidate.path.chance))
+}
+
+/// Adds certain children and returns their rows.
+fn add(tree: &mut Tree, nodes: &[Expandable], chosen: &[Candidate]) -> Vec<usize> {
+    let rows = chosen.iter().map(|Candidate { of, token, path }| {
+        let row = tree.push(nodes[*of].row, *token, path.log_prob, Origin::Draft);
+        tree.set_chance(row, path.chance);
+        row
+    });
+    rows.collect()
 }
 
 /// Whether reading `frontier` promises enough.
 fn another_level(worth: Option<&Worth>, frontier: &[Candidate]) -> bool {
     worth.is_none_or(|worth| {
-        let reached: f64 = frontier.iter().map(|c| worth.chance(c.log_prob)).sum();
+        let reached: f64 = frontier.iter().map(|c| worth.expected(c.path.chance)).sum();
         reached.min(1.0) >= worth.level
     })
 }
@@ -248,8 +242,8 @@ fn root(
     context: DraftContext<'_>,
     plan: &Plan<'_>,
 ) -> Result<Expandable> {
-    let logits = model.read_root(context, plan.shape.most_read())?;
-    Ok(Expandable { row: 0, reading: 0, log_prob: 0.0, logits })
+    let forecast = model.read_root(context, plan.shape.most_read())?;
+    Ok(Expandable { row: 0, reading: 0, path: Likelihood::CERTAIN, forecast })
 }
 
 /// Reads chosen nodes, of which `rows` begins with the rows.
@@ -263,13 +257,13 @@ fn read_level(
 ) -> Result<Vec<Expandable>> {
     let readings: Vec<Reading> =
         chosen.iter().map(|c| Reading { token: c.token, parent: nodes[c.of].reading }).collect();
-    let logits = model.read(context, &readings)?;
-    let level = chosen.iter().zip(rows).zip(logits).enumerate();
-    let level = level.map(|(i, ((candidate, &row), logits))| Expandable {
+    let forecasts = model.read(context, &readings)?;
+    let level = chosen.iter().zip(rows).zip(forecasts).enumerate();
+    let level = level.map(|(i, ((candidate, &row), forecast))| Expandable {
         row,
         reading: *read + i + 1,
-        log_prob: candidate.log_prob,
-        logits,
+        path: candidate.path,
+        forecast,
     });
     let level: Vec<Expandable> = level.collect();
     *read += level.len();
@@ -287,45 +281,24 @@ fn widest(shape: &DraftShape) -> usize {
     }
 }
 
-/// The `count` most likely children with their log-probabilities, ties to the lower id.
-fn score(model: &dyn DraftModel, node: &Expandable, count: usize) -> Scored {
-    let logits = &node.logits;
-    let mut order: Vec<u32> = Vec::new();
-    if count == 1 {
-        order.push(crate::distribution::argmax(logits).0);
-    } else {
-        order.extend(0..logits.len() as u32);
-        let by_logit =
-            |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        if count < order.len() {
-            order.select_nth_unstable_by(count - 1, by_logit);
-            order.truncate(count);
-        }
-        order.sort_unstable_by(by_logit);
-    }
-    let largest = order.first().map_or(0.0, |id| logits[*id as usize]);
-    let total: f32 = logits.iter().map(|z| (z - largest).exp()).sum();
-    let log_total = largest + total.ln();
-    let child = |id: &u32| {
-        let token = match model.vocabulary() {
-            Some(map) => map.kept()[*id as usize],
-            None => TargetTokenId(*id),
-        };
-        // Rounding must not let a path grow likelier.
-        (token, (logits[*id as usize] - log_total).min(0.0))
-    };
-    // NaN has no order: such a draft proposes nothing.
-    let children =
-        if log_total.is_finite() { order.iter().map(child).collect() } else { Vec::new() };
-    Scored { log_prob: node.log_prob, children }
-}
-
 /// Draft logits at the places of the target's vocabulary; what the draft cannot say is −∞.
-fn over_target(map: Option<&VocabularyMap>, logits: &[f32], vocabulary: usize) -> Vec<f32> {
-    let Some(map) = map else { return logits.to_vec() };
-    let mut all = vec![f32::NEG_INFINITY; vocabulary];
-    for (token, logit) in map.kept().iter().zip(logits) {
-        all[token.0 as usize] = *logit;
+fn over_target<'l>(
+    map: Option<&VocabularyMap>,
+    logits: &'l Logits,
+    vocabulary: usize,
+) -> Cow<'l, [f32]> {
+    let token = |column: usize| map.map_or(column, |map| map.kept()[column].0 as usize);
+    let spread = |all: &mut dyn Iterator<Item = (usize, f32)>| {
+        let mut spread = vec![f32::NEG_INFINITY; vocabulary];
+        all.for_each(|(column, logit)| spread[token(column)] = logit);
+        Cow::Owned(spread)
+    };
+    match logits {
+        Logits::All(values) if map.is_none() => Cow::Borrowed(values),
+        Logits::All(values) => spread(&mut values.iter().copied().enumerate()),
+        Logits::Some { columns, values } => {
+            let columns = columns.iter().map(|column| *column as usize);
+            spread(&mut columns.zip(values.iter().copied()))
+        }
     }
-    all
 }

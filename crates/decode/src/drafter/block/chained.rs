@@ -1,0 +1,78 @@
+//! Slots to whose logits a chain adds what the tokens before them say, and how sure the draft is of them.
+
+use candle_core::Tensor;
+use longdraft_kernels::linear::linear;
+use longdraft_kernels::rows::select_rows;
+use longdraft_models::draft::block::Chain;
+
+use super::Chosen;
+use super::model::{beyond, repeated};
+use crate::drafter::Forecast;
+use crate::error::Result;
+
+/// The slots of a pass.
+pub(super) struct Chained {
+    /// `[G, H]`
+    states: Tensor,
+    /// Of the head alone, `[Vd]` a slot.
+    logits: Vec<Vec<f32>>,
+    /// The chain's own state after each of the tokens that the newest slot follows, `[N, r]`.
+    carried: Option<Tensor>,
+}
+
+impl Chained {
+    /// Slots with states `[G, H]` and logits `[Vd]` each.
+    pub(super) fn new(states: Tensor, logits: Vec<Vec<f32>>) -> Self {
+        Self { states, logits, carried: None }
+    }
+
+    /// As [`super::BlockModel::forecasts`]; `output` is the chain's matrix for the tokens of a reduced
+    /// head, `[Vd, r]`. One product with the matrix serves all of `before`.
+    pub(super) fn forecasts(
+        &mut self,
+        (chain, output): (Chain<'_>, Option<&Tensor>),
+        slot: usize,
+        before: &[Chosen],
+    ) -> Result<Vec<Forecast>> {
+        let logits = self.logits.get(slot).ok_or_else(|| beyond(slot))?;
+        let tokens: Vec<u32> = before.iter().map(|chosen| chosen.token.0).collect();
+        let embedded = chain.embed(&tokens)?.ok_or_else(|| beyond(slot))?.detach();
+        let states = repeated(&self.states, slot, before.len())?;
+        let carried = self.carried.take().filter(|_| slot > 0);
+        let carried = carried.map(|carried| {
+            let rows: Vec<u32> = before.iter().map(|chosen| chosen.after as u32).collect();
+            select_rows(&carried, &rows)
+        });
+        let step = chain.step(carried.transpose()?.as_ref(), &states, &embedded)?;
+        self.carried = step.state.map(|state| state.detach());
+        let mixed = step.mixed.detach();
+        let sums = match output {
+            Some(output) => linear(&mixed, output, None)?,
+            None => chain.logits(&mixed)?,
+        };
+        let mut sums: Vec<Vec<f32>> = sums.detach().to_vec2()?;
+        for sum in &mut sums {
+            sum.iter_mut().zip(logits).for_each(|(sum, logit)| *sum += logit);
+        }
+        let confidence = confidences(chain, &states, Some(&embedded))?;
+        let mut confidence = confidence.into_iter().flatten();
+        let forecast = |sum| Forecast { confidence: confidence.next(), ..Forecast::from(sum) };
+        Ok(sums.into_iter().map(forecast).collect())
+    }
+}
+
+/// `σ(ĉ)` of slots with states `[R, H]` after embedded tokens `[R, r]`; `None` without such a head. A head
+/// that gives no number is not sure of anything.
+pub(super) fn confidences(
+    chain: Chain<'_>,
+    states: &Tensor,
+    embedded: Option<&Tensor>,
+) -> Result<Option<Vec<f64>>> {
+    let Some(logits) = chain.confidence(states, embedded)? else { return Ok(None) };
+    let logits: Vec<f32> = logits.detach().to_vec1()?;
+    let chance = |logit: &f32| {
+        let chance = 1.0 / (1.0 + (-f64::from(*logit)).exp());
+        if chance.is_nan() { 0.0 } else { chance }
+    };
+    Ok(Some(logits.iter().map(chance).collect()))
+}
