@@ -234,6 +234,8 @@ fn keys_that_make_no_sense_are_named_before_any_work() {
     for key in ["dpace_alpha", "divide_by_rows"] {
         assert!(text.contains(&format!("`draft.{key}` belongs to")), "{key} not in {text}");
     }
+    let text = fail(&arguments(&config, &["draft.tokens_per_block=8"]), 2);
+    assert!(text.contains("is a second number of blocks beside `draft.blocks_per_row`"), "{text}");
     let more = [
         "draft.block_size=1",
         "draft.blocks_per_row=0",

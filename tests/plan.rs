@@ -183,6 +183,10 @@ fn block_drafts_take_the_memory_that_is_planned() {
             "a step held",
             &["draft.method=dflash", "draft.slot_weights=dpace", "train.rows_per_step=6"],
         ),
+        (
+            "a block for some tokens",
+            &["draft.method=dflash", "draft.blocks_per_row=null", "draft.tokens_per_block=16"],
+        ),
         ("a selector", &["draft.method=dflash2", "draft.selector_rank=64"]),
         ("a chain", &["draft.method=dspark", "draft.markov_rank=64", "draft.block_size=16"]),
         (

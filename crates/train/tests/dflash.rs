@@ -8,7 +8,7 @@ use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
-use longdraft_train::method::block::{BlockDraws, BlockLoss, BlockObjective, SlotWeights};
+use longdraft_train::method::block::{BlockBudget, BlockDraws, BlockLoss, BlockObjective, SlotWeights};
 use longdraft_train::objective::Objective;
 
 fn features(states: Tensor) -> BatchFeatures {
@@ -55,7 +55,7 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
 fn objective(weights: SlotWeights) -> BlockObjective {
     let draft = BlockDraft::initialise(&toy(), &random((30, 16), 1), 2).expect("draft");
     let loss = BlockLoss { weights, decay: 3.0, alpha: 0.5, divide_by_rows: false, selector: None };
-    let draws = BlockDraws { seed: 4, blocks_per_row: 6 };
+    let draws = BlockDraws { seed: 4, budget: BlockBudget::PerRow(6) };
     BlockObjective::new(draft, &random((30, 16), 3), loss, draws)
 }
 

@@ -8,13 +8,32 @@ use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
 use crate::error::Result;
 use crate::features::{BatchFeatures, untapped};
 
+/// How many blocks are drawn of a row, where there are so many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockBudget {
+    /// The same number of every row.
+    PerRow(usize),
+    /// One for every so many supervised tokens, and at least one.
+    PerTokens(usize),
+}
+
+impl BlockBudget {
+    /// Blocks of a row with so many supervised tokens.
+    pub fn of(self, supervised: usize) -> usize {
+        match self {
+            Self::PerRow(blocks) => blocks,
+            Self::PerTokens(tokens) => (supervised / tokens.max(1)).max(1),
+        }
+    }
+}
+
 /// How blocks are drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockDraws {
     /// Run key.
     pub seed: u64,
-    /// Blocks of a row at most.
-    pub blocks_per_row: usize,
+    /// How many of a row.
+    pub budget: BlockBudget,
 }
 
 impl BlockDraws {
@@ -25,14 +44,16 @@ impl BlockDraws {
         let may = |t: &usize| same_document(batch, *t, t + 1) && batch.loss_mask[*t];
         let mut candidates: Vec<usize> =
             (0..tokens.saturating_sub(1)).filter(|t| may(t) && batch.loss_mask[t + 1]).collect();
-        if candidates.len() > self.blocks_per_row {
+        let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
+        let blocks = self.budget.of((0..tokens).filter(supervised).count());
+        if candidates.len() > blocks {
             let key = [batch.epoch, batch.row as u64];
             let mut rng = CounterRng::new(self.seed, "blocks", &key);
-            for i in 0..self.blocks_per_row {
+            for i in 0..blocks {
                 let other = i + rng.below((candidates.len() - i) as u64) as usize;
                 candidates.swap(i, other);
             }
-            candidates.truncate(self.blocks_per_row);
+            candidates.truncate(blocks);
             candidates.sort_unstable();
         }
         candidates
@@ -174,13 +195,13 @@ mod tests {
 
     #[test]
     fn blocks_begin_where_a_supervised_token_follows_in_the_document() {
-        let all = BlockDraws { seed: 1, blocks_per_row: 9 };
+        let all = BlockDraws { seed: 1, budget: BlockBudget::PerRow(9) };
         assert_eq!(all.of(&batch()), [1, 4, 6, 7, 8]);
     }
 
     #[test]
     fn draws_repeat_within_an_epoch_and_reach_every_place() {
-        let draws = BlockDraws { seed: 1, blocks_per_row: 2 };
+        let draws = BlockDraws { seed: 1, budget: BlockBudget::PerRow(2) };
         let mut seen = std::collections::BTreeSet::new();
         for epoch in 0..40 {
             let batch = Batch { epoch, ..batch() };
@@ -190,6 +211,19 @@ mod tests {
             seen.extend(blocks);
         }
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1, 4, 6, 7, 8]);
+    }
+
+    #[test]
+    fn a_budget_of_tokens_counts_the_supervised_ones() {
+        // 5 of the first document, 4 of the second, none of the padding.
+        for (tokens, blocks) in [(1, 5), (2, 4), (3, 3), (4, 2), (5, 1), (100, 1)] {
+            let draws = BlockDraws { seed: 1, budget: BlockBudget::PerTokens(tokens) };
+            assert_eq!(draws.of(&batch()).len(), blocks, "{tokens}");
+        }
+        let budget = BlockBudget::PerTokens(3);
+        let draws = |epoch| BlockDraws { seed: 1, budget }.of(&Batch { epoch, ..batch() });
+        assert_eq!(draws(1), draws(1));
+        assert!((0..20).any(|epoch| draws(epoch) != draws(1)), "always the same blocks");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use longdraft_models::draft::block::{
 use longdraft_models::target::Tap;
 use longdraft_models::weights::TensorSpec;
 
+use super::blocks::BlockBudget;
 use super::build::check_sizes;
 use crate::error::Result;
 use crate::features::TeacherKind;
@@ -19,7 +20,7 @@ use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
 #[derive(Debug, Clone)]
 pub(in crate::method) struct BlockFootprint {
     sizes: BlockConfig,
-    blocks_per_row: usize,
+    budget: BlockBudget,
     /// Whether weights wait for all rows of a step.
     holds_step: bool,
 }
@@ -100,16 +101,17 @@ impl BlockFootprint {
     pub(in crate::method) fn new(
         sizes: BlockConfig,
         holds_step: bool,
-        blocks_per_row: usize,
+        budget: BlockBudget,
         target: &TargetConfig,
     ) -> Result<Self> {
         check_sizes(&sizes, target)?;
-        Ok(Self { sizes, blocks_per_row, holds_step })
+        Ok(Self { sizes, budget, holds_step })
     }
 
     /// Slots of a row at most.
     fn slots(&self, row: &Row) -> u64 {
-        row.tokens.min(self.blocks_per_row as u64) * self.sizes.block_size as u64
+        let blocks = self.budget.of(row.learned as usize) as u64;
+        row.tokens.min(blocks) * self.sizes.block_size as u64
     }
 
     fn network(&self, graph: &mut Graph, row: &Row, slots: u64) -> Matrix {

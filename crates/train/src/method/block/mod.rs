@@ -12,7 +12,7 @@ pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use objective::{Starts, cross_entropy};
 
-pub use blocks::BlockDraws;
+pub use blocks::{BlockBudget, BlockDraws};
 pub use objective::{BlockLoss, BlockObjective};
 pub use selected::SelectorLoss;
 pub use weights::SlotWeights;

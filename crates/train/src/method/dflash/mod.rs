@@ -40,7 +40,7 @@ impl DraftMethod for Dflash {
         Ok(Arc::new(BlockFootprint::new(
             sizes,
             self.loss(None).waits(),
-            self.blocks_per_row,
+            self.budget(),
             target,
         )?))
     }
@@ -65,7 +65,7 @@ impl DraftMethod for Dflash {
 impl Dflash {
     /// How blocks are drawn with a run's key.
     pub(super) fn draws(&self, seed: u64) -> BlockDraws {
-        BlockDraws { seed, blocks_per_row: self.blocks_per_row }
+        BlockDraws { seed, budget: self.budget() }
     }
 
     /// What is minimised, with the part of a selector.
@@ -86,7 +86,8 @@ pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
     for (name, size, first, most) in [
         ("layers", draft.layers, 1, limits::DRAFT_LAYERS),
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
-        ("blocks_per_row", draft.blocks_per_row, 1, limits::ROW_TOKENS),
+        ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
+        ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("sliding_window", draft.sliding_window.unwrap_or(1), 1, limits::ROW_TOKENS),
     ] {
         rules.require(
@@ -95,6 +96,12 @@ pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
             format!("must be in {first} to {most}"),
         );
     }
+    rules.require_with(
+        draft.blocks_per_row.is_none() || draft.tokens_per_block.is_none(),
+        "draft.tokens_per_block",
+        &["draft.blocks_per_row"],
+        "is a second number of blocks beside `draft.blocks_per_row`: give one of them",
+    );
     if let Some(ids) = &draft.target_layers {
         rules.require(
             !ids.is_empty() && ids.windows(2).all(|pair| pair[0] < pair[1]),

@@ -55,7 +55,7 @@ impl DraftMethod for Dflash2 {
 
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
-        let blocks = self.block.blocks_per_row;
+        let blocks = self.block.budget();
         Ok(Arc::new(BlockFootprint::new(sizes, self.loss().waits(), blocks, target)?))
     }
 

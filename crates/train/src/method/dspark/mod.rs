@@ -61,7 +61,7 @@ impl DraftMethod for Dspark {
 
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        Ok(Arc::new(BlockFootprint::new(sizes, false, self.blocks_per_row, target)?))
+        Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
     }
 
     fn check_start(
