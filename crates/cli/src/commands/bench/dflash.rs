@@ -2,7 +2,6 @@
 //! blocks, whose weights decay, over one document that is supervised everywhere.
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
@@ -83,6 +82,7 @@ fn objective(
         decay: arguments.slot_decay,
         alpha: 0.5,
         divide_by_rows: false,
+        soft: None,
         selector: None,
     };
     Ok(BlockObjective::new(draft, &tables.head, loss, draws))

@@ -60,7 +60,11 @@ fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config>
 }
 
 /// A fresh draft that proposes the first tokens of the target's vocabulary.
-fn objective(sizes: &Eagle3Config, tables: &shape::Tables, place: &Place) -> Result<Eagle3Objective> {
+fn objective(
+    sizes: &Eagle3Config,
+    tables: &shape::Tables,
+    place: &Place,
+) -> Result<Eagle3Objective> {
     let kept = (0..sizes.draft_vocab_size as u32).map(TargetTokenId).collect();
     let map = VocabularyMap::new(kept, sizes.vocab_size)?;
     let mut tensors = shape::draw(&tensor_specs(sizes), sizes.initializer_range, place)?;

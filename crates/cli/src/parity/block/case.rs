@@ -170,6 +170,7 @@ impl<'a> Case<'a> {
             decay: gamma.unwrap_or(1.0),
             alpha: self.number("alpha").unwrap_or(0.5),
             divide_by_rows: self.meta["divisor"] == "rows",
+            soft: None,
             selector,
         })
     }

@@ -4,9 +4,10 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
+use longdraft_models::target::KeyValues;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, untapped};
+use crate::features::BatchFeatures;
 
 /// How many blocks are drawn of a row, where there are so many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +41,9 @@ impl BlockDraws {
     /// Where the blocks of a row begin, ascending: different tokens, all equally likely, that are
     /// supervised and followed by a supervised one of the same document.
     pub fn of(&self, batch: &Batch) -> Vec<usize> {
-        let tokens = batch.ids.len();
-        let may = |t: &usize| same_document(batch, *t, t + 1) && batch.loss_mask[*t];
-        let mut candidates: Vec<usize> =
-            (0..tokens.saturating_sub(1)).filter(|t| may(t) && batch.loss_mask[t + 1]).collect();
+        let mut candidates = candidates(batch);
         let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
-        let blocks = self.budget.of((0..tokens).filter(supervised).count());
+        let blocks = self.budget.of((0..batch.ids.len()).filter(supervised).count());
         if candidates.len() > blocks {
             let key = [batch.epoch, batch.row as u64];
             let mut rng = CounterRng::new(self.seed, "blocks", &key);
@@ -136,6 +134,16 @@ impl Slots {
         self.before.push(batch.ids[place - 1]);
     }
 
+    /// Slots of one of the blocks.
+    pub(super) fn of_a_block(&self) -> usize {
+        self.ids.len() / self.anchors.len().max(1)
+    }
+
+    /// Tokens at which the learned slots have their teachers: those before their labels.
+    pub(super) fn teachers(&self) -> Vec<u32> {
+        self.places.iter().map(|place| place - 1).collect()
+    }
+
     /// All slots' states after a draft's final norm, `[R, H]`.
     pub(in crate::method) fn states(
         &self,
@@ -143,18 +151,65 @@ impl Slots {
         batch: &Batch,
         features: &BatchFeatures,
     ) -> Result<Tensor> {
-        if features.part.is_some() {
-            return Err(untapped("the whole row"));
-        }
+        self.states_over(draft, &context(draft, batch, features)?, batch.ids.len())
+    }
+
+    /// The same over the [`context`] of a row of `tokens`.
+    pub(super) fn states_over(
+        &self,
+        draft: &BlockDraft,
+        context: &[KeyValues],
+        tokens: usize,
+    ) -> Result<Tensor> {
         let config = draft.config();
-        let context = draft.context(features.aux_hidden()?, &batch.position_ids)?;
-        let visible = Visible::new(config, &self.anchors, config.block_size, batch.ids.len());
-        Ok(draft.blocks(&self.ids, &self.positions, &context, &visible)?)
+        let visible = Visible::new(config, &self.anchors, config.block_size, tokens);
+        Ok(draft.blocks(&self.ids, &self.positions, context, &visible)?)
     }
 }
 
+/// Keys and values of a row's tokens in every layer, `[T, K, D]` each. Where ranks share the row, each
+/// computes those of its part; all layers are gathered at once, so that every rank gathers as often.
+pub(super) fn context(
+    draft: &BlockDraft,
+    batch: &Batch,
+    features: &BatchFeatures,
+) -> Result<Vec<KeyValues>> {
+    let own = features.rows().unwrap_or(0..batch.ids.len());
+    let layers = draft.context(features.aux_hidden()?, &batch.position_ids[own])?;
+    let Some(part) = &features.part else { return Ok(layers) };
+    let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();
+    let all = part.gather(&Tensor::cat(&sides, 1)?)?;
+    let heads = draft.config().num_key_value_heads;
+    let side = |side: usize| all.narrow(1, side * heads, heads);
+    let layer = |i| Ok(KeyValues { k: side(2 * i)?, v: side(2 * i + 1)? });
+    (0..layers.len()).map(layer).collect()
+}
+
+/// What a rank does that runs a part of a row without a learned slot: it gives the others its keys. The
+/// result is a number without worth, through which their gradients reach these; `None` of a whole row.
+pub(super) fn give_keys(
+    draft: &BlockDraft,
+    batch: &Batch,
+    features: &BatchFeatures,
+) -> Result<Option<Tensor>> {
+    if features.part.is_none() {
+        return Ok(None);
+    }
+    let context = context(draft, batch, features)?;
+    let Some(layer) = context.first() else { return Ok(None) };
+    let sum = layer.k.sum_all()?;
+    // A number as factor would end the way back here.
+    Ok(Some((&sum * sum.zeros_like()?)?))
+}
+
+/// Where blocks may begin, ascending.
+pub(super) fn candidates(batch: &Batch) -> Vec<usize> {
+    let may = |t: &usize| batch.loss_mask[*t] && is_learned(batch, *t, t + 1);
+    (0..batch.ids.len()).filter(may).collect()
+}
+
 /// Whether a block that begins at `start` learns the token at `place`.
-fn is_learned(batch: &Batch, start: usize, place: usize) -> bool {
+pub(super) fn is_learned(batch: &Batch, start: usize, place: usize) -> bool {
     same_document(batch, start, place) && batch.loss_mask[place]
 }
 
@@ -215,8 +270,8 @@ mod tests {
 
     #[test]
     fn a_budget_of_tokens_counts_the_supervised_ones() {
-        // 5 of the first document, 4 of the second, none of the padding.
-        for (tokens, blocks) in [(1, 5), (2, 4), (3, 3), (4, 2), (5, 1), (100, 1)] {
+        // 4 of either document, none of the padding.
+        for (tokens, blocks) in [(1, 5), (2, 4), (3, 2), (4, 2), (5, 1), (100, 1)] {
             let draws = BlockDraws { seed: 1, budget: BlockBudget::PerTokens(tokens) };
             assert_eq!(draws.of(&batch()).len(), blocks, "{tokens}");
         }

@@ -39,6 +39,8 @@ pub struct Dflash {
     pub slot_decay: Option<f64>,
     /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace` (default: 0.5).
     pub dpace_alpha: Option<f64>,
+    /// Weight λ of the target's distribution in a slot's loss, 0 to 1; the rest learns the text.
+    pub soft_weight: f64,
     /// Divides the loss of `dpace` by the rows instead of by the weights, as its first trainer did.
     pub divide_by_rows: bool,
 }
@@ -57,6 +59,7 @@ impl Default for Dflash {
             slot_weights: SlotWeights::default(),
             slot_decay: None,
             dpace_alpha: None,
+            soft_weight: 0.0,
             divide_by_rows: false,
         }
     }

@@ -50,7 +50,12 @@ impl DraftMethod for Dspark {
                 "must not be negative",
             );
         }
-        let mut problems = dflash::problems(&self.block(), config);
+        rules.require(
+            config.parallel.sequence == 1,
+            "draft.method",
+            "trains blocks whose heads see the whole row: set `parallel.sequence: 1`",
+        );
+        let mut problems = dflash::problems(&self.block());
         problems.extend(rules.into_problems());
         problems
     }
