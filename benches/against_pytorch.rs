@@ -2,15 +2,16 @@
 //!
 //! ```sh
 //! cargo bench --features bench -p longdraft --bench against_pytorch -- --python PY [--baselines DIR] [--rounds N] [--only NAME] [--json]
-//! ... --only eagle3_16k      (needs no Python; also long_32k, decode_bandwidth)
+//! ... --only eagle3_16k      (needs no Python; also long_32k, dflash_32k, decode_bandwidth)
 //! ```
 //!
-//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, `pytorch_eagle3.py` and
-//! `pytorch_pretrain.py`, which print one JSON line with `tokens_per_s` and `peak_rss_mib`; our side is
+//! `DIR` (default: `../shared/bench`) holds `pytorch_glide.py`, `pytorch_eagle3.py`,
+//! `pytorch_dflash.py` and `pytorch_pretrain.py`, which print one JSON line with `tokens_per_s` and `peak_rss_mib`; our side is
 //! `longdraft bench`. Every measurement is a process of its own: one warm-up step, then the median
 //! of the timed ones. Ratios are ours over PyTorch's, the median over rounds. Beside them:
 //! `long_32k_*`, steps over one document of 32768 tokens over those of 1024; `eagle3_16k_*`, peak
-//! memory of EAGLE-3 steps over one of 16384; `matmul`, the smallest ratio to numpy's BLAS over
+//! memory of EAGLE-3 steps over one of 16384; `dflash_32k_mib`, that of a DFlash step over one of 32768
+//! with a block for every 8 tokens; `matmul`, the smallest ratio to numpy's BLAS over
 //! training shapes; `decode_bandwidth`, the share of the machine's read bandwidth that plain decoding
 //! reaches. On GPUs `scripts/gpu-check` measures, at 8B shapes and beside `benches/gpu`.
 
@@ -48,29 +49,34 @@ const fn case(
 
 const GLIDE: &str = "pytorch_glide.py";
 const EAGLE3: &str = "pytorch_eagle3.py";
+const DFLASH: &str = "pytorch_dflash.py";
 const PRETRAIN: &str = "pytorch_pretrain.py";
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 11] = [
     case("glide_online_1024", (GLIDE, "glide"), (1024, STEPS), &[]),
     case("glide_llm_loss_1024", (GLIDE, "glide --llm-loss"), (1024, STEPS), &["--llm-loss"]),
     case("glide_cached_1024", (GLIDE, "glide --cached"), (1024, STEPS), &["--cached"]),
     case("glide_online_8192", (GLIDE, "glide"), (8192, STEPS), &[]),
     case("eagle3_1024", (EAGLE3, "eagle3"), (1024, STEPS), &["--all-rows"]),
     case("eagle3_2048", (EAGLE3, "eagle3"), (2048, STEPS), &["--all-rows"]),
+    case("dflash_1024", (DFLASH, "dflash"), (1024, STEPS), &[]),
+    case("dflash_2048", (DFLASH, "dflash"), (2048, STEPS), &[]),
+    case("dflash_online_1024", (DFLASH, "dflash --online"), (1024, STEPS), &["--online"]),
     case("pretrain_1024", (PRETRAIN, "pretrain"), (1024, 3), &[]),
     case("pretrain_2048", (PRETRAIN, "pretrain"), (2048, 3), &[]),
 ];
 
 /// Steps of ours alone, timed once: a long document.
-const LONG: [Case; 4] = [
+const LONG: [Case; 5] = [
     case("glide_cached_32768", (GLIDE, "glide --cached"), (32_768, 1), &[]),
     case("glide_online_32768", (GLIDE, "glide"), (32_768, 1), &[]),
     case("eagle3_16384", (EAGLE3, "eagle3"), (16_384, 1), &[]),
     case("eagle3_online_16384", (EAGLE3, "eagle3 --online"), (16_384, 1), &[]),
+    case("dflash_32768", (DFLASH, "dflash"), (32_768, 1), &[]),
 ];
 
 /// Figures that need no Python.
-const ALONE: [&str; 3] = ["long_32k", "eagle3_16k", "decode_bandwidth"];
+const ALONE: [&str; 4] = ["long_32k", "eagle3_16k", "dflash_32k", "decode_bandwidth"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -96,6 +102,7 @@ fn main() {
     for (memory, case) in [
         ("memory_glide", "memory_glide_online_1024"),
         ("memory_eagle3", "memory_eagle3_2048"),
+        ("memory_dflash", "memory_dflash_2048"),
         ("memory_pretrain", "memory_pretrain_1024"),
     ] {
         if let Some(ratio) = report.get(case).cloned() {
@@ -105,10 +112,12 @@ fn main() {
     if wanted("long_32k") {
         long(&mut report);
     }
-    if wanted("eagle3_16k") {
-        for (case, memory) in
-            [("eagle3_16384", "eagle3_16k_mib"), ("eagle3_online_16384", "eagle3_16k_online_mib")]
-        {
+    for (figure, case, memory) in [
+        ("eagle3_16k", "eagle3_16384", "eagle3_16k_mib"),
+        ("eagle3_16k", "eagle3_online_16384", "eagle3_16k_online_mib"),
+        ("dflash_32k", "dflash_32768", "dflash_32k_mib"),
+    ] {
+        if wanted(figure) {
             let figures = ours_by_name(case);
             eprintln!("{case}: {figures}");
             report.insert(memory.to_owned(), figures["peak_rss_mib"].clone());

@@ -83,6 +83,56 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
     }
 }
 
+#[test]
+fn the_targets_distribution_is_learned_wherever_features_come_from() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    for (name, teacher) in [
+        ("full", &["draft.soft_weight=1"][..]),
+        ("mixed", &["draft.soft_weight=0.4"]),
+        ("top", &["draft.soft_weight=0.9", "teacher.soft_targets=top_k", "teacher.top_k=8"]),
+    ] {
+        let run = |place: &str| shop.path(&format!("{name}-{place}"));
+        let train = |place: &str, features: &str| -> Vec<String> {
+            let set = [format!("output={}", run(place)), format!("train.features={features}")];
+            let more = ["train.epochs=2", "train.rows_per_step=2"];
+            let more = [teacher, &more].concat();
+            arguments(&config, &more).into_iter().map(str::to_owned).chain(set).collect()
+        };
+        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let succeed = |all: Vec<String>| {
+            succeed(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        };
+        succeed(train("online", "online"));
+        let losses = losses(&run("online"));
+        assert!(losses[losses.len() - 1] < 0.95 * losses[0], "{name}: {losses:?}");
+        succeed(train("memory", "memory"));
+        let store = shop.path(&format!("{name}-store"));
+        let mut capture = train("stored", &store);
+        capture[0] = "capture".to_owned();
+        capture.push("capture.dtype=f32".to_owned());
+        succeed(capture);
+        let mut stored = train("stored", &store);
+        stored.push("capture.dtype=f32".to_owned());
+        run_with_kills(Duration::from_millis(90), |_| words(&stored));
+        for place in ["memory", "stored"] {
+            assert_eq!(draft_bytes(&run("online")), draft_bytes(&run(place)), "{name} {place}");
+        }
+        let records = metrics(&run("stored"));
+        let held_out = records.iter().map(|record| &record["held_out"]);
+        let held_out: Vec<&Value> = held_out.filter(|held_out| !held_out.is_null()).collect();
+        let last = held_out.last().expect("an evaluation");
+        assert_eq!(last["as_trained"].is_null(), name != "top", "{last}");
+        let length = last["replayed_acceptance_length"].as_f64().expect("rounds");
+        assert!((1.0..=4.0).contains(&length), "{last}");
+    }
+    let more = ["draft.soft_weight=0.5", "draft.slot_weights=dpace"];
+    let text = fail(&arguments(&config, &more), 2);
+    assert!(text.contains("`draft.soft_weight` learns the target's distribution"), "{text}");
+    let text = fail(&arguments(&config, &["draft.soft_weight=1.5"]), 2);
+    assert!(text.contains("draft.soft_weight"), "{text}");
+}
+
 /// Arguments that make a DFlash2 run of one of DFlash.
 const DFLASH2: [&str; 5] = [
     "draft.method=dflash2",
@@ -250,6 +300,8 @@ fn keys_that_make_no_sense_are_named_before_any_work() {
     for key in ["dpace_alpha", "divide_by_rows"] {
         assert!(text.contains(&format!("`draft.{key}` belongs to")), "{key} not in {text}");
     }
+    let text = fail(&arguments(&config, &["draft.tokens_per_block=8"]), 2);
+    assert!(text.contains("is a second number of blocks beside `draft.blocks_per_row`"), "{text}");
     let more = [
         "draft.block_size=1",
         "draft.blocks_per_row=0",

@@ -15,6 +15,14 @@ use serde_json::Value;
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
 
+const DFLASH: [&str; 5] = [
+    "draft.method=dflash",
+    "draft.layers=2",
+    "draft.target_layers=[0,2]",
+    "draft.block_size=4",
+    "draft.tokens_per_block=3",
+];
+
 const MUON: [&str; 1] = ["optimizer.matrices=muon"];
 
 fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
@@ -142,6 +150,41 @@ fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
 }
 
 #[test]
+fn mpi_ranks_train_block_drafts_like_one_process() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
+    let selector = ["draft.method=dflash2", "draft.selector_rank=6", "draft.selector_top_k=4"];
+    let chain = ["draft.method=dspark", "draft.markov_rank=6"];
+    for (name, more) in [
+        ("dflash", &[][..]),
+        ("dpace", &["draft.slot_weights=dpace"]),
+        ("soft", &["draft.soft_weight=0.8", "teacher.soft_targets=top_k", "teacher.top_k=4"]),
+        ("dflash2", &selector),
+        ("dspark", &chain),
+    ] {
+        let train = |ranks: usize, zero: &str| {
+            let run = shop.path(&format!("{name}-{ranks}-{zero}"));
+            let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
+            let command = ["train", &config, &output, &zero];
+            succeed_on(ranks, &joined(&[&command, &set, &DFLASH, more]));
+            metrics(&run)
+        };
+        let one = train(1, "0");
+        assert!(one.iter().any(|record| !record["held_out"].is_null()), "{name}");
+        for zero in ["1", "3"] {
+            let two = train(2, zero);
+            assert_same_numbers(&one, &two);
+            let lengths = |run: &[Value]| -> Vec<Value> {
+                let held_out = run.iter().map(|record| &record["held_out"]);
+                held_out.map(|of| of["replayed_acceptance_length"].clone()).collect()
+            };
+            assert_eq!(lengths(&one), lengths(&two), "{name}, ZeRO-{zero}");
+        }
+    }
+}
+
+#[test]
 fn mpi_ranks_pretrain_like_one_process() {
     let dir = tempfile::tempdir().expect("folder");
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -242,6 +285,7 @@ fn zero_3_equals_unsharded_ranks_bit_for_bit() {
         ("glide", 3, 1, &[]),
         ("memory", 2, 3, &memory),
         ("eagle3", 3, 2, &EAGLE3),
+        ("dflash", 2, 3, &joined(&[&DFLASH, &["draft.slot_weights=dpace"]])),
         ("muon", 2, 2, &MUON),
     ] {
         let rows = format!("train.rows_per_step={rows}");
@@ -336,7 +380,8 @@ fn memory_of_a_row(method: &[&str], tokens: usize, ranks: usize) -> f64 {
 
 #[test]
 fn mpi_ranks_that_share_a_row_hold_their_part_of_its_states() {
-    for method in [&[][..], &EAGLE3] {
+    let blocks = joined(&[&DFLASH, &["draft.tokens_per_block=8"]]);
+    for method in [&[][..], &EAGLE3, &blocks] {
         let base = memory_of_a_row(method, 256, 1);
         let of_row = |ranks| memory_of_a_row(method, 4096, ranks) - base;
         let (whole, part) = (of_row(1), of_row(4));
@@ -354,7 +399,10 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
         (4, &["parallel.sequence=2"]),
         (4, &["parallel.sequence=4", "parallel.zero=3"]),
     ];
-    for method in [&[][..], &EAGLE3, &mixed] {
+    let weighed = joined(&[&DFLASH, &["draft.slot_weights=dpace"]]);
+    let soft = joined(&[&DFLASH, &["draft.soft_weight=0.8"]]);
+    let selector = joined(&[&DFLASH, &["draft.method=dflash2", "draft.selector_top_k=4"]]);
+    for method in [&[][..], &EAGLE3, &mixed, &DFLASH, &weighed, &soft, &selector] {
         groups_train_like_one_process(method, &groups);
     }
     let shop = Workshop::of_four_layers();
@@ -366,6 +414,11 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
             2,
             joined(&[&["parallel.sequence=2"], &EAGLE3, &compat]),
             "`draft.compat` divides every batch by its own rows",
+        ),
+        (
+            2,
+            joined(&[&["parallel.sequence=2"], &DFLASH, &["draft.method=dspark"]]),
+            "`draft.method` trains blocks whose heads see the whole row",
         ),
     ] {
         let mut refused = mpirun(ranks, &joined(&[&["train", &config], &more]));

@@ -10,6 +10,15 @@ use serde_json::{Value, json};
 /// Largest share by which a prediction may differ from what was measured.
 const TOLERANCE: f64 = 0.1;
 
+#[cfg(feature = "mpi")]
+const DFLASH: [&str; 5] = [
+    "draft.method=dflash",
+    "draft.layers=2",
+    "draft.target_layers=[0,2]",
+    "draft.tokens_per_block=16",
+    "data.row_tokens=2048",
+];
+
 const EAGLE3: [&str; 4] = [
     "draft.method=eagle3",
     "draft.target_layers=[0,1,2]",
@@ -182,6 +191,18 @@ fn block_drafts_take_the_memory_that_is_planned() {
         (
             "a step held",
             &["draft.method=dflash", "draft.slot_weights=dpace", "train.rows_per_step=6"],
+        ),
+        (
+            "a block for some tokens",
+            &["draft.method=dflash", "draft.blocks_per_row=null", "draft.tokens_per_block=16"],
+        ),
+        (
+            "the target's distribution",
+            &["draft.method=dflash", "draft.soft_weight=0.8", "data.row_tokens=1024"],
+        ),
+        (
+            "its most likely tokens",
+            &["draft.method=dflash", "draft.soft_weight=1", "teacher.soft_targets=top_k"],
         ),
         ("a selector", &["draft.method=dflash2", "draft.selector_rank=64"]),
         ("a chain", &["draft.method=dspark", "draft.markov_rank=64", "draft.block_size=16"]),
@@ -377,6 +398,8 @@ fn mpi_ranks_take_and_send_what_is_planned() {
         ("parallel.sequence=2", glide, 4096.0),
         ("parallel.zero=3", &EAGLE3, 2048.0),
         ("parallel.sequence=2", &EAGLE3, 2048.0),
+        ("parallel.zero=3", &DFLASH, 2048.0),
+        ("parallel.sequence=2", &DFLASH, 2048.0),
         ("parallel.tensor=2", glide, 4096.0),
         ("parallel.tensor=2", &EAGLE3, 2048.0),
     ] {

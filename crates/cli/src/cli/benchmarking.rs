@@ -11,6 +11,8 @@ pub(crate) enum BenchCommand {
     Glide(GlideBenchArguments),
     /// Training steps of an EAGLE-3 draft: seven test-time steps, every row learned.
     Eagle3(Eagle3BenchArguments),
+    /// Training steps of a DFlash draft: hard labels at the slots of drawn blocks.
+    Dflash(DflashBenchArguments),
     /// Steps of pretraining the default language model, sequence by sequence.
     Pretrain(PretrainBenchArguments),
     /// Rows of features through the target into a store of one shard a row.
@@ -92,6 +94,36 @@ pub(crate) struct Eagle3BenchArguments {
     /// Tokens that the draft proposes (default: the shape's).
     #[arg(long, value_parser = positive)]
     pub(crate) draft_vocab_size: Option<usize>,
+}
+
+/// Arguments of `bench dflash`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DflashBenchArguments {
+    #[command(flatten)]
+    pub(crate) shape: ShapeArguments,
+    #[command(flatten)]
+    pub(crate) bench: BenchArguments,
+    /// Tokens of a row; several are cases of their own.
+    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
+    pub(crate) tokens: Vec<usize>,
+    /// Run the target in every step; else features are drawn.
+    #[arg(long)]
+    pub(crate) online: bool,
+    /// Layers of the draft.
+    #[arg(long, default_value = "2", value_parser = positive)]
+    pub(crate) draft_layers: usize,
+    /// Layers of the target that are read.
+    #[arg(long, default_value = "5", value_parser = positive)]
+    pub(crate) taps: usize,
+    /// Slots of a block.
+    #[arg(long, default_value = "8", value_parser = positive)]
+    pub(crate) block_size: usize,
+    /// Blocks of a row (default: one for every 8 tokens).
+    #[arg(long, value_parser = positive)]
+    pub(crate) blocks: Option<usize>,
+    /// Slots after which a slot's weight has fallen to 1/e.
+    #[arg(long, default_value_t = 4.0)]
+    pub(crate) slot_decay: f64,
 }
 
 /// Arguments of `bench pretrain`.

@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::features::store::{Compression, StoreDtype};
-use crate::objective::{SoftTargetKind, TailKind};
+use crate::objective::{SoftTargetKind, TailKind, TeacherDistribution};
 use crate::optim::AdamWConfig;
 use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
@@ -103,6 +103,16 @@ pub struct TeacherConfig {
     pub top_k: usize,
     /// What becomes of the rest.
     pub tail: TailKind,
+}
+
+impl TeacherConfig {
+    /// How much of the teacher's distribution is learned.
+    pub(crate) fn distribution(&self) -> TeacherDistribution {
+        match self.soft_targets {
+            SoftTargetKind::Full => TeacherDistribution::Whole,
+            SoftTargetKind::TopK => TeacherDistribution::TopK { k: self.top_k, tail: self.tail },
+        }
+    }
 }
 
 impl Default for TeacherConfig {

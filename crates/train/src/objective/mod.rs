@@ -1,5 +1,6 @@
 //! What a draft method minimises.
 
+mod distributions;
 mod soft_targets;
 
 use std::any::Any;
@@ -14,6 +15,9 @@ use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 
+pub use distributions::TeacherDistribution;
+pub(crate) use distributions::TopDistributions;
+pub(crate) use soft_targets::mixed_in_words;
 pub use soft_targets::{SoftTargetKind, TailKind};
 
 /// What micro-batches are divided by.

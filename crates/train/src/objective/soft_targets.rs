@@ -36,3 +36,15 @@ impl TailKind {
         }
     }
 }
+
+/// A soft part of this weight beside the text, in words.
+pub(crate) fn mixed_in_words(soft_weight: f64, soft: &str) -> String {
+    let text = Quantities::TEXT;
+    // Rounded, because 1 - 0.9 is not 0.1.
+    let hard_weight = (1e6 * (1.0 - soft_weight)).round() / 1e6;
+    match soft_weight {
+        0.0 => text.to_owned(),
+        1.0 => soft.to_owned(),
+        weight => format!("{weight} × ({soft}) + {hard_weight} × {text}"),
+    }
+}

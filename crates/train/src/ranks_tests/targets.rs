@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, SelectorSizes};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{
@@ -16,6 +17,9 @@ use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, Wor
 use serde_json::{Value, json};
 
 use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
+use crate::method::block::{
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights, SoftLoss,
+};
 use crate::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, TeacherDistribution,
 };
@@ -273,10 +277,20 @@ fn eagle3_step(
     let head = target.head().expect("head");
     let objective = Eagle3Objective::new(draft.expect("draft"), &head, switches.clone());
     let objective = objective.expect("objective").with_distribution(distribution);
+    step(world, batch, &target, &objective)
+}
+
+/// Summed gradients and the loss of a row that the ranks share.
+fn step(
+    world: &World,
+    batch: &Batch,
+    target: &Target,
+    objective: &dyn Objective,
+) -> (f64, Vec<Vec<f32>>) {
     let groups = groups(world, world.size());
     let own = groups.cut(batch.clone());
     let part = groups.part_of(own.ids.len());
-    let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
+    let features = run_target(target, &own, part.as_ref(), &objective.needs()).expect("features");
     let prepared = objective.prepare(&own, &features).expect("rows");
     let mut denominators = prepared.denominators.clone();
     world.all_reduce_sum(&mut denominators);
@@ -310,19 +324,72 @@ fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
         (&plain, top_k),
     ] {
         for batch in [packed(23), packed(3), one_sided.clone()] {
-            let (loss, gradients) = eagle3_step(&World::single(), &batch, (config, distribution));
-            let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
-            for ranks in [2, 4] {
-                for (sum, sums) in
-                    in_threads(ranks, |world| eagle3_step(&world, &batch, (config, distribution)))
-                {
-                    assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
-                    assert_eq!(gradients.len(), sums.len());
-                    for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
-                        assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
-                    }
-                }
+            parts_learn_like_the_whole(|world| eagle3_step(world, &batch, (config, distribution)));
+        }
+    }
+}
+
+/// Ranks that share a row come to the loss and the gradients of one rank; that loss.
+fn parts_learn_like_the_whole(step: impl Fn(&World) -> (f64, Vec<Vec<f32>>) + Sync) -> f64 {
+    let (loss, gradients) = step(&World::single());
+    let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
+    for ranks in [2, 4] {
+        for (sum, sums) in in_threads(ranks, |world| step(&world)) {
+            assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
+            assert_eq!(gradients.len(), sums.len());
+            for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
+                assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
             }
+        }
+    }
+    loss
+}
+
+/// Summed gradients and the loss of a block draft with a selector.
+fn block_step(world: &World, batch: &Batch, loss: &BlockLoss) -> (f64, Vec<Vec<f32>>) {
+    let sizes = config(&json!({}));
+    let target = target(&sizes, TargetOptions::default(), None);
+    let sizes = BlockConfig {
+        target_layers: [0, 2].map(LayerId).to_vec(),
+        selector: loss.selector.map(|_| SelectorSizes { rank: 5, top_k: 20 }),
+        initializer_range: 0.3,
+        ..BlockConfig::for_target(&sizes, 2, 4, 60)
+    };
+    let table = target.embedding().expect("table");
+    let draft = BlockDraft::initialise(&sizes, &table, 7).expect("draft");
+    let draws = BlockDraws { seed: 3, budget: BlockBudget::PerTokens(2) };
+    let head = target.head().expect("head");
+    step(world, batch, &target, &BlockObjective::new(draft, &head, loss.clone(), draws))
+}
+
+#[test]
+fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
+    let mut one_sided = packed(23);
+    one_sided.loss_mask[9..].fill(false);
+    let plain = BlockLoss {
+        weights: SlotWeights::Decay,
+        decay: 3.0,
+        alpha: 0.5,
+        divide_by_rows: false,
+        soft: None,
+        selector: None,
+    };
+    let soft = |weight, distribution| Some(SoftLoss { weight, distribution });
+    let top_k = TeacherDistribution::TopK { k: 5, tail: TailKind::Bucket };
+    let dpace = BlockLoss { weights: SlotWeights::Dpace, ..plain.clone() };
+    let selector = Some(SelectorLoss { weight: 0.7, over_hits: true });
+    for loss in [
+        BlockLoss { divide_by_rows: true, ..dpace.clone() },
+        BlockLoss { selector, ..dpace.clone() },
+        BlockLoss { soft: soft(0.6, TeacherDistribution::Whole), ..plain.clone() },
+        BlockLoss { soft: soft(1.0, top_k), ..plain.clone() },
+        dpace,
+        plain,
+    ] {
+        // A block may reach beyond the part that it begins in.
+        for batch in [packed(23), packed(3), one_sided.clone()] {
+            let sum = parts_learn_like_the_whole(|world| block_step(world, &batch, &loss));
+            assert!(sum > 0.0, "nothing is learned");
         }
     }
 }

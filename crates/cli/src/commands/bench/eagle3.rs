@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &Eagle3BenchArguments, cases: &mut Cases) -> Result
     let sizes = sizes(&config, size)?;
     let target =
         if arguments.online { Some(shape::target(&arguments.shape, &place)?) } else { None };
-    let tables = Tables::of(&config, target.as_ref(), &place)?;
+    let tables = shape::Tables::of(&config, target.as_ref(), &place)?;
     for &tokens in &arguments.tokens {
         let mut about = place.describe("eagle3");
         about.extend(object(json!({
@@ -59,30 +59,12 @@ fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config>
     })
 }
 
-/// Embedding table and head of a target.
-struct Tables {
-    embedding: Tensor,
-    head: Tensor,
-}
-
-impl Tables {
-    fn of(config: &TargetConfig, target: Option<&Target>, place: &Place) -> Result<Self> {
-        if let Some(target) = target {
-            return Ok(Self { embedding: target.embedding()?, head: target.head()? });
-        }
-        let draw = || -> Result<Tensor> {
-            let shape = [config.vocab_size, config.hidden_size];
-            let table = shape::normal(config.initializer_range, &shape, &place.device)?;
-            Ok(table.to_dtype(place.options.dtype)?)
-        };
-        let embedding = draw()?;
-        let head = if config.tie_word_embeddings { embedding.clone() } else { draw()? };
-        Ok(Self { embedding, head })
-    }
-}
-
 /// A fresh draft that proposes the first tokens of the target's vocabulary.
-fn objective(sizes: &Eagle3Config, tables: &Tables, place: &Place) -> Result<Eagle3Objective> {
+fn objective(
+    sizes: &Eagle3Config,
+    tables: &shape::Tables,
+    place: &Place,
+) -> Result<Eagle3Objective> {
     let kept = (0..sizes.draft_vocab_size as u32).map(TargetTokenId).collect();
     let map = VocabularyMap::new(kept, sizes.vocab_size)?;
     let mut tensors = shape::draw(&tensor_specs(sizes), sizes.initializer_range, place)?;
@@ -100,13 +82,10 @@ fn objective(sizes: &Eagle3Config, tables: &Tables, place: &Place) -> Result<Eag
 
 /// Features as a store would give them.
 fn drawn_features(tokens: usize, config: &TargetConfig, place: &Place) -> Result<BatchFeatures> {
-    let states =
-        |layers: usize| shape::normal(1.0, &[tokens, layers * config.hidden_size], &place.device);
+    let teacher = shape::states(tokens, 1, config, place)?;
     Ok(BatchFeatures {
-        part: None,
-        last_kv: None,
-        aux_hidden: Some(states(TAPPED_LAYERS)?),
-        teacher: TeacherFeatures::EveryToken { hidden: states(1)? },
+        teacher: TeacherFeatures::EveryToken { hidden: teacher },
+        ..shape::tapped(tokens, TAPPED_LAYERS, config, place)?
     })
 }
 

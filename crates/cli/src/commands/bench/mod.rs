@@ -7,6 +7,7 @@
 mod capture;
 mod clock;
 mod decode;
+mod dflash;
 mod eagle3;
 mod glide;
 mod pretrain;
@@ -37,6 +38,7 @@ fn measure(command: &BenchCommand, cases: &mut Cases) -> Result<()> {
     match command {
         BenchCommand::Glide(arguments) => glide::run(arguments, cases),
         BenchCommand::Eagle3(arguments) => eagle3::run(arguments, cases),
+        BenchCommand::Dflash(arguments) => dflash::run(arguments, cases),
         BenchCommand::Pretrain(arguments) => pretrain::run(arguments, cases),
         BenchCommand::Capture(arguments) => capture::run(arguments, cases),
         BenchCommand::Decode(arguments) => decode::run(arguments, cases),
@@ -171,6 +173,8 @@ mod tests {
             ("glide --shape tiny --tokens 32 --llm-loss --precision bf16", vec![32]),
             ("eagle3 --shape tiny --tokens 24,48", vec![24, 48]),
             ("eagle3 --shape tiny --tokens 24 --online --draft-vocab-size 64", vec![24]),
+            ("dflash --shape tiny --tokens 40,48 --taps 3", vec![40, 48]),
+            ("dflash --shape tiny --tokens 24 --online --blocks 5 --block-size 4", vec![24]),
             ("capture --shape tiny --tokens 32,48", vec![32, 48]),
             ("capture --shape tiny --tokens 32 --method glide", vec![32]),
             ("decode --shape tiny --rows 1,4 --context 20", vec![1, 4]),
@@ -193,6 +197,16 @@ mod tests {
         // The loss of a uniform guess over 512 tokens.
         let uniform = 512.0_f64.ln();
         assert!((figure(&lines[0], "loss") - uniform).abs() < 0.5, "{}", lines[0]);
+    }
+
+    #[test]
+    fn blocks_are_counted_by_the_tokens_unless_they_are_given() {
+        for (more, blocks) in [("", 8), (" --blocks 3", 3), (" --blocks 3000", 63)] {
+            let arguments = format!("dflash --shape tiny --tokens 64{more}");
+            let lines = lines(&format!("{arguments} --warm-ups 0 --steps 1"));
+            assert_eq!(lines[0]["blocks"], blocks, "{}", lines[0]);
+            assert!((figure(&lines[0], "loss") - 512.0_f64.ln()).abs() < 0.5, "{}", lines[0]);
+        }
     }
 
     #[test]

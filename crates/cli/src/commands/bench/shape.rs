@@ -7,6 +7,7 @@ use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::{Target, tensor_specs};
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::weights::memory::MemorySource;
+use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use serde_json::json;
 
 use super::Place;
@@ -108,4 +109,65 @@ pub(super) fn batch(tokens: usize, row: usize, vocabulary: usize) -> Batch {
 /// Token `t` of row `row`: no row and no part of a row is like another.
 pub(super) fn token(t: usize, row: usize, vocabulary: usize) -> u32 {
     ((t * 7919 + row * 104_729) % vocabulary) as u32
+}
+
+/// Random states of some layers side by side, `[T, L·H]`.
+///
+/// # Errors
+/// - the device has no memory for them
+pub(super) fn states(
+    tokens: usize,
+    layers: usize,
+    config: &TargetConfig,
+    place: &Place,
+) -> Result<Tensor> {
+    normal(1.0, &[tokens, layers * config.hidden_size], &place.device)
+}
+
+/// Features of some tapped layers as a store would give them, without a teacher.
+///
+/// # Errors
+/// - the device has no memory for them
+pub(super) fn tapped(
+    tokens: usize,
+    layers: usize,
+    config: &TargetConfig,
+    place: &Place,
+) -> Result<BatchFeatures> {
+    Ok(BatchFeatures {
+        part: None,
+        last_kv: None,
+        aux_hidden: Some(states(tokens, layers, config, place)?),
+        teacher: TeacherFeatures::None,
+    })
+}
+
+/// Embedding table and head of a target.
+pub(super) struct Tables {
+    pub(super) embedding: Tensor,
+    pub(super) head: Tensor,
+}
+
+impl Tables {
+    /// Those of `target`, or drawn ones.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub(super) fn of(
+        config: &TargetConfig,
+        target: Option<&Target>,
+        place: &Place,
+    ) -> Result<Self> {
+        if let Some(target) = target {
+            return Ok(Self { embedding: target.embedding()?, head: target.head()? });
+        }
+        let draw = || -> Result<Tensor> {
+            let shape = [config.vocab_size, config.hidden_size];
+            let table = normal(config.initializer_range, &shape, &place.device)?;
+            Ok(table.to_dtype(place.options.dtype)?)
+        };
+        let embedding = draw()?;
+        let head = if config.tie_word_embeddings { embedding.clone() } else { draw()? };
+        Ok(Self { embedding, head })
+    }
 }

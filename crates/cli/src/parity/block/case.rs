@@ -11,7 +11,7 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::block::{
-    BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
 use longdraft_train::objective::Objective;
@@ -130,7 +130,7 @@ impl<'a> Case<'a> {
         let draft = BlockDraft::from_source(&source, &self.config, &self.frozen("in.embed")?)?;
         let starts: Vec<Vec<usize>> = self.rows.iter().map(|row| row.anchors.clone()).collect();
         let starts = move |batch: &Batch| starts[batch.row].clone();
-        let (head, draws) = (self.head()?, BlockDraws { seed: 0, blocks_per_row: 1 });
+        let (head, draws) = (self.head()?, BlockDraws { seed: 0, budget: BlockBudget::PerRow(1) });
         if self.config.chain.is_some() {
             let objective = ChainObjective::new(draft, &head, self.chain_loss(), draws);
             return Ok(Box::new(objective.with_starts(starts)));
@@ -170,6 +170,7 @@ impl<'a> Case<'a> {
             decay: gamma.unwrap_or(1.0),
             alpha: self.number("alpha").unwrap_or(0.5),
             divide_by_rows: self.meta["divisor"] == "rows",
+            soft: None,
             selector,
         })
     }

@@ -4,35 +4,54 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
+use longdraft_models::target::KeyValues;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, untapped};
+use crate::features::BatchFeatures;
+
+/// How many blocks are drawn of a row, where there are so many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockBudget {
+    /// The same number of every row.
+    PerRow(usize),
+    /// One for every so many supervised tokens, and at least one.
+    PerTokens(usize),
+}
+
+impl BlockBudget {
+    /// Blocks of a row with so many supervised tokens.
+    pub fn of(self, supervised: usize) -> usize {
+        match self {
+            Self::PerRow(blocks) => blocks,
+            Self::PerTokens(tokens) => (supervised / tokens.max(1)).max(1),
+        }
+    }
+}
 
 /// How blocks are drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockDraws {
     /// Run key.
     pub seed: u64,
-    /// Blocks of a row at most.
-    pub blocks_per_row: usize,
+    /// How many of a row.
+    pub budget: BlockBudget,
 }
 
 impl BlockDraws {
     /// Where the blocks of a row begin, ascending: different tokens, all equally likely, that are
     /// supervised and followed by a supervised one of the same document.
     pub fn of(&self, batch: &Batch) -> Vec<usize> {
-        let tokens = batch.ids.len();
-        let may = |t: &usize| same_document(batch, *t, t + 1) && batch.loss_mask[*t];
-        let mut candidates: Vec<usize> =
-            (0..tokens.saturating_sub(1)).filter(|t| may(t) && batch.loss_mask[t + 1]).collect();
-        if candidates.len() > self.blocks_per_row {
+        let mut candidates = candidates(batch);
+        let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
+        let blocks = self.budget.of((0..batch.ids.len()).filter(supervised).count());
+        if candidates.len() > blocks {
             let key = [batch.epoch, batch.row as u64];
             let mut rng = CounterRng::new(self.seed, "blocks", &key);
-            for i in 0..self.blocks_per_row {
+            for i in 0..blocks {
                 let other = i + rng.below((candidates.len() - i) as u64) as usize;
                 candidates.swap(i, other);
             }
-            candidates.truncate(self.blocks_per_row);
+            candidates.truncate(blocks);
             candidates.sort_unstable();
         }
         candidates
@@ -115,6 +134,16 @@ impl Slots {
         self.before.push(batch.ids[place - 1]);
     }
 
+    /// Slots of one of the blocks.
+    pub(super) fn of_a_block(&self) -> usize {
+        self.ids.len() / self.anchors.len().max(1)
+    }
+
+    /// Tokens at which the learned slots have their teachers: those before their labels.
+    pub(super) fn teachers(&self) -> Vec<u32> {
+        self.places.iter().map(|place| place - 1).collect()
+    }
+
     /// All slots' states after a draft's final norm, `[R, H]`.
     pub(in crate::method) fn states(
         &self,
@@ -122,18 +151,65 @@ impl Slots {
         batch: &Batch,
         features: &BatchFeatures,
     ) -> Result<Tensor> {
-        if features.part.is_some() {
-            return Err(untapped("the whole row"));
-        }
+        self.states_over(draft, &context(draft, batch, features)?, batch.ids.len())
+    }
+
+    /// The same over the [`context`] of a row of `tokens`.
+    pub(super) fn states_over(
+        &self,
+        draft: &BlockDraft,
+        context: &[KeyValues],
+        tokens: usize,
+    ) -> Result<Tensor> {
         let config = draft.config();
-        let context = draft.context(features.aux_hidden()?, &batch.position_ids)?;
-        let visible = Visible::new(config, &self.anchors, config.block_size, batch.ids.len());
-        Ok(draft.blocks(&self.ids, &self.positions, &context, &visible)?)
+        let visible = Visible::new(config, &self.anchors, config.block_size, tokens);
+        Ok(draft.blocks(&self.ids, &self.positions, context, &visible)?)
     }
 }
 
+/// Keys and values of a row's tokens in every layer, `[T, K, D]` each. Where ranks share the row, each
+/// computes those of its part; all layers are gathered at once, so that every rank gathers as often.
+pub(super) fn context(
+    draft: &BlockDraft,
+    batch: &Batch,
+    features: &BatchFeatures,
+) -> Result<Vec<KeyValues>> {
+    let own = features.rows().unwrap_or(0..batch.ids.len());
+    let layers = draft.context(features.aux_hidden()?, &batch.position_ids[own])?;
+    let Some(part) = &features.part else { return Ok(layers) };
+    let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();
+    let all = part.gather(&Tensor::cat(&sides, 1)?)?;
+    let heads = draft.config().num_key_value_heads;
+    let side = |side: usize| all.narrow(1, side * heads, heads);
+    let layer = |i| Ok(KeyValues { k: side(2 * i)?, v: side(2 * i + 1)? });
+    (0..layers.len()).map(layer).collect()
+}
+
+/// What a rank does that runs a part of a row without a learned slot: it gives the others its keys. The
+/// result is a number without worth, through which their gradients reach these; `None` of a whole row.
+pub(super) fn give_keys(
+    draft: &BlockDraft,
+    batch: &Batch,
+    features: &BatchFeatures,
+) -> Result<Option<Tensor>> {
+    if features.part.is_none() {
+        return Ok(None);
+    }
+    let context = context(draft, batch, features)?;
+    let Some(layer) = context.first() else { return Ok(None) };
+    let sum = layer.k.sum_all()?;
+    // A number as factor would end the way back here.
+    Ok(Some((&sum * sum.zeros_like()?)?))
+}
+
+/// Where blocks may begin, ascending.
+pub(super) fn candidates(batch: &Batch) -> Vec<usize> {
+    let may = |t: &usize| batch.loss_mask[*t] && is_learned(batch, *t, t + 1);
+    (0..batch.ids.len()).filter(may).collect()
+}
+
 /// Whether a block that begins at `start` learns the token at `place`.
-fn is_learned(batch: &Batch, start: usize, place: usize) -> bool {
+pub(super) fn is_learned(batch: &Batch, start: usize, place: usize) -> bool {
     same_document(batch, start, place) && batch.loss_mask[place]
 }
 
@@ -174,13 +250,13 @@ mod tests {
 
     #[test]
     fn blocks_begin_where_a_supervised_token_follows_in_the_document() {
-        let all = BlockDraws { seed: 1, blocks_per_row: 9 };
+        let all = BlockDraws { seed: 1, budget: BlockBudget::PerRow(9) };
         assert_eq!(all.of(&batch()), [1, 4, 6, 7, 8]);
     }
 
     #[test]
     fn draws_repeat_within_an_epoch_and_reach_every_place() {
-        let draws = BlockDraws { seed: 1, blocks_per_row: 2 };
+        let draws = BlockDraws { seed: 1, budget: BlockBudget::PerRow(2) };
         let mut seen = std::collections::BTreeSet::new();
         for epoch in 0..40 {
             let batch = Batch { epoch, ..batch() };
@@ -190,6 +266,19 @@ mod tests {
             seen.extend(blocks);
         }
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1, 4, 6, 7, 8]);
+    }
+
+    #[test]
+    fn a_budget_of_tokens_counts_the_supervised_ones() {
+        // 4 of either document, none of the padding.
+        for (tokens, blocks) in [(1, 5), (2, 4), (3, 2), (4, 2), (5, 1), (100, 1)] {
+            let draws = BlockDraws { seed: 1, budget: BlockBudget::PerTokens(tokens) };
+            assert_eq!(draws.of(&batch()).len(), blocks, "{tokens}");
+        }
+        let budget = BlockBudget::PerTokens(3);
+        let draws = |epoch| BlockDraws { seed: 1, budget }.of(&Batch { epoch, ..batch() });
+        assert_eq!(draws(1), draws(1));
+        assert!((0..20).any(|epoch| draws(epoch) != draws(1)), "always the same blocks");
     }
 
     #[test]

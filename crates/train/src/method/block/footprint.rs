@@ -8,7 +8,9 @@ use longdraft_models::draft::block::{
 use longdraft_models::target::Tap;
 use longdraft_models::weights::TensorSpec;
 
+use super::blocks::BlockBudget;
 use super::build::check_sizes;
+use super::teacher::SoftLoss;
 use crate::error::Result;
 use crate::features::TeacherKind;
 use crate::footprint::graph::{Angles, Graph, Matrix};
@@ -19,9 +21,11 @@ use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
 #[derive(Debug, Clone)]
 pub(in crate::method) struct BlockFootprint {
     sizes: BlockConfig,
-    blocks_per_row: usize,
+    budget: BlockBudget,
     /// Whether weights wait for all rows of a step.
     holds_step: bool,
+    /// The part of the target's distribution in the loss.
+    soft: Option<SoftLoss>,
 }
 
 impl Footprint for BlockFootprint {
@@ -34,7 +38,19 @@ impl Footprint for BlockFootprint {
     }
 
     fn teacher(&self) -> TeacherKind {
-        if self.sizes.chain.is_some() { TeacherKind::EveryToken } else { TeacherKind::None }
+        match self.soft {
+            _ if self.sizes.chain.is_some() => TeacherKind::EveryToken,
+            None => TeacherKind::None,
+            Some(soft) => soft.distribution.needs(),
+        }
+    }
+
+    fn ahead(&self) -> usize {
+        if self.soft.is_some() { self.sizes.block_size } else { 0 }
+    }
+
+    fn gathered_key_values(&self) -> usize {
+        2 * self.sizes.layers.len() * self.sizes.kv_size()
     }
 
     fn holds_step(&self) -> bool {
@@ -57,9 +73,9 @@ impl Footprint for BlockFootprint {
             (learned, head) = self.chained(&mut graph, (hidden, states, head), sizes);
         }
         let mut loss = graph.loss(learned, head);
-        if self.sizes.chain.is_some() {
-            let distance = graph.loss(learned, head);
-            loss = graph.add(loss, distance);
+        if self.passes() > 1 {
+            let other = graph.loss(learned, head);
+            loss = graph.add(loss, other);
         }
         if let Some(sizes) = self.sizes.selector {
             let selected = self.selector(&mut graph, (states, head), sizes);
@@ -69,7 +85,7 @@ impl Footprint for BlockFootprint {
         for pass in [Pass::Forward, Pass::InputGradient] {
             graph.pack(pass, (of_slots.chunk(vocabulary), width, vocabulary));
         }
-        let chunks = chunk_bytes(&of_slots, width, vocabulary, false);
+        let chunks = chunk_bytes(&of_slots, width, vocabulary, row.teacher_logits);
         RowMemory::of(&graph, loss, chunks, row_bytes(slots))
     }
 
@@ -86,7 +102,8 @@ impl Footprint for BlockFootprint {
         let seen = config.sliding_window.map_or(f64::INFINITY, |window| window as f64);
         let attention =
             14.0 * config.query_size() as f64 * layers * seen.min(row_tokens as f64 / 2.0);
-        let head = 4.0 * width * config.vocab_size as f64;
+        let heads = 2 * self.passes() + usize::from(row.teacher_logits);
+        let head = 2.0 * heads as f64 * width * config.vocab_size as f64;
         let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
         6.0 * of_context + slots * (6.0 * of_slots + attention + head)
     }
@@ -100,16 +117,29 @@ impl BlockFootprint {
     pub(in crate::method) fn new(
         sizes: BlockConfig,
         holds_step: bool,
-        blocks_per_row: usize,
+        budget: BlockBudget,
         target: &TargetConfig,
     ) -> Result<Self> {
         check_sizes(&sizes, target)?;
-        Ok(Self { sizes, blocks_per_row, holds_step })
+        Ok(Self { sizes, budget, holds_step, soft: None })
+    }
+
+    /// The same where the loss learns the target's distribution.
+    pub(in crate::method) fn with_soft(self, soft: Option<SoftLoss>) -> Self {
+        Self { soft, ..self }
+    }
+
+    /// Passes of the head over the learned slots: the text and the target's distribution are one each.
+    fn passes(&self) -> usize {
+        let mixes = self.soft.is_some_and(|soft| soft.weight < 1.0);
+        1 + usize::from(mixes || self.sizes.chain.is_some())
     }
 
     /// Slots of a row at most.
     fn slots(&self, row: &Row) -> u64 {
-        row.tokens.min(self.blocks_per_row as u64) * self.sizes.block_size as u64
+        // Of a row that ranks share, each runs the blocks that begin in its part.
+        let of_row = self.budget.of((row.learned * row.parts) as usize) as u64;
+        row.tokens.min(of_row.div_ceil(row.parts)) * self.sizes.block_size as u64
     }
 
     fn network(&self, graph: &mut Graph, row: &Row, slots: u64) -> Matrix {
@@ -119,9 +149,12 @@ impl BlockFootprint {
         let fused = graph.linear(features, "fc", width);
         let context = graph.norm(fused, Some("hidden_norm"));
         let of_context = graph.angles(row.tokens, config.head_dim as u64);
-        let layers = 0..config.layers.len();
-        let contexts: Vec<[Matrix; 2]> =
-            layers.map(|i| self.key_values(graph, i, context, of_context)).collect();
+        let contexts: Vec<[Matrix; 2]> = (0..config.layers.len())
+            .map(|i| {
+                let own = self.key_values(graph, i, context, of_context);
+                own.map(|side| graph.gathered(side, row.parts))
+            })
+            .collect();
         let mut x = graph.constant(slots, width);
         let angles = graph.angles(slots, config.head_dim as u64);
         for (i, context) in contexts.into_iter().enumerate() {

@@ -3,8 +3,10 @@
 mod blocks;
 mod build;
 mod footprint;
+mod measure;
 mod objective;
 mod selected;
+mod teacher;
 mod weights;
 
 pub(super) use blocks::Slots;
@@ -12,7 +14,8 @@ pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use objective::{Starts, cross_entropy};
 
-pub use blocks::BlockDraws;
+pub use blocks::{BlockBudget, BlockDraws};
 pub use objective::{BlockLoss, BlockObjective};
 pub use selected::SelectorLoss;
+pub use teacher::SoftLoss;
 pub use weights::SlotWeights;

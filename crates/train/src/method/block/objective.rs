@@ -1,4 +1,5 @@
-//! Hard labels at the slots of drawn blocks: `Σ w CE / Σ w`, with the loss of a selector beside it.
+//! The text, or the target's distribution, at the slots of drawn blocks: `Σ w ℓ / Σ w`, with the loss
+//! of a selector beside it.
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
@@ -10,15 +11,15 @@ use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{BlockDraft, Selector};
 
-use super::blocks::{BlockDraws, Slots};
+use super::blocks::{BlockDraws, Slots, give_keys};
 use super::selected::{Hits, Selected, SelectorLoss};
+use super::teacher::{SoftLoss, teacher_rows};
 use super::weights::SlotWeights;
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
-use crate::objective::{Normalisation, Objective, Prepared};
-use crate::rounds::Rounds;
+use crate::objective::{Normalisation, Objective, Prepared, TeacherDistribution, mixed_in_words};
 
 /// What is minimised.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +32,8 @@ pub struct BlockLoss {
     pub alpha: f64,
     /// Whether rows divide the loss of D-PACE.
     pub divide_by_rows: bool,
+    /// The part of the target's distribution; without it slots learn the text alone.
+    pub soft: Option<SoftLoss>,
     /// The part of the draft's selector; without it a selector is neither trained nor asked.
     pub selector: Option<SelectorLoss>,
 }
@@ -48,15 +51,15 @@ pub(in crate::method) type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
 
 /// A block draft with its loss.
 pub struct BlockObjective {
-    draft: BlockDraft,
+    pub(super) draft: BlockDraft,
     /// The target's frozen head, `[V, H]`.
-    head: Tensor,
-    loss: BlockLoss,
+    pub(super) head: Tensor,
+    pub(super) loss: BlockLoss,
     starts: Starts,
 }
 
 /// What is learned of a row.
-struct Plan {
+pub(super) struct Plan {
     slots: Slots,
     /// Weights of the learned slots.
     weights: Vec<f32>,
@@ -78,8 +81,10 @@ impl BlockObjective {
         self
     }
 
-    fn slots(&self, batch: &Batch) -> Slots {
-        Slots::new(batch, &(self.starts)(batch), self.draft.config())
+    pub(super) fn slots(&self, batch: &Batch) -> Slots {
+        let mut starts = (self.starts)(batch);
+        starts.retain(|start| batch.owns(*start));
+        Slots::new(batch, &starts, self.draft.config())
     }
 
     /// The learned slots' states, `[S, H]`.
@@ -101,8 +106,32 @@ impl BlockObjective {
         slots.learned.iter().map(|slot| all[*slot as usize] as f32).collect()
     }
 
+    /// The slots' losses under `weights`, of their states `[S, H]`, and what the head makes of these.
+    fn judge(
+        &self,
+        states: &Tensor,
+        of: (&Batch, &Slots),
+        features: &BatchFeatures,
+        weights: &[f32],
+    ) -> Result<(Tensor, RowStatistics)> {
+        let hard = |weights: &[f32]| cross_entropy((states, &self.head), &of.1.labels, weights);
+        let Some(soft) = self.loss.soft else {
+            let Output { loss_sum, rows } = hard(weights)?;
+            return Ok((loss_sum, rows));
+        };
+        let share = |share: f64| weights.iter().map(|w| (share * f64::from(*w)) as f32).collect();
+        let scaled: Vec<f32> = share(soft.weight);
+        let Output { mut loss_sum, rows } =
+            soft.cross_entropy((states, &self.head), of, features, &scaled)?;
+        if soft.weight < 1.0 {
+            let scaled: Vec<f32> = share(1.0 - soft.weight);
+            loss_sum = (loss_sum + hard(&scaled)?.loss_sum)?;
+        }
+        Ok((loss_sum, rows))
+    }
+
     /// What the head makes of learned slots' states `[S, H]`, without a gradient.
-    fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
+    pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
         let output = linear_cross_entropy(&Inputs {
             hidden: &states.detach(),
             head: &self.head,
@@ -118,23 +147,33 @@ impl BlockObjective {
         let slots = self.slots(batch);
         let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
         let looks = self.loss.weights.look_at_the_draft();
-        if slots.learned.is_empty() || !(looks || hits_divide) {
-            return Ok(self.planned(slots, None, None));
+        if !(looks || hits_divide) {
+            return Ok(self.planned(batch, slots, None, None));
+        }
+        if slots.learned.is_empty() {
+            give_keys(&self.draft, batch, features)?;
+            return Ok(self.planned(batch, slots, None, None));
         }
         let states = self.states(batch, features, &slots)?.detach();
         let losses = if looks { Some(self.observe(&states, &slots)?.hard) } else { None };
         let hits = if hits_divide { self.hits(&states, &slots)? } else { None };
-        Ok(self.planned(slots, losses.as_deref(), hits.as_ref()))
+        Ok(self.planned(batch, slots, losses.as_deref(), hits.as_ref()))
     }
 
     /// The plan of a row, from the draft's own losses and hits where they matter.
-    fn planned(&self, slots: Slots, losses: Option<&[f64]>, hits: Option<&Hits>) -> Plan {
+    pub(super) fn planned(
+        &self,
+        batch: &Batch,
+        slots: Slots,
+        losses: Option<&[f64]>,
+        hits: Option<&Hits>,
+    ) -> Plan {
         let chances =
             losses.map(|losses| losses.iter().map(|loss| (-loss).exp()).collect::<Vec<_>>());
         let weights = self.weights(&slots, chances.as_deref());
         let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
         let by_rows = self.loss.divide_by_rows && self.loss.weights.look_at_the_draft();
-        let of_slots = if by_rows { 1.0 } else { total };
+        let of_slots = if by_rows { of_row(batch) } else { total };
         let mut denominators = vec![of_slots];
         if let Some(selector) = self.loss.selector {
             let of_hits = || hits.map_or(0.0, |hits| hits.total(&weights));
@@ -155,7 +194,11 @@ impl BlockObjective {
     }
 
     /// What the selector chooses at the hits, where one is trained.
-    fn select(&self, states: &Tensor, slots: &Slots) -> Result<Option<(Hits, Option<Selected>)>> {
+    pub(super) fn select(
+        &self,
+        states: &Tensor,
+        slots: &Slots,
+    ) -> Result<Option<(Hits, Option<Selected>)>> {
         let Some(hits) = self.hits(states, slots)? else { return Ok(None) };
         let Some((_, selector)) = self.selector() else { return Ok(None) };
         let selected = hits.select(selector, (states, &self.head), slots)?;
@@ -163,7 +206,7 @@ impl BlockObjective {
     }
 
     /// Counters of a row; a delay is a slot here. What a selector chooses counts where there is one.
-    fn metrics(
+    pub(super) fn metrics(
         &self,
         plan: &Plan,
         rows: &RowStatistics,
@@ -172,7 +215,11 @@ impl BlockObjective {
         let Plan { slots, weights, denominators } = plan;
         let mut metrics = DraftMetrics::default();
         let (mut right, mut chances) = (rows.agrees.clone(), rows.acceptance.clone());
-        let sum = rows.hard.iter().zip(weights).map(|(loss, w)| f64::from(*w) * loss).sum();
+        // Without a distribution to learn, labels are no soft targets.
+        let soft = self.loss.soft.map_or(0.0, |soft| soft.weight);
+        let soft_of = |row: usize| if soft > 0.0 { rows.soft[row] } else { 0.0 };
+        let loss_of = |row: usize| (1.0 - soft) * rows.hard[row] + soft * soft_of(row);
+        let sum = (0..weights.len()).map(|row| f64::from(weights[row]) * loss_of(row)).sum();
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: denominators[0] }];
         if let (Some((hits, selected)), Some(loss)) = (selected, self.loss.selector) {
             (metrics.candidate_rows, metrics.candidate_hits) = (weights.len(), hits.rows.len());
@@ -190,17 +237,17 @@ impl BlockObjective {
             metrics.parts.push(LossPart { weight: loss.weight, sum, denominator: denominators[1] });
         }
         let size = self.draft.config().block_size;
-        let mut agrees = vec![false; slots.ids.len()];
         for (row, slot) in slots.learned.iter().enumerate() {
             let delay = *slot % size as u32;
-            metrics.add_row(delay, rows.hard[row], 0.0, right[row], chances[row]);
-            agrees[*slot as usize] = right[row];
+            metrics.add_row(delay, rows.hard[row], soft_of(row), right[row], chances[row]);
         }
-        let length = |block: &[bool]| 1 + block[1..].iter().take_while(|right| **right).count();
-        metrics.replayed =
-            Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(length).sum() };
         Ok(metrics)
     }
+}
+
+/// What a row counts where rows divide a loss: once, whichever ranks share it.
+fn of_row(batch: &Batch) -> f64 {
+    f64::from(u8::from(batch.owns(0)))
 }
 
 /// Cross-entropies of labels under weights, of states `[S, H]` under a head `[V, H]`.
@@ -246,7 +293,20 @@ impl Objective for BlockObjective {
     }
 
     fn needs(&self) -> FeatureNeeds {
-        FeatureNeeds { taps: self.draft.taps(), teacher: TeacherKind::None, ahead: 0 }
+        let (taps, ahead) = (self.draft.taps(), self.draft.config().block_size);
+        match self.loss.soft {
+            None => FeatureNeeds { taps, teacher: TeacherKind::None, ahead: 0 },
+            Some(soft) => FeatureNeeds { taps, teacher: soft.distribution.needs(), ahead },
+        }
+    }
+
+    /// The whole distribution where one is learned, so that acceptance is exact.
+    fn held_out_needs(&self) -> FeatureNeeds {
+        let needs = self.needs();
+        match needs.teacher {
+            TeacherKind::None => needs,
+            _ => FeatureNeeds { teacher: TeacherKind::EveryToken, ..needs },
+        }
     }
 
     fn normalisation(&self) -> Normalisation {
@@ -258,9 +318,9 @@ impl Objective for BlockObjective {
             return None;
         }
         if self.loss.weights.look_at_the_draft() {
-            return Some(vec![1.0; 1 + usize::from(self.loss.selector.is_some())]);
+            return Some(vec![of_row(batch); 1 + usize::from(self.loss.selector.is_some())]);
         }
-        Some(self.planned(self.slots(batch), None, None).denominators)
+        Some(self.planned(batch, self.slots(batch), None, None).denominators)
     }
 
     /// The draft runs here only where weights or divisors depend on it.
@@ -280,15 +340,16 @@ impl Objective for BlockObjective {
         let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
         let Plan { slots, weights, .. } = plan;
         if slots.learned.is_empty() {
-            return Ok(Share { loss: None, metrics: DraftMetrics::default() });
+            let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
+            return Ok(Share { loss, metrics: self.metrics_of_nothing(plan)? });
         }
         let states = self.states(batch, features, slots)?;
         let states = if train { states } else { states.detach() };
-        let output = cross_entropy((&states, &self.head), &slots.labels, weights)?;
+        let (loss_sum, rows) = self.judge(&states, (batch, slots), features, weights)?;
         let selected = self.select(&states, slots)?;
-        let metrics = self.metrics(plan, &output.rows, selected.as_ref())?;
+        let metrics = self.metrics(plan, &rows, selected.as_ref())?;
         let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);
-        let mut loss = (output.loss_sum / divisor(0).unwrap_or(1.0))?;
+        let mut loss = (loss_sum / divisor(0).unwrap_or(1.0))?;
         if let (Some((hits, Some(selected))), Some(part)) = (&selected, self.loss.selector) {
             let factor = part.weight / divisor(1).unwrap_or(1.0);
             let weights: Vec<f64> =
@@ -300,8 +361,16 @@ impl Objective for BlockObjective {
         Ok(Share { loss: Some(loss), metrics })
     }
 
-    fn quantities(&self, _: TeacherKind) -> Quantities {
-        let text = Quantities::TEXT;
+    fn quantities(&self, teacher: TeacherKind) -> Quantities {
+        let (text, target) = (Quantities::TEXT, Quantities::TARGET.to_owned());
+        let (soft, acceptance) = match (teacher, self.loss.soft.map(|soft| soft.distribution)) {
+            (_, None) => (text.to_owned(), text.to_owned()),
+            (TeacherKind::EveryTokenTopK(k), Some(TeacherDistribution::TopK { tail, .. })) => {
+                (tail.in_words(k), format!("{target}'s top {k}"))
+            }
+            _ => (target.clone(), target),
+        };
+        let learned = mixed_in_words(self.loss.soft.map_or(0.0, |soft| soft.weight), &soft);
         let slots = format!("slots 1 to {} of drawn blocks", self.draft_len());
         let weights = match self.loss.weights {
             SlotWeights::Decay => format!("; weights fall by 1/e every {} slots", self.loss.decay),
@@ -313,23 +382,16 @@ impl Objective for BlockObjective {
             None => String::new(),
         };
         Quantities {
-            loss: format!("{text}; {slots}{weights}{selector}"),
+            loss: format!("{learned}; {slots}{weights}{selector}"),
             hard_loss: format!("{text}; {slots}"),
             agreement: text.to_owned(),
-            acceptance: text.to_owned(),
+            // That of a selector is its chance of the text's token.
+            acceptance: if self.loss.selector.is_some() { text.to_owned() } else { acceptance },
         }
     }
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
-        let slots = self.slots(batch);
-        if slots.learned.is_empty() {
-            return Ok(DraftMetrics::default());
-        }
-        let states = self.states(batch, features, &slots)?.detach();
-        let rows = self.observe(&states, &slots)?;
-        let selected = self.select(&states, &slots)?;
-        let plan = self.planned(slots, Some(&rows.hard), selected.as_ref().map(|(hits, _)| hits));
-        self.metrics(&plan, &rows, selected.as_ref())
+        self.measure_row(batch, features)
     }
 
     fn draft_len(&self) -> usize {
@@ -337,6 +399,9 @@ impl Objective for BlockObjective {
     }
 
     fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
-        batch.learned.clone()
+        match self.loss.soft {
+            None => batch.learned.clone(),
+            Some(_) => teacher_rows(batch, self.draft.config().block_size),
+        }
     }
 }

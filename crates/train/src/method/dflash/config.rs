@@ -5,7 +5,10 @@ use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::method::block::SlotWeights;
+use crate::method::block::{BlockBudget, SlotWeights};
+
+/// Blocks of a row where nothing else is asked for.
+const BLOCKS_PER_ROW: usize = 512;
 
 /// Layers over several of the target's layers that propose a whole block in one pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,14 +29,18 @@ pub struct Dflash {
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
-    /// Blocks that are drawn of a row, at most.
-    pub blocks_per_row: usize,
+    /// Blocks that are drawn of a row, at most (default: 512).
+    pub blocks_per_row: Option<usize>,
+    /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
+    pub tokens_per_block: Option<usize>,
     /// What a slot's loss is multiplied by.
     pub slot_weights: SlotWeights,
     /// Slots after which the weight of `decay` has fallen to 1/e (default: 1 + 3/8 of the block).
     pub slot_decay: Option<f64>,
     /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace` (default: 0.5).
     pub dpace_alpha: Option<f64>,
+    /// Weight λ of the target's distribution in a slot's loss, 0 to 1; the rest learns the text.
+    pub soft_weight: f64,
     /// Divides the loss of `dpace` by the rows instead of by the weights, as its first trainer did.
     pub divide_by_rows: bool,
 }
@@ -47,10 +54,12 @@ impl Default for Dflash {
             sliding_window: None,
             causal: false,
             mask_token_id: None,
-            blocks_per_row: 512,
+            blocks_per_row: None,
+            tokens_per_block: None,
             slot_weights: SlotWeights::default(),
             slot_decay: None,
             dpace_alpha: None,
+            soft_weight: 0.0,
             divide_by_rows: false,
         }
     }
@@ -74,6 +83,14 @@ impl Dflash {
         }
         config.is_causal = Some(self.causal);
         config
+    }
+
+    /// How many blocks are drawn of a row.
+    pub(in crate::method) fn budget(&self) -> BlockBudget {
+        match self.tokens_per_block {
+            Some(tokens) => BlockBudget::PerTokens(tokens),
+            None => BlockBudget::PerRow(self.blocks_per_row.unwrap_or(BLOCKS_PER_ROW)),
+        }
     }
 
     /// γ of the decaying weights. The published values, 7 for 16 slots and 4 for 8, lie on this line.

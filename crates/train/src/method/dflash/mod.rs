@@ -10,9 +10,10 @@ use longdraft_rules::{Problem, Rules};
 
 use super::block::{
     self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+    SoftLoss,
 };
 use super::{DraftMethod, Materials};
-use crate::config::TrainConfig;
+use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
@@ -26,23 +27,20 @@ impl DraftMethod for Dflash {
         "dflash"
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
-        problems(self, config)
+    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
+        problems(self)
     }
 
     fn is_compat(&self) -> bool {
         false
     }
 
-    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         // A token more or less in the table changes no size.
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        Ok(Arc::new(BlockFootprint::new(
-            sizes,
-            self.loss(None).waits(),
-            self.blocks_per_row,
-            target,
-        )?))
+        let loss = self.loss(None, &config.teacher);
+        let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
+        Ok(Arc::new(footprint.with_soft(loss.soft)))
     }
 
     fn check_start(
@@ -58,19 +56,26 @@ impl DraftMethod for Dflash {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, head) = block::build(materials, sizes, self.mask_token_id)?;
         let draws = self.draws(materials.config.train.seed);
-        Ok(Box::new(BlockObjective::new(draft, &head, self.loss(None), draws)))
+        let loss = self.loss(None, &materials.config.teacher);
+        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))
     }
 }
 
 impl Dflash {
     /// How blocks are drawn with a run's key.
     pub(super) fn draws(&self, seed: u64) -> BlockDraws {
-        BlockDraws { seed, blocks_per_row: self.blocks_per_row }
+        BlockDraws { seed, budget: self.budget() }
     }
 
     /// What is minimised, with the part of a selector.
-    pub(super) fn loss(&self, selector: Option<SelectorLoss>) -> BlockLoss {
+    pub(super) fn loss(
+        &self,
+        selector: Option<SelectorLoss>,
+        teacher: &TeacherConfig,
+    ) -> BlockLoss {
+        let (weight, distribution) = (self.soft_weight, teacher.distribution());
         BlockLoss {
+            soft: (weight > 0.0).then_some(SoftLoss { weight, distribution }),
             weights: self.slot_weights,
             decay: self.decay(),
             alpha: self.dpace_alpha.unwrap_or(0.5),
@@ -81,12 +86,13 @@ impl Dflash {
 }
 
 /// What makes no sense of the keys that all block drafts share.
-pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
+pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
     let mut rules = Rules::default();
     for (name, size, first, most) in [
         ("layers", draft.layers, 1, limits::DRAFT_LAYERS),
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
-        ("blocks_per_row", draft.blocks_per_row, 1, limits::ROW_TOKENS),
+        ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
+        ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("sliding_window", draft.sliding_window.unwrap_or(1), 1, limits::ROW_TOKENS),
     ] {
         rules.require(
@@ -95,6 +101,12 @@ pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
             format!("must be in {first} to {most}"),
         );
     }
+    rules.require_with(
+        draft.blocks_per_row.is_none() || draft.tokens_per_block.is_none(),
+        "draft.tokens_per_block",
+        &["draft.blocks_per_row"],
+        "is a second number of blocks beside `draft.blocks_per_row`: give one of them",
+    );
     if let Some(ids) = &draft.target_layers {
         rules.require(
             !ids.is_empty() && ids.windows(2).all(|pair| pair[0] < pair[1]),
@@ -112,7 +124,19 @@ pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
         "draft.dpace_alpha",
         "must be between 0 and 1",
     );
+    rules.require(
+        (0.0..=1.0).contains(&draft.soft_weight),
+        "draft.soft_weight",
+        "must be between 0 and 1",
+    );
     let weights = draft.slot_weights;
+    rules.require_with(
+        draft.soft_weight == 0.0 || !weights.look_at_the_draft(),
+        "draft.soft_weight",
+        &["draft.slot_weights"],
+        "learns the target's distribution, and `dpace` weighs slots by the chance of the text's token: \
+         set `draft.slot_weights: decay` or `uniform`",
+    );
     rules.require(
         draft.slot_decay.is_none() || weights == SlotWeights::Decay,
         "draft.slot_decay",
@@ -127,10 +151,5 @@ pub(super) fn problems(draft: &Dflash, config: &TrainConfig) -> Vec<Problem> {
             "belongs to `draft.slot_weights: dpace` and its forms",
         );
     }
-    rules.require(
-        config.parallel.sequence == 1,
-        "draft.method",
-        "trains blocks, which see the whole row: set `parallel.sequence: 1`",
-    );
     rules.into_problems()
 }

@@ -11,7 +11,7 @@ use longdraft_rules::{Problem, Rules};
 
 use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
 use super::{DraftMethod, Materials, dflash};
-use crate::config::TrainConfig;
+use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
@@ -25,7 +25,7 @@ impl DraftMethod for Dflash2 {
         "dflash2"
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
+    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
         let mut rules = Rules::default();
         for (name, size, most) in [
             ("selector_rank", self.selector_rank, limits::SELECTOR_RANK),
@@ -44,7 +44,7 @@ impl DraftMethod for Dflash2 {
             "draft.selector_weight",
             "must not be negative",
         );
-        let mut problems = dflash::problems(&self.block, config);
+        let mut problems = dflash::problems(&self.block);
         problems.extend(rules.into_problems());
         problems
     }
@@ -53,10 +53,12 @@ impl DraftMethod for Dflash2 {
         false
     }
 
-    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
-        let blocks = self.block.blocks_per_row;
-        Ok(Arc::new(BlockFootprint::new(sizes, self.loss().waits(), blocks, target)?))
+        let blocks = self.block.budget();
+        let loss = self.loss(&config.teacher);
+        let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
+        Ok(Arc::new(footprint.with_soft(loss.soft)))
     }
 
     fn check_start(
@@ -77,16 +79,16 @@ impl DraftMethod for Dflash2 {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, head) = block::build(materials, sizes, self.block.mask_token_id)?;
         let draws = self.block.draws(materials.config.train.seed);
-        Ok(Box::new(BlockObjective::new(draft, &head, self.loss(), draws)))
+        let loss = self.loss(&materials.config.teacher);
+        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))
     }
 }
 
 impl Dflash2 {
-    fn loss(&self) -> BlockLoss {
-        self.block.loss(Some(SelectorLoss {
-            weight: self.selector_weight,
-            over_hits: self.selector_over_hits,
-        }))
+    fn loss(&self, teacher: &TeacherConfig) -> BlockLoss {
+        let selector =
+            SelectorLoss { weight: self.selector_weight, over_hits: self.selector_over_hits };
+        self.block.loss(Some(selector), teacher)
     }
 
     fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {

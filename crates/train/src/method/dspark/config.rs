@@ -25,8 +25,10 @@ pub struct Dspark {
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
-    /// Blocks that are drawn of a row, at most.
-    pub blocks_per_row: usize,
+    /// Blocks that are drawn of a row, at most (default: 512).
+    pub blocks_per_row: Option<usize>,
+    /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
+    pub tokens_per_block: Option<usize>,
     /// Values of a token in the head that sees the token before a slot; 0 leaves the head out.
     pub markov_rank: usize,
     /// How that head mixes the token with the slot's state. Most engines serve `vanilla` alone.
@@ -77,7 +79,8 @@ impl Default for Dspark {
             sliding_window: None,
             causal: false,
             mask_token_id: None,
-            blocks_per_row: 512,
+            blocks_per_row: None,
+            tokens_per_block: None,
             markov_rank: 256,
             markov_head: MarkovHead::default(),
             confidence: true,
@@ -101,6 +104,7 @@ impl Dspark {
             causal: self.causal,
             mask_token_id: self.mask_token_id,
             blocks_per_row: self.blocks_per_row,
+            tokens_per_block: self.tokens_per_block,
             ..Dflash::default()
         }
     }

@@ -50,7 +50,12 @@ impl DraftMethod for Dspark {
                 "must not be negative",
             );
         }
-        let mut problems = dflash::problems(&self.block(), config);
+        rules.require(
+            config.parallel.sequence == 1,
+            "draft.method",
+            "trains blocks whose heads see the whole row: set `parallel.sequence: 1`",
+        );
+        let mut problems = dflash::problems(&self.block());
         problems.extend(rules.into_problems());
         problems
     }
@@ -61,7 +66,7 @@ impl DraftMethod for Dspark {
 
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        Ok(Arc::new(BlockFootprint::new(sizes, false, self.blocks_per_row, target)?))
+        Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
     }
 
     fn check_start(

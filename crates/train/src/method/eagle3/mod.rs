@@ -17,9 +17,8 @@ use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
-use crate::config::{TeacherConfig, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::TeacherKind;
 use crate::footprint::Footprint;
 use crate::limits;
 use crate::objective::{Objective, SoftTargetKind};
@@ -46,10 +45,7 @@ impl DraftMethod for Eagle3 {
     }
 
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
-        let teacher = match config.teacher.soft_targets {
-            SoftTargetKind::TopK => TeacherKind::EveryTokenTopK(config.teacher.top_k),
-            SoftTargetKind::Full => TeacherKind::EveryToken,
-        };
+        let teacher = config.teacher.distribution().needs();
         let objective = &self.objective;
         let of_masks = objective.compat.is_none() && objective.oov_rows == OovRows::Keep;
         Ok(Arc::new(Eagle3Footprint {
@@ -163,13 +159,8 @@ fn build(
         }
     };
     report(&trained, &counts, observer);
-    let TeacherConfig { soft_targets, top_k, tail } = config.teacher;
-    let distribution = match soft_targets {
-        SoftTargetKind::Full => TeacherDistribution::Whole,
-        SoftTargetKind::TopK => TeacherDistribution::TopK { k: top_k, tail },
-    };
     let objective = Eagle3Objective::new(trained, &target.head()?, draft.objective.clone())?;
-    Ok(Box::new(objective.with_distribution(distribution)))
+    Ok(Box::new(objective.with_distribution(config.teacher.distribution())))
 }
 
 /// The draft's sizes: as wanted, else the target's.

@@ -27,7 +27,9 @@ use crate::features::{
 };
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
-use crate::objective::{Normalisation, Objective, Prepared, SoftTargetKind, TailKind};
+use crate::objective::{
+    Normalisation, Objective, Prepared, SoftTargetKind, TailKind, mixed_in_words,
+};
 use crate::rounds::Rounds;
 
 /// Switches of the objective; defaults are the default mode's.
@@ -303,13 +305,7 @@ impl Objective for GlideObjective {
                 (target.to_owned(), target, target.to_owned())
             }
         };
-        // Rounded, because 1 - 0.9 is not 0.1.
-        let hard_weight = (1e6 * (1.0 - self.config.soft_weight)).round() / 1e6;
-        let loss = match self.config.soft_weight {
-            0.0 => text.to_owned(),
-            1.0 => soft,
-            weight => format!("{weight} × ({soft}) + {hard_weight} × {text}"),
-        };
+        let loss = mixed_in_words(self.config.soft_weight, &soft);
         Quantities {
             loss: format!("{loss}; {delays}"),
             hard_loss: format!("{text}; {delays}"),

@@ -8,11 +8,10 @@
 //! `D_i` is the number of rows that step `i` learns, over the whole optimizer step. Head and loss
 //! of all steps run as one pass over their learned rows, so nothing of size `T × V` or `T × T`
 //! exists: memory is `O(S · T)`. Where only the teacher's most likely tokens are kept, the
-//! distribution is theirs (`distribution.rs`): another objective than the whole distribution's,
+//! distribution is theirs (`crate::objective::distributions`): another objective than the whole distribution's,
 //! unless `k = V`.
 
 mod config;
-mod distribution;
 mod metrics;
 mod rows;
 mod steps;
@@ -33,11 +32,12 @@ use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind,
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
+
+pub use crate::objective::TeacherDistribution;
 use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
 pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
-pub use distribution::TeacherDistribution;
 pub use metrics::{Eagle3Metrics, StepCounts};
 pub use rows::RowPlan;
 
@@ -246,10 +246,7 @@ impl Objective for Eagle3Objective {
     }
 
     fn needs(&self) -> FeatureNeeds {
-        let teacher = match self.distribution {
-            TeacherDistribution::Whole => TeacherKind::EveryToken,
-            TeacherDistribution::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
-        };
+        let teacher = self.distribution.needs();
         FeatureNeeds { taps: self.draft.taps(), teacher, ahead: self.config.ttt_steps }
     }
 

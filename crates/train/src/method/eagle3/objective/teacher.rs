@@ -8,9 +8,8 @@ use longdraft_kernels::top_k::TopK;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
 
-use super::distribution::TopDistributions;
 use crate::error::Result;
-use crate::objective::TailKind;
+use crate::objective::{TailKind, TopDistributions};
 
 /// By token; only rows that some step reads are filled in.
 #[derive(Debug, Clone)]

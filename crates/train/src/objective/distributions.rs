@@ -9,7 +9,8 @@ use longdraft_kernels::top_k::TopK;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 
-use crate::objective::TailKind;
+use super::TailKind;
+use crate::features::TeacherKind;
 
 /// How much of the teacher's distribution a loss reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,9 +27,19 @@ pub enum TeacherDistribution {
     },
 }
 
+impl TeacherDistribution {
+    /// What it needs of the target, where rows read the teacher of later tokens.
+    pub(crate) fn needs(self) -> TeacherKind {
+        match self {
+            Self::Whole => TeacherKind::EveryToken,
+            Self::TopK { k, .. } => TeacherKind::EveryTokenTopK(k),
+        }
+    }
+}
+
 /// The distributions of some tokens over the draft's vocabulary.
 #[derive(Debug, Clone)]
-pub(super) struct TopDistributions {
+pub(crate) struct TopDistributions {
     starts: Vec<usize>,
     ids: Vec<u32>,
     log_probs: Vec<f32>,
@@ -39,7 +50,7 @@ pub(super) struct TopDistributions {
 
 impl TopDistributions {
     /// Distributions at the tokens `rows` of `tokens`, from `k` entries each.
-    pub(super) fn new(
+    pub(crate) fn new(
         entries: &TopK,
         k: usize,
         (rows, tokens): (&[u32], usize),
@@ -73,12 +84,12 @@ impl TopDistributions {
     }
 
     /// Which distribution every one of these tokens has; none for a token without.
-    pub(super) fn of_tokens(&self, tokens: &[u32]) -> Option<Vec<u32>> {
+    pub(crate) fn of_tokens(&self, tokens: &[u32]) -> Option<Vec<u32>> {
         tokens.iter().map(|token| self.of_token.get(*token as usize).copied().flatten()).collect()
     }
 
     /// As the loss reads them, `rows` being the distribution of every row.
-    pub(super) fn of_rows<'a>(&'a self, rows: &'a [u32]) -> SparseDistributions<'a> {
+    pub(crate) fn of_rows<'a>(&'a self, rows: &'a [u32]) -> SparseDistributions<'a> {
         SparseDistributions {
             starts: &self.starts,
             ids: &self.ids,
