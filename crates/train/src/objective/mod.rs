@@ -74,7 +74,12 @@ pub trait Objective {
     /// A micro-batch's denominators, if its masks alone decide them.
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>>;
 
-    /// Finds what is learned of a micro-batch; the draft does not run.
+    /// Whether [`Self::prepare`] runs the draft, which has to be whole then.
+    fn prepares_with_draft(&self) -> bool {
+        false
+    }
+
+    /// Finds what is learned of a micro-batch.
     ///
     /// # Errors
     /// - the features are not those that [`Self::needs`] names, or shapes do not fit

@@ -240,6 +240,10 @@ impl Stage {
         let needs = self.objective.needs();
         let Some(batch) = batches.get(round) else {
             self.features.join(&needs)?;
+            if self.objective.prepares_with_draft() {
+                self.gather_draft()?;
+                self.release_draft()?;
+            }
             return Ok(None);
         };
         let rows = self.objective.teacher_rows(batch);
@@ -259,7 +263,14 @@ impl Stage {
         if let Some(next) = next {
             self.features.read_ahead(Part::Train, next);
         }
+        let runs = self.objective.prepares_with_draft();
+        if runs {
+            self.gather_draft()?;
+        }
         let prepared = self.objective.prepare(batch, &features)?;
+        if runs {
+            self.release_draft()?;
+        }
         Ok(Some((features, prepared)))
     }
 

@@ -77,7 +77,7 @@ impl BlockObjective {
         let learned = self.loss.soft.map_or(TeacherDistribution::Whole, |soft| soft.distribution);
         let as_trained = match learned {
             TeacherDistribution::Whole => None,
-            top => Some(observed(top)?),
+            top @ TeacherDistribution::TopK { .. } => Some(observed(top)?),
         };
         let hits = selected.as_ref().map(|(hits, _)| hits);
         let plan = self.planned(batch, slots.clone(), Some(&whole.hard), hits);

@@ -147,7 +147,7 @@ impl BlockObjective {
         let slots = self.slots(batch);
         let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
         let looks = self.loss.weights.look_at_the_draft();
-        if !(looks || hits_divide) {
+        if !self.prepares_with_draft() {
             return Ok(self.planned(batch, slots, None, None));
         }
         if slots.learned.is_empty() {
@@ -321,6 +321,11 @@ impl Objective for BlockObjective {
             return Some(vec![of_row(batch); 1 + usize::from(self.loss.selector.is_some())]);
         }
         Some(self.planned(batch, self.slots(batch), None, None).denominators)
+    }
+
+    fn prepares_with_draft(&self) -> bool {
+        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
+        self.loss.weights.look_at_the_draft() || hits_divide
     }
 
     /// The draft runs here only where weights or divisors depend on it.
