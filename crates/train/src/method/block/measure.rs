@@ -16,21 +16,23 @@ use crate::metrics::DraftMetrics;
 use crate::objective::TeacherDistribution;
 use crate::rounds::Rounds;
 
-/// Blocks that run at the same time, so that memory does not grow with the row.
+/// Blocks that run at the same time at most, so that memory does not grow with the row.
 const BLOCKS: usize = 256;
 
 /// Greedy decoding of a row's text: a block stands at every token that a round may begin with, and
-/// `right` tells at which of some blocks' learned slots the draft proposes the text's token.
+/// `right` tells at which of some blocks' learned slots the draft proposes the text's token. So many
+/// blocks run at the same time as are drawn of the row: memory is that of training.
 fn replay(
     batch: &Batch,
     config: &BlockConfig,
+    drawn: usize,
     right: impl Fn(&Slots) -> Result<Vec<bool>>,
 ) -> Result<Rounds> {
     let (size, proposals) = (config.block_size, config.proposals());
     let slots_of = if config.chain.is_some() { Slots::from_anchors } else { Slots::new };
     // Proposals of the block at a token up to the first wrong one, `[T]`.
     let mut held = vec![0; batch.ids.len()];
-    for starts in candidates(batch).chunks(BLOCKS) {
+    for starts in candidates(batch).chunks(drawn.clamp(1, BLOCKS)) {
         let slots = slots_of(batch, starts, config);
         let mut of_slots = vec![false; slots.ids.len()];
         for (slot, right) in slots.learned.iter().zip(right(&slots)?) {
@@ -59,7 +61,9 @@ impl BlockObjective {
         // Ranks that share a row know a part of it each.
         let rounds = match features.part {
             Some(_) => Rounds::default(),
-            None => replay(batch, self.draft.config(), |slots| self.right(&states(slots)?, slots))?,
+            None => replay(batch, self.draft.config(), slots.anchors.len(), |slots| {
+                self.right(&states(slots)?, slots)
+            })?,
         };
         if slots.learned.is_empty() {
             let plan = self.planned(batch, slots, None, None);
