@@ -24,6 +24,7 @@ mod train;
 mod verify;
 
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
+use longdraft_kernels::memory;
 
 use crate::cli::{Cli, Command, EvalCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
@@ -37,6 +38,9 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     }
     if arguments.json {
         crate::terminal::set_machine_readable();
+    }
+    if works_in_steps(&arguments.command) {
+        memory::keep_freed();
     }
     let threads = arguments.threads.unwrap_or(0);
     if let Ok(processors) = std::thread::available_parallelism()
@@ -61,6 +65,16 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))?;
     // On a thread of the pool, so that a parallel loop starts without waking anybody first.
     rayon::scope(|_| dispatch(arguments))
+}
+
+/// Whether a command asks for the same memory step by step.
+fn works_in_steps(command: &Command) -> bool {
+    match command {
+        Command::Train(_) | Command::Capture(_) | Command::Pretrain(_) => true,
+        #[cfg(any(test, feature = "bench"))]
+        Command::Bench(_) => true,
+        _ => false,
+    }
 }
 
 fn dispatch(arguments: Cli) -> Result<()> {

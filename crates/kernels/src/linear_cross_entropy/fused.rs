@@ -16,11 +16,11 @@ use crate::storage::with_f32;
 /// product, which reads the head once a chunk.
 pub fn chunk_rows(vocabulary: usize) -> usize {
     let rows = CHUNK_BYTES / size_of::<f32>() / vocabulary.max(1);
-    (rows / BLOCK_ROWS).clamp(1, 3) * BLOCK_ROWS
+    (rows / BLOCK_ROWS).clamp(1, 6) * BLOCK_ROWS
 }
 
 /// Bytes of a chunk's logits, as far as one block of rows allows.
-const CHUNK_BYTES: usize = 96 << 20;
+const CHUNK_BYTES: usize = 192 << 20;
 
 /// What was asked for by what trains.
 pub(super) struct Gradients {

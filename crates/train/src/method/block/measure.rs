@@ -22,7 +22,7 @@ const BLOCKS: usize = 256;
 /// Greedy decoding of a row's text: a block stands at every token that a round may begin with, and
 /// `right` tells at which of some blocks' learned slots the draft proposes the text's token. So many
 /// blocks run at the same time as are drawn of the row: memory is that of training.
-fn replay(
+pub(in crate::method) fn replay(
     batch: &Batch,
     config: &BlockConfig,
     drawn: usize,

@@ -12,6 +12,7 @@ mod weights;
 pub(super) use blocks::Slots;
 pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
+pub(super) use measure::replay;
 pub(super) use objective::{Starts, cross_entropy};
 
 pub use blocks::{BlockBudget, BlockDraws};

@@ -18,7 +18,7 @@ use longdraft_models::draft::block::{BlockDraft, Chain};
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
-use crate::method::block::{BlockDraws, Slots, Starts, cross_entropy};
+use crate::method::block::{BlockDraws, Slots, Starts, cross_entropy, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
@@ -43,6 +43,16 @@ pub struct ChainObjective {
     head: Tensor,
     loss: ChainLoss,
     starts: Starts,
+}
+
+/// What the heads read at the learned slots `[S]` of a pass.
+struct Pass {
+    /// `[S, H]`, with what the chain mixes beside it `[S, H + r]`.
+    hidden: Tensor,
+    /// What multiplies it, `[V, H]` or `[V, H + r]`.
+    head: Tensor,
+    /// Logits of the chance of acceptance, `[S]`, where there is such a head.
+    confidence: Option<Tensor>,
 }
 
 /// What a pass over a row's slots computes.
@@ -109,16 +119,14 @@ impl ChainObjective {
         Ok(select_rows(&mixed, &slots.learned)?)
     }
 
-    fn run(
+    /// What the heads read at the learned slots of a pass, with gradients where it trains.
+    fn pass(
         &self,
         batch: &Batch,
         features: &BatchFeatures,
         slots: &Slots,
         train: bool,
-    ) -> Result<Outcome> {
-        let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
-            return Err(untapped("the teacher at every token"));
-        };
+    ) -> Result<Pass> {
         let chain = self.draft.chain().ok_or_else(|| untapped("sequential heads"))?;
         let all = slots.states(&self.draft, batch, features)?;
         let all = if train { all } else { all.detach() };
@@ -134,6 +142,22 @@ impl ChainObjective {
         if !train {
             (hidden, head) = (hidden.detach(), head.detach());
         }
+        let confidence = chain.confidence(&states, embedded.as_ref())?;
+        let confidence = if train { confidence } else { confidence.map(|it| it.detach()) };
+        Ok(Pass { hidden, head, confidence })
+    }
+
+    fn run(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        slots: &Slots,
+        train: bool,
+    ) -> Result<Outcome> {
+        let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
+            return Err(untapped("the teacher at every token"));
+        };
+        let Pass { hidden, head, confidence } = self.pass(batch, features, slots, train)?;
         let weights = self.weights(slots);
         let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
         let hard = cross_entropy((&hidden, &head), &slots.labels, &scaled(self.loss.hard))?;
@@ -153,8 +177,7 @@ impl ChainObjective {
         })?;
         let acceptance = soft.rows.acceptance;
         let mut sum = (&hard.loss_sum + soft.loss_sum)?;
-        if let Some(logits) = chain.confidence(&states, embedded.as_ref())? {
-            let logits = if train { logits } else { logits.detach() };
+        if let Some(logits) = confidence {
             let loss = confidence_loss(&logits, &acceptance, &scaled(self.loss.confidence))?;
             sum = (sum + loss)?;
         }
@@ -254,10 +277,20 @@ impl Objective for ChainObjective {
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let slots = self.slots(batch);
+        let right = |slots: &Slots| {
+            if slots.learned.is_empty() {
+                return Ok(Vec::new());
+            }
+            let Pass { hidden, head, .. } = self.pass(batch, features, slots, false)?;
+            let weights = vec![0.0; slots.learned.len()];
+            Ok(cross_entropy((&hidden, &head), &slots.labels, &weights)?.rows.agrees)
+        };
+        let replayed = replay(batch, self.draft.config(), slots.anchors.len(), right)?;
         if slots.learned.is_empty() {
-            return Ok(DraftMetrics::default());
+            return Ok(DraftMetrics { replayed, ..DraftMetrics::default() });
         }
-        Ok(self.metrics(&slots, &self.run(batch, features, &slots, false)?))
+        let metrics = self.metrics(&slots, &self.run(batch, features, &slots, false)?);
+        Ok(DraftMetrics { replayed, ..metrics })
     }
 
     fn draft_len(&self) -> usize {
