@@ -83,10 +83,11 @@ impl Footprint for TwoHeadsFootprint {
     /// Each head keeps three states of a token; its rows of the loss are cut into chunks.
     fn row_memory(&self, row: &Row) -> RowMemory {
         let (heads, size) = (HEADS as u64, self.target.hidden_size as u64);
+        let vocabulary = self.target.vocab_size as u64;
         let state = 4 * row.tokens * size;
         RowMemory {
             activations: 3 * heads * state,
-            chunks: 4 * row.chunk() * self.target.vocab_size as u64,
+            chunks: 4 * row.chunk(vocabulary) * vocabulary,
             backward: 2 * state,
             left: heads * 4 * size * size,
             results: heads * 100 * row.learned,
