@@ -86,9 +86,9 @@ impl Shop {
     }
 }
 
-/// Tensors of these tests lie below the size from which glibc always maps memory of its own, 32 MiB, to
-/// which it raises its limit by itself; between others they leave holes, a tenth of the whole. Tensors
-/// of real runs are larger.
+/// Training keeps what is freed for the next step. Tensors of these tests are so small that they leave holes
+/// between each other there, a tenth of the whole; those of real runs are larger. Limits of the environment
+/// come first.
 fn exact_allocator(command: &mut Command) -> &mut Command {
     let limits = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"];
     command.envs(limits.map(|limit| (limit, "131072")))

@@ -111,7 +111,15 @@ pub fn release_freed() {
 
 /// Keeps memory that is free again for what asks next, in place of giving large pieces back to the system each
 /// time (glibc): for work that asks for the same pieces step by step. The process holds what it held at most.
+/// Limits that the environment sets are left as they are.
 pub fn keep_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some())
+    {
+        return;
+    }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes no pointer; glibc allows it at any time and on any thread.
     unsafe {

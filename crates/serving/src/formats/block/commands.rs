@@ -27,13 +27,18 @@ pub(super) fn for_profile(
         config.block_size
     );
     let file = if target == HUB_NAME { served.target } else { "TARGET.gguf" };
-    // Without a confidence there is nothing that could end a draft early.
-    let unsure = config.chain.is_some_and(|chain| chain.confidence.is_none());
-    let of_llamacpp = format!(
-        "llama-server -m {file} -md DIR/{} --spec-type {llamacpp} --spec-draft-n-max {proposals}{}",
-        served.gguf,
-        if unsure { " --spec-draft-p-min 0" } else { "" }
-    );
+    let (gguf, most) = (served.gguf, proposals);
+    let of_llamacpp = if config.chain.is_some_and(|chain| chain.confidence.is_none()) {
+        // Without a confidence there is nothing that could end a draft early.
+        format!(
+            "llama-server -m {file} -md DIR/{gguf} --spec-type {llamacpp} --spec-draft-n-max {most} \
+             --spec-draft-p-min 0"
+        )
+    } else {
+        format!(
+            "llama-server -m {file} -md DIR/{gguf} --spec-type {llamacpp} --spec-draft-n-max {most}"
+        )
+    };
     let convert =
         "python3 convert_hf_to_gguf.py DIR --target-model-dir TARGET --outfile draft.gguf";
     let all = match profile {

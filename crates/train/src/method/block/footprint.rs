@@ -149,12 +149,17 @@ impl BlockFootprint {
         let fused = graph.linear(features, "fc", width);
         let context = graph.norm(fused, Some("hidden_norm"));
         let of_context = graph.angles(row.tokens, config.head_dim as u64);
-        let contexts: Vec<[Matrix; 2]> = (0..config.layers.len())
-            .map(|i| {
-                let own = self.key_values(graph, i, context, of_context);
-                own.map(|side| graph.gathered(side, row.parts))
-            })
+        let mut contexts: Vec<[Matrix; 2]> = (0..config.layers.len())
+            .map(|i| self.key_values(graph, i, context, of_context))
             .collect();
+        if row.parts > 1 {
+            // Gathered side by side, then taken apart: each part's gradient is padded to all of them.
+            let own = graph.beside(contexts.as_flattened());
+            let all = graph.gathered(own, row.parts);
+            for side in contexts.as_flattened_mut() {
+                *side = graph.part(all, side.width);
+            }
+        }
         let mut x = graph.constant(slots, width);
         let angles = graph.angles(slots, config.head_dim as u64);
         for (i, context) in contexts.into_iter().enumerate() {
