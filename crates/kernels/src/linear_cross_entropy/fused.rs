@@ -12,7 +12,7 @@ use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::storage::with_f32;
 
-/// Rows whose logits exist at the same time: few enough for [`CHUNK_BYTES`], and whole blocks of the
+/// Rows whose logits exist at the same time: few enough for 192 MiB of logits, and whole blocks of the
 /// product, which reads the head once a chunk.
 pub fn chunk_rows(vocabulary: usize) -> usize {
     let rows = CHUNK_BYTES / size_of::<f32>() / vocabulary.max(1);
