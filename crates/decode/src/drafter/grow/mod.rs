@@ -108,7 +108,7 @@ fn dynamic(
         let mut all = best(&scored, each, if is_free { budget } else { usize::MAX });
         all.retain(|candidate| pays(plan, candidate));
         if is_free {
-            // Paths never grow likelier: what stands behind so many others leads to nothing.
+            // Paths never grow likelier: what comes after so many others leads to nothing.
             let among_best = |(place, candidate): &(usize, &Candidate)| {
                 let least = candidate.path.log_prob;
                 let before = tree.nodes().iter().filter(|node| node.log_prob >= least).count();
