@@ -43,7 +43,7 @@ impl<'r> Request<'r> {
         let threshold = options.confidence_threshold;
         if !(threshold >= 0.0 && threshold.is_finite()) {
             return Err(DecodeError::Shape(format!(
-                "a confidence threshold of {threshold} is no number from 0 on"
+                "a confidence threshold is 0 or more, and not {threshold}"
             )));
         }
         if prompt.is_empty() {

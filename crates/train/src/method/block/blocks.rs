@@ -155,7 +155,7 @@ impl Slots {
     }
 
     /// The same over the [`context`] of a row of `tokens`.
-    pub(super) fn states_over(
+    pub(in crate::method) fn states_over(
         &self,
         draft: &BlockDraft,
         context: &[KeyValues],
@@ -169,7 +169,7 @@ impl Slots {
 
 /// Keys and values of a row's tokens in every layer, `[T, K, D]` each. Where ranks share the row, each
 /// computes those of its part; all layers are gathered at once, so that every rank gathers as often.
-pub(super) fn context(
+pub(in crate::method) fn context(
     draft: &BlockDraft,
     batch: &Batch,
     features: &BatchFeatures,

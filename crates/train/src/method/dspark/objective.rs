@@ -14,11 +14,12 @@ use longdraft_kernels::linear_cross_entropy::{
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{BlockDraft, Chain};
+use longdraft_models::target::KeyValues;
 
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
-use crate::method::block::{BlockDraws, Slots, Starts, cross_entropy, replay};
+use crate::method::block::{BlockDraws, Slots, Starts, context, cross_entropy, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
@@ -119,16 +120,17 @@ impl ChainObjective {
         Ok(select_rows(&mixed, &slots.learned)?)
     }
 
-    /// What the heads read at the learned slots of a pass, with gradients where it trains.
+    /// What the heads read at the learned slots of a pass over the [`context`] of a row, with gradients where
+    /// it trains.
     fn pass(
         &self,
         batch: &Batch,
-        features: &BatchFeatures,
+        context: &[KeyValues],
         slots: &Slots,
         train: bool,
     ) -> Result<Pass> {
         let chain = self.draft.chain().ok_or_else(|| untapped("sequential heads"))?;
-        let all = slots.states(&self.draft, batch, features)?;
+        let all = slots.states_over(&self.draft, context, batch.ids.len())?;
         let all = if train { all } else { all.detach() };
         let states = select_rows(&all, &slots.learned)?;
         let embedded = chain.embed(&slots.before)?;
@@ -150,14 +152,14 @@ impl ChainObjective {
     fn run(
         &self,
         batch: &Batch,
-        features: &BatchFeatures,
+        (features, context): (&BatchFeatures, &[KeyValues]),
         slots: &Slots,
         train: bool,
     ) -> Result<Outcome> {
         let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
             return Err(untapped("the teacher at every token"));
         };
-        let Pass { hidden, head, confidence } = self.pass(batch, features, slots, train)?;
+        let Pass { hidden, head, confidence } = self.pass(batch, context, slots, train)?;
         let weights = self.weights(slots);
         let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
         let hard = cross_entropy((&hidden, &head), &slots.labels, &scaled(self.loss.hard))?;
@@ -255,7 +257,8 @@ impl Objective for ChainObjective {
         if slots.learned.is_empty() {
             return Ok(Share { loss: None, metrics: DraftMetrics::default() });
         }
-        let outcome = self.run(batch, features, slots, train)?;
+        let context = context(&self.draft, batch, features)?;
+        let outcome = self.run(batch, (features, &context), slots, train)?;
         let metrics = self.metrics(slots, &outcome);
         let denominator = denominators.first().copied().filter(|d| *d > 0.0).unwrap_or(1.0);
         Ok(Share { loss: Some((outcome.sum / denominator)?), metrics })
@@ -277,11 +280,12 @@ impl Objective for ChainObjective {
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let slots = self.slots(batch);
+        let context = context(&self.draft, batch, features)?;
         let right = |slots: &Slots| {
             if slots.learned.is_empty() {
                 return Ok(Vec::new());
             }
-            let Pass { hidden, head, .. } = self.pass(batch, features, slots, false)?;
+            let Pass { hidden, head, .. } = self.pass(batch, &context, slots, false)?;
             let weights = vec![0.0; slots.learned.len()];
             Ok(cross_entropy((&hidden, &head), &slots.labels, &weights)?.rows.agrees)
         };
@@ -289,7 +293,7 @@ impl Objective for ChainObjective {
         if slots.learned.is_empty() {
             return Ok(DraftMetrics { replayed, ..DraftMetrics::default() });
         }
-        let metrics = self.metrics(&slots, &self.run(batch, features, &slots, false)?);
+        let metrics = self.metrics(&slots, &self.run(batch, (features, &context), &slots, false)?);
         Ok(DraftMetrics { replayed, ..metrics })
     }
 
