@@ -155,12 +155,11 @@ impl Targets {
     fn inputs<'a>(&'a self, kind: Kind, t: &'a [Tensor]) -> Inputs<'a> {
         let teacher = Teacher { hidden: &t[2], rows: Some(&self.teacher_rows), head: &t[3] };
         Inputs {
-            hidden: &t[0],
-            head: &t[1],
-            labels: &self.labels,
+            label_weights: kind.compares().then_some(&self.rejection),
             soft: self.soft(kind),
             soft_weight: if matches!(kind, Kind::Hard | Kind::HardWithTeacher) { 0.0 } else { 0.7 },
             teacher: kind.has_teacher().then_some(teacher),
+            ..Inputs::of_labels(&t[0], &t[1], &self.labels)
         }
     }
 }

@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, Output, frozen, only, trained, up_to};
 use crate::linear::linear;
-use crate::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use crate::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use crate::matrix::Matrix;
 use crate::random::CounterRng;
 use crate::rows::{scatter_rows, select_rows};
@@ -91,15 +91,7 @@ pub(super) fn selected_matrices(size: Size) -> Vec<Case> {
 pub(super) fn nothing(_: Size) -> Vec<Case> {
     let loss = |t: &[Tensor]| {
         let hidden = select_rows(&t[0], &[])?;
-        let inputs = Inputs {
-            hidden: &hidden,
-            head: &t[1],
-            labels: &[],
-            soft: SoftTargets::None,
-            soft_weight: 0.0,
-            teacher: None,
-        };
-        let output = linear_cross_entropy(&inputs)?;
+        let output = linear_cross_entropy(&Inputs::of_labels(&hidden, &t[1], &[]))?;
         Ok(vec![Output::numbers("rows", &[output.rows.hard.len() as f64])?, {
             Output::new("loss", output.loss_sum.detach().reshape(1)?)
         }])

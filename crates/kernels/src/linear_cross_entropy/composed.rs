@@ -3,12 +3,14 @@
 
 use std::borrow::Cow;
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Result, Tensor, Var, bail};
 
 use super::reference::reference;
 use super::teacher::order_by_teacher;
 use super::{
-    Inputs, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted, check, gpu,
+    Inputs, LowRank, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted,
+    check, gpu,
 };
 use crate::composed::{CHUNK_VALUES, differentiable};
 use crate::cuda;
@@ -27,76 +29,71 @@ pub fn composed(inputs: &Inputs<'_>) -> Result<Output> {
 pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let order = order_by_teacher(inputs);
-    in_chunks(logits, inputs.hidden, inputs.head, order, |rows, hidden, head| {
+    let mut products = vec![(inputs.hidden, inputs.head)];
+    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
+    in_chunks(logits, &products, order, |rows, products| {
         let part = Part::of(inputs, rows)?;
-        let part = part.inputs(hidden, head, inputs.soft_weight);
-        if cuda::takes(&[hidden]) { gpu::output(&part) } else { reference(&part) }
+        let part = part.inputs(products, inputs.soft_weight);
+        if cuda::takes(&[part.hidden]) { gpu::output(&part) } else { reference(&part) }
     })
 }
 
-/// Sums `loss_of` over chunks of rows in `order` (default: as they come). It gets the rows'
-/// indices, their hidden states and the head, and the graph of a chunk is gone before the next one
-/// begins. A chunk has at most `logits` logits.
+/// Sums `loss_of` over chunks of rows in `order` (default: as they come). Logits are a product of hidden
+/// states `[R, K]` with a head `[V, K]`, or the sum of two, the first of which has a frozen head.
+/// `loss_of` gets the rows' indices and the products' factors for them; the graph of a chunk is gone
+/// before the next one begins. A chunk has at most `logits` logits.
 pub(super) fn in_chunks(
     logits: usize,
-    hidden: &Tensor,
-    head: &Tensor,
+    products: &[(&Tensor, &Tensor)],
     order: Option<Vec<u32>>,
-    loss_of: impl Fn(&[u32], &Tensor, &Tensor) -> Result<Output>,
+    loss_of: impl Fn(&[u32], &[(&Tensor, &Tensor)]) -> Result<Output>,
 ) -> Result<Output> {
-    let (count, (vocabulary, _)) = (hidden.dim(0)?, head.dims2()?);
-    let (want_hidden, want_head) = (hidden.track_op(), head.track_op());
+    let (&[(hidden, head)] | &[(hidden, _), (_, head)]) = products else {
+        bail!("linear_cross_entropy: {} products in place of one or two", products.len())
+    };
+    let (count, vocabulary) = (hidden.dim(0)?, head.dim(0)?);
     let reordered = order.is_some();
     let rows = order.unwrap_or_else(|| (0..count as u32).collect());
-    // Turned into the type of the products once, not for every chunk; a head that trains gets its
-    // gradients in its own type, as a chunk's are rounded before they are added.
-    let factor = head.detach().to_dtype(factor_type(hidden, head))?.contiguous()?;
-    let leaf = if !want_head {
-        Leaf::Frozen(factor.clone())
-    } else if head.is_variable() {
-        Leaf::Trained(Var::from_tensor(head)?)
-    } else {
-        Leaf::new(&head.detach(), true)?
-    };
+    let mut all: Vec<Product<'_>> = products.iter().map(Product::new).collect::<Result<_>>()?;
+    let trains = products.iter().any(|(hidden, head)| hidden.track_op() || head.track_op());
     let mut sums = Sums::new(count);
     for rows in rows.chunks((logits / vocabulary.max(1)).max(1)) {
-        let part = if reordered {
-            hidden.index_select(&indices(rows, hidden)?, 0)?
-        } else {
-            hidden.narrow(0, rows[0] as usize, rows.len())?
-        };
-        let part = Leaf::new(&part.detach(), want_hidden)?;
-        let loss = || loss_of(rows, part.tensor(), leaf.tensor());
-        let output = with_factor(leaf.tensor(), &factor, loss)?;
-        sums.add(rows, &output, (&part, &leaf))?;
+        let part = |product: &Product<'_>| product.part(rows, reordered);
+        let parts: Vec<Leaf> = all.iter().map(part).collect::<Result<_>>()?;
+        let pairs = parts.iter().zip(&all).map(|(part, all)| (part.tensor(), all.leaf.tensor()));
+        let pairs: Vec<(&Tensor, &Tensor)> = pairs.collect();
+        // A frozen head is a factor already.
+        let last = &all[all.len() - 1];
+        let loss = || loss_of(rows, &pairs);
+        let output = with_factor(last.leaf.tensor(), &last.factor, loss)?;
+        sums.add(rows, &output)?;
+        if trains {
+            let gradients = output.loss_sum.backward()?;
+            for (product, part) in all.iter_mut().zip(&parts) {
+                product.add(part, &gradients)?;
+            }
+        }
     }
     let dtype = if hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let loss = from_f64(&[sums.loss], (), dtype, hidden.device())?;
-    let d_hidden = match (want_hidden, sums.hidden.is_empty()) {
-        (false, _) => None,
-        (true, true) => Some(hidden.zeros_like()?),
-        (true, false) => {
-            let all = Tensor::cat(&sums.hidden, 0)?;
-            Some(if reordered {
-                all.index_select(&indices(&inverse(&rows), hidden)?, 0)?
-            } else {
-                all
-            })
+    let places = reordered.then(|| inverse(&rows));
+    let mut own = [None, None, None];
+    let last = all.len() - 1;
+    for (i, product) in all.iter().enumerate() {
+        own[2 * i] = product.d_hidden(places.as_deref())?;
+        if i == last {
+            own[1] = product.d_head()?;
         }
-    };
-    let d_head = match (want_head, sums.head) {
-        (false, _) => None,
-        (true, None) => Some(head.zeros_like()?),
-        (true, Some(sum)) => Some(sum.to_dtype(head.dtype())?),
-    };
-    let loss_sum =
-        differentiable("linear_cross_entropy", [hidden, head, head], loss, move |gradient| {
-            let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
-                let scale = |own: &Tensor| own.broadcast_mul(&gradient.to_dtype(own.dtype())?);
-                own.as_ref().map(scale).transpose()
-            };
-            Ok([scaled(&d_hidden)?, scaled(&d_head)?, None])
-        })?;
+    }
+    let second = products.get(1).map_or(head, |(hidden, _)| *hidden);
+    let trained = [hidden, head, second];
+    let loss_sum = differentiable("linear_cross_entropy", trained, loss, move |gradient| {
+        let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
+            let scale = |own: &Tensor| own.broadcast_mul(&gradient.to_dtype(own.dtype())?);
+            own.as_ref().map(scale).transpose()
+        };
+        Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
+    })?;
     Ok(Output { loss_sum, rows: sums.rows })
 }
 
@@ -123,13 +120,94 @@ impl Leaf {
     }
 }
 
+/// A product that logits are made of, with the gradients of the chunks so far.
+struct Product<'a> {
+    hidden: &'a Tensor,
+    head: &'a Tensor,
+    /// The head in the type of the products.
+    factor: Tensor,
+    /// The head as chunks read it.
+    leaf: Leaf,
+    /// In the order of the chunks.
+    d_hidden: Vec<Tensor>,
+    d_head: Option<Tensor>,
+}
+
+impl<'a> Product<'a> {
+    fn new(&(hidden, head): &(&'a Tensor, &'a Tensor)) -> Result<Self> {
+        // Turned into the type of the products once, not for every chunk; a head that trains gets its
+        // gradients in its own type, as a chunk's are rounded before they are added.
+        let factor = head.detach().to_dtype(factor_type(hidden, head))?.contiguous()?;
+        let leaf = if !head.track_op() {
+            Leaf::Frozen(factor.clone())
+        } else if head.is_variable() {
+            Leaf::Trained(Var::from_tensor(head)?)
+        } else {
+            Leaf::new(&head.detach(), true)?
+        };
+        Ok(Self { hidden, head, factor, leaf, d_hidden: Vec::new(), d_head: None })
+    }
+
+    /// Hidden states of some rows.
+    fn part(&self, rows: &[u32], reordered: bool) -> Result<Leaf> {
+        let hidden = self.hidden;
+        let part = if reordered {
+            hidden.index_select(&indices(rows, hidden)?, 0)?
+        } else {
+            hidden.narrow(0, rows[0] as usize, rows.len())?
+        };
+        Leaf::new(&part.detach(), hidden.track_op())
+    }
+
+    /// Adds the gradients of a chunk.
+    fn add(&mut self, part: &Leaf, gradients: &GradStore) -> Result<()> {
+        if let Leaf::Trained(hidden) = part {
+            self.d_hidden.push(match gradients.get(hidden) {
+                Some(gradient) => gradient.clone(),
+                None => hidden.zeros_like()?,
+            });
+        }
+        if let Leaf::Trained(head) = &self.leaf
+            && let Some(gradient) = gradients.get(head)
+        {
+            let wide = if gradient.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            let gradient = gradient.to_dtype(wide)?;
+            self.d_head = Some(match &self.d_head {
+                Some(sum) => (sum + gradient)?,
+                None => gradient,
+            });
+        }
+        Ok(())
+    }
+
+    /// The gradient of hidden states, whose rows went to `places` unless they came in their order.
+    fn d_hidden(&self, places: Option<&[u32]>) -> Result<Option<Tensor>> {
+        if !self.hidden.track_op() {
+            return Ok(None);
+        }
+        if self.d_hidden.is_empty() {
+            return self.hidden.zeros_like().map(Some);
+        }
+        let all = Tensor::cat(&self.d_hidden, 0)?;
+        Ok(Some(match places {
+            Some(places) => all.index_select(&indices(places, self.hidden)?, 0)?,
+            None => all,
+        }))
+    }
+
+    fn d_head(&self) -> Result<Option<Tensor>> {
+        match (self.head.track_op(), &self.d_head) {
+            (false, _) => Ok(None),
+            (true, None) => self.head.zeros_like().map(Some),
+            (true, Some(sum)) => sum.to_dtype(self.head.dtype()).map(Some),
+        }
+    }
+}
+
 /// What the chunks so far come to.
 struct Sums {
     loss: f64,
     rows: RowStatistics,
-    /// In the order of the chunks.
-    hidden: Vec<Tensor>,
-    head: Option<Tensor>,
 }
 
 impl Sums {
@@ -140,10 +218,10 @@ impl Sums {
             agrees: vec![false; rows],
             acceptance: vec![0.0; rows],
         };
-        Self { loss: 0.0, rows, hidden: Vec::new(), head: None }
+        Self { loss: 0.0, rows }
     }
 
-    fn add(&mut self, rows: &[u32], output: &Output, (hidden, head): (&Leaf, &Leaf)) -> Result<()> {
+    fn add(&mut self, rows: &[u32], output: &Output) -> Result<()> {
         self.loss += host_f64(&output.loss_sum)?.iter().sum::<f64>();
         let of = &output.rows;
         for (i, &row) in rows.iter().enumerate() {
@@ -152,26 +230,6 @@ impl Sums {
             self.rows.soft[row] = of.soft[i];
             self.rows.agrees[row] = of.agrees[i];
             self.rows.acceptance[row] = of.acceptance[i];
-        }
-        if !matches!(hidden, Leaf::Trained(_)) && !matches!(head, Leaf::Trained(_)) {
-            return Ok(());
-        }
-        let gradients = output.loss_sum.backward()?;
-        if let Leaf::Trained(hidden) = hidden {
-            self.hidden.push(match gradients.get(hidden) {
-                Some(gradient) => gradient.clone(),
-                None => hidden.zeros_like()?,
-            });
-        }
-        if let Leaf::Trained(head) = head
-            && let Some(gradient) = gradients.get(head)
-        {
-            let wide = if gradient.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            let gradient = gradient.to_dtype(wide)?;
-            self.head = Some(match &self.head {
-                Some(sum) => (sum + gradient)?,
-                None => gradient,
-            });
         }
         Ok(())
     }
@@ -193,6 +251,7 @@ fn inverse(order: &[u32]) -> Vec<u32> {
 /// The arguments of some rows.
 struct Part<'a> {
     labels: Vec<u32>,
+    label_weights: Option<Vec<f32>>,
     soft: SoftPart<'a>,
     /// Hidden states of the rows' teachers, each once, which of them every row has, and their head.
     teacher: Option<(Tensor, Vec<u32>, &'a Tensor)>,
@@ -253,10 +312,11 @@ impl<'a> Part<'a> {
             same @ (SoftTargets::None | SoftTargets::Full) => SoftPart::Same(same),
         };
         let teacher = inputs.teacher.map(|teacher| distinct(&teacher, rows)).transpose()?;
-        Ok(Self { labels: chosen(inputs.labels, rows, 1), soft, teacher })
+        let label_weights = inputs.label_weights.map(|all| chosen(all, rows, 1));
+        Ok(Self { labels: chosen(inputs.labels, rows, 1), label_weights, soft, teacher })
     }
 
-    fn inputs<'b>(&'b self, hidden: &'b Tensor, head: &'b Tensor, soft_weight: f64) -> Inputs<'b> {
+    fn inputs<'b>(&'b self, products: &[(&'b Tensor, &'b Tensor)], soft_weight: f64) -> Inputs<'b> {
         let soft = match &self.soft {
             SoftPart::Same(same) => *same,
             SoftPart::TopK(SoftTargets::TopK { k, tail, .. }, ids, log_probs) => {
@@ -274,7 +334,11 @@ impl<'a> Part<'a> {
             rows: Some(rows),
             head,
         });
-        Inputs { hidden, head, labels: &self.labels, soft, soft_weight, teacher }
+        let (hidden, head) = products[0];
+        let low_rank = products.get(1).map(|&(hidden, head)| LowRank { hidden, head });
+        let labels = &self.labels;
+        let label_weights = self.label_weights.as_deref();
+        Inputs { hidden, head, low_rank, labels, label_weights, soft, soft_weight, teacher }
     }
 }
 

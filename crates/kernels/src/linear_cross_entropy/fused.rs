@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::row::{Row, row};
 use super::teacher::{TeacherChunk, order_by_teacher};
-use super::{Inputs, RowStatistics};
+use super::{Inputs, LowRank, RowStatistics};
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::storage::with_f32;
@@ -26,60 +26,128 @@ const CHUNK_BYTES: usize = 192 << 20;
 pub(super) struct Gradients {
     /// `dh`, `[R, H]`
     pub(super) hidden: Option<Vec<f32>>,
-    /// `dW`, `[V, H]`
+    /// `dW`, `[V, H]`, or `dW₂`, `[V, r]`
     pub(super) head: Option<Vec<f32>>,
+    /// `dm`, `[R, r]`
+    pub(super) low_rank: Option<Vec<f32>>,
 }
 
 /// `Σ ℓ`, statistics of every row, and the gradients of `Σ ℓ`.
 pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradients)> {
-    let (vocabulary, width) = inputs.head.dims2()?;
-    let count = inputs.labels.len();
-    let mut gradients = Gradients {
-        hidden: inputs.hidden.track_op().then(|| vec![0.0; count * width]),
-        head: inputs.head.track_op().then(|| vec![0.0; vocabulary * width]),
-    };
-    let want_grad = gradients.hidden.is_some() || gradients.head.is_some();
+    let (vocabulary, count) = (inputs.head.dim(0)?, inputs.labels.len());
     let order = order_by_teacher(inputs);
     let rows: Vec<u32> = order.clone().unwrap_or_else(|| (0..count as u32).collect());
     let mut results = vec![Row::default(); count];
-    with_f32(inputs.hidden, |all| {
-        with_weight(inputs.head, |head| {
-            let mut logits = Vec::new();
-            for rows in rows.chunks(chunk_rows(vocabulary)) {
-                let hidden = gather(all, rows, width, order.is_some());
-                // One buffer for all chunks: every value is written before it is read.
-                logits.resize(rows.len() * vocabulary, 0.0);
-                product_nt_into(&mut logits, &hidden, head, (width, vocabulary), false);
-                let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
-                let of_chunk: Vec<Row> = logits
-                    .par_chunks_mut(vocabulary)
-                    .zip(rows)
-                    .enumerate()
-                    .map(|(i, (z, &index))| {
-                        let teacher = teacher.as_ref().map(|teacher| teacher.row(i));
-                        row(inputs, index as usize, z, teacher, want_grad)
-                    })
-                    .collect();
-                for (&index, row) in rows.iter().zip(of_chunk) {
-                    results[index as usize] = row;
-                }
-                if let Some(grad) = &mut gradients.hidden {
-                    let of_chunk = product_nn(&logits, head, width, vocabulary);
-                    for (&index, row) in rows.iter().zip(of_chunk.chunks_exact(width)) {
-                        grad[index as usize * width..][..width].copy_from_slice(row);
-                    }
-                }
-                if let Some(grad) = &mut gradients.head {
-                    let dz = Mat::rows(&logits, rows.len(), vocabulary, vocabulary).t();
-                    let hidden = Mat::rows(&hidden, rows.len(), width, width);
-                    matmul(grad, width, dz, hidden, true, Threads::Pool);
-                }
+    let gradients = with_parts(inputs, order.is_some(), |parts| {
+        let want_grad = parts.iter().any(Part::trains);
+        let mut logits = Vec::new();
+        for rows in rows.chunks(chunk_rows(vocabulary)) {
+            // One buffer for all chunks: every value is written before it is read.
+            logits.resize(rows.len() * vocabulary, 0.0);
+            for (i, part) in parts.iter().enumerate() {
+                part.add_logits(&mut logits, rows, vocabulary, i > 0);
             }
-            Ok(())
-        })
+            let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
+            let of_chunk: Vec<Row> = logits
+                .par_chunks_mut(vocabulary)
+                .zip(rows)
+                .enumerate()
+                .map(|(i, (z, &index))| {
+                    let teacher = teacher.as_ref().map(|teacher| teacher.row(i));
+                    row(inputs, index as usize, z, teacher, want_grad)
+                })
+                .collect();
+            for (&index, row) in rows.iter().zip(of_chunk) {
+                results[index as usize] = row;
+            }
+            for part in parts.iter_mut() {
+                part.add_gradients(&logits, rows, vocabulary);
+            }
+        }
+        Ok(())
     })?;
     let loss = results.iter().map(|row| row.loss).sum();
     Ok((loss, statistics(&results), gradients))
+}
+
+/// Calls `f` with the parts of the logits and returns their gradients.
+fn with_parts(
+    inputs: &Inputs<'_>,
+    reordered: bool,
+    f: impl FnOnce(&mut [Part<'_>]) -> Result<()>,
+) -> Result<Gradients> {
+    let Inputs { hidden, head, low_rank, .. } = inputs;
+    with_f32(hidden, |all| {
+        with_weight(head, |weight| {
+            let main = Part::new((hidden, all), (head, weight), reordered)?;
+            let Some(LowRank { hidden, head }) = low_rank else {
+                let mut parts = [main];
+                f(&mut parts)?;
+                let [Part { d_hidden, d_weight, .. }] = parts;
+                return Ok(Gradients { hidden: d_hidden, head: d_weight, low_rank: None });
+            };
+            with_f32(hidden, |all| {
+                with_weight(head, |weight| {
+                    let mut parts = [main, Part::new((hidden, all), (head, weight), reordered)?];
+                    f(&mut parts)?;
+                    let [main, Part { d_hidden, d_weight, .. }] = parts;
+                    Ok(Gradients { hidden: main.d_hidden, head: d_weight, low_rank: d_hidden })
+                })
+            })
+        })
+    })
+}
+
+/// A product that the logits are a sum of, `x Wᵀ`, with the gradients of what trains.
+struct Part<'a> {
+    /// `x`, `[R, K]`
+    all: &'a [f32],
+    /// `W`, `[V, K]`
+    weight: Weight<'a>,
+    width: usize,
+    /// Whether rows do not come in their order.
+    reordered: bool,
+    d_hidden: Option<Vec<f32>>,
+    d_weight: Option<Vec<f32>>,
+}
+
+impl<'a> Part<'a> {
+    fn new(
+        (hidden, all): (&Tensor, &'a [f32]),
+        (head, weight): (&Tensor, Weight<'a>),
+        reordered: bool,
+    ) -> Result<Self> {
+        let room = |tensor: &Tensor| tensor.track_op().then(|| vec![0.0; tensor.elem_count()]);
+        let (d_hidden, d_weight) = (room(hidden), room(head));
+        Ok(Self { all, weight, width: head.dim(1)?, reordered, d_hidden, d_weight })
+    }
+
+    fn trains(&self) -> bool {
+        self.d_hidden.is_some() || self.d_weight.is_some()
+    }
+
+    /// Writes the logits `[rows, V]`, or adds to them.
+    fn add_logits(&self, logits: &mut [f32], rows: &[u32], vocabulary: usize, accumulate: bool) {
+        let hidden = gather(self.all, rows, self.width, self.reordered);
+        product_nt_into(logits, &hidden, self.weight, (self.width, vocabulary), accumulate);
+    }
+
+    /// From the gradient of the logits of some rows.
+    fn add_gradients(&mut self, dz: &[f32], rows: &[u32], vocabulary: usize) {
+        let width = self.width;
+        if let Some(grad) = &mut self.d_hidden {
+            let of_chunk = product_nn(dz, self.weight, width, vocabulary);
+            for (&index, row) in rows.iter().zip(of_chunk.chunks_exact(width)) {
+                grad[index as usize * width..][..width].copy_from_slice(row);
+            }
+        }
+        if let Some(grad) = &mut self.d_weight {
+            let hidden = gather(self.all, rows, width, self.reordered);
+            let dz = Mat::rows(dz, rows.len(), vocabulary, vocabulary).t();
+            let hidden = Mat::rows(&hidden, rows.len(), width, width);
+            matmul(grad, width, dz, hidden, true, Threads::Pool);
+        }
+    }
 }
 
 /// Rows of `[R, H]`: a copy, or the part itself where they lie one after the other.

@@ -40,13 +40,13 @@ DEVICE Largest largest_of(const float *z, u32 count) {
 // Rows of logits [R, V]; `teachers` [U, V] are the teacher's, `teacher_of` [R] says which; `true_lse` [R]
 // the normaliser of its whole vocabulary (when `has_lse`). Entries `entry_from[r]` to `entry_until[r]`
 // are ids and probabilities p that sum to 1 with `rest[r]`, a bucket for all others (when `bucket`);
-// `rescale[r]` makes p true. `cross_entropy` and `rejection` are the row's factors, `log_form` chooses
+// `rescale[r]` makes p true. `label_weights` are those of the hard loss. `cross_entropy` and `rejection` are the row's factors, `log_form` chooses
 // -log α against 1 - α. `gradient` [R, V] is room for sums of entries even where nobody wants it, and else not touched; `statistics` are
 // hard, soft, acceptance by the teacher, by the entries, most likely token, the teacher's, loss.
 extern "C" __global__ void cross_entropy_rows(
     const float *logits, const float *teachers, const u32 *teacher_of, const float *true_lse, const u32 *labels,
     const u32 *entry_from, const u32 *entry_until, const u32 *ids, const float *probabilities, const float *rest,
-    const float *rescale, const float *cross_entropy, const float *rejection, u32 vocabulary, u32 soft, u32 has_teacher,
+    const float *rescale, const float *label_weights, const float *cross_entropy, const float *rejection, u32 vocabulary, u32 soft, u32 has_teacher,
     u32 has_lse, u32 bucket, u32 log_form, float soft_weight, u32 want_gradient, float *gradient, float *statistics) {
     __shared__ float scratch[33];
     u32 row = blockIdx.x, label = labels[row];
@@ -134,7 +134,7 @@ extern "C" __global__ void cross_entropy_rows(
         slope = accepted > 0.0f ? slope / accepted : 0.0f;
     }
     slope *= soft_weight;
-    float of_soft = soft_weight * cross_entropy[row], everywhere = 1.0f - soft_weight + slope * below;
+    float of_label = label_weights[row], of_soft = soft_weight * cross_entropy[row], everywhere = of_label + slope * below;
     if (threadIdx.x == 0) {
         float *own = statistics + (size_t)row * STATISTICS;
         own[0] = hard;
@@ -143,7 +143,7 @@ extern "C" __global__ void cross_entropy_rows(
         own[3] = entry_alpha;
         own[4] = (float)best.at;
         own[5] = (float)teachers_best.at;
-        own[6] = (1.0f - soft_weight) * hard + soft_weight * (cross_entropy[row] * soft_loss + rejection[row] * value);
+        own[6] = of_label * hard + soft_weight * (cross_entropy[row] * soft_loss + rejection[row] * value);
     }
     if (!want_gradient) return;
     float above = everywhere, of_p = 0.0f;
@@ -168,6 +168,6 @@ extern "C" __global__ void cross_entropy_rows(
         out[ids[i]] = everywhere * q + of_soft * (q * ids_factor - p) - less;
     }
     __syncthreads();
-    if (threadIdx.x == 0) out[label] -= 1.0f - soft_weight;
+    if (threadIdx.x == 0) out[label] -= of_label;
 }
 KERNEL(cross_entropy_rows)

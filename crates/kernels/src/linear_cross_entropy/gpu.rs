@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use candle_core::{Result, Shape, Tensor};
 
+use super::reference::logits;
 use super::top_k::best_of;
 use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Tail, Teacher,
@@ -29,7 +30,7 @@ const STATISTICS: usize = 7;
 /// # Errors
 /// - as [`super::linear_cross_entropy`]
 pub(super) fn output(inputs: &Inputs<'_>) -> Result<Output> {
-    let logits = linear(inputs.hidden, inputs.head, None)?.contiguous()?;
+    let logits = logits(inputs)?.contiguous()?;
     let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
     let teacher =
         inputs.teacher.map(|teacher| TeacherLogits::new(&teacher, weighted)).transpose()?;
@@ -158,8 +159,10 @@ fn start(
     let (from, until) = (integers(&entries.from)?, integers(&entries.until)?);
     let (ids, probabilities) = (integers(&entries.ids)?, floats(&entries.probabilities)?);
     let (rest, rescale) = (floats(&entries.rest)?, floats(&entries.rescale)?);
+    let of_labels: Vec<f32> = (0..rows).map(|row| inputs.label_weight(row) as f32).collect();
+    let of_labels = floats(&of_labels)?;
     let (of_soft, of_rejection) = (floats(&cross_entropy)?, floats(&rejection)?);
-    let arguments: [Argument<'_>; 21] = [
+    let arguments: [Argument<'_>; 22] = [
         logits.into(),
         teacher.map_or(logits, |teacher| &teacher.logits).into(),
         (&teacher_of).into(),
@@ -171,6 +174,7 @@ fn start(
         (&probabilities).into(),
         (&rest).into(),
         (&rescale).into(),
+        (&of_labels).into(),
         (&of_soft).into(),
         (&of_rejection).into(),
         vocabulary.into(),

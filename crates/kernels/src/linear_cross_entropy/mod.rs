@@ -1,7 +1,7 @@
 //! Head product and cross-entropy in one op: `z = h Wᵀ`, hard labels and soft teacher targets.
 //!
-//! Per row, with `q = softmax(z)`, label `y`, teacher `p`, weight λ of the soft part:
-//! `ℓ = (1−λ) ℓ_hard + λ ℓ_soft`, `ℓ_hard = lse(z) − z_y`, and `ℓ_soft` one of
+//! Per row, with `q = softmax(z)`, label `y`, teacher `p`, weight λ of the soft part and weight `h` of
+//! the label, by default `1 − λ`: `ℓ = h ℓ_hard + λ ℓ_soft`, `ℓ_hard = lse(z) − z_y`, and `ℓ_soft` one of
 //!
 //! - full: `−Σ_v p_v log q_v`, gradient `q − p`; the teacher's logits are computed chunk by chunk
 //!   from its hidden states and head and never stored;
@@ -20,6 +20,9 @@
 //! Rows go through in chunks, so memory is `O(chunk · V)`, those that share a teacher side by side;
 //! the gradients are computed in the forward pass, `dh = dz W` and, if the head trains, `dW = dzᵀ
 //! h`, and scaled when backward comes. Top-1 agreement and `Σ min(p, q)` come from the same pass.
+//!
+//! A frozen head may have a trained part of low rank beside it, `z = h Wᵀ + m W₂ᵀ`: no gradient of
+//! the size of `W` is made then.
 
 mod composed;
 mod fused;
@@ -129,6 +132,15 @@ pub struct Teacher<'a> {
     pub head: &'a Tensor,
 }
 
+/// What is added to the logits of a frozen head: `m W₂ᵀ`.
+#[derive(Debug, Clone, Copy)]
+pub struct LowRank<'a> {
+    /// `m`, `[R, r]`
+    pub hidden: &'a Tensor,
+    /// `W₂`, `[V, r]`
+    pub head: &'a Tensor,
+}
+
 /// One call's arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
@@ -136,8 +148,12 @@ pub struct Inputs<'a> {
     pub hidden: &'a Tensor,
     /// Head, `[V, H]`; a variable in f32 gets a gradient.
     pub head: &'a Tensor,
+    /// A second part of the logits, both factors of which may train; the head is frozen then.
+    pub low_rank: Option<LowRank<'a>>,
     /// Label of every row, `[R]`.
     pub labels: &'a [u32],
+    /// Weight `h` of `ℓ_hard` in a row's loss, `[R]`; without it `1 − λ`.
+    pub label_weights: Option<&'a [f32]>,
     /// Soft targets.
     pub soft: SoftTargets<'a>,
     /// Weight λ of the soft part, 0 to 1.
@@ -145,6 +161,36 @@ pub struct Inputs<'a> {
     /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it
     /// makes the statistics exact.
     pub teacher: Option<Teacher<'a>>,
+}
+
+impl<'a> Inputs<'a> {
+    /// The labels alone, each with weight 1.
+    pub fn of_labels(hidden: &'a Tensor, head: &'a Tensor, labels: &'a [u32]) -> Self {
+        Self {
+            hidden,
+            head,
+            low_rank: None,
+            labels,
+            label_weights: None,
+            soft: SoftTargets::None,
+            soft_weight: 0.0,
+            teacher: None,
+        }
+    }
+
+    /// `h` of a row.
+    fn label_weight(&self, row: usize) -> f64 {
+        self.label_weights.map_or(1.0 - self.soft_weight, |weights| f64::from(weights[row]))
+    }
+
+    /// The tensors that may train, in the order of [`Gradients`]: hidden states, the head or what
+    /// multiplies the second part, and the second part's hidden states.
+    fn trained(&self) -> [&'a Tensor; 3] {
+        match self.low_rank {
+            Some(LowRank { hidden, head }) => [self.hidden, head, hidden],
+            None => [self.hidden, self.head, self.head],
+        }
+    }
 }
 
 /// Per-row results, `[R]` each.
@@ -183,32 +229,26 @@ pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
         return composed(inputs);
     }
     let (loss, rows, gradients) = fused::forward(inputs)?;
-    let loss_sum = with_gradients(loss, gradients, inputs.hidden, inputs.head)?;
+    let loss_sum = with_gradients(loss, gradients, inputs.trained())?;
     Ok(Output { loss_sum, rows })
 }
 
 /// The loss as a scalar that hands on the gradients computed along with it.
-fn with_gradients(
-    loss: f64,
-    gradients: fused::Gradients,
-    hidden: &Tensor,
-    head: &Tensor,
-) -> Result<Tensor> {
-    if gradients.hidden.is_none() && gradients.head.is_none() {
-        return Tensor::new(loss as f32, hidden.device());
-    }
-    let tensor = |values: Option<Vec<f32>>, like: &Tensor| {
+fn with_gradients(loss: f64, gradients: fused::Gradients, trained: [&Tensor; 3]) -> Result<Tensor> {
+    let device = trained[0].device();
+    let of = |values: Option<Vec<f32>>, like: &Tensor| {
         let tensor =
-            |values| Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype());
+            |values| Tensor::from_vec(values, like.shape(), device)?.to_dtype(like.dtype());
         values.map(tensor).transpose()
     };
-    let (d_hidden, d_head) = (tensor(gradients.hidden, hidden)?, tensor(gradients.head, head)?);
-    let loss = Tensor::new(loss as f32, hidden.device())?;
-    differentiable("linear_cross_entropy", [hidden, head, head], loss, move |gradient| {
+    let fused::Gradients { hidden, head, low_rank } = gradients;
+    let own = [of(hidden, trained[0])?, of(head, trained[1])?, of(low_rank, trained[2])?];
+    let loss = Tensor::new(loss as f32, device)?;
+    differentiable("linear_cross_entropy", trained, loss, move |gradient| {
         let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
             own.as_ref().map(|own| own.broadcast_mul(gradient)).transpose()
         };
-        Ok([scaled(&d_hidden)?, scaled(&d_head)?, None])
+        Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
     })
 }
 
@@ -222,6 +262,20 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
             inputs.head.shape(),
             inputs.labels.len()
         );
+    }
+    if let Some(low_rank) = &inputs.low_rank {
+        let ([of_hidden, rank], of_head) = (dims2(low_rank.hidden)?, dims2(low_rank.head)?);
+        if of_hidden != rows || of_head != [vocabulary, rank] || inputs.head.track_op() {
+            bail!(
+                "linear_cross_entropy: a part of low rank {:?} and {:?} does not fit {rows} rows and a \
+                 frozen head of {vocabulary}",
+                low_rank.hidden.shape(),
+                low_rank.head.shape()
+            );
+        }
+    }
+    if let Some(weights) = inputs.label_weights.filter(|weights| weights.len() != rows) {
+        bail!("linear_cross_entropy: {} weights of labels for {rows} rows", weights.len());
     }
     if let Some(label) = inputs.labels.iter().find(|&&y| y as usize >= vocabulary) {
         bail!("linear_cross_entropy: label {label} outside the vocabulary of {vocabulary}");
@@ -263,6 +317,10 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn dims2(tensor: &Tensor) -> Result<[usize; 2]> {
+    tensor.dims2().map(|(rows, columns)| [rows, columns])
 }
 
 #[cfg(test)]

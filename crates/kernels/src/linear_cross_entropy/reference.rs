@@ -7,8 +7,8 @@ use crate::log_sum_exp::as_of_type;
 use crate::storage::{from_f64, host_f64};
 
 use super::{
-    Inputs, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted, check,
-    sparse,
+    Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, TAIL_FLOOR, Tail, Weighted,
+    check, sparse,
 };
 
 /// As [`super::linear_cross_entropy`], for any device and float type.
@@ -18,7 +18,7 @@ use super::{
 pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let logits = linear(inputs.hidden, inputs.head, None)?;
+    let logits = logits(inputs)?;
     if let SoftTargets::Sparse(distributions, factors) = &inputs.soft {
         return sparse::reference(inputs, distributions, factors, &logits.to_dtype(wide)?);
     }
@@ -58,11 +58,30 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
         }
         _ => hard.zeros_like()?,
     };
-    let weight = inputs.soft_weight;
-    let loss_sum = ((&hard * (1.0 - weight))? + (&soft * weight)?)?.sum_all()?;
+    let loss_sum = (of_labels(inputs, &hard)? + (&soft * inputs.soft_weight)?)?.sum_all()?;
     let (agrees, acceptance) = statistics(inputs, &log_q, log_p.as_ref())?;
     let rows = RowStatistics { hard: host_f64(&hard)?, soft: host_f64(&soft)?, agrees, acceptance };
     Ok(Output { loss_sum, rows })
+}
+
+/// `h Wᵀ`, with `m W₂ᵀ` where there is a second part.
+pub(super) fn logits(inputs: &Inputs<'_>) -> Result<Tensor> {
+    let logits = linear(inputs.hidden, inputs.head, None)?;
+    match &inputs.low_rank {
+        Some(LowRank { hidden, head }) => logits + linear(hidden, head, None)?,
+        None => Ok(logits),
+    }
+}
+
+/// Losses against the labels `[R]` under their weights.
+fn of_labels(inputs: &Inputs<'_>, hard: &Tensor) -> Result<Tensor> {
+    match inputs.label_weights {
+        Some(weights) => {
+            let weights = Tensor::from_slice(weights, weights.len(), hard.device())?;
+            hard * weights.to_dtype(hard.dtype())?
+        }
+        None => hard * (1.0 - inputs.soft_weight),
+    }
 }
 
 fn weighted(
@@ -106,8 +125,7 @@ pub(super) fn weighted_output(
     };
     let weighted =
         ((soft * column(factors.cross_entropy)?)? + (rejection * column(factors.rejection)?)?)?;
-    let weight = inputs.soft_weight;
-    let loss_sum = ((hard * (1.0 - weight))? + (weighted * weight)?)?.sum_all()?;
+    let loss_sum = (of_labels(inputs, hard)? + (weighted * inputs.soft_weight)?)?.sum_all()?;
     let draft = log_q.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let agrees = draft.iter().zip(inputs.labels).map(|(d, label)| d == label).collect();
     let rows = RowStatistics {

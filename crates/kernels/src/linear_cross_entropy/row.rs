@@ -80,15 +80,15 @@ pub(super) fn row(
     let tail = entries.as_ref().map(|entries| entries.finish(&q, z, &mut out));
     // −Σ p log q = lse(z) − Σ p z
     let cross_entropy = q.log_sum_exp() - expected_logit;
-    let weight = inputs.soft_weight;
+    let (of_label, weight) = (inputs.label_weight(index), inputs.soft_weight);
     if let (SoftTargets::Weighted(factors), Some((p, softmax))) = (inputs.soft, teacher) {
         let distribution = Acceptance::new(&factors, index, z, &q, p, softmax);
         out.soft = cross_entropy;
         out.acceptance = distribution.alpha;
-        out.loss = (1.0 - weight) * hard + weight * distribution.loss(cross_entropy);
+        out.loss = of_label * hard + weight * distribution.loss(cross_entropy);
         if want_grad {
-            distribution.gradient(weight, z, p);
-            z[label] -= (1.0 - weight) as f32;
+            distribution.gradient((of_label, weight), z, p);
+            z[label] -= of_label as f32;
         }
         return out;
     }
@@ -98,9 +98,10 @@ pub(super) fn row(
             out.soft = cross_entropy;
         }
     }
-    out.loss = (1.0 - weight) * hard + weight * out.soft;
+    out.loss = of_label * hard + weight * out.soft;
     if want_grad {
-        gradient(inputs, label, &q, entries.as_ref().zip(tail.as_ref()), teacher, z);
+        let entries = entries.as_ref().zip(tail.as_ref());
+        gradient(inputs, (label, of_label), &q, entries, teacher, z);
     }
     out
 }
@@ -138,7 +139,7 @@ vectorised! {
 /// Turns `z`, which holds `e^(z − max)`, into `dℓ/dz`.
 fn gradient(
     inputs: &Inputs<'_>,
-    label: usize,
+    (label, of_label): (usize, f64),
     q: &Softmax,
     top_k: Option<(&TopK<'_>, &TailTerm)>,
     teacher: Option<TeacherRow<'_>>,
@@ -146,20 +147,20 @@ fn gradient(
 ) {
     let weight = inputs.soft_weight;
     if let (SoftTargets::Full, Some((p, softmax))) = (inputs.soft, teacher) {
-        let (q_scale, p_scale) = ((1.0 / q.total) as f32, (weight / softmax.total) as f32);
-        difference(z, q_scale, p, p_scale);
+        let q_scale = ((of_label + weight) / q.total) as f32;
+        difference(z, q_scale, p, (weight / softmax.total) as f32);
     } else {
         let on_others = top_k.map_or(0.0, |(_, tail)| weight * tail.on_others);
-        let q_scale = ((1.0 - weight + on_others) / q.total) as f32;
+        let q_scale = ((of_label + on_others) / q.total) as f32;
         let kept: Vec<f64> = top_k.map_or_else(Vec::new, |(entries, _)| {
             entries.ids.iter().map(|&id| f64::from(z[id as usize]) / q.total).collect()
         });
         scale(z, q_scale);
         if let Some((entries, tail)) = top_k {
-            entries.gradient(&kept, tail, (1.0 - weight, weight, 0.0), z);
+            entries.gradient(&kept, tail, (of_label, weight, 0.0), z);
         }
     }
-    z[label] -= (1.0 - weight) as f32;
+    z[label] -= of_label as f32;
 }
 
 /// `Σ_v p_v z_v`, blocks of f32 added in f64.

@@ -35,7 +35,7 @@ pub fn softcapped_linear_cross_entropy(
         return softcapped_composed(hidden, head, labels, softcap);
     }
     let (loss, rows, gradients) = forward(hidden, head, labels, softcap as f32)?;
-    Ok(Output { loss_sum: with_gradients(loss, gradients, hidden, head)?, rows })
+    Ok(Output { loss_sum: with_gradients(loss, gradients, [hidden, head, head])?, rows })
 }
 
 /// The same on any device; `[R, V]` is never materialised.
@@ -49,7 +49,8 @@ pub fn softcapped_composed(
     softcap: f64,
 ) -> Result<Output> {
     check(hidden, head, labels, softcap)?;
-    in_chunks(CHUNK_VALUES, hidden, head, None, |rows, hidden, head| {
+    in_chunks(CHUNK_VALUES, &[(hidden, head)], None, |rows, products| {
+        let (hidden, head) = products[0];
         let labels: Vec<u32> = rows.iter().map(|&row| labels[row as usize]).collect();
         softcapped_reference(hidden, head, &labels, softcap)
     })
@@ -124,6 +125,7 @@ fn forward(
     let mut gradients = Gradients {
         hidden: hidden.track_op().then(Vec::new),
         head: head.track_op().then(|| vec![0.0; vocabulary * width]),
+        low_rank: None,
     };
     let want_grad = gradients.hidden.is_some() || gradients.head.is_some();
     let (mut hard, mut agrees) = (Vec::new(), Vec::new());

@@ -97,20 +97,20 @@ pub(super) fn row(
     let mut out = Row { hard, ..Row::default() };
     let tail = entries.finish(&q, z, &mut out);
     out.agrees = q.argmax as usize == label;
-    let weight = inputs.soft_weight;
+    let (of_label, weight) = (inputs.label_weight(index), inputs.soft_weight);
     let cross_entropy = f64::from(factors.cross_entropy[index]);
     let rejection = f64::from(factors.rejection[index]);
     let rejected = rejection * factors.form.value(out.acceptance);
-    out.loss = (1.0 - weight) * hard + weight * (cross_entropy * out.soft + rejected);
+    out.loss = of_label * hard + weight * (cross_entropy * out.soft + rejected);
     if want_grad {
         let slope = weight * rejection * factors.form.slope(out.acceptance);
         let kept: Vec<f64> =
             entries.ids.iter().map(|&id| f64::from(z[id as usize]) / q.total).collect();
-        let everywhere = 1.0 - weight + slope * entries.mass_below(&kept);
+        let everywhere = of_label + slope * entries.mass_below(&kept);
         let cross_entropy = weight * cross_entropy;
         scale(z, ((everywhere + cross_entropy * tail.on_others) / q.total) as f32);
         entries.gradient(&kept, &tail, (everywhere, cross_entropy, slope), z);
-        z[label] -= (1.0 - weight) as f32;
+        z[label] -= of_label as f32;
     }
     out
 }

@@ -1,4 +1,5 @@
 mod gpu;
+mod low_rank;
 mod sparse;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -74,9 +75,6 @@ impl Case {
             })
         };
         Inputs {
-            hidden,
-            head: &self.head,
-            labels: &self.labels,
             soft: match soft {
                 "none" => SoftTargets::None,
                 "full" => SoftTargets::Full,
@@ -92,6 +90,7 @@ impl Case {
                 rows: None,
                 head: &self.teacher_head,
             }),
+            ..Inputs::of_labels(hidden, &self.head, &self.labels)
         }
     }
 }
@@ -258,12 +257,9 @@ fn peaked_draft_activates_the_tail_floor_without_nan() -> Result<()> {
     let hidden = Var::from_tensor(&Tensor::new(&[[1.0_f32]], &Device::Cpu)?)?;
     let head = Tensor::new(&[[60.0_f32], [-60.0], [-60.0]], &Device::Cpu)?;
     let inputs = Inputs {
-        hidden: &hidden,
-        head: &head,
-        labels: &[1],
         soft: SoftTargets::TopK { ids: &[0], log_probs: &[0.5_f32.ln()], k: 1, tail: Tail::Bucket },
         soft_weight: 0.9,
-        teacher: None,
+        ..Inputs::of_labels(&hidden, &head, &[1])
     };
     let (fused, plain) = (linear_cross_entropy(&inputs)?, reference(&inputs)?);
     assert_close("loss", &fused.loss_sum, &plain.loss_sum, 1e-6);
@@ -319,9 +315,6 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
     let head = Tensor::new(&[[1.0_f32], [-1.0]], &Device::Cpu)?;
     let teacher = Tensor::new(&[[1.0_f32]], &Device::Cpu)?;
     let inputs = Inputs {
-        hidden: &hidden,
-        head: &head,
-        labels: &[0],
         soft: SoftTargets::Weighted(Weighted {
             cross_entropy: &[0.0],
             rejection: &[1.0],
@@ -330,6 +323,7 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
         }),
         soft_weight: 1.0,
         teacher: Some(Teacher { hidden: &teacher, rows: None, head: &head }),
+        ..Inputs::of_labels(&hidden, &head, &[0])
     };
     for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
         assert_eq!(output.loss_sum.to_scalar::<f32>()?.to_bits(), 0.0_f32.to_bits());

@@ -79,11 +79,11 @@ impl Acceptance {
         self.cross_entropy * cross_entropy + self.rejection * self.form.value(self.alpha)
     }
 
-    /// Turns `z`, which holds `e`, into `weight · ∂ℓ/∂z + (1 − weight) q`.
-    pub(super) fn gradient(&self, weight: f64, z: &mut [f32], p: &[f32]) {
+    /// Turns `z`, which holds `e`, into `weight · ∂ℓ/∂z + of_label · q`.
+    pub(super) fn gradient(&self, (of_label, weight): (f64, f64), z: &mut [f32], p: &[f32]) {
         // ∂ℓ/∂α = −slope
         let slope = self.rejection * self.form.slope(self.alpha);
-        let everywhere = 1.0 - weight + weight * (self.cross_entropy + slope * self.below);
+        let everywhere = of_label + weight * (self.cross_entropy + slope * self.below);
         let scales = (self.q_scale as f32, self.true_scale as f32);
         let of_q = (everywhere as f32, (everywhere - weight * slope) as f32);
         weighted_difference(

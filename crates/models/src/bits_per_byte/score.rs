@@ -1,6 +1,6 @@
 //! Windows through a model, and the sums.
 
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 
 use super::Window;
@@ -55,14 +55,11 @@ impl Scorer for TargetScorer<'_> {
         };
         let features = self.0.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
         let hidden = features.final_hidden()?;
-        let output = linear_cross_entropy(&Inputs {
-            hidden: &select_rows(hidden, &rows)?,
-            head: &self.0.head()?,
-            labels: &labels,
-            soft: SoftTargets::None,
-            soft_weight: 0.0,
-            teacher: None,
-        })?;
+        let output = linear_cross_entropy(&Inputs::of_labels(
+            &select_rows(hidden, &rows)?,
+            &self.0.head()?,
+            &labels,
+        ))?;
         Ok(output.rows.hard)
     }
 }

@@ -8,8 +8,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::channel_scale::add_scaled;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, SoftTargets, linear_cross_entropy, softcapped_linear_cross_entropy,
-    softcapped_logits,
+    Inputs, Output, linear_cross_entropy, softcapped_linear_cross_entropy, softcapped_logits,
 };
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable};
@@ -286,14 +285,7 @@ impl LanguageModel {
     /// - a label lies outside the vocabulary
     pub fn cross_entropy(&self, hidden: &Tensor, labels: &[u32]) -> Result<Output> {
         if self.config.is_llama() {
-            return Ok(linear_cross_entropy(&Inputs {
-                hidden,
-                head: &self.head,
-                labels,
-                soft: SoftTargets::None,
-                soft_weight: 0.0,
-                teacher: None,
-            })?);
+            return Ok(linear_cross_entropy(&Inputs::of_labels(hidden, &self.head, labels))?);
         }
         let softcap = self.config.logit_softcap;
         Ok(softcapped_linear_cross_entropy(hidden, &self.head, labels, softcap)?)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
@@ -145,14 +145,7 @@ impl TwoHeadsObjective {
             let states = self.draft.states(&select_rows(hidden, rows)?, head)?;
             let states = if train { states } else { states.detach() };
             let labels: Vec<u32> = rows.iter().map(|t| batch.ids[*t as usize + 1 + head]).collect();
-            let output = linear_cross_entropy(&Inputs {
-                hidden: &states,
-                head: &head_table,
-                labels: &labels,
-                soft: SoftTargets::None,
-                soft_weight: 0.0,
-                teacher: None,
-            })?;
+            let output = linear_cross_entropy(&Inputs::of_labels(&states, &head_table, &labels))?;
             let statistics = &output.rows;
             for row in 0..rows.len() {
                 let (hard, soft) = (statistics.hard[row], statistics.soft[row]);

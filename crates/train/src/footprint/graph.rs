@@ -287,14 +287,15 @@ impl Graph {
         self.result(x.rows * parts, x.width, &[(x.id, Gradient::Computed)])
     }
 
-    /// The loss of `hidden` with a head `[V, H]`: gradients are made in the forward pass and wait.
-    pub(crate) fn loss(&mut self, hidden: Matrix, head: Matrix) -> Matrix {
-        let arguments =
-            [hidden, head].map(|argument| self.if_tracked(argument.id, Gradient::Computed));
+    /// The loss of hidden states with a head `[V, H]`, and the factors of what is added to their product:
+    /// gradients are made in the forward pass and wait.
+    pub(crate) fn loss(&mut self, factors: &[Matrix]) -> Matrix {
+        let arguments: Vec<_> =
+            factors.iter().map(|factor| self.if_tracked(factor.id, Gradient::Computed)).collect();
         let loss = self.result(1, 1, &arguments);
-        let sizes = [hidden, head].map(|argument| F32 * argument.rows * argument.width);
-        let trained = arguments.iter().zip(sizes).filter(|((_, kind), _)| *kind != Gradient::None);
-        let waiting = trained.map(|(_, size)| size).sum();
+        let trained =
+            factors.iter().zip(&arguments).filter(|(_, (_, kind))| *kind != Gradient::None);
+        let waiting = trained.map(|(factor, _)| F32 * factor.rows * factor.width).sum();
         self.tape.add(loss.id, waiting, 0);
         loss
     }

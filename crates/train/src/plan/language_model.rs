@@ -143,7 +143,7 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
         baseline(&mut graph, config, embedded, angles)
     };
     let head = if config.tie_embeddings { table } else { graph.weight("head", vocabulary, width) };
-    let loss = graph.loss(hidden, head);
+    let loss = graph.loss(&[hidden, head]);
     let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
     passes
         .into_iter()

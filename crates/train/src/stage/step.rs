@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target::{RowPart, Tap, Taps};
 use longdraft_parallel::Gradients;
@@ -325,14 +325,11 @@ impl Stage {
             }
             let own = part.as_ref().map(RowPart::rows);
             let learned = learned_of(batch, own.as_ref());
-            let output = linear_cross_entropy(&Inputs {
-                hidden: &select_rows(features.final_hidden()?, &learned)?,
-                head: &self.target.head()?,
-                labels: &batch.labels(),
-                soft: SoftTargets::None,
-                soft_weight: 0.0,
-                teacher: None,
-            })?;
+            let output = linear_cross_entropy(&Inputs::of_labels(
+                &select_rows(features.final_hidden()?, &learned)?,
+                &self.target.head()?,
+                &batch.labels(),
+            ))?;
             sum += output.rows.hard.iter().sum::<f64>();
             rows += batch.learned.len();
         }

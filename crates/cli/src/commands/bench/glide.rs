@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft, Init};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::Gradients;
@@ -100,14 +100,11 @@ fn with_own_loss(target: &Target, batch: &Batch) -> Result<BatchFeatures> {
     let taps = Taps::of(&[Tap::LastKv, Tap::FinalHidden]);
     let features = target.forward(&sequence_of(batch), &taps)?;
     let hidden = features.final_hidden()?;
-    linear_cross_entropy(&Inputs {
-        hidden: &longdraft_kernels::rows::select_rows(hidden, &batch.learned)?,
-        head: &target.head()?,
-        labels: &batch.labels(),
-        soft: SoftTargets::None,
-        soft_weight: 0.0,
-        teacher: None,
-    })?;
+    linear_cross_entropy(&Inputs::of_labels(
+        &longdraft_kernels::rows::select_rows(hidden, &batch.learned)?,
+        &target.head()?,
+        &batch.labels(),
+    ))?;
     let last_kv = Some(features.last_kv()?.clone());
     Ok(BatchFeatures { last_kv, aux_hidden: None, teacher: TeacherFeatures::None, part: None })
 }

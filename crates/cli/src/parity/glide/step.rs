@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_kernels::linear_cross_entropy::{Inputs, SoftTargets, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
@@ -79,14 +79,7 @@ fn features(
     let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), target.device())?;
     let hidden = features.final_hidden()?.index_select(&learned, 0)?;
     let labels = batch.labels();
-    let own = linear_cross_entropy(&Inputs {
-        hidden: &hidden,
-        head: &target.head()?,
-        labels: &labels,
-        soft: SoftTargets::None,
-        soft_weight: 0.0,
-        teacher: None,
-    })?;
+    let own = linear_cross_entropy(&Inputs::of_labels(&hidden, &target.head()?, &labels))?;
     let config = objective_config(case);
     let teacher = match config.soft_targets {
         SoftTargetKind::Full if config.soft_weight > 0.0 => TeacherFeatures::Full { hidden },

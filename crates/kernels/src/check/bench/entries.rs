@@ -136,12 +136,10 @@ fn loss_entry(size: Size) -> Vec<Entry> {
     let shape = format!("[{rows}, {width}], V {vocabulary}, full teacher, frozen head");
     vec![entry(("linear_cross_entropy", shape), true, inputs, products, move |t| {
         let inputs = Inputs {
-            hidden: &t[0],
-            head: &t[1],
-            labels: &labels,
             soft: SoftTargets::Full,
             soft_weight: 0.9,
             teacher: Some(Teacher { hidden: &t[2], rows: None, head: &t[3] }),
+            ..Inputs::of_labels(&t[0], &t[1], &labels)
         };
         linear_cross_entropy(&inputs)?.loss_sum.backward().map(drop)
     })]

@@ -68,12 +68,9 @@ impl Distributions {
             log_sum_exp: None,
         };
         Inputs {
-            hidden,
-            head: &case.head,
-            labels: &case.labels,
             soft: SoftTargets::Sparse(distributions, factors),
             soft_weight: 0.7,
-            teacher: None,
+            ..Inputs::of_labels(hidden, &case.head, &case.labels)
         }
     }
 }

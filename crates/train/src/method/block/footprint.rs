@@ -65,20 +65,17 @@ impl Footprint for BlockFootprint {
         let slots = self.slots(row);
         let mut graph = Graph::new(row.threads);
         let hidden = self.network(&mut graph, row, slots);
-        let mut learned = graph.select(hidden, slots);
+        let learned = graph.select(hidden, slots);
         let (width, vocabulary) = (learned.width, self.sizes.vocab_size as u64);
-        let mut head = graph.given(vocabulary, width);
-        let states = learned;
+        let head = graph.given(vocabulary, width);
+        let mut factors = vec![learned, head];
         if let Some(sizes) = self.sizes.chain {
-            (learned, head) = self.chained(&mut graph, (hidden, states, head), sizes);
+            factors
+                .extend(self.chained(&mut graph, (hidden, learned), sizes).into_iter().flatten());
         }
-        let mut loss = graph.loss(learned, head);
-        if self.passes() > 1 {
-            let other = graph.loss(learned, head);
-            loss = graph.add(loss, other);
-        }
+        let mut loss = graph.loss(&factors);
         if let Some(sizes) = self.sizes.selector {
-            let selected = self.selector(&mut graph, (states, head), sizes);
+            let selected = self.selector(&mut graph, (learned, head), sizes);
             loss = graph.add(loss, selected);
         }
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
@@ -102,7 +99,7 @@ impl Footprint for BlockFootprint {
         let seen = config.sliding_window.map_or(f64::INFINITY, |window| window as f64);
         let attention =
             14.0 * config.query_size() as f64 * layers * seen.min(row_tokens as f64 / 2.0);
-        let heads = 2 * self.passes() + usize::from(row.teacher_logits);
+        let heads = 2 + usize::from(row.teacher_logits);
         let head = 2.0 * heads as f64 * width * config.vocab_size as f64;
         let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
         6.0 * of_context + slots * (6.0 * of_slots + attention + head)
@@ -127,12 +124,6 @@ impl BlockFootprint {
     /// The same where the loss learns the target's distribution.
     pub(in crate::method) fn with_soft(self, soft: Option<SoftLoss>) -> Self {
         Self { soft, ..self }
-    }
-
-    /// Passes of the head over the learned slots: the text and the target's distribution are one each.
-    fn passes(&self) -> usize {
-        let mixes = self.soft.is_some_and(|soft| soft.weight < 1.0);
-        1 + usize::from(mixes || self.sizes.chain.is_some())
     }
 
     /// Slots of a row at most.
@@ -243,16 +234,16 @@ impl BlockFootprint {
         graph.convolve(x, (&base, 2 * sizes.kernel_size as u64), kernels)
     }
 
-    /// The input and the head of the one product that adds a chain to the logits.
+    /// The factors of the product that a chain adds to the logits.
     fn chained(
         &self,
         graph: &mut Graph,
-        (all, learned, head): (Matrix, Matrix, Matrix),
+        (all, learned): (Matrix, Matrix),
         sizes: ChainSizes,
-    ) -> (Matrix, Matrix) {
+    ) -> Option<[Matrix; 2]> {
         let (rank, vocabulary) = (sizes.rank as u64, self.sizes.vocab_size as u64);
         if rank == 0 {
-            return (learned, head);
+            return None;
         }
         graph.enter("markov_head.");
         let table = graph.weight("markov_w1", vocabulary, rank);
@@ -280,7 +271,7 @@ impl BlockFootprint {
             }
         };
         let output = graph.weight("markov_w2", vocabulary, rank);
-        (graph.beside(&[learned, mixed]), graph.beside(&[head, output]))
+        Some([mixed, output])
     }
 
     /// The loss of a selector whose candidates hold every label.

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
-use longdraft_kernels::linear_cross_entropy::RowStatistics;
+use longdraft_kernels::linear_cross_entropy::{Inputs, RowStatistics};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::block::BlockConfig;
 
@@ -73,9 +73,10 @@ impl BlockObjective {
         let selected = self.select(&states, &slots)?;
         let observed = |distribution| {
             let Some(soft) = self.loss.soft else { return self.observe(&states, &slots) };
-            let (of, weights) = ((&states, &self.head), vec![0.0; slots.learned.len()]);
+            let labels = Inputs::of_labels(&states, &self.head, &slots.labels);
+            let weights = vec![0.0; slots.learned.len()];
             let soft = SoftLoss { distribution, ..soft };
-            Ok(soft.cross_entropy(of, (batch, &slots), features, &weights)?.rows)
+            Ok(soft.cross_entropy(labels, (batch, &slots), features, &weights)?.rows)
         };
         let whole = observed(TeacherDistribution::Whole)?;
         let learned = self.loss.soft.map_or(TeacherDistribution::Whole, |soft| soft.distribution);

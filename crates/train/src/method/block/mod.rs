@@ -13,7 +13,7 @@ pub(super) use blocks::{Slots, context};
 pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;
-pub(super) use objective::{Starts, cross_entropy};
+pub(super) use objective::Starts;
 
 pub use blocks::{BlockBudget, BlockDraws};
 pub use objective::{BlockLoss, BlockObjective};

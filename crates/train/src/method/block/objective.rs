@@ -4,8 +4,7 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Weighted,
-    linear_cross_entropy,
+    Inputs, Output, RowStatistics, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
@@ -114,33 +113,19 @@ impl BlockObjective {
         features: &BatchFeatures,
         weights: &[f32],
     ) -> Result<(Tensor, RowStatistics)> {
-        let hard = |weights: &[f32]| cross_entropy((states, &self.head), &of.1.labels, weights);
-        let Some(soft) = self.loss.soft else {
-            let Output { loss_sum, rows } = hard(weights)?;
-            return Ok((loss_sum, rows));
+        let labels = Inputs::of_labels(states, &self.head, &of.1.labels);
+        let Output { loss_sum, rows } = match self.loss.soft {
+            None => linear_cross_entropy(&Inputs { label_weights: Some(weights), ..labels })?,
+            Some(soft) => soft.cross_entropy(labels, of, features, weights)?,
         };
-        let share = |share: f64| weights.iter().map(|w| (share * f64::from(*w)) as f32).collect();
-        let scaled: Vec<f32> = share(soft.weight);
-        let Output { mut loss_sum, rows } =
-            soft.cross_entropy((states, &self.head), of, features, &scaled)?;
-        if soft.weight < 1.0 {
-            let scaled: Vec<f32> = share(1.0 - soft.weight);
-            loss_sum = (loss_sum + hard(&scaled)?.loss_sum)?;
-        }
         Ok((loss_sum, rows))
     }
 
     /// What the head makes of learned slots' states `[S, H]`, without a gradient.
     pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
-        let output = linear_cross_entropy(&Inputs {
-            hidden: &states.detach(),
-            head: &self.head,
-            labels: &slots.labels,
-            soft: SoftTargets::None,
-            soft_weight: 0.0,
-            teacher: None,
-        })?;
-        Ok(output.rows)
+        let states = states.detach();
+        let labels = Inputs::of_labels(&states, &self.head, &slots.labels);
+        Ok(linear_cross_entropy(&labels)?.rows)
     }
 
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
@@ -248,39 +233,6 @@ impl BlockObjective {
 /// What a row counts where rows divide a loss: once, whichever ranks share it.
 fn of_row(batch: &Batch) -> f64 {
     f64::from(u8::from(batch.owns(0)))
-}
-
-/// Cross-entropies of labels under weights, of states `[S, H]` under a head `[V, H]`.
-pub(in crate::method) fn cross_entropy(
-    (states, head): (&Tensor, &Tensor),
-    labels: &[u32],
-    weights: &[f32],
-) -> Result<Output> {
-    let rows = labels.len();
-    let (starts, nothing): (Vec<usize>, _) = ((0..=rows).collect(), vec![0.0; rows]);
-    let of_rows: Vec<u32> = (0..rows as u32).collect();
-    // A label is a distribution with all of its mass at one token.
-    let labelled = SparseDistributions {
-        starts: &starts,
-        ids: labels,
-        log_probs: &nothing,
-        tails: &vec![0.0; rows],
-        rows: &of_rows,
-    };
-    let weighted = Weighted {
-        cross_entropy: weights,
-        rejection: &nothing,
-        form: Rejection::Linear,
-        log_sum_exp: None,
-    };
-    Ok(linear_cross_entropy(&Inputs {
-        hidden: states,
-        head,
-        labels,
-        soft: SoftTargets::Sparse(labelled, weighted),
-        soft_weight: 1.0,
-        teacher: None,
-    })?)
 }
 
 impl Objective for BlockObjective {

@@ -4,7 +4,6 @@
 //! ℓ = (1 − λ) (−log q[x_t]) + λ (−Σ_v p_{t−1}[v] log q[v])
 //! ```
 
-use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
@@ -37,25 +36,28 @@ pub(super) fn teacher_rows(batch: &Batch, slots: usize) -> Vec<u32> {
 }
 
 impl SoftLoss {
-    /// Cross-entropies with the target's distribution under weights `[S]`, of learned slots' states
-    /// `[S, H]` under the target's head `[V, H]`.
+    /// The slots' losses under weights `[S]`; `labels` are the learned slots' states `[S, H]`, the
+    /// target's head `[V, H]` and the text.
     pub(super) fn cross_entropy(
         &self,
-        (states, head): (&Tensor, &Tensor),
+        labels: Inputs<'_>,
         (batch, slots): (&Batch, &Slots),
         features: &BatchFeatures,
         weights: &[f32],
     ) -> Result<Output> {
-        let nothing = vec![0.0; weights.len()];
+        let head = labels.head;
+        let share =
+            |share: f64| weights.iter().map(|w| (share * f64::from(*w)) as f32).collect::<Vec<_>>();
+        let (of_labels, of_target) = (share(1.0 - self.weight), share(self.weight));
         let weighted = Weighted {
-            cross_entropy: weights,
-            rejection: &nothing,
+            cross_entropy: &of_target,
+            rejection: &vec![0.0; weights.len()],
             form: Rejection::Linear,
             log_sum_exp: None,
         };
         let output = |soft: SoftTargets<'_>, teacher: Option<Teacher<'_>>| -> Result<Output> {
-            let (hidden, labels) = (states, slots.labels.as_slice());
-            let inputs = Inputs { hidden, head, labels, soft, soft_weight: 1.0, teacher };
+            let label_weights = Some(of_labels.as_slice());
+            let inputs = Inputs { label_weights, soft, soft_weight: 1.0, teacher, ..labels };
             Ok(linear_cross_entropy(&inputs)?)
         };
         let sparse = |(entries, k, tail): (&TopK, usize, TailKind), tokens: &[u32]| {

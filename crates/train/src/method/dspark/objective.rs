@@ -9,7 +9,8 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
+    Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Teacher, Weighted,
+    linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
@@ -19,7 +20,7 @@ use longdraft_models::target::KeyValues;
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
-use crate::method::block::{BlockDraws, Slots, Starts, context, cross_entropy, replay};
+use crate::method::block::{BlockDraws, Slots, Starts, context, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
@@ -48,10 +49,10 @@ pub struct ChainObjective {
 
 /// What the heads read at the learned slots `[S]` of a pass.
 struct Pass {
-    /// `[S, H]`, with what the chain mixes beside it `[S, H + r]`.
+    /// `[S, H]`
     hidden: Tensor,
-    /// What multiplies it, `[V, H]` or `[V, H + r]`.
-    head: Tensor,
+    /// What the chain mixes, `[S, r]`, and what multiplies it, `[V, r]`.
+    mixed: Option<(Tensor, Tensor)>,
     /// Logits of the chance of acceptance, `[S]`, where there is such a head.
     confidence: Option<Tensor>,
 }
@@ -62,10 +63,19 @@ struct Outcome {
     sum: Tensor,
     /// The same as a number.
     value: f64,
-    /// Against the text.
-    hard: Output,
-    /// Chances of acceptance, `Σ min(p, q)`.
-    acceptance: Vec<f64>,
+    /// Against the text; chances of acceptance are `Σ min(p, q)`.
+    rows: RowStatistics,
+}
+
+impl Pass {
+    /// The heads over the slots' tokens.
+    fn labels<'a>(&'a self, head: &'a Tensor, slots: &'a Slots) -> Inputs<'a> {
+        let mixed = self.mixed.as_ref();
+        Inputs {
+            low_rank: mixed.map(|(hidden, head)| LowRank { hidden, head }),
+            ..Inputs::of_labels(&self.hidden, head, &slots.labels)
+        }
+    }
 }
 
 impl ChainObjective {
@@ -134,19 +144,17 @@ impl ChainObjective {
         let all = if train { all } else { all.detach() };
         let states = select_rows(&all, &slots.learned)?;
         let embedded = chain.embed(&slots.before)?;
-        let (mut hidden, mut head) = (states.clone(), self.head.clone());
-        if let Some(embedded) = &embedded {
-            let mixed = self.mixed(chain, (&all, &states), (batch, slots, embedded))?;
-            // One product over both: `W h + W2 m`.
-            hidden = Tensor::cat(&[&hidden, &mixed], 1)?;
-            head = Tensor::cat(&[&head.to_dtype(DType::F32)?, chain.output()?], 1)?;
-        }
-        if !train {
-            (hidden, head) = (hidden.detach(), head.detach());
-        }
+        let frozen = |tensor: &Tensor| if train { tensor.clone() } else { tensor.detach() };
+        let mixed = match &embedded {
+            Some(embedded) => {
+                let mixed = self.mixed(chain, (&all, &states), (batch, slots, embedded))?;
+                Some((frozen(&mixed), frozen(chain.output()?)))
+            }
+            None => None,
+        };
         let confidence = chain.confidence(&states, embedded.as_ref())?;
-        let confidence = if train { confidence } else { confidence.map(|it| it.detach()) };
-        Ok(Pass { hidden, head, confidence })
+        let confidence = confidence.as_ref().map(frozen);
+        Ok(Pass { hidden: states, mixed, confidence })
     }
 
     fn run(
@@ -159,15 +167,12 @@ impl ChainObjective {
         let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
             return Err(untapped("the teacher at every token"));
         };
-        let Pass { hidden, head, confidence } = self.pass(batch, context, slots, train)?;
+        let pass = self.pass(batch, context, slots, train)?;
         let weights = self.weights(slots);
         let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
-        let hard = cross_entropy((&hidden, &head), &slots.labels, &scaled(self.loss.hard))?;
         let teachers: Vec<u32> = slots.places.iter().map(|place| place - 1).collect();
-        let soft = linear_cross_entropy(&Inputs {
-            hidden: &hidden,
-            head: &head,
-            labels: &slots.labels,
+        let Output { loss_sum: mut sum, rows } = linear_cross_entropy(&Inputs {
+            label_weights: Some(&scaled(self.loss.hard)),
             soft: SoftTargets::Weighted(Weighted {
                 cross_entropy: &vec![0.0; weights.len()],
                 rejection: &scaled(2.0 * self.loss.distance),
@@ -176,15 +181,14 @@ impl ChainObjective {
             }),
             soft_weight: 1.0,
             teacher: Some(Teacher { hidden: teacher, rows: Some(&teachers), head: &self.head }),
+            ..pass.labels(&self.head, slots)
         })?;
-        let acceptance = soft.rows.acceptance;
-        let mut sum = (&hard.loss_sum + soft.loss_sum)?;
-        if let Some(logits) = confidence {
-            let loss = confidence_loss(&logits, &acceptance, &scaled(self.loss.confidence))?;
+        if let Some(logits) = &pass.confidence {
+            let loss = confidence_loss(logits, &rows.acceptance, &scaled(self.loss.confidence))?;
             sum = (sum + loss)?;
         }
         let value = sum.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        Ok(Outcome { sum, value, hard, acceptance })
+        Ok(Outcome { sum, value, rows })
     }
 
     /// Counters of a row; slot `k` has delay `k + 1`.
@@ -192,9 +196,9 @@ impl ChainObjective {
         let mut metrics = DraftMetrics::default();
         let size = self.draft.config().block_size;
         let mut agrees = vec![false; slots.ids.len()];
-        let rows = &outcome.hard.rows;
+        let rows = &outcome.rows;
         for (row, slot) in slots.learned.iter().enumerate() {
-            let (right, acceptance) = (rows.agrees[row], outcome.acceptance[row]);
+            let (right, acceptance) = (rows.agrees[row], rows.acceptance[row]);
             let distance = 2.0 * (1.0 - acceptance);
             metrics.add_row(slot % size as u32 + 1, rows.hard[row], distance, right, acceptance);
             agrees[*slot as usize] = right;
@@ -285,9 +289,8 @@ impl Objective for ChainObjective {
             if slots.learned.is_empty() {
                 return Ok(Vec::new());
             }
-            let Pass { hidden, head, .. } = self.pass(batch, &context, slots, false)?;
-            let weights = vec![0.0; slots.learned.len()];
-            Ok(cross_entropy((&hidden, &head), &slots.labels, &weights)?.rows.agrees)
+            let pass = self.pass(batch, &context, slots, false)?;
+            Ok(linear_cross_entropy(&pass.labels(&self.head, slots))?.rows.agrees)
         };
         let replayed = replay(batch, self.draft.config(), slots.anchors.len(), right)?;
         if slots.learned.is_empty() {

@@ -122,7 +122,7 @@ fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
     let normed = graph.norm(stacked, Some("norm"));
     let (width, vocabulary) = (config.hidden_size as u64, config.draft_vocab_size as u64);
     let head = graph.weight("lm_head", vocabulary, width);
-    let loss = graph.loss(normed, head);
+    let loss = graph.loss(&[normed, head]);
     let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
     passes
         .into_iter()

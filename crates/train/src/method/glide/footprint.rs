@@ -62,7 +62,7 @@ fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
     let learned = graph.select(hidden, row.learned);
     let vocabulary = config.vocab_size as u64;
     let head = graph.given(vocabulary, learned.width);
-    let loss = graph.loss(learned, head);
+    let loss = graph.loss(&[learned, head]);
     for pass in [Pass::Forward, Pass::InputGradient] {
         graph.pack(pass, (row.chunk(vocabulary), learned.width, vocabulary));
     }

@@ -212,14 +212,9 @@ impl GlideObjective {
                 (teacher, soft, self.config.soft_weight)
             }
         };
-        let output = linear_cross_entropy(&Inputs {
-            hidden,
-            head,
-            labels: &batch.labels(),
-            soft,
-            soft_weight,
-            teacher,
-        })?;
+        let labels = batch.labels();
+        let labels = Inputs::of_labels(hidden, head, &labels);
+        let output = linear_cross_entropy(&Inputs { soft, soft_weight, teacher, ..labels })?;
         let mut metrics = DraftMetrics::default();
         for (row, &t) in batch.learned.iter().enumerate() {
             let delay = delays[t as usize];

@@ -209,7 +209,8 @@ impl Eagle3Objective {
             }
             (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's distributions")),
         };
-        let inputs = Inputs { hidden, head, labels: &labels, soft, soft_weight: 1.0, teacher };
+        let labels = Inputs::of_labels(hidden, head, &labels);
+        let inputs = Inputs { soft, soft_weight: 1.0, teacher, ..labels };
         let output = linear_cross_entropy(&inputs)?;
         Ok((output.loss_sum, output.rows))
     }

@@ -1,0 +1,159 @@
+//! A trained part of low rank beside a frozen head, and weights of labels.
+
+use candle_core::{Result, Tensor, Var};
+
+use super::super::composed::composed_within;
+use super::super::{Inputs, LowRank, Output, Rejection, linear_cross_entropy, reference};
+use super::sparse::Distributions;
+use super::{Case, KINDS};
+use crate::cuda::emulator::emulated;
+use crate::test_support::{Noise, assert_close, gradcheck};
+
+/// The factors of the second part.
+struct Second {
+    hidden: Var,
+    head: Var,
+    label_weights: Vec<f32>,
+}
+
+impl Second {
+    fn random(seed: u64, case: &Case, rank: usize) -> Self {
+        let (mut noise, rows) = (Noise::new(seed), case.labels.len());
+        Self {
+            hidden: noise.var(&[rows, rank]),
+            head: noise.var(&[case.head.dims()[0], rank]),
+            label_weights: (0..rows).map(|row| [0.0, 0.6, 1.7][row % 3]).collect(),
+        }
+    }
+
+    fn low_rank(&self) -> LowRank<'_> {
+        LowRank { hidden: self.hidden.as_tensor(), head: self.head.as_tensor() }
+    }
+}
+
+/// Calls `f` with the arguments of every kind of targets, the head frozen and `second` beside it.
+fn every_kind(
+    case: &Case,
+    second: &Second,
+    mut f: impl FnMut(&str, &Inputs<'_>) -> Result<()>,
+) -> Result<()> {
+    let head = case.head.detach();
+    let low_rank = Some(second.low_rank());
+    for weights in [None, Some(second.label_weights.as_slice())] {
+        let with = |inputs| Inputs { head: &head, low_rank, label_weights: weights, ..inputs };
+        for kind in KINDS {
+            for teacher in [true, false] {
+                if teacher || ["none", "bucket", "renormalise"].contains(&kind) {
+                    f(kind, &with(case.inputs(&case.hidden, kind, teacher)))?;
+                }
+            }
+        }
+        let distributions = Distributions::of(case, |distribution| distribution, true);
+        f("sparse", &with(distributions.inputs(case, &case.hidden, Rejection::Log)))?;
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn assert_near(kind: &str, own: &Output, plain: &Output, variables: [&Var; 3]) -> Result<()> {
+    assert_close(kind, &own.loss_sum, &plain.loss_sum, 5e-6);
+    assert_eq!(own.rows.agrees, plain.rows.agrees, "{kind}");
+    for (a, b) in own.rows.acceptance.iter().zip(&plain.rows.acceptance) {
+        assert!((a - b).abs() < 1e-5, "{kind}: {a} against {b}");
+    }
+    let (a, b) = (emulated(|| own.loss_sum.backward())?, plain.loss_sum.backward()?);
+    for (name, variable) in ["dh", "dm", "dW2"].into_iter().zip(variables) {
+        let (a, b) = (a.get(variable).expect("own"), b.get(variable).expect("plain"));
+        assert_close(&format!("{kind} {name}"), a, b, 2e-5);
+    }
+    Ok(())
+}
+
+/// The same logits from factors side by side.
+fn side_by_side(inputs: &Inputs<'_>, second: &Second) -> Result<Output> {
+    let hidden = Tensor::cat(&[inputs.hidden, second.hidden.as_tensor()], 1)?;
+    let head = Tensor::cat(&[inputs.head, second.head.as_tensor()], 1)?;
+    reference(&Inputs { hidden: &hidden, head: &head, low_rank: None, ..*inputs })
+}
+
+#[test]
+fn every_implementation_is_that_of_factors_side_by_side() -> Result<()> {
+    for (seed, (rows, vocabulary, rank)) in (31..).zip([(1, 5, 1), (9, 30, 3), (40, 300, 6)]) {
+        let case = Case::random(seed, rows, 7, vocabulary, 4.min(vocabulary));
+        let second = Second::random(seed, &case, rank);
+        let variables = [&case.hidden, &second.hidden, &second.head];
+        every_kind(&case, &second, |kind, inputs| {
+            let plain = side_by_side(inputs, &second)?;
+            assert_near(kind, &linear_cross_entropy(inputs)?, &plain, variables)?;
+            assert_near(kind, &reference(inputs)?, &plain, variables)?;
+            assert_near(kind, &composed_within(3 * vocabulary, inputs)?, &plain, variables)
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gpu_s_kernel_is_that_of_factors_side_by_side() -> Result<()> {
+    let case = Case::random(34, 5, 7, 30, 4);
+    let second = Second::random(34, &case, 3);
+    let variables = [&case.hidden, &second.hidden, &second.head];
+    every_kind(&case, &second, |kind, inputs| {
+        let own = emulated(|| linear_cross_entropy(inputs))?;
+        assert_near(kind, &own, &side_by_side(inputs, &second)?, variables)
+    })
+}
+
+#[test]
+fn gradients_match_differences() {
+    let case = Case::random(35, 4, 3, 9, 3);
+    let second = Second::random(35, &case, 2);
+    let head = case.head.detach();
+    let start = [case.hidden.detach(), second.hidden.detach(), second.head.detach()];
+    for kind in ["none", "full", "bucket", "linear"] {
+        gradcheck(&start, |t| {
+            let inputs = Inputs {
+                head: &head.to_dtype(t[0].dtype())?,
+                low_rank: Some(LowRank { hidden: &t[1], head: &t[2] }),
+                label_weights: Some(&second.label_weights),
+                ..case.inputs(&t[0], kind, true)
+            };
+            Ok(reference(&inputs)?.loss_sum)
+        });
+    }
+}
+
+#[test]
+fn labels_without_weight_are_measured_and_move_nothing() -> Result<()> {
+    let case = Case::random(36, 5, 4, 11, 3);
+    let nothing = [0.0; 5];
+    let labels = case.inputs(&case.hidden, "none", false);
+    let weighted = Inputs { label_weights: Some(&nothing), ..labels };
+    let (whole, none) = (linear_cross_entropy(&labels)?, linear_cross_entropy(&weighted)?);
+    assert_eq!(whole.rows, none.rows);
+    let gradients = none.loss_sum.backward()?;
+    let moved = gradients.get(&case.hidden).expect("dh").abs()?.max_all()?.to_scalar::<f32>()?;
+    assert!(moved == 0.0, "{moved}");
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() -> Result<()> {
+    let case = Case::random(37, 4, 5, 9, 3);
+    let second = Second::random(37, &case, 2);
+    let (frozen, other) = (case.head.detach(), Tensor::zeros_like(&case.head)?);
+    let labels = Inputs { head: &frozen, ..case.inputs(&case.hidden, "none", false) };
+    let fits = Inputs { low_rank: Some(second.low_rank()), ..labels };
+    assert!(linear_cross_entropy(&fits).is_ok());
+    let wide = LowRank { head: &other, ..second.low_rank() };
+    let short = second.hidden.narrow(0, 0, 3)?;
+    let few = LowRank { hidden: &short, ..second.low_rank() };
+    for wrong in [
+        Inputs { low_rank: Some(wide), ..labels },
+        Inputs { low_rank: Some(few), ..labels },
+        Inputs { head: &case.head, ..fits },
+        Inputs { label_weights: Some(&[1.0; 3]), ..labels },
+    ] {
+        assert!(linear_cross_entropy(&wrong).is_err() && reference(&wrong).is_err());
+    }
+    Ok(())
+}
