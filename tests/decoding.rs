@@ -7,9 +7,10 @@ use std::process::Stdio;
 use crate::support::{
     self, VOCABULARY, Workshop, fail, last_json, longdraft, stderr, stdout, succeed,
 };
+use longdraft_models::draft::Init;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{LayerId, TargetTokenId};
 use serde_json::{Value, json};

@@ -89,7 +89,7 @@ fn the_targets_distribution_is_learned_wherever_features_come_from() {
     let config = shop.config();
     for (name, teacher) in [
         ("full", &["draft.soft_weight=1"][..]),
-        ("mixed", &["draft.soft_weight=0.4"]),
+        ("mixed", &["draft.soft_weight=0.4", "draft.init=last_layer"]),
         ("top", &["draft.soft_weight=0.9", "teacher.soft_targets=top_k", "teacher.top_k=8"]),
     ] {
         let run = |place: &str| shop.path(&format!("{name}-{place}"));

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::TargetTokenId;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_serving::verify::{Effect, Report, Severity, VerifyOptions, verify};

@@ -9,11 +9,12 @@ use longdraft_decode::drafter::{
     GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{
     BlockConfig, BlockDraft, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes,
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;

@@ -61,9 +61,10 @@ mod tests {
 
     use super::*;
     use crate::config::TargetConfig;
+    use crate::draft::Init;
     use crate::draft::block::{Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, Visible};
     use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
-    use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft, Init};
+    use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft};
     use crate::draft::{Draft, VocabularyMap};
     use crate::ids::{LayerId, TargetTokenId};
     use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};

@@ -9,6 +9,7 @@ pub mod eagle3;
 pub mod files;
 mod gguf;
 pub mod glide;
+mod init;
 mod keys;
 pub mod kinds;
 mod speculators;
@@ -24,6 +25,7 @@ use crate::error::Result;
 use crate::target::Tap;
 
 pub use files::TOKEN_COUNTS_FILE;
+pub use init::Init;
 pub use kinds::{DraftKind, open_draft};
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
 pub use weights::DraftWeights;

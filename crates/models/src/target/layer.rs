@@ -186,6 +186,10 @@ impl DecoderLayer {
                 tensors.push((bias, share.sum(values.clone())?));
             }
         }
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            tensors.push(("self_attn.q_norm.weight", q_norm.clone()));
+            tensors.push(("self_attn.k_norm.weight", k_norm.clone()));
+        }
         Ok(tensors)
     }
 }

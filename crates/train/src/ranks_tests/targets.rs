@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::{Init, VocabularyMap};
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, SelectorSizes};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
-use longdraft_models::draft::glide::{GlideConfig, GlideDraft, Init};
+use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::target::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };

@@ -24,6 +24,7 @@ mod mask;
 mod model;
 mod selector;
 mod speculators;
+mod start;
 mod weights;
 
 pub use chain::{Chain, ChainStep};

@@ -3,10 +3,11 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::config::RopeParameters;
+use crate::config::{RopeParameters, TargetConfig};
 use crate::draft::Draft;
 use crate::draft::files::SavedDraft;
 use crate::ids::LayerId;
+use crate::target::{KeyValues, Layers, PackedSequence, Tap, Taps, Target, TargetOptions};
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
 
@@ -210,4 +211,76 @@ fn tensors_that_the_network_does_not_know_are_refused_but_for_the_target_s() {
     assert!(open("lm_head.weight").is_ok());
     let error = open("mask_embedding").err().expect("refused").to_string();
     assert!(error.contains("unexpected tensor `mask_embedding`"), "{error}");
+}
+
+/// A target of three layers, the taps of its first two and the keys and values of its last one.
+fn target_and_features(family: &str) -> (Target, Tensor, KeyValues) {
+    let target = target(family, Layers::All);
+    let row = PackedSequence {
+        ids: (0..12).map(|t| t * 7 % 39).collect(),
+        position_ids: vec![0; 12],
+        document_ids: vec![0; 12],
+    };
+    let layers = [LayerId(0), LayerId(1)];
+    let taps = layers.map(Tap::Hidden).into_iter().chain([Tap::LastKv]).collect::<Vec<_>>();
+    let features = target.forward(&row, &Taps::of(&taps)).expect("features");
+    let aux = features.hidden_of(&layers).expect("tapped");
+    let last = features.last_kv().expect("tapped").clone();
+    (target, aux, last)
+}
+
+fn target(family: &str, layers: Layers) -> Target {
+    let config = serde_json::json!({
+        "model_type": family, "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "initializer_range": 0.2,
+        "rope_theta": 1e4, "tie_word_embeddings": true,
+    });
+    let config = TargetConfig::from_json(&config).expect("configuration");
+    let options = TargetOptions { layers, ..TargetOptions::default() };
+    Target::random(config, 4, &options).expect("target")
+}
+
+#[test]
+fn a_draft_may_begin_with_the_target_s_last_layer_over_its_keys_and_values() {
+    for family in ["qwen3", "llama"] {
+        let (target, features, last) = target_and_features(family);
+        let layers = |count| BlockConfig {
+            target_layers: vec![LayerId(0), LayerId(1)],
+            ..BlockConfig::for_target(target.config(), count, 4, 39)
+        };
+        let begin = |count| BlockDraft::initialise_from(&layers(count), &target, 3).expect("draft");
+        let (one, two) = (begin(1), begin(2));
+        let context = two.context(&features, &[0; 12]).expect("context");
+        let KeyValues { k, v } = &context[1];
+        assert!(worst(v, &last.v) < 1e-5, "{family}");
+        let size = |keys: &Tensor| {
+            let square = keys.detach().sqr().and_then(|it| it.mean_all()).expect("square");
+            square.to_scalar::<f32>().expect("number").sqrt()
+        };
+        if family == "qwen3" {
+            assert!(worst(k, &last.k) < 1e-5);
+        } else {
+            let ratio = size(k) / size(&last.k);
+            assert!((0.5..2.0).contains(&ratio), "{ratio}");
+        }
+        // Layers before the last one change nothing at first, and every tensor learns.
+        let ids: Vec<u32> = (0..12).collect();
+        let hidden = run(&two, &ids, &features, &[2, 7]);
+        assert!(worst(&hidden, &run(&one, &ids, &features, &[2, 7])) < 1e-6, "{family}");
+        let norm = one.weights().get("norm.weight").expect("norm");
+        assert!(worst(norm, target.final_norm()) < 1e-7);
+    }
+}
+
+#[test]
+fn a_target_without_its_last_layer_is_named() {
+    let target = target("llama", Layers::None);
+    let config = BlockConfig::for_target(target.config(), 1, 4, 39);
+    let error = BlockDraft::initialise_from(&config, &target, 3);
+    let error = error.err().expect("no layer");
+    assert!(
+        error.to_string().contains("`init: last_layer` needs the target's last layer"),
+        "{error}"
+    );
 }

@@ -71,7 +71,7 @@ impl BlockDraft {
     /// # Errors
     /// - sizes do not fit
     pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
-        Self::build(config, embedding, |spec| fresh(spec, config, seed, embedding.device()))
+        Self::build(config, embedding, |spec| Self::fresh(spec, config, seed, embedding.device()))
     }
 
     /// Reads a plain network and adds what [`BlockConfig::plain`] leaves out, fresh: at first the draft
@@ -92,7 +92,7 @@ impl BlockDraft {
             if known.contains(&spec.name) {
                 return Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?);
             }
-            fresh(spec, config, seed, embedding.device())
+            Self::fresh(spec, config, seed, embedding.device())
         })
     }
 
@@ -112,7 +112,7 @@ impl BlockDraft {
         })
     }
 
-    fn build(
+    pub(super) fn build(
         config: &BlockConfig,
         embedding: &Tensor,
         value: impl Fn(&TensorSpec) -> Result<Tensor>,
@@ -126,19 +126,25 @@ impl BlockDraft {
         let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.clone());
         Ok(Self { config: config.clone(), weights, embedding, rope })
     }
-}
 
-fn fresh(spec: &TensorSpec, config: &BlockConfig, seed: u64, device: &Device) -> Result<Tensor> {
-    if spec.name == SUCCESSORS || spec.name.ends_with(".kernel_projection.weight") {
-        return Ok(Tensor::zeros(spec.shape.as_slice(), DType::F32, device)?);
+    /// The value of a tensor without any other to begin with.
+    pub(super) fn fresh(
+        spec: &TensorSpec,
+        config: &BlockConfig,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Tensor> {
+        if spec.name == SUCCESSORS || spec.name.ends_with(".kernel_projection.weight") {
+            return Ok(Tensor::zeros(spec.shape.as_slice(), DType::F32, device)?);
+        }
+        if spec.name.ends_with(".base_kernel") {
+            let (taps, width) = (spec.shape[1], spec.shape[2]);
+            let own = |i: usize| if (i / width).is_multiple_of(taps) { 1.0 } else { 0.0 };
+            let values: Vec<f32> = (0..2 * taps * width).map(own).collect();
+            return Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?);
+        }
+        initial_value(spec, config.initializer_range, seed, device)
     }
-    if spec.name.ends_with(".base_kernel") {
-        let (taps, width) = (spec.shape[1], spec.shape[2]);
-        let own = |i: usize| if (i / width).is_multiple_of(taps) { 1.0 } else { 0.0 };
-        let values: Vec<f32> = (0..2 * taps * width).map(own).collect();
-        return Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?);
-    }
-    initial_value(spec, config.initializer_range, seed, device)
 }
 
 fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {

@@ -27,17 +27,6 @@ pub enum FinalNorm {
     Trained,
 }
 
-/// Initial values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Init {
-    /// Matrices N(0, `initializer_range`), biases 0, norms 1.
-    #[default]
-    Random,
-    /// The target's last layer: norms, attention and MLP; its q and o also in the cross branch.
-    LastLayer,
-}
-
 /// A GLIDE layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GlideConfig {

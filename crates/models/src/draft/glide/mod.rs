@@ -12,7 +12,7 @@ mod config;
 mod model;
 mod weights;
 
-pub use config::{Compat, FinalNorm, GlideConfig, Init};
+pub use config::{Compat, FinalNorm, GlideConfig};
 pub use model::{CrossContext, GlideDraft, Trace};
 pub use weights::tensor_specs;
 

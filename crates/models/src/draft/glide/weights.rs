@@ -6,8 +6,9 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use super::config::{Compat, FinalNorm, GlideConfig, Init};
+use super::config::{Compat, FinalNorm, GlideConfig};
 use super::model::GlideDraft;
+use crate::draft::Init;
 use crate::draft::files::{open_weights, save_draft};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};

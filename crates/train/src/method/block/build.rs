@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
@@ -30,12 +31,12 @@ pub(in crate::method) fn check_start(
     Ok(BlockDraft::check_file(start, &sizes)?)
 }
 
-/// The draft of a network, whose token of unknown slots is `set` if it is known, and the target's head
-/// `[V, H]`.
+/// The draft of a network, whose token of unknown slots is `set` if it is known, begun as `init` says if it
+/// starts from no other, and the target's head `[V, H]`.
 pub(in crate::method) fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
-    set: Option<u32>,
+    (set, init): (Option<u32>, Init),
 ) -> Result<(BlockDraft, Tensor)> {
     let Materials { config, target, .. } = materials;
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
@@ -43,9 +44,10 @@ pub(in crate::method) fn build(
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
     let (embedding, seed) = (target.embedding()?, config.train.seed);
-    let draft = match materials.start {
-        Some(start) => BlockDraft::load(start, &sizes, &embedding, seed)?,
-        None => BlockDraft::initialise(&sizes, &embedding, seed)?,
+    let draft = match (materials.start, init) {
+        (Some(start), _) => BlockDraft::load(start, &sizes, &embedding, seed)?,
+        (None, Init::Random) => BlockDraft::initialise(&sizes, &embedding, seed)?,
+        (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, seed)?,
     };
     Ok((draft, target.head()?))
 }

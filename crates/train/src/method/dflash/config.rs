@@ -1,5 +1,6 @@
 //! The keys of `draft.method: dflash`.
 
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
@@ -29,6 +30,9 @@ pub struct Dflash {
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
+    /// What the draft begins with if it starts from no other. `last_layer` wants the layer n − 2 of the
+    /// target's n among `target_layers`: it is what the last one reads.
+    pub init: Init,
     /// Blocks that are drawn of a row, at most (default: 512).
     pub blocks_per_row: Option<usize>,
     /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
@@ -54,6 +58,7 @@ impl Default for Dflash {
             sliding_window: None,
             causal: false,
             mask_token_id: None,
+            init: Init::default(),
             blocks_per_row: None,
             tokens_per_block: None,
             slot_weights: SlotWeights::default(),

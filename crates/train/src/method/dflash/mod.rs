@@ -5,6 +5,7 @@ mod config;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 
@@ -35,6 +36,10 @@ impl DraftMethod for Dflash {
         false
     }
 
+    fn starts_from_last_layer(&self) -> bool {
+        self.init == Init::LastLayer
+    }
+
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         // A token more or less in the table changes no size.
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
@@ -54,7 +59,7 @@ impl DraftMethod for Dflash {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, self.mask_token_id)?;
+        let (draft, head) = block::build(materials, sizes, (self.mask_token_id, self.init))?;
         let draws = self.draws(materials.config.train.seed);
         let loss = self.loss(None, &materials.config.teacher);
         Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))

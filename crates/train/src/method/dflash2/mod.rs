@@ -5,6 +5,7 @@ mod config;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
@@ -53,6 +54,10 @@ impl DraftMethod for Dflash2 {
         false
     }
 
+    fn starts_from_last_layer(&self) -> bool {
+        self.block.init == Init::LastLayer
+    }
+
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
         let blocks = self.block.budget();
@@ -77,7 +82,8 @@ impl DraftMethod for Dflash2 {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, self.block.mask_token_id)?;
+        let (draft, head) =
+            block::build(materials, sizes, (self.block.mask_token_id, self.block.init))?;
         let draws = self.block.draws(materials.config.train.seed);
         let loss = self.loss(&materials.config.teacher);
         Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))

@@ -1,5 +1,6 @@
 //! The keys of `draft.method: dspark`.
 
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::ChainKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ pub struct Dspark {
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
+    /// What the draft begins with if it starts from no other. `last_layer` wants the layer n − 2 of the
+    /// target's n among `target_layers`: it is what the last one reads.
+    pub init: Init,
     /// Blocks that are drawn of a row, at most (default: 512).
     pub blocks_per_row: Option<usize>,
     /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
@@ -79,6 +83,7 @@ impl Default for Dspark {
             sliding_window: None,
             causal: false,
             mask_token_id: None,
+            init: Init::default(),
             blocks_per_row: None,
             tokens_per_block: None,
             markov_rank: 256,
@@ -103,6 +108,7 @@ impl Dspark {
             sliding_window: self.sliding_window,
             causal: self.causal,
             mask_token_id: self.mask_token_id,
+            init: self.init,
             blocks_per_row: self.blocks_per_row,
             tokens_per_block: self.tokens_per_block,
             ..Dflash::default()

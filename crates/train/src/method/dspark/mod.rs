@@ -6,6 +6,7 @@ mod objective;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ChainSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
@@ -64,6 +65,10 @@ impl DraftMethod for Dspark {
         false
     }
 
+    fn starts_from_last_layer(&self) -> bool {
+        self.init == Init::LastLayer
+    }
+
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
         Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
@@ -80,7 +85,7 @@ impl DraftMethod for Dspark {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, self.mask_token_id)?;
+        let (draft, head) = block::build(materials, sizes, (self.mask_token_id, self.init))?;
         let loss = ChainLoss {
             decay: self.slot_decay,
             hard: self.hard_weight,

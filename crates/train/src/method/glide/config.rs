@@ -1,7 +1,8 @@
 //! The keys of `draft.method: glide`.
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, Init};
+use longdraft_models::draft::Init;
+use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -8,8 +8,9 @@ mod objective;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
+use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::draft::glide::{FinalNorm, GlideDraft, Init};
+use longdraft_models::draft::glide::{FinalNorm, GlideDraft};
 use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};

@@ -1,0 +1,111 @@
+//! Initial values from the target's last layer.
+//!
+//! The last layer of the draft is that layer, over the keys and values that it has in the target: `fc`
+//! hands on the tapped output nearest to its input, `hidden_norm` is its input norm. Slots are not what
+//! that layer reads in the target, so this is a place to begin, not a draft. Earlier layers of the draft
+//! change nothing at first. Where the target has no norms of queries and keys, theirs begin with the size
+//! that queries and keys would have for states of independent values:
+//!
+//! ```text
+//! w² = Σ_ij (W_ij g_j)² / rows        W the projection, g the weight of the norm before it
+//! ```
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+
+use super::config::BlockConfig;
+use super::model::BlockDraft;
+use crate::error::{ModelError, Result};
+use crate::target::Target;
+use crate::weights::TensorSpec;
+
+/// The target's last layer and final norm.
+pub(super) struct Start<'a> {
+    config: &'a BlockConfig,
+    layer: HashMap<&'static str, Tensor>,
+    final_norm: &'a Tensor,
+}
+
+impl BlockDraft {
+    /// Weights that begin with the target's last layer wherever shapes agree; all others are those of
+    /// [`Self::initialise`]. All ranks of a spread target call it.
+    ///
+    /// # Errors
+    /// - sizes do not fit, or the target's last layer was not loaded
+    pub fn initialise_from(config: &BlockConfig, target: &Target, seed: u64) -> Result<Self> {
+        let layer: HashMap<_, _> = target.last_layer()?.into_iter().collect();
+        if layer.is_empty() {
+            let problem = "`init: last_layer` needs the target's last layer, which was not loaded";
+            return Err(ModelError::invalid(Path::new("draft configuration"), problem));
+        }
+        let start = Start { config, layer, final_norm: target.final_norm() };
+        let embedding = target.embedding()?;
+        Self::build(config, &embedding, |spec| match start.value(spec)? {
+            Some(value) => Ok(value),
+            None => Self::fresh(spec, config, seed, embedding.device()),
+        })
+    }
+}
+
+impl Start<'_> {
+    /// The initial value of a tensor that the target has one for.
+    fn value(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let value = match spec.name.as_str() {
+            "fc.weight" => Some(self.fusion(spec)?),
+            "hidden_norm.weight" => self.layer.get("input_layernorm.weight").cloned(),
+            "norm.weight" => Some(self.final_norm.clone()),
+            name => self.of_layer(name, spec)?,
+        };
+        let fits = value.filter(|value| value.dims() == spec.shape.as_slice());
+        Ok(fits.map(|value| value.to_dtype(DType::F32)?.copy()).transpose()?)
+    }
+
+    fn of_layer(&self, name: &str, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let Some((layer, name)) = name.strip_prefix("layers.").and_then(|it| it.split_once('.'))
+        else {
+            return Ok(None);
+        };
+        if layer.parse() != Ok(self.config.layers.len() - 1) {
+            let silent = matches!(name, "self_attn.o_proj.weight" | "mlp.down_proj.weight");
+            let zeros =
+                || Tensor::zeros(spec.shape.as_slice(), DType::F32, self.final_norm.device());
+            return Ok(silent.then(zeros).transpose()?);
+        }
+        if let Some(own) = self.layer.get(name) {
+            return Ok(Some(own.clone()));
+        }
+        match name {
+            "self_attn.q_norm.weight" => self.size("self_attn.q_proj.weight", spec),
+            "self_attn.k_norm.weight" => self.size("self_attn.k_proj.weight", spec),
+            _ => Ok(None),
+        }
+    }
+
+    /// `[H, A H]`: the tapped output that the target's last layer reads, or the last one before it.
+    fn fusion(&self, spec: &TensorSpec) -> Result<Tensor> {
+        let hidden = self.config.hidden_size;
+        let input = self.config.num_target_layers.saturating_sub(2);
+        let taps = &self.config.target_layers;
+        let tap = taps.iter().rposition(|tap| tap.0 <= input).unwrap_or_default();
+        let columns = taps.len() * hidden;
+        let mut values = vec![0.0_f32; hidden * columns];
+        for row in 0..hidden {
+            values[row * columns + tap * hidden + row] = 1.0;
+        }
+        Ok(Tensor::from_vec(values, spec.shape.as_slice(), self.final_norm.device())?)
+    }
+
+    /// The expected size of a projection's values, once for every value of a head.
+    fn size(&self, projection: &str, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let of = |name: &str| self.layer.get(name);
+        let (Some(weight), Some(norm)) = (of(projection), of("input_layernorm.weight")) else {
+            return Ok(None);
+        };
+        let scaled = weight.to_dtype(DType::F32)?.broadcast_mul(&norm.to_dtype(DType::F32)?)?;
+        let square = scaled.sqr()?.sum_all()?.to_scalar::<f32>()? / weight.dim(0)? as f32;
+        let values = vec![square.sqrt(); spec.shape.iter().product()];
+        Ok(Some(Tensor::from_vec(values, spec.shape.as_slice(), weight.device())?))
+    }
+}
