@@ -402,7 +402,8 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
     let weighed = joined(&[&DFLASH, &["draft.slot_weights=dpace"]]);
     let soft = joined(&[&DFLASH, &["draft.soft_weight=0.8"]]);
     let selector = joined(&[&DFLASH, &["draft.method=dflash2", "draft.selector_top_k=4"]]);
-    for method in [&[][..], &EAGLE3, &mixed, &DFLASH, &weighed, &soft, &selector] {
+    let chain = joined(&[&DFLASH, &["draft.method=dspark", "draft.markov_head=rnn"]]);
+    for method in [&[][..], &EAGLE3, &mixed, &DFLASH, &weighed, &soft, &selector, &chain] {
         groups_train_like_one_process(method, &groups);
     }
     let shop = Workshop::of_four_layers();
@@ -414,11 +415,6 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
             2,
             joined(&[&["parallel.sequence=2"], &EAGLE3, &compat]),
             "`draft.compat` divides every batch by its own rows",
-        ),
-        (
-            2,
-            joined(&[&["parallel.sequence=2"], &DFLASH, &["draft.method=dspark"]]),
-            "`draft.method` trains blocks whose heads see the whole row",
         ),
     ] {
         let mut refused = mpirun(ranks, &joined(&[&["train", &config], &more]));

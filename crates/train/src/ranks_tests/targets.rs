@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_models::draft::{Init, VocabularyMap};
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, SelectorSizes};
+use longdraft_models::draft::Init;
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::block::{
+    BlockConfig, BlockDraft, ChainKind, ChainSizes, SelectorSizes,
+};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::target::{
@@ -20,6 +23,7 @@ use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequen
 use crate::method::block::{
     BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights, SoftLoss,
 };
+use crate::method::dspark::{ChainLoss, ChainObjective};
 use crate::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, TeacherDistribution,
 };
@@ -345,21 +349,44 @@ fn parts_learn_like_the_whole(step: impl Fn(&World) -> (f64, Vec<Vec<f32>>) + Sy
     loss
 }
 
-/// Summed gradients and the loss of a block draft with a selector.
-fn block_step(world: &World, batch: &Batch, loss: &BlockLoss) -> (f64, Vec<Vec<f32>>) {
+/// Summed gradients and the loss of the block draft of an objective, whose sizes `change` adapts.
+fn block_step(
+    world: &World,
+    batch: &Batch,
+    change: impl Fn(BlockConfig) -> BlockConfig,
+    objective: impl Fn(BlockDraft, &Tensor, BlockDraws) -> Box<dyn Objective>,
+) -> (f64, Vec<Vec<f32>>) {
     let sizes = config(&json!({}));
     let target = target(&sizes, TargetOptions::default(), None);
-    let sizes = BlockConfig {
+    let sizes = change(BlockConfig {
         target_layers: [0, 2].map(LayerId).to_vec(),
-        selector: loss.selector.map(|_| SelectorSizes { rank: 5, top_k: 20 }),
         initializer_range: 0.3,
         ..BlockConfig::for_target(&sizes, 2, 4, 60)
-    };
+    });
     let table = target.embedding().expect("table");
     let draft = BlockDraft::initialise(&sizes, &table, 7).expect("draft");
     let draws = BlockDraws { seed: 3, budget: BlockBudget::PerTokens(2) };
     let head = target.head().expect("head");
-    step(world, batch, &target, &BlockObjective::new(draft, &head, loss.clone(), draws))
+    step(world, batch, &target, objective(draft, &head, draws).as_ref())
+}
+
+#[test]
+fn mpi_parts_of_a_row_learn_chains_like_the_whole() {
+    let mut one_sided = packed(23);
+    one_sided.loss_mask[9..].fill(false);
+    let loss = ChainLoss { decay: 3.0, hard: 0.4, distance: 0.7, confidence: 0.9 };
+    for kind in [ChainKind::Vanilla, ChainKind::Gated, ChainKind::Rnn] {
+        for batch in [packed(23), packed(3), one_sided.clone()] {
+            let chain = Some(ChainSizes { rank: 5, kind, confidence: Some(true) });
+            let change = |sizes| BlockConfig { chain, ..sizes };
+            let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+                Box::new(ChainObjective::new(draft, head, loss, draws))
+            };
+            let sum =
+                parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
+            assert!(sum > 0.0, "nothing is learned");
+        }
+    }
 }
 
 #[test]
@@ -388,7 +415,13 @@ fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
     ] {
         // A block may reach beyond the part that it begins in.
         for batch in [packed(23), packed(3), one_sided.clone()] {
-            let sum = parts_learn_like_the_whole(|world| block_step(world, &batch, &loss));
+            let selector = loss.selector.map(|_| SelectorSizes { rank: 5, top_k: 20 });
+            let change = |sizes| BlockConfig { selector, ..sizes };
+            let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+                Box::new(BlockObjective::new(draft, head, loss.clone(), draws))
+            };
+            let sum =
+                parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
             assert!(sum > 0.0, "nothing is learned");
         }
     }

@@ -140,7 +140,7 @@ impl Slots {
     }
 
     /// Tokens at which the learned slots have their teachers: those before their labels.
-    pub(super) fn teachers(&self) -> Vec<u32> {
+    pub(in crate::method) fn teachers(&self) -> Vec<u32> {
         self.places.iter().map(|place| place - 1).collect()
     }
 
@@ -187,7 +187,7 @@ pub(in crate::method) fn context(
 
 /// What a rank does that runs a part of a row without a learned slot: it gives the others its keys. The
 /// result is a number without worth, through which their gradients reach these; `None` of a whole row.
-pub(super) fn give_keys(
+pub(in crate::method) fn give_keys(
     draft: &BlockDraft,
     batch: &Batch,
     features: &BatchFeatures,

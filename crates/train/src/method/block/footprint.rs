@@ -46,7 +46,8 @@ impl Footprint for BlockFootprint {
     }
 
     fn ahead(&self) -> usize {
-        if self.soft.is_some() { self.sizes.block_size } else { 0 }
+        let learns_target = self.soft.is_some() || self.sizes.chain.is_some();
+        if learns_target { self.sizes.block_size } else { 0 }
     }
 
     fn gathered_key_values(&self) -> usize {

@@ -9,7 +9,7 @@ mod selected;
 mod teacher;
 mod weights;
 
-pub(super) use blocks::{Slots, context};
+pub(super) use blocks::{Slots, context, give_keys};
 pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;

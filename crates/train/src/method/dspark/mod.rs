@@ -28,7 +28,7 @@ impl DraftMethod for Dspark {
         "dspark"
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
+    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
         let mut rules = Rules::default();
         rules.require(
             self.markov_rank <= limits::SELECTOR_RANK,
@@ -51,11 +51,6 @@ impl DraftMethod for Dspark {
                 "must not be negative",
             );
         }
-        rules.require(
-            config.parallel.sequence == 1,
-            "draft.method",
-            "trains blocks whose heads see the whole row: set `parallel.sequence: 1`",
-        );
         let mut problems = dflash::problems(&self.block());
         problems.extend(rules.into_problems());
         problems

@@ -20,7 +20,7 @@ use longdraft_models::target::KeyValues;
 use crate::error::Result;
 use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
-use crate::method::block::{BlockDraws, Slots, Starts, context, replay};
+use crate::method::block::{BlockDraws, Slots, Starts, context, give_keys, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
@@ -93,7 +93,9 @@ impl ChainObjective {
     }
 
     fn slots(&self, batch: &Batch) -> Slots {
-        Slots::from_anchors(batch, &(self.starts)(batch), self.draft.config())
+        let mut starts = (self.starts)(batch);
+        starts.retain(|start| batch.owns(*start));
+        Slots::from_anchors(batch, &starts, self.draft.config())
     }
 
     fn weights(&self, slots: &Slots) -> Vec<f64> {
@@ -170,7 +172,9 @@ impl ChainObjective {
         let pass = self.pass(batch, context, slots, train)?;
         let weights = self.weights(slots);
         let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
-        let teachers: Vec<u32> = slots.places.iter().map(|place| place - 1).collect();
+        // States of a part of a row begin with its own first token.
+        let first = features.rows().map_or(0, |rows| rows.start as u32);
+        let teachers: Vec<u32> = slots.teachers().iter().map(|t| t - first).collect();
         let Output { loss_sum: mut sum, rows } = linear_cross_entropy(&Inputs {
             label_weights: Some(&scaled(self.loss.hard)),
             soft: SoftTargets::Weighted(Weighted {
@@ -233,7 +237,8 @@ impl Objective for ChainObjective {
     }
 
     fn needs(&self) -> FeatureNeeds {
-        FeatureNeeds { taps: self.draft.taps(), teacher: TeacherKind::EveryToken, ahead: 0 }
+        let (taps, ahead) = (self.draft.taps(), self.draft.config().block_size);
+        FeatureNeeds { taps, teacher: TeacherKind::EveryToken, ahead }
     }
 
     fn normalisation(&self) -> Normalisation {
@@ -259,7 +264,8 @@ impl Objective for ChainObjective {
     ) -> Result<Share> {
         let slots: &Slots = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
         if slots.learned.is_empty() {
-            return Ok(Share { loss: None, metrics: DraftMetrics::default() });
+            let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
+            return Ok(Share { loss, metrics: DraftMetrics::default() });
         }
         let context = context(&self.draft, batch, features)?;
         let outcome = self.run(batch, (features, &context), slots, train)?;
@@ -292,7 +298,11 @@ impl Objective for ChainObjective {
             let pass = self.pass(batch, &context, slots, false)?;
             Ok(linear_cross_entropy(&pass.labels(&self.head, slots))?.rows.agrees)
         };
-        let replayed = replay(batch, self.draft.config(), slots.anchors.len(), right)?;
+        // Ranks that share a row know a part of it each.
+        let replayed = match features.part {
+            Some(_) => Rounds::default(),
+            None => replay(batch, self.draft.config(), slots.anchors.len(), right)?,
+        };
         if slots.learned.is_empty() {
             return Ok(DraftMetrics { replayed, ..DraftMetrics::default() });
         }
