@@ -1,5 +1,8 @@
 //! What is wrong is told in OpenAI's shape, and leaves the server as it was.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use serde_json::json;
 
 use super::Server;
@@ -27,17 +30,52 @@ fn wrong_requests_are_told_what_is_wrong() {
         (chat, json!({ "messages": user, "n": 0 }).to_string(), 400, Some("n")),
         (chat, json!({ "messages": user, "n": 10_000 }).to_string(), 400, Some("n")),
         (chat, json!({ "messages": user, "n": -1 }).to_string(), 400, Some("n")),
-        (chat, json!({ "messages": user, "temperature": "hot" }).to_string(), 400, Some("temperature")),
+        (
+            chat,
+            json!({ "messages": user, "temperature": "hot" }).to_string(),
+            400,
+            Some("temperature"),
+        ),
         (chat, json!({ "messages": user, "temperature": 9 }).to_string(), 400, Some("temperature")),
         (chat, json!({ "messages": user, "top_p": 1.5 }).to_string(), 400, Some("top_p")),
         (chat, json!({ "messages": user, "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
         (chat, json!({ "messages": user, "stop": ["a"; 17] }).to_string(), 400, Some("stop")),
-        (chat, json!({ "messages": user, "top_logprobs": 3 }).to_string(), 400, Some("top_logprobs")),
-        (chat, json!({ "messages": user, "logit_bias": { "x": 1 } }).to_string(), 400, Some("logit_bias")),
-        (chat, json!({ "messages": user, "logit_bias": { "258": 1 } }).to_string(), 400, Some("logit_bias")),
-        (chat, json!({ "messages": user, "presence_penalty": 3 }).to_string(), 400, Some("presence_penalty")),
-        (chat, json!({ "messages": user, "stream_options": {} }).to_string(), 400, Some("stream_options")),
-        (chat, json!({ "messages": user, "response_format": { "type": "json_object" } }).to_string(), 400, Some("response_format")),
+        (
+            chat,
+            json!({ "messages": user, "top_logprobs": 3 }).to_string(),
+            400,
+            Some("top_logprobs"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "logit_bias": { "x": 1 } }).to_string(),
+            400,
+            Some("logit_bias"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "logit_bias": { "258": 1 } }).to_string(),
+            400,
+            Some("logit_bias"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "presence_penalty": 3 }).to_string(),
+            400,
+            Some("presence_penalty"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "stream_options": {} }).to_string(),
+            400,
+            Some("stream_options"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "response_format": { "type": "json_object" } }).to_string(),
+            400,
+            Some("response_format"),
+        ),
         (chat, json!({ "messages": user, "model": "other" }).to_string(), 404, None),
         (text, json!({}).to_string(), 400, Some("prompt")),
         (text, json!({ "prompt": [] }).to_string(), 400, Some("prompt")),
@@ -63,7 +101,10 @@ fn wrong_requests_are_told_what_is_wrong() {
     let too_long = server.post(text, &json!({ "prompt": "a".repeat(600) }));
     assert_eq!(too_long.error()["code"], "context_length_exceeded");
     let no_type = server.send(text, "text/plain", json!({ "prompt": "a" }).to_string().as_bytes());
-    assert_eq!((no_type.status, no_type.error()["type"].as_str()), (415, Some("invalid_request_error")));
+    assert_eq!(
+        (no_type.status, no_type.error()["type"].as_str()),
+        (415, Some("invalid_request_error"))
+    );
     // What is unknown or harmless is left alone, and the server answers as before.
     let asked = json!({
         "prompt": "a", "max_tokens": 2, "user": "me", "store": false, "response_format": { "type": "text" },
@@ -85,7 +126,9 @@ fn only_who_has_the_key_is_answered() {
         };
         Server::read(request.call().expect("an answer"))
     };
-    for wrong in [None, Some("a-secret"), Some("Bearer"), Some("Bearer a-secre"), Some("Bearer A-secret")] {
+    for wrong in
+        [None, Some("a-secret"), Some("Bearer"), Some("Bearer a-secre"), Some("Bearer A-secret")]
+    {
         let reply = ask(wrong);
         assert_eq!((reply.status, reply.error()["code"].as_str()), (401, Some("invalid_api_key")));
         assert_eq!(reply.headers["www-authenticate"], "Bearer");
@@ -96,13 +139,38 @@ fn only_who_has_the_key_is_answered() {
 }
 
 #[test]
+fn a_name_that_was_made_to_lead_here_is_refused() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &[]);
+    let address = server.address.strip_prefix("http://").expect("an address");
+    let status = |host: &str| {
+        let mut connection = TcpStream::connect(address).expect("a connection");
+        let request =
+            format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("an answer");
+        answer.split(' ').nth(1).map(str::to_owned).expect("a status")
+    };
+    for host in ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:99", "[::1]"] {
+        assert_eq!(status(host), "200", "{host}");
+    }
+    for host in ["page.example", "page.example:8080", "127.0.0.1.example", "10.0.0.1", ""] {
+        assert_eq!(status(host), "403", "{host}");
+    }
+}
+
+#[test]
 fn pages_of_other_origins_may_ask_only_where_they_are_let_in() {
     let shelf = Shelf::new();
     let origin = |server: &Server| {
         let url = format!("{}/v1/models", server.address);
         let request = server.agent.get(&url).header("origin", "http://page.example");
         let reply = Server::read(request.call().expect("an answer"));
-        reply.headers.get("access-control-allow-origin").map(|it| it.to_str().expect("text").to_owned())
+        reply
+            .headers
+            .get("access-control-allow-origin")
+            .map(|it| it.to_str().expect("text").to_owned())
     };
     assert_eq!(origin(&Server::start(&shelf, &[])), None);
     let open = Server::start(&shelf, &["--allow-origin", "http://page.example"]);

@@ -26,7 +26,10 @@ fn a_full_queue_is_told_and_a_client_that_goes_makes_room() {
     let mut events = server.stream("/v1/completions", &long(100, 400));
     events.next().expect("it begins");
     let refused = server.post("/v1/completions", &json!({ "prompt": "a", "max_tokens": 1 }));
-    assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("rate_limit_exceeded")));
+    assert_eq!(
+        (refused.status, refused.error()["code"].as_str()),
+        (429, Some("rate_limit_exceeded"))
+    );
     let seconds = refused.headers["retry-after"].to_str().expect("text").parse::<u64>();
     assert!(seconds.is_ok_and(|seconds| seconds >= 1));
     assert!((server.metric("running_answers") - 1.0).abs() < 1e-9);

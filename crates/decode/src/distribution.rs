@@ -325,10 +325,7 @@ mod tests {
             Sampling { min_p: 2.0, ..Sampling::at(1.0) },
             Sampling { presence_penalty: f64::NAN, ..Sampling::at(1.0) },
             Sampling { frequency_penalty: -101.0, ..Sampling::at(1.0) },
-            Sampling {
-                bias: BTreeMap::from([(TargetTokenId(0), f32::NAN)]),
-                ..Sampling::at(1.0)
-            },
+            Sampling { bias: BTreeMap::from([(TargetTokenId(0), f32::NAN)]), ..Sampling::at(1.0) },
         ] {
             assert!(wrong.check().is_err(), "{wrong:?}");
         }

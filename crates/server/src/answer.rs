@@ -89,7 +89,8 @@ impl TokenList {
         if !head.telling.log_probs {
             return Value::Null;
         }
-        let written = |token: TargetTokenId| tokenizer.decode(&[token.0], false).unwrap_or_default();
+        let written =
+            |token: TargetTokenId| tokenizer.decode(&[token.0], false).unwrap_or_default();
         let entry = |token: TargetTokenId, log_prob: f32| {
             let text = written(token);
             // A part of a character has no text of its own.

@@ -101,7 +101,10 @@ impl App {
         let answers = prompts.len() * count;
         if answers > self.capacity {
             let most = self.capacity;
-            return Err(ApiError::field("n", format!("n: at most {most} answers are given at once")));
+            return Err(ApiError::field(
+                "n",
+                format!("n: at most {most} answers are given at once"),
+            ));
         }
         let room = Arc::clone(&self.room).try_acquire_many_owned(answers as u32);
         let mut room = room.map_err(|_| ApiError::busy(self.meters.retry_after()))?;

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use axum::serve::ListenerExt;
 use futures_util::future::{Either, select};
 use longdraft_decode::{BatchEngine, DecodeOptions};
 use longdraft_models::TargetTokenId;
@@ -71,6 +72,9 @@ pub struct Access {
     pub key: Option<String>,
     /// Pages of other origins that may ask, `*` for all.
     pub origins: Vec<String>,
+    /// Without a key, requests must name this machine itself as their host: a page whose name was made
+    /// to lead here names another one.
+    pub is_local: bool,
 }
 
 /// What a server is told.
@@ -143,7 +147,10 @@ async fn listen(
     (asked, grace): (impl Fn() -> bool + Send + 'static, Duration),
     cut: &AtomicBool,
 ) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+    // Events are small, and none is to wait for the next one.
+    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
     let (tell, told) = tokio::sync::watch::channel(false);
     let ending = |mut told: tokio::sync::watch::Receiver<bool>| async move {
         // An error means that nobody can ask any more.

@@ -1,5 +1,6 @@
 //! Paths, who may ask at them, and what is answered.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -77,11 +78,17 @@ fn cors(access: &Access) -> std::result::Result<Option<CorsLayer>, ServeError> {
 async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>();
     let path = path.map_or("other", MatchedPath::as_str).to_owned();
-    let response = match &app.settings.access.key {
+    let access = &app.settings.access;
+    let response = match &access.key {
         Some(key) if path != "/health" && !has_key(request.headers(), key) => {
             let message = "a key is needed: Authorization: Bearer KEY";
             let error = ApiError::new(StatusCode::UNAUTHORIZED, message);
             error.code("invalid_api_key").into_response()
+        }
+        None if access.is_local && !names_this_machine(request.headers()) => {
+            let message =
+                "the host must be localhost or a loopback address; with a key any will do";
+            ApiError::new(StatusCode::FORBIDDEN, message).into_response()
         }
         _ => next.run(request).await,
     };
@@ -97,6 +104,16 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
         _ => return false,
     };
     given.ct_eq(key.as_bytes()).into()
+}
+
+/// Whether the host that a request names, if it names one, is this machine from within.
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let host = host.to_str().unwrap_or_default();
+    let has_port = |(_, port): &(&str, &str)| port.parse::<u16>().is_ok();
+    let name = host.rsplit_once(':').filter(has_port).map_or(host, |(name, _)| name);
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn json_response(value: &Value) -> Response {
@@ -133,7 +150,8 @@ fn require_model(app: &App, value: &Value) -> Result<()> {
 }
 
 fn no_model(app: &App, name: &str) -> ApiError {
-    let message = format!("the model `{name}` is not here; this one is `{}`", app.settings.model.name);
+    let message =
+        format!("the model `{name}` is not here; this one is `{}`", app.settings.model.name);
     ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found")
 }
 
@@ -213,9 +231,10 @@ async fn health() -> Response {
 
 async fn metrics(State(app): Shared) -> Result<Response> {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = app.meters().to_text().map_err(|error| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
-    })?;
+    let text = app
+        .meters()
+        .to_text()
+        .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 

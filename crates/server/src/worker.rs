@@ -73,9 +73,8 @@ impl Worker<'_, '_> {
         let before = self.waiting.len();
         self.waiting.retain(|task| !task.events.is_closed());
         (self.waiting.len()..before).for_each(|_| self.meters.cancelled());
-        let is_gone = |(key, answer): (&usize, &Answer<'_>)| {
-            answer.task.events.is_closed().then_some(*key)
-        };
+        let is_gone =
+            |(key, answer): (&usize, &Answer<'_>)| answer.task.events.is_closed().then_some(*key);
         let gone: Vec<usize> = self.answers.iter().filter_map(is_gone).collect();
         for key in gone {
             self.leave(key);
@@ -121,12 +120,11 @@ impl Worker<'_, '_> {
             return;
         }
         let (answers, meters) = (&mut self.answers, self.meters);
-        let ended = self.engine.round(&mut |key, committed, log_probs| {
-            match answers.get_mut(&key) {
+        let ended =
+            self.engine.round(&mut |key, committed, log_probs| match answers.get_mut(&key) {
                 Some(answer) => answer.hear(committed, log_probs, meters),
                 None => ControlFlow::Break(EndReason::Interrupted),
-            }
-        });
+            });
         match ended {
             Ok(ended) => {
                 for (key, outcome) in ended {

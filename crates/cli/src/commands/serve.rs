@@ -41,7 +41,8 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     if key.is_none() && !arguments.host.is_loopback() {
         errln!("warning: whoever reaches {} may ask: --api-key KEY lets in few", arguments.host);
     }
-    let access = Access { key, origins: arguments.allow_origin.clone() };
+    let is_local = arguments.host.is_loopback();
+    let access = Access { key, origins: arguments.allow_origin.clone(), is_local };
     let address = listener.local_addr().map_err(|error| Failure::work(error))?;
     let interrupts = Interrupts::listen();
     if json {

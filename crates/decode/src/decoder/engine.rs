@@ -14,7 +14,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Tap, Taps, Target};
 
 use super::request::Request;
-use super::sequence::{Round, Sequence, run_target};
+use super::round::{Round, run_target};
+use super::sequence::Sequence;
 use super::{Committed, DecodeOptions, EndReason, Generation};
 use crate::drafter::Drafter;
 use crate::error::{DecodeError, Result};
@@ -59,8 +60,7 @@ struct Running {
 impl<'a> BatchEngine<'a> {
     /// One place for every drafter.
     pub fn new(target: &'a Target, drafters: Vec<Option<Box<dyn Drafter + 'a>>>) -> Self {
-        let place =
-            |drafter| Place { sequence: Sequence::new(drafter), running: None, last: 0 };
+        let place = |drafter| Place { sequence: Sequence::new(drafter), running: None, last: 0 };
         let places: Vec<Place<'_>> = drafters.into_iter().map(place).collect();
         let mut taps = vec![Tap::FinalHidden];
         taps.extend(places.iter().flat_map(|place| place.sequence.taps()));
@@ -181,9 +181,8 @@ impl<'a> BatchEngine<'a> {
         run_target(self.target, &mut rows, &self.taps)?;
         for (sequence, running, round) in parts {
             let Running { key, request, error } = running;
-            let mut of_request = |committed, log_probs: Option<&LogProbs>| {
-                listener(*key, committed, log_probs)
-            };
+            let mut of_request =
+                |committed, log_probs: Option<&LogProbs>| listener(*key, committed, log_probs);
             *error = sequence.settle(request, round, &mut of_request).err();
         }
         Ok(())

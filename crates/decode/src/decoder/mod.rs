@@ -5,6 +5,7 @@
 mod batch;
 mod engine;
 mod request;
+mod round;
 mod sequence;
 
 use std::ops::ControlFlow;

@@ -9,8 +9,8 @@ use longdraft_models::target::KvCache;
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
-use crate::metrics::AcceptanceMetrics;
 use crate::log_probs::LogProbs;
+use crate::metrics::AcceptanceMetrics;
 use crate::tree::Tree;
 use crate::verifier::{Round, Verdict, Verifier, VerifyRule};
 

@@ -1,19 +1,19 @@
 //! One place in a decoder: a drafter, and what it keeps from request to request.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::time::Instant;
 
 use candle_core::Tensor;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Extension, Features, KvCache, Tap, Taps, Target};
+use longdraft_models::target::{Features, KvCache, Tap, Target};
 
 use super::request::Request;
+use super::round::{Round, Step};
 use super::{Committed, DecodeOptions, EndReason, Generation, Pacing, RoundListener};
 use crate::drafter::{DraftContext, Drafted, Drafter, Plan};
 use crate::error::Result;
-use crate::metrics::{RoundRecord, RoundSeconds};
+use crate::metrics::RoundRecord;
 use crate::pace::{Mode, Pace, Proposals};
 use crate::tree::{Origin, Tree};
 
@@ -25,84 +25,6 @@ pub(super) struct Sequence<'a> {
     /// The last request's text and the cache of its first tokens.
     kept: Option<(Vec<TargetTokenId>, KvCache)>,
 }
-
-/// A request's part of a round, from what it wants of the target's pass to its end.
-pub(super) struct Round {
-    step: Step,
-    /// Requests that decode in it.
-    together: usize,
-    seconds: RoundSeconds,
-    /// Whether the times say what decoding takes: no prompt was read beside it.
-    is_measured: bool,
-    /// Of the target's pass over its rows.
-    features: Features,
-    /// Of the rows that are judged, `[rows, V]`.
-    logits: Vec<Vec<f32>>,
-}
-
-/// What a request does in a round.
-enum Step {
-    /// Reads the next tokens of the prompt, so many.
-    Read(usize),
-    /// Proposes a tree below the root.
-    Judge {
-        tree: Tree,
-        mode: Mode,
-        /// What a draft model ran.
-        drafted: Drafted,
-    },
-}
-
-impl Round {
-    fn new(step: Step, together: usize) -> Self {
-        Self {
-            step,
-            together,
-            seconds: RoundSeconds::default(),
-            is_measured: true,
-            features: Features::default(),
-            logits: Vec::new(),
-        }
-    }
-
-    /// Reads `tokens` more of the prompt.
-    pub(super) fn of_prompt(tokens: usize) -> Self {
-        Self::new(Step::Read(tokens), 1)
-    }
-
-    /// Whether it reads a prompt.
-    fn reads(&self) -> bool {
-        matches!(self.step, Step::Read(_))
-    }
-
-    /// Ids, positions and, of a tree that is no chain, parents of the rows.
-    fn rows(&self, request: &Request) -> Rows {
-        let first = request.cache.len();
-        match &self.step {
-            Step::Read(count) => {
-                let ids = request.tokens[first..first + count].iter().map(|token| token.0);
-                let positions = (first as u32..(first + count) as u32).collect();
-                (ids.collect(), positions, None)
-            }
-            Step::Judge { tree, .. } => {
-                let parents = (!tree.is_chain()).then(|| tree.parents());
-                (tree.ids(), tree.positions(first), parents)
-            }
-        }
-    }
-
-    /// Which of its `rows` are judged: all of a tree; of a prompt the last one, if it is read to its
-    /// end.
-    fn judged(&self, rows: usize, request: &Request) -> Range<usize> {
-        match self.step {
-            Step::Read(_) if request.unread() > rows => rows..rows,
-            Step::Read(_) => rows - 1..rows,
-            Step::Judge { .. } => 0..rows,
-        }
-    }
-}
-
-type Rows = (Vec<u32>, Vec<u32>, Option<Vec<Option<usize>>>);
 
 impl<'a> Sequence<'a> {
     pub(super) fn new(drafter: Option<Box<dyn Drafter + 'a>>) -> Self {
@@ -172,7 +94,7 @@ impl<'a> Sequence<'a> {
         let mode = match (&self.drafter, request.options.pacing) {
             (None, _) => Mode::Plain,
             (Some(_), Pacing::Fixed) => Mode::Draft,
-            (Some(_), Pacing::Measured) => self.pace(together).mode(),
+            (Some(_), Pacing::Measured) => pace_of(&mut self.paces, together).mode(),
         };
         let (tree, drafted) = match mode {
             Mode::Plain => (Tree::new(request.root()), Drafted::Nothing),
@@ -188,11 +110,6 @@ impl<'a> Sequence<'a> {
         Ok(round)
     }
 
-    /// What pays where so many requests decode.
-    fn pace(&mut self, together: usize) -> &mut Pace {
-        self.paces.entry(together.max(1).ilog2()).or_default()
-    }
-
     /// Proposals, and what a draft model ran for them; without one unless they are `paid`.
     fn draft(
         &mut self,
@@ -202,7 +119,7 @@ impl<'a> Sequence<'a> {
         together: usize,
     ) -> Result<(Tree, Drafted)> {
         let room = request.room();
-        let pace = self.paces.entry(together.max(1).ilog2()).or_default();
+        let pace = pace_of(&mut self.paces, together);
         let Some(drafter) = self.drafter.as_mut().filter(|_| room > 0) else {
             return Ok((Tree::new(request.root()), Drafted::Nothing));
         };
@@ -272,7 +189,11 @@ impl<'a> Sequence<'a> {
         let is_paced = self.drafter.is_some() && request.options.pacing == Pacing::Measured;
         if is_paced && is_measured {
             let (predicted, lookup) = (predicted(&tree), tree.looked_up(&verdict.path));
-            self.pace(together).add(mode, &record, &Proposals { drafted, predicted, lookup });
+            pace_of(&mut self.paces, together).add(
+                mode,
+                &record,
+                &Proposals { drafted, predicted, lookup },
+            );
         }
         request.metrics.add_round(&record);
         Ok(())
@@ -328,63 +249,9 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// One pass of the target over the rows of several requests. Its time is shared out by rows.
-pub(super) fn run_target(
-    target: &Target,
-    parts: &mut [(&mut Request, &mut Round)],
-    taps: &Taps,
-) -> Result<()> {
-    let started = Instant::now();
-    let rows: Vec<Rows> = parts.iter().map(|(request, round)| round.rows(request)).collect();
-    let judged: Vec<Range<usize>> = parts
-        .iter()
-        .zip(&rows)
-        .map(|((request, round), rows)| round.judged(rows.0.len(), request))
-        .collect();
-    let mut extensions: Vec<Extension<'_>> = Vec::with_capacity(parts.len());
-    for ((request, _), (ids, position_ids, parents)) in parts.iter_mut().zip(&rows) {
-        let (parents, cache) = (parents.as_deref(), &mut request.cache);
-        extensions.push(Extension { ids, position_ids, parents, cache });
-    }
-    let features = target.extend_each(&mut extensions, taps)?;
-    drop(extensions);
-    let mut logits = judged_logits(target, &features, &rows, &judged)?.into_iter();
-    let seconds = started.elapsed().as_secs_f64();
-    let all: usize = rows.iter().map(|rows| rows.0.len()).sum();
-    let is_measured = !parts.iter().any(|(_, round)| round.reads());
-    let mut first = 0;
-    for (((_, round), (ids, ..)), judged) in parts.iter_mut().zip(&rows).zip(judged) {
-        round.features = features.rows(first..first + ids.len())?;
-        round.logits = logits.by_ref().take(judged.len()).collect();
-        round.seconds.verify = seconds * ids.len() as f64 / all.max(1) as f64;
-        round.is_measured = is_measured;
-        first += ids.len();
-    }
-    Ok(())
-}
-
-/// Logits `[judged rows, V]` of the judged rows of all parts, in order.
-fn judged_logits(
-    target: &Target,
-    features: &Features,
-    rows: &[Rows],
-    judged: &[Range<usize>],
-) -> Result<Vec<Vec<f32>>> {
-    let (mut wanted, mut first) = (Vec::new(), 0);
-    for ((ids, ..), judged) in rows.iter().zip(judged) {
-        wanted.extend(judged.clone().map(|row| (first + row) as u32));
-        first += ids.len();
-    }
-    let hidden = features.final_hidden()?;
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
-    let logits = if wanted.len() == first {
-        target.logits(hidden)?
-    } else {
-        target.logits(&select_rows(hidden, &wanted)?)?
-    };
-    Ok(logits.to_vec2()?)
+/// What pays where so many requests decode.
+fn pace_of(paces: &mut BTreeMap<u32, Pace>, together: usize) -> &mut Pace {
+    paces.entry(together.max(1).ilog2()).or_default()
 }
 
 /// The draft's own chance that some node of the first level holds, for trees it gave one for.

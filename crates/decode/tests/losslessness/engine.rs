@@ -136,7 +136,8 @@ fn a_request_that_cannot_go_on_fails_alone() {
 fn log_probabilities_do_not_depend_on_who_proposed() {
     let target = target("qwen2", 16, (2, 2), 3);
     let drafts = Drafts::new(&target, 3);
-    let sampling = Sampling { presence_penalty: 0.4, frequency_penalty: 0.3, ..Sampling::default() };
+    let sampling =
+        Sampling { presence_penalty: 0.4, frequency_penalty: 0.3, ..Sampling::default() };
     let asked = DecodeOptions { log_probs: Some(3), sampling, ..options(25) };
     let told = |kind| {
         let mut engine = BatchEngine::new(&target, places(kind, 1, &target, &drafts));

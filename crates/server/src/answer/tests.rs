@@ -1,15 +1,14 @@
 use std::time::Duration;
 
-use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
 use longdraft_decode::DecodeOptions;
+use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
 use longdraft_models::target::Target;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;
 use crate::{Access, Limits, Model, Settings};
 
-const TARGET: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
+const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
 
 fn app() -> Arc<App> {
     let model = Model {
@@ -112,9 +111,8 @@ fn an_error_ends_a_stream_in_its_own_shape() {
 #[test]
 fn a_whole_answer_is_what_its_stream_says() {
     let app = app();
-    let events = || {
-        vec![(0, piece("one", 5)), (0, piece(" two", 6)), (0, end(EndReason::StopToken))]
-    };
+    let events =
+        || vec![(0, piece("one", 5)), (0, piece(" two", 6)), (0, end(EndReason::StopToken))];
     let telling = Telling { streams: false, log_probs: true, ..chat(false) };
     let told = wait(whole(&head(telling), submitted(1, events()), &app.tokenizer)).expect("whole");
     let choice = &told["choices"][0];

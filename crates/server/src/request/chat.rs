@@ -142,7 +142,10 @@ mod tests {
             (json!({ "content": "a" }), "messages[3].role"),
             (json!({ "role": "user" }), "messages[3].content"),
             (json!({ "role": "user", "content": 7 }), "messages[3].content"),
-            (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[3].content"),
+            (
+                json!({ "role": "user", "content": [{ "type": "image_url" }] }),
+                "messages[3].content",
+            ),
         ] {
             assert_eq!(read(wrong).expect_err("refused")["param"], param);
         }

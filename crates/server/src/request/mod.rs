@@ -86,9 +86,7 @@ pub(crate) fn json_of(
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let body = body.map_err(|rejection| match rejection.status() {
-        status @ StatusCode::PAYLOAD_TOO_LARGE => {
-            ApiError::new(status, "the request is too large")
-        }
+        status @ StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(status, "the request is too large"),
         status => ApiError::new(status, rejection.body_text()),
     })?;
     serde_json::from_slice(&body).map_err(|error| {
