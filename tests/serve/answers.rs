@@ -133,7 +133,7 @@ fn options_of_sampling_do_what_they_say() {
     assert_eq!(first.as_object().map(serde_json::Map::len), Some(2));
     let own = plain["logprobs"]["token_logprobs"].as_array().expect("numbers");
     assert!(own.len() >= 20 && own.iter().all(|own| own.as_f64() < Some(0.0)), "{plain}");
-    let top = shelf.generate(&["--prompt", "the cat", "--max-tokens", "1"]);
+    let top = shelf.generate(&["--prompt", "the cat"]);
     let banned = top["tokens"][0].to_string();
     let other = greedy(json!({ "logit_bias": { banned: -100 }, "logprobs": 0 }));
     assert_ne!(other["logprobs"]["tokens"][0], plain["logprobs"]["tokens"][0]);
@@ -168,6 +168,10 @@ fn the_model_its_tokens_and_its_meters_are_told() {
     let shelf = Shelf::new();
     let server = Server::start(&shelf, &[]);
     assert_eq!(server.get("/health").ok()["status"], "ok");
+    let page = server.get("/");
+    assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+    // Nothing comes from elsewhere.
+    assert!(page.body.contains("<title>") && !page.body.contains("http"), "{}", page.body);
     let models = server.get("/v1/models").ok();
     assert_eq!(models["data"][0]["id"], "tiny");
     assert_eq!(server.get("/v1/models/tiny").ok(), models["data"][0]);

@@ -17,6 +17,7 @@ fn wrong_requests_are_told_what_is_wrong() {
     let (chat, text) = ("/v1/chat/completions", "/v1/completions");
     let long = "a".repeat(600);
     let deep = "[".repeat(5000);
+    let stops = vec!["a"; 17];
     for (path, body, status, param) in [
         (chat, "{\"messages\": [".to_owned(), 400, None),
         (chat, deep, 400, None),
@@ -39,7 +40,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         (chat, json!({ "messages": user, "temperature": 9 }).to_string(), 400, Some("temperature")),
         (chat, json!({ "messages": user, "top_p": 1.5 }).to_string(), 400, Some("top_p")),
         (chat, json!({ "messages": user, "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
-        (chat, json!({ "messages": user, "stop": ["a"; 17] }).to_string(), 400, Some("stop")),
+        (chat, json!({ "messages": user, "stop": stops }).to_string(), 400, Some("stop")),
         (
             chat,
             json!({ "messages": user, "top_logprobs": 3 }).to_string(),
@@ -136,6 +137,7 @@ fn only_who_has_the_key_is_answered() {
     assert_eq!(ask(Some("Bearer a-secret")).status, 200);
     assert_eq!(server.get("/metrics").status, 401);
     assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/").status, 200);
 }
 
 #[test]

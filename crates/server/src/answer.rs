@@ -73,7 +73,7 @@ fn finish_reason(reason: EndReason) -> &'static str {
 #[derive(Debug, Default)]
 struct TokenList {
     tokens: Vec<(TargetTokenId, LogProbs)>,
-    /// Where in the text each begins, in bytes; known for texts alone.
+    /// Where in the text each begins, in characters.
     offsets: Vec<usize>,
 }
 
@@ -171,6 +171,8 @@ impl Head {
 #[derive(Default)]
 struct Whole {
     text: String,
+    /// Characters of it.
+    length: usize,
     tokens: TokenList,
     finish: Option<&'static str>,
 }
@@ -192,7 +194,8 @@ pub(crate) async fn whole(
         let Some(answer) = answers.get_mut(choice) else { continue };
         match event {
             Event::Piece(piece) => {
-                answer.tokens.add(&piece, answer.text.len());
+                answer.tokens.add(&piece, answer.length);
+                answer.length += piece.text.chars().count();
                 answer.text.push_str(&piece.text);
             }
             Event::End(ending) => {
@@ -228,7 +231,7 @@ pub(crate) struct Chunks {
     head: Head,
     submitted: Submitted,
     usage: Usage,
-    /// Bytes of each answer's text; none once it ended.
+    /// Characters of each answer's text; none once it ended.
     open: Vec<Option<usize>>,
     ready: VecDeque<String>,
     is_done: bool,
@@ -276,7 +279,7 @@ impl Chunks {
                 if self.head.telling.log_probs {
                     tokens.add(&piece, *length);
                 }
-                *length += piece.text.len();
+                *length += piece.text.chars().count();
                 if piece.text.is_empty() && tokens.tokens.is_empty() {
                     return;
                 }

@@ -25,6 +25,12 @@ use crate::{Access, ServeError};
 type Shared = State<Arc<App>>;
 type Body = std::result::Result<Bytes, BytesRejection>;
 
+/// Paths that want no key: they tell nothing.
+const OPEN: [&str; 2] = ["/", "/health"];
+/// What the page may do: what it has in itself, and ask this server.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 /// All paths.
 ///
 /// # Errors
@@ -39,6 +45,7 @@ pub(crate) fn router(app: Arc<App>) -> std::result::Result<Router, ServeError> {
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/", get(page))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(unknown)
@@ -80,7 +87,7 @@ async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
     let path = path.map_or("other", MatchedPath::as_str).to_owned();
     let access = &app.settings.access;
     let response = match &access.key {
-        Some(key) if path != "/health" && !has_key(request.headers(), key) => {
+        Some(key) if !OPEN.contains(&path.as_str()) && !has_key(request.headers(), key) => {
             let message = "a key is needed: Authorization: Bearer KEY";
             let error = ApiError::new(StatusCode::UNAUTHORIZED, message);
             error.code("invalid_api_key").into_response()
@@ -223,6 +230,15 @@ async fn detokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Resul
     let Tokens { tokens } = fields(&value)?;
     let text = app.aside(move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
     Ok(json_response(&json!({ "content": text })))
+}
+
+/// A chat in the browser.
+async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+    ];
+    (headers, include_str!("page.html")).into_response()
 }
 
 async fn health() -> Response {
