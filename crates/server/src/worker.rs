@@ -151,6 +151,7 @@ impl Worker<'_, '_> {
     fn end(&mut self, key: usize, generation: &Generation) {
         let Some(mut answer) = self.answers.remove(&key) else { return };
         let task = &answer.task;
+        self.meters.load(self.answers.len(), self.waiting.len());
         self.meters.ended(generation, task.prompt.len(), task.asked.elapsed());
         if task.events.is_closed() {
             self.meters.cancelled();
@@ -160,13 +161,16 @@ impl Worker<'_, '_> {
         if let Some(problem) = answer.problem {
             return send(task, Event::Failed(problem));
         }
-        match rest {
-            Ok(rest) if rest.text.is_empty() => {}
-            Ok(rest) => send(task, Event::Piece(Piece { text: rest.text, ..Piece::default() })),
+        let rest = match rest {
+            Ok(rest) => rest,
             Err(error) => return send(task, Event::Failed(error.into())),
+        };
+        if !rest.text.is_empty() {
+            send(task, Event::Piece(Piece { text: rest.text, ..Piece::default() }));
         }
         let ending = Ending {
-            reason: generation.end,
+            // What was held back may hold a stop string.
+            reason: if rest.stopped { EndReason::StopString } else { generation.end },
             tokens: generation.tokens.len(),
             reused: generation.reused_tokens,
             metrics: generation.metrics.clone(),
