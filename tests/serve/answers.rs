@@ -141,7 +141,7 @@ fn options_of_sampling_do_what_they_say() {
     let repeats = |choice: &Value| {
         let tokens = choice["logprobs"]["tokens"].as_array().expect("tokens");
         let mut seen: Vec<&Value> = tokens.iter().collect();
-        seen.sort_by_key(|token| token.to_string());
+        seen.sort_by_key(ToString::to_string);
         seen.dedup();
         tokens.len() - seen.len()
     };

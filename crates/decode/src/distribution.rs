@@ -88,7 +88,8 @@ impl Sampling {
                 return wrong(format!("a penalty of {penalty} is not in -100..=100"));
             }
         }
-        if let Some((token, bias)) = self.bias.iter().find(|(_, bias)| !(**bias < f32::INFINITY)) {
+        let is_none = |bias: f32| bias.is_nan() || bias == f32::INFINITY;
+        if let Some((token, bias)) = self.bias.iter().find(|(_, bias)| is_none(**bias)) {
             return wrong(format!("a bias of {bias} for token {} is no number", token.0));
         }
         Ok(())

@@ -156,7 +156,7 @@ impl Head {
         Value::Object(object).to_string()
     }
 
-    fn choice(&self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
+    fn choice(&self, index: usize, text: &str, log_probs: &Value, finish: Option<&str>) -> Value {
         if !self.telling.is_chat {
             return json!([{
                 "text": text, "index": index, "logprobs": log_probs, "finish_reason": finish,
@@ -288,7 +288,7 @@ impl Chunks {
                 } else {
                     tokens.to_json(&self.head, tokenizer)
                 };
-                let mut choice = self.head.choice(index, &piece.text, log_probs, None);
+                let mut choice = self.head.choice(index, &piece.text, &log_probs, None);
                 if self.head.telling.origins {
                     choice[0]["origin"] = origin(&piece);
                 }
@@ -298,7 +298,7 @@ impl Chunks {
                 self.open[index] = None;
                 self.usage.add(&ending);
                 let finish = Some(finish_reason(ending.reason));
-                let choice = self.head.choice(index, "", Value::Null, finish);
+                let choice = self.head.choice(index, "", &Value::Null, finish);
                 self.ready.push_back(self.head.chunk(choice, None));
             }
             Event::Failed(error) => self.fail(&error),

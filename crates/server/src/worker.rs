@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use longdraft_decode::stop::AnswerText;
 use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, LogProbs};
@@ -190,7 +189,7 @@ impl Answer<'_> {
         let Committed { token, proposed_by } = committed;
         if !self.has_begun {
             self.has_begun = true;
-            meters.first_token(Instant::now() - self.task.asked);
+            meters.first_token(self.task.asked.elapsed());
         }
         if self.task.options.stop_tokens.contains(&token) {
             return ControlFlow::Continue(());

@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     }
     let is_local = arguments.host.is_loopback();
     let access = Access { key, origins: arguments.allow_origin.clone(), is_local };
-    let address = listener.local_addr().map_err(|error| Failure::work(error))?;
+    let address = listener.local_addr().map_err(Failure::work)?;
     let interrupts = Interrupts::listen();
     if json {
         outln!("{}", json!({ "model": model.name, "address": format!("http://{address}") }));

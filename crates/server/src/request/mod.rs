@@ -38,6 +38,7 @@ pub(crate) struct Asked {
 
 /// How answers are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "a field of the request each")]
 pub(crate) struct Telling {
     pub(crate) is_chat: bool,
     /// While they are written.
