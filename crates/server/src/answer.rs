@@ -31,6 +31,8 @@ pub(crate) struct Head {
 /// Tokens that answers to one request took.
 #[derive(Debug, Default)]
 struct Usage {
+    /// Answers to each prompt.
+    count: usize,
     prompt: usize,
     answer: usize,
     reused: usize,
@@ -39,6 +41,11 @@ struct Usage {
 }
 
 impl Usage {
+    fn of(submitted: &Submitted) -> Self {
+        let Submitted { count, prompt_tokens: prompt, .. } = *submitted;
+        Self { count, prompt, ..Self::default() }
+    }
+
     fn add(&mut self, ending: &Ending) {
         self.answer += ending.tokens;
         self.reused += ending.reused;
@@ -51,7 +58,8 @@ impl Usage {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.answer,
             "total_tokens": self.prompt + self.answer,
-            "prompt_tokens_details": { "cached_tokens": self.reused },
+            // A prompt counts once, whatever the number of its answers.
+            "prompt_tokens_details": { "cached_tokens": self.reused / self.count.max(1) },
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.rejected,
@@ -186,7 +194,7 @@ pub(crate) async fn whole(
     mut submitted: Submitted,
     tokenizer: &TextTokenizer,
 ) -> Result<Value> {
-    let mut usage = Usage { prompt: submitted.prompt_tokens, ..Usage::default() };
+    let mut usage = Usage::of(&submitted);
     let mut answers: Vec<Whole> = Vec::new();
     answers.resize_with(submitted.answers, Whole::default);
     while answers.iter().any(|answer| answer.finish.is_none()) {
@@ -239,7 +247,7 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     pub(crate) fn new(head: Head, submitted: Submitted) -> Self {
-        let usage = Usage { prompt: submitted.prompt_tokens, ..Usage::default() };
+        let usage = Usage::of(&submitted);
         let open = vec![Some(0); submitted.answers];
         let mut ready = VecDeque::new();
         if head.telling.is_chat {

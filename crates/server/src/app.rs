@@ -41,6 +41,8 @@ pub(crate) struct Submitted {
     pub(crate) prompt_tokens: usize,
     /// Answers to come.
     pub(crate) answers: usize,
+    /// Of them, to each prompt.
+    pub(crate) count: usize,
     pub(crate) events: UnboundedReceiver<(usize, Event)>,
 }
 
@@ -81,6 +83,14 @@ impl App {
             let status = axum::http::StatusCode::INTERNAL_SERVER_ERROR;
             Err(ApiError::new(status, "the request could not be read"))
         })
+    }
+
+    /// Refuses a request that would find no room, before work is spent on it.
+    pub(crate) fn require_room(&self) -> Result<()> {
+        match self.room.available_permits() {
+            0 => Err(ApiError::busy(self.meters.retry_after())),
+            _ => Ok(()),
+        }
     }
 
     /// Hands answers to the decoder, all of them or none.
@@ -135,7 +145,7 @@ impl App {
                 self.tasks.send(task).map_err(|_| ApiError::ending())?;
             }
         }
-        Ok(Submitted { number, prompt_tokens, answers, events })
+        Ok(Submitted { number, prompt_tokens, answers, count, events })
     }
 }
 

@@ -130,6 +130,7 @@ fn json_response(value: &Value) -> Response {
 async fn chat(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
     let value = json_of(&headers, body)?;
     require_model(&app, &value)?;
+    app.require_room()?;
     let read = move |app: &App| ChatRequest::asked(&value, &app.settings, &app.tokenizer);
     let asked = app.aside(read).await?;
     answer(app, asked).await
@@ -138,6 +139,7 @@ async fn chat(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Resp
 async fn completions(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
     let value = json_of(&headers, body)?;
     require_model(&app, &value)?;
+    app.require_room()?;
     let read = move |app: &App| CompletionRequest::asked(&value, &app.settings, &app.tokenizer);
     let asked = app.aside(read).await?;
     answer(app, asked).await

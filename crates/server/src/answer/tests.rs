@@ -57,7 +57,7 @@ fn submitted(answers: usize, events: Vec<(usize, Event)>) -> Submitted {
     for event in events {
         sender.send(event).expect("open");
     }
-    Submitted { number: 0, prompt_tokens: 9, answers, events: receiver }
+    Submitted { number: 0, prompt_tokens: 9, answers, count: answers, events: receiver }
 }
 
 fn wait<T>(future: impl Future<Output = T>) -> T {

@@ -115,3 +115,6 @@ pub(crate) fn refuse(value: &Value, field: &str, harmless: impl Fn(&Value) -> bo
         Some(_) => Err(ApiError::field(field, format!("{field} is not supported with this value"))),
     }
 }
+
+#[cfg(test)]
+mod tests;
