@@ -16,12 +16,12 @@ use longdraft_models::{LayerId, TargetTokenId};
 use serde_json::{Value, json};
 
 /// A target of four layers with a chat template, and two drafts of it.
-struct Shelf {
+pub(crate) struct Shelf {
     folder: tempfile::TempDir,
 }
 
 impl Shelf {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let shelf = Self { folder: tempfile::tempdir().expect("tempdir") };
         let mut config = support::tiny_config("llama");
         config["num_hidden_layers"] = 4.into();
@@ -49,11 +49,11 @@ impl Shelf {
         shelf
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn generate(&self, extra: &[&str]) -> Value {
+    pub(crate) fn generate(&self, extra: &[&str]) -> Value {
         let target = self.path("target");
         let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
         last_json(&succeed(&[&common[..], extra].concat()))

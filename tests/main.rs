@@ -27,6 +27,7 @@ mod quickstart;
 mod readers;
 mod records;
 mod report;
+mod serve;
 mod support;
 mod targets;
 mod tracking;

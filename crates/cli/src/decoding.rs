@@ -268,7 +268,7 @@ impl DecodingArguments {
     /// Options of a request at a temperature, without limits.
     pub(crate) fn options(&self, temperature: f64, pace: PaceChoice) -> Result<DecodeOptions> {
         let Self { top_k, top_p, min_p, seed, confidence_threshold, .. } = *self;
-        let sampling = Sampling { temperature, top_k, top_p, min_p };
+        let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
         sampling.check()?;
         require_draft_len(self.draft_len)?;
         let shape = self.shape();
@@ -436,12 +436,7 @@ pub(crate) fn encode_text(
     tokenizer: &TextTokenizer,
     target: &Target,
 ) -> Result<Vec<TargetTokenId>> {
-    let mut ids = tokenizer.encode(text)?.ids;
-    if let (true, Some(bos)) = (tokenizer.adds_bos(), target.config().bos_token_id)
-        && ids.first() != Some(&bos)
-    {
-        ids.insert(0, bos);
-    }
+    let ids = tokenizer.encode_prompt(text, target.config().bos_token_id)?;
     Ok(ids.into_iter().map(TargetTokenId).collect())
 }
 

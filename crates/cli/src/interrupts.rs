@@ -70,7 +70,7 @@ impl Interrupts {
             self.signal.store(signal, Ordering::Relaxed);
         }
         if first {
-            errln!("finishing what is under way, then saving (Ctrl-C again quits at once)");
+            errln!("finishing what is under way (Ctrl-C again quits at once)");
         }
         first || before == HANGUP || signal == HANGUP
     }

@@ -1,7 +1,10 @@
 //! From logits to the distribution that tokens follow.
 //!
-//! Temperature, then top-k, top-p and min-p, then softmax over what is left; ties at a border go
-//! to the lower id. Temperature 0 is the arg max, a path of its own.
+//! Bias and penalties, temperature, then top-k, top-p and min-p, then softmax over what is left; ties
+//! at a border go to the lower id. Temperature 0 is the arg max, a path of its own.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
@@ -20,11 +23,33 @@ pub struct Sampling {
     pub top_p: f64,
     /// Keep tokens at least this likely, relative to the most likely one.
     pub min_p: f64,
+    /// Taken off the logits of tokens that the answer has already.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub presence_penalty: f64,
+    /// Taken off the logit of a token for every time that the answer has it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub frequency_penalty: f64,
+    /// Added to logits, by token.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bias: BTreeMap<TargetTokenId, f32>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0 }
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            bias: BTreeMap::new(),
+        }
     }
 }
 
@@ -42,7 +67,8 @@ impl Sampling {
     /// Whether the values make sense.
     ///
     /// # Errors
-    /// - `temperature` not in 0..=100, `top_k` = 0, `top_p` not in (0, 1], `min_p` not in [0, 1]
+    /// - `temperature` not in 0..=100, `top_k` = 0, `top_p` not in (0, 1], `min_p` not in [0, 1], a penalty
+    ///   not in -100..=100, a bias that is NaN or +∞
     pub fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(DecodeError::Sampling(what));
         if !(0.0..=100.0).contains(&self.temperature) {
@@ -57,7 +83,44 @@ impl Sampling {
         if !(0.0..=1.0).contains(&self.min_p) {
             return wrong(format!("a min-p of {} is not in [0, 1]", self.min_p));
         }
+        for penalty in [self.presence_penalty, self.frequency_penalty] {
+            if !(-100.0..=100.0).contains(&penalty) {
+                return wrong(format!("a penalty of {penalty} is not in -100..=100"));
+            }
+        }
+        let is_none = |bias: f32| bias.is_nan() || bias == f32::INFINITY;
+        if let Some((token, bias)) = self.bias.iter().find(|(_, bias)| is_none(**bias)) {
+            return wrong(format!("a bias of {bias} for token {} is no number", token.0));
+        }
         Ok(())
+    }
+
+    /// Logits with bias and penalties, `[V]`, after the tokens `before` of the answer. Tokens beyond the
+    /// vocabulary are left out.
+    ///
+    /// `l'(x) = l(x) + bias(x) − frequency · n(x) − presence · [n(x) > 0]`, where `n(x)` counts x in
+    /// `before` (OpenAI's definition).
+    pub fn adjusted<'l>(
+        &self,
+        logits: &'l [f32],
+        before: impl Iterator<Item = TargetTokenId>,
+    ) -> Cow<'l, [f32]> {
+        let mut adjusted = Cow::Borrowed(logits);
+        let mut add = |token: TargetTokenId, value: f64| {
+            if (token.0 as usize) < logits.len() {
+                let logit = &mut adjusted.to_mut()[token.0 as usize];
+                *logit = (f64::from(*logit) + value) as f32;
+            }
+        };
+        self.bias.iter().for_each(|(token, bias)| add(*token, f64::from(*bias)));
+        if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
+            let mut counts: BTreeMap<TargetTokenId, u32> = BTreeMap::new();
+            before.for_each(|token| *counts.entry(token).or_default() += 1);
+            for (token, count) in counts {
+                add(token, -self.presence_penalty - self.frequency_penalty * f64::from(count));
+            }
+        }
+        adjusted
     }
 
     /// The distribution of the next token, `[V]`, sums to 1; at temperature 0 one-hot. NaN never
@@ -207,7 +270,7 @@ mod tests {
     #[test]
     fn truncations_keep_what_they_say_and_break_ties_downwards() {
         let with =
-            |top_k, top_p, min_p| support(&Sampling { temperature: 1.0, top_k, top_p, min_p });
+            |top_k, top_p, min_p| support(&Sampling { top_k, top_p, min_p, ..Sampling::at(1.0) });
         assert_eq!(with(None, 1.0, 0.0), [0, 1, 2, 3]);
         assert_eq!(with(Some(1), 1.0, 0.0), [1]);
         assert_eq!(with(Some(3), 1.0, 0.0), [1, 2, 3]);
@@ -217,6 +280,22 @@ mod tests {
         assert_eq!(with(None, 0.9, 0.0), [1, 2, 3]);
         assert_eq!(with(Some(2), 0.4, 0.0), [1]);
         assert_eq!(with(None, 1.0, 0.3), [1, 2, 3]);
+    }
+
+    #[test]
+    fn bias_and_penalties_move_the_logits_of_their_tokens() {
+        let token = TargetTokenId;
+        let before = || [token(1), token(3), token(1), token(9)].into_iter();
+        let none = Sampling::at(1.0);
+        assert!(matches!(none.adjusted(&LOGITS, before()), Cow::Borrowed(_)));
+        let all = Sampling {
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            bias: BTreeMap::from([(token(0), 3.0), (token(1), -100.0), (token(7), 1.0)]),
+            ..none
+        };
+        let adjusted = all.adjusted(&LOGITS, before());
+        assert_eq!(adjusted[..], [3.0, -99.0, 1.0, 1.25, f32::NEG_INFINITY]);
     }
 
     #[test]
@@ -245,6 +324,9 @@ mod tests {
             Sampling { top_k: Some(0), ..Sampling::at(1.0) },
             Sampling { top_p: 0.0, ..Sampling::at(1.0) },
             Sampling { min_p: 2.0, ..Sampling::at(1.0) },
+            Sampling { presence_penalty: f64::NAN, ..Sampling::at(1.0) },
+            Sampling { frequency_penalty: -101.0, ..Sampling::at(1.0) },
+            Sampling { bias: BTreeMap::from([(TargetTokenId(0), f32::NAN)]), ..Sampling::at(1.0) },
         ] {
             assert!(wrong.check().is_err(), "{wrong:?}");
         }

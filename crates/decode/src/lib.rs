@@ -13,6 +13,7 @@ pub mod drafter;
 pub mod draws;
 pub mod error;
 pub mod evaluate;
+pub mod log_probs;
 mod match_class;
 pub mod metrics;
 pub mod pace;
@@ -22,10 +23,12 @@ pub mod tree;
 pub mod verifier;
 
 pub use decoder::{
-    BatchDecoder, Committed, DecodeOptions, EndReason, Generation, Job, Pacing, SpeculativeDecoder,
+    BatchDecoder, BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener,
+    Generation, Job, Pacing, SpeculativeDecoder,
 };
 pub use distribution::Sampling;
 pub use error::{DecodeError, Result};
+pub use log_probs::LogProbs;
 pub use shape::DraftShape;
 pub use tree::{Origin, Tree};
 pub use verifier::VerifyRule;

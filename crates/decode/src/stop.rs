@@ -1,4 +1,7 @@
-//! Strings that end a text, found while it streams.
+//! The text of an answer while it streams, and the strings that end it.
+
+use longdraft_models::error::Result;
+use longdraft_models::tokenizer::{TextStream, TextTokenizer};
 
 /// Holds back text that may be the start of a stop string.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +43,52 @@ impl StopStrings {
     /// What was held back when the text ended without a match.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
+    }
+}
+
+/// The text of an answer as its tokens come: whole characters, without the string that ends it.
+pub struct AnswerText<'a> {
+    /// None after a stop string.
+    stream: Option<TextStream<'a>>,
+    stops: StopStrings,
+}
+
+impl<'a> AnswerText<'a> {
+    /// An answer that has no text yet, and ends where one of `stops` begins.
+    pub fn new(tokenizer: &'a TextTokenizer, stops: &[String]) -> Self {
+        let stops = StopStrings::new(stops.iter().cloned());
+        Self { stream: Some(tokenizer.stream()), stops }
+    }
+
+    /// Adds a token; the text that it makes certain. After a stop string nothing is added.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot decode it
+    pub fn push(&mut self, id: u32) -> Result<Streamed> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(Streamed { text: String::new(), stopped: true });
+        };
+        let streamed = self.stops.push(&stream.push(id)?);
+        if streamed.stopped {
+            self.stream = None;
+        }
+        Ok(streamed)
+    }
+
+    /// The rest where no stop string ended the text: what was held back, unfinished characters
+    /// replaced. Nothing is to be added after it.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot decode it
+    pub fn finish(&mut self) -> Result<Streamed> {
+        let Some(stream) = self.stream.take() else {
+            return Ok(Streamed { text: String::new(), stopped: true });
+        };
+        let mut rest = self.stops.push(&stream.finish()?);
+        if !rest.stopped {
+            rest.text.push_str(&self.stops.finish());
+        }
+        Ok(rest)
     }
 }
 

@@ -1,5 +1,6 @@
-//! Arguments of `generate`.
+//! Arguments of `generate` and `serve`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::decoding::DecodingArguments;
@@ -45,6 +46,50 @@ pub(crate) struct GenerateArguments {
     /// NO_COLOR) they stand in `[[ ]]` and `{{ }}`.
     #[arg(long)]
     pub(crate) show_acceptance: bool,
+    /// Drafting and verification; last, for its headings in the help.
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArguments,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArguments {
+    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    pub(crate) target: String,
+    /// Address to answer at; 0.0.0.0 and :: are every one of this machine.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to answer at; 0 takes a free one.
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// What requests call the model. [default: the name of TARGET]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Answers that are written at a time.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) parallel: usize,
+    /// Answers that wait for a place; more are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) queue: usize,
+    /// Most tokens of an answer, whatever is asked for. [default: what the context has room for]
+    #[arg(long)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Largest request, in KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 4096)]
+    pub(crate) max_body: usize,
+    /// Key that requests have to carry (`Authorization: Bearer KEY`). [default: the variable
+    /// LONGDRAFT_API_KEY, if it is set]
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Pages of this origin may ask, too; `*` for all. May be given again.
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) allow_origin: Vec<String>,
+    /// Time that running answers have to finish after Ctrl-C or SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) grace: u64,
+    /// Temperature where a request names none; 0: the most likely token always.
+    #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
+    pub(crate) temperature: f64,
     /// Drafting and verification; last, for its headings in the help.
     #[command(flatten)]
     pub(crate) decoding: DecodingArguments,

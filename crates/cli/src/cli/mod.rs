@@ -28,7 +28,7 @@ pub(crate) use data::{
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
     LearnChoice,
 };
-pub(crate) use decoding::{CacheChoice, GenerateArguments, WeightDtype};
+pub(crate) use decoding::{CacheChoice, GenerateArguments, ServeArguments, WeightDtype};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
@@ -150,6 +150,11 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
     Generate(GenerateArguments),
+    /// Answer requests over HTTP as OpenAI's interface asks them, several at a time, with a draft or
+    /// without.
+    ///
+    /// Example: longdraft serve model.gguf --draft runs/smollm2/draft --port 8080
+    Serve(ServeArguments),
     /// Train a small language model from token shards; goes on by itself when the output directory
     /// holds a checkpoint.
     ///

@@ -138,8 +138,9 @@ impl From<ServingError> for Failure {
     fn from(error: ServingError) -> Self {
         match error {
             ServingError::Model(error) => error.into(),
-            ServingError::NotRepresentable { .. } => Self::work(error)
-                .hint("another profile may hold it; docs/serve.md lists what each engine computes"),
+            ServingError::NotRepresentable { .. } => Self::work(error).hint(
+                "another profile may hold it; docs/export.md lists what each engine computes",
+            ),
             ServingError::Io { ref source, .. } => Self::file(&error, source),
             other => Self::work(other),
         }

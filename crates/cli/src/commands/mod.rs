@@ -20,6 +20,7 @@ mod push;
 mod quickstart;
 mod recorded;
 mod report;
+mod serve;
 mod train;
 mod verify;
 
@@ -88,6 +89,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Verify(verify) => verify::run(&verify, arguments.json),
         Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
+        Command::Serve(serve) => serve::run(&serve, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::HeldOut(held_out)) => {
             eval::held_out::run(&held_out, arguments.json)

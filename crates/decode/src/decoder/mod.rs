@@ -1,13 +1,15 @@
-//! The loop: prefill, then rounds of draft, one target pass, verification. For one request at a
-//! time ([`SpeculativeDecoder`]) or for several ([`BatchDecoder`]).
+//! The loop: rounds of draft, one target pass, verification, after rounds that read the prompt. One
+//! engine runs them, [`BatchEngine`]; on it stand [`SpeculativeDecoder`] for one request at a time and
+//! [`BatchDecoder`] for a list of them.
 
 mod batch;
+mod engine;
 mod request;
+mod round;
 mod sequence;
 
 use std::ops::ControlFlow;
 
-use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
 use serde::{Deserialize, Serialize};
@@ -15,13 +17,14 @@ use serde::{Deserialize, Serialize};
 use crate::distribution::Sampling;
 use crate::drafter::Drafter;
 use crate::error::Result;
+use crate::log_probs::LogProbs;
 use crate::metrics::AcceptanceMetrics;
 use crate::shape::DraftShape;
 use crate::tree::Origin;
 use crate::verifier::VerifyRule;
 
 pub use batch::{BatchDecoder, BatchListener, Job};
-use sequence::{Sequence, run_target};
+pub use engine::{BatchEngine, Ended, EngineListener};
 
 /// One request.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,8 +48,10 @@ pub struct DecodeOptions {
     /// Propose nothing more where the draft's own chance that its token is kept is below this; 0 is off.
     /// Only drafts that tell one ([`Drafter::tells_confidence`]) follow it.
     pub confidence_threshold: f64,
-    /// Keep what the last request's text and this prompt have in common.
+    /// Keep what an earlier request's text and this prompt have in common.
     pub reuse_prefix: bool,
+    /// Tell log-probabilities: of every token, and of so many of the most likely ones beside it.
+    pub log_probs: Option<usize>,
 }
 
 /// Who decides how much is drafted.
@@ -72,6 +77,7 @@ impl Default for DecodeOptions {
             pacing: Pacing::default(),
             confidence_threshold: 0.0,
             reuse_prefix: false,
+            log_probs: None,
         }
     }
 }
@@ -102,6 +108,10 @@ pub struct Committed {
 
 /// Hears of every token as it is committed, and may end the request.
 pub type Listener<'l> = dyn FnMut(Committed) -> ControlFlow<EndReason> + 'l;
+
+/// The same of a request in an engine: with log-probabilities, if they are asked for.
+pub(super) type RoundListener<'l> =
+    dyn FnMut(Committed, Option<&LogProbs>) -> ControlFlow<EndReason> + 'l;
 
 /// What a request came to.
 #[derive(Debug, Clone)]
@@ -134,14 +144,13 @@ impl Generation {
 
 /// A target with an optional drafter; keeps its cache and measurements from request to request.
 pub struct SpeculativeDecoder<'a> {
-    target: &'a Target,
-    sequence: Sequence<'a>,
+    engine: BatchEngine<'a>,
 }
 
 impl<'a> SpeculativeDecoder<'a> {
     /// Decodes with a drafter, or plainly without one.
     pub fn new(target: &'a Target, drafter: Option<Box<dyn Drafter + 'a>>) -> Self {
-        Self { target, sequence: Sequence::new(drafter) }
+        Self { engine: BatchEngine::new(target, vec![drafter]) }
     }
 
     /// Generates after `prompt`.
@@ -154,16 +163,12 @@ impl<'a> SpeculativeDecoder<'a> {
         options: &DecodeOptions,
         listener: &mut Listener<'_>,
     ) -> Result<Generation> {
-        let Self { target, sequence } = self;
-        let mut request = sequence.begin(target, prompt, options, listener)?;
-        while request.end().is_none() {
-            awake(|| -> Result<()> {
-                let mut rounds = [sequence.propose(target, &mut request)?];
-                run_target(target, &mut [&mut request], &mut rounds, sequence.taps())?;
-                let [round] = rounds;
-                sequence.settle(&mut request, round, listener)
-            })?;
+        self.engine.join(0, prompt, options)?;
+        loop {
+            let ended = self.engine.round(&mut |_, committed, _| listener(committed))?;
+            if let Some((_, generation)) = ended.into_iter().next() {
+                return generation;
+            }
         }
-        Ok(sequence.end(request))
     }
 }

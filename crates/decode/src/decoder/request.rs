@@ -6,15 +6,17 @@ use std::time::Instant;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::KvCache;
 
-use super::{Committed, DecodeOptions, EndReason, Listener};
+use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
+use crate::log_probs::LogProbs;
 use crate::metrics::AcceptanceMetrics;
-use crate::verifier::{Round, Verifier, VerifyRule};
+use crate::tree::Tree;
+use crate::verifier::{Round, Verdict, Verifier, VerifyRule};
 
-pub(super) struct Request<'r> {
-    pub(super) options: &'r DecodeOptions,
-    pub(super) verifier: Verifier,
+pub(super) struct Request {
+    pub(super) options: DecodeOptions,
+    verifier: Verifier,
     pub(super) draws: CounterDraws,
     pub(super) tokens: Vec<TargetTokenId>,
     pub(super) prompt_len: usize,
@@ -30,7 +32,7 @@ pub(super) struct Request<'r> {
     times: Option<(Instant, Instant)>,
 }
 
-impl<'r> Request<'r> {
+impl Request {
     /// # Errors
     /// - the prompt is empty or fills the context, or options make no sense
     pub(super) fn check(
@@ -58,11 +60,11 @@ impl<'r> Request<'r> {
     pub(super) fn new(
         prompt: &[TargetTokenId],
         context: usize,
-        options: &'r DecodeOptions,
+        options: &DecodeOptions,
         cache: KvCache,
     ) -> Self {
         Self {
-            options,
+            options: options.clone(),
             verifier: Verifier { sampling: options.sampling.clone(), rule: options.rule },
             draws: CounterDraws::new(options.seed, &options.request),
             tokens: prompt.to_vec(),
@@ -88,28 +90,46 @@ impl<'r> Request<'r> {
         ((first - self.started).as_secs_f64(), (last - first).as_secs_f64())
     }
 
+    /// Tokens of the prompt that the target has not run.
+    pub(super) fn unread(&self) -> usize {
+        self.prompt_len.saturating_sub(self.cache.len())
+    }
+
+    /// Generated tokens.
+    pub(super) fn generated(&self) -> &[TargetTokenId] {
+        &self.tokens[self.prompt_len..]
+    }
+
     /// The newest token: the root of the next round.
     pub(super) fn root(&self) -> TargetTokenId {
         self.tokens[self.tokens.len() - 1]
     }
 
-    fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+    /// Judges a tree below the root by the logits `[rows, V]` of its rows.
+    pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
+        let (round, generated) = (self.round_key(), &self.tokens[self.prompt_len..]);
+        self.verifier.verify_after(generated, tree, logits, round, &mut self.draws)
     }
 
-    /// Adds a token unless the request has ended; checks stop token, listener (stop strings),
-    /// budget and context in order.
-    pub(super) fn commit(&mut self, committed: Committed, listener: &mut Listener<'_>) -> bool {
+    /// Adds a token, which the target's `logits` `[V]` decided, unless the request has ended; checks
+    /// stop token, listener (stop strings), budget and context in order.
+    pub(super) fn commit(
+        &mut self,
+        committed: Committed,
+        logits: &[f32],
+        listener: &mut RoundListener<'_>,
+    ) -> bool {
         if self.end.is_some() {
             return false;
         }
         self.tokens.push(committed.token);
-        let told = listener(committed);
+        let of = |count| LogProbs::of(committed.token, logits, count);
+        let told = listener(committed, self.options.log_probs.map(of).as_ref());
         if self.options.stop_tokens.contains(&committed.token) {
             self.end = Some(EndReason::StopToken);
         } else if let ControlFlow::Break(reason) = told {
             self.end = Some(reason);
-        } else if self.generated() >= self.options.max_new_tokens {
+        } else if self.generated().len() >= self.options.max_new_tokens {
             self.end = Some(EndReason::TokenLimit);
         } else if self.tokens.len() >= self.context {
             self.end = Some(EndReason::ContextLimit);
@@ -121,12 +141,12 @@ impl<'r> Request<'r> {
 
     /// Levels that still fit: a round commits at most one more token than it drafts levels.
     pub(super) fn room(&self) -> usize {
-        let budget = self.options.max_new_tokens - self.generated();
+        let budget = self.options.max_new_tokens - self.generated().len();
         let room = self.context - self.tokens.len();
         budget.min(room).saturating_sub(1)
     }
 
-    pub(super) fn round_key(&self) -> Round {
+    fn round_key(&self) -> Round {
         Round { index: self.rounds, position: self.tokens.len() as u64 }
     }
 

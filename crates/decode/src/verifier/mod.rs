@@ -59,7 +59,8 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Judges `tree` by the logits `[rows, V]` of its rows.
+    /// Judges `tree` by the logits `[rows, V]` of its rows, below a root before which nothing was
+    /// generated.
     ///
     /// # Errors
     /// - logits of a row are not numbers
@@ -73,13 +74,35 @@ impl Verifier {
         round: Round,
         draws: &mut dyn Draws,
     ) -> Result<Verdict> {
+        self.verify_after(&[], tree, logits, round, draws)
+    }
+
+    /// The same where `generated` are the tokens of the answer so far, a root that belongs to it
+    /// included: penalties count them, and those of the path down to a row.
+    ///
+    /// # Errors
+    /// - logits of a row are not numbers
+    ///
+    /// # Panics
+    /// - fewer rows of logits than of the tree
+    pub fn verify_after(
+        &self,
+        generated: &[TargetTokenId],
+        tree: &Tree,
+        logits: &[Vec<f32>],
+        round: Round,
+        draws: &mut dyn Draws,
+    ) -> Result<Verdict> {
         let mut verdict = Verdict { path: Vec::new(), next: tree.token(0), residual_fallbacks: 0 };
         let mut row = 0;
         loop {
+            let path = verdict.path.iter().map(|row| tree.token(*row));
+            let before = generated.iter().copied().chain(path);
+            let logits = self.sampling.adjusted(&logits[row], before);
             let accepted = if self.sampling.is_greedy() {
-                match_child(tree, row, most_likely(&logits[row])?)
+                match_child(tree, row, most_likely(&logits)?)
             } else {
-                let distribution = self.sampling.distribution(&logits[row])?;
+                let distribution = self.sampling.distribution(&logits)?;
                 let drawn = tree.children(row).any(|(_, node)| node.drawn);
                 if drawn && self.rule == VerifyRule::Ratio {
                     let outcome = test_children(tree, row, distribution, round.index, draws);

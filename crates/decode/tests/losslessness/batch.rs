@@ -11,7 +11,7 @@ use longdraft_models::target::Target;
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
 
 /// Jobs that differ in everything.
-fn jobs() -> Vec<Job> {
+pub(crate) fn jobs() -> Vec<Job> {
     let shapes = shapes();
     let job = |index: usize| {
         let drawn = !index.is_multiple_of(3);
@@ -34,7 +34,7 @@ fn jobs() -> Vec<Job> {
     (0..9).map(job).collect()
 }
 
-fn places<'a>(
+pub(crate) fn places<'a>(
     kind: Option<Kind>,
     count: usize,
     target: &Target,

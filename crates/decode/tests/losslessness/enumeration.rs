@@ -195,7 +195,9 @@ impl Case {
                 .map(|row| self.target.logits(&path_text(&tokens, &tree, row)))
                 .collect();
             let round = Round { index: 1, position: tokens.len() as u64 };
-            let verdict = verifier.verify(&tree, &logits, round, plan.draws).expect("verdict");
+            // Token 0 is the prompt.
+            let verdict = verifier.verify_after(&tokens[1..], &tree, &logits, round, plan.draws);
+            let verdict = verdict.expect("verdict");
             fallbacks.set(fallbacks.get() + verdict.residual_fallbacks);
             let path = verdict.path.iter().map(|row| tree.token(*row).0);
             path.chain([verdict.next.0]).collect()
@@ -206,7 +208,10 @@ impl Case {
 
     fn error(&self, carrier: &Target, length: usize) -> f64 {
         let of_target = |text: &[u32]| {
-            self.of_target.distribution(&self.target.logits(text)).expect("distribution")
+            let before = text[1..].iter().map(|id| TargetTokenId(*id));
+            let logits = self.target.logits(text);
+            let adjusted = self.of_target.adjusted(&logits, before);
+            self.of_target.distribution(&adjusted).expect("distribution")
         };
         error(length, |text| self.round(carrier, text), of_target)
     }
@@ -302,6 +307,26 @@ fn drawn_chains_follow_the_distribution() {
 fn truncated_distributions_on_either_side_are_kept() {
     check(4, 2, 64, |seed, case| {
         (case.of_target, case.of_draft) = (truncated(seed), truncated(seed / 4));
+    });
+}
+
+#[test]
+fn bias_and_penalties_count_the_tokens_of_the_path() {
+    let shapes = [
+        DraftShape::Chain { length: 2 },
+        DraftShape::Sampled { children: vec![2, 1] },
+        DraftShape::Static { widths: vec![2, 2] },
+    ];
+    check(3, 3, 60, |seed, case| {
+        case.shape = shapes[seed as usize % 3].clone();
+        case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
+        case.lookup = (seed % 4 == 0).then(|| vec![1, 1]);
+        case.of_target = Sampling {
+            presence_penalty: [0.0, 0.7, -1.5][seed as usize % 3],
+            frequency_penalty: [0.9, -0.4][seed as usize % 2],
+            bias: [(TargetTokenId(1), 0.8), (TargetTokenId(9), 3.0)].into(),
+            ..truncated(seed / 3)
+        };
     });
 }
 

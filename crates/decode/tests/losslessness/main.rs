@@ -7,6 +7,7 @@ mod block;
 mod block_draft;
 mod block_enumeration;
 mod eagle3;
+mod engine;
 mod enumeration;
 mod greedy;
 mod models;

@@ -123,6 +123,21 @@ impl TextTokenizer {
         })
     }
 
+    /// Ids of a text to continue: it gets the start token `bos` where the model wants one and the text
+    /// has none.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot encode the text
+    pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
+        let mut ids = self.encode(text)?.ids;
+        if let (true, Some(bos)) = (self.adds_bos, bos)
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
     /// Text of `ids`.
     ///
     /// # Errors

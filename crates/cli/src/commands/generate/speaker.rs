@@ -3,10 +3,10 @@
 
 use std::ops::ControlFlow;
 
-use longdraft_decode::stop::StopStrings;
+use longdraft_decode::stop::AnswerText;
 use longdraft_decode::{Committed, EndReason, Origin};
 use longdraft_models::TargetTokenId;
-use longdraft_models::tokenizer::{TextStream, TextTokenizer};
+use longdraft_models::tokenizer::TextTokenizer;
 
 use crate::failure::{Failure, Result};
 
@@ -27,9 +27,8 @@ pub(super) enum Show {
 
 /// Prints an answer while it is written.
 pub(super) struct Speaker<'a> {
-    stream: Option<TextStream<'a>>,
+    answer: AnswerText<'a>,
     stop_tokens: &'a [TargetTokenId],
-    stops: StopStrings,
     show: Show,
     /// Whose mark is open.
     marked: Option<Origin>,
@@ -44,9 +43,8 @@ impl<'a> Speaker<'a> {
         stops: &[String],
     ) -> Self {
         Self {
-            stream: Some(tokenizer.stream()),
+            answer: AnswerText::new(tokenizer, stops),
             stop_tokens,
-            stops: StopStrings::new(stops.iter().cloned()),
             show: Show::Nothing,
             marked: None,
             text: String::new(),
@@ -65,9 +63,8 @@ impl<'a> Speaker<'a> {
         if self.stop_tokens.contains(&committed.token) {
             return ControlFlow::Continue(());
         }
-        let Some(stream) = &mut self.stream else { return ControlFlow::Continue(()) };
-        let piece = match stream.push(committed.token.0) {
-            Ok(piece) => self.stops.push(&piece),
+        let piece = match self.answer.push(committed.token.0) {
+            Ok(piece) => piece,
             Err(error) => {
                 self.problem = Some(error.to_string());
                 return ControlFlow::Break(EndReason::Interrupted);
@@ -75,7 +72,6 @@ impl<'a> Speaker<'a> {
         };
         self.print(&piece.text, committed.proposed_by);
         if piece.stopped {
-            self.stream = None;
             return ControlFlow::Break(EndReason::StopString);
         }
         match self.problem {
@@ -126,12 +122,8 @@ impl<'a> Speaker<'a> {
     /// # Errors
     /// - something could not be decoded or printed
     pub(super) fn finish(mut self) -> Result<String> {
-        if let Some(stream) = self.stream.take() {
-            let rest = stream.finish()?;
-            let streamed = self.stops.push(&rest);
-            let held = if streamed.stopped { String::new() } else { self.stops.finish() };
-            self.print(&format!("{}{held}", streamed.text), None);
-        }
+        let rest = self.answer.finish()?;
+        self.print(&rest.text, None);
         self.mark(None);
         if self.problem.is_none() {
             outln!();

@@ -1,0 +1,190 @@
+//! Several requests in one pass of the target, each with its own acceptance; they join and leave
+//! between any two rounds.
+//!
+//! Every round each request that decodes proposes, the target runs all trees at once, and each request
+//! commits what it accepted. Prompts are read in pieces beside that: in large ones while nobody
+//! decodes, in small ones else, so that nobody waits long. Outputs are those of each request alone: a
+//! row's bits do not depend on the rows beside it, and draws are keyed by request.
+
+use std::cmp::Reverse;
+use std::ops::ControlFlow;
+
+use longdraft_kernels::threads::awake;
+use longdraft_models::TargetTokenId;
+use longdraft_models::target::{Tap, Taps, Target};
+
+use super::request::Request;
+use super::round::{Round, run_target};
+use super::sequence::Sequence;
+use super::{Committed, DecodeOptions, EndReason, Generation};
+use crate::drafter::Drafter;
+use crate::error::{DecodeError, Result};
+use crate::log_probs::LogProbs;
+
+/// Tokens of prompts that a round reads.
+const READ_ALONE: usize = 512;
+/// The same where others decode.
+const READ_BESIDE: usize = 64;
+
+/// Hears of every token with the key of its request, and may end that request.
+pub type EngineListener<'l> =
+    dyn FnMut(usize, Committed, Option<&LogProbs>) -> ControlFlow<EndReason> + 'l;
+
+/// A request that ended, by its key. An error is of this request alone.
+pub type Ended = (usize, Result<Generation>);
+
+/// A target with several places, each with its own drafter or none.
+pub struct BatchEngine<'a> {
+    target: &'a Target,
+    places: Vec<Place<'a>>,
+    taps: Taps,
+    /// Requests that joined so far.
+    joined: u64,
+}
+
+/// Where one request at a time decodes.
+struct Place<'a> {
+    sequence: Sequence<'a>,
+    running: Option<Running>,
+    /// Number of the last request that joined here.
+    last: u64,
+}
+
+/// A request at a place.
+struct Running {
+    key: usize,
+    request: Request,
+    error: Option<DecodeError>,
+}
+
+impl<'a> BatchEngine<'a> {
+    /// One place for every drafter.
+    pub fn new(target: &'a Target, drafters: Vec<Option<Box<dyn Drafter + 'a>>>) -> Self {
+        let place = |drafter| Place { sequence: Sequence::new(drafter), running: None, last: 0 };
+        let places: Vec<Place<'_>> = drafters.into_iter().map(place).collect();
+        let mut taps = vec![Tap::FinalHidden];
+        taps.extend(places.iter().flat_map(|place| place.sequence.taps()));
+        Self { target, places, taps: Taps::of(&taps), joined: 0 }
+    }
+
+    /// Places, taken or not.
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> usize {
+        self.places.iter().filter(|place| place.running.is_some()).count()
+    }
+
+    /// Whether another request may join.
+    pub fn has_room(&self) -> bool {
+        self.running() < self.places.len()
+    }
+
+    /// Takes a request in; `key` names it from here on. Where prefixes are reused it goes to the free
+    /// place whose last text is for the larger part the start of this prompt, if there is one.
+    ///
+    /// # Errors
+    /// - no place is free, the prompt is empty or fills the context, options make no sense
+    pub fn join(
+        &mut self,
+        key: usize,
+        prompt: &[TargetTokenId],
+        options: &DecodeOptions,
+    ) -> Result<()> {
+        let reuse = options.reuse_prefix;
+        let of_prompt = |place: &Place<'_>| {
+            let (common, kept) = place.sequence.kept_of(prompt);
+            if reuse && 2 * common > kept { common } else { 0 }
+        };
+        let free = self.places.iter_mut().filter(|place| place.running.is_none());
+        let best = free.max_by_key(|place| (of_prompt(place), Reverse(place.last)));
+        let place = best.ok_or(DecodeError::NoPlace)?;
+        let request = place.sequence.begin(self.target, prompt, options)?;
+        self.joined += 1;
+        place.last = self.joined;
+        place.running = Some(Running { key, request, error: None });
+        Ok(())
+    }
+
+    /// Ends a request early and tells what it came to; `None` if none has this key.
+    pub fn leave(&mut self, key: usize) -> Option<Generation> {
+        let is_it = |running: &mut Running| running.key == key;
+        let mut places = self.places.iter_mut();
+        places.find_map(|place| {
+            let running = place.running.take_if(is_it)?;
+            Some(place.sequence.end(running.request))
+        })
+    }
+
+    /// One round of every request; those that ended in it.
+    ///
+    /// # Errors
+    /// - a model cannot run; all requests are lost
+    pub fn round(&mut self, listener: &mut EngineListener<'_>) -> Result<Vec<Ended>> {
+        if let Err(error) = awake(|| self.run(listener)) {
+            self.clear();
+            return Err(error);
+        }
+        let mut ended = Vec::new();
+        for Place { sequence, running, .. } in &mut self.places {
+            let has_ended = |r: &mut Running| r.error.is_some() || r.request.end().is_some();
+            match running.take_if(has_ended) {
+                None => {}
+                Some(Running { key, error: Some(error), .. }) => {
+                    // What the draft knows may not fit to the cache any more.
+                    sequence.forget();
+                    ended.push((key, Err(error)));
+                }
+                Some(Running { key, request, .. }) => ended.push((key, Ok(sequence.end(request)))),
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Drops all requests and what is kept of earlier ones.
+    pub fn clear(&mut self) {
+        for place in &mut self.places {
+            place.running = None;
+            place.sequence.forget();
+        }
+    }
+
+    fn run(&mut self, listener: &mut EngineListener<'_>) -> Result<()> {
+        let mut busy: Vec<(u64, &mut Sequence<'a>, &mut Running)> = Vec::new();
+        for Place { sequence, running, last } in &mut self.places {
+            busy.extend(running.as_mut().map(|running| (*last, sequence, running)));
+        }
+        // Prompts are read one after the other, in the order in which they came.
+        busy.sort_by_key(|(joined, ..)| *joined);
+        let together = busy.iter().filter(|(_, _, r)| r.request.unread() == 0).count();
+        let mut reads = if together > 0 { READ_BESIDE } else { READ_ALONE };
+        let mut parts = Vec::with_capacity(busy.len());
+        for (_, sequence, running) in busy {
+            let round = match running.request.unread() {
+                0 => sequence.propose(self.target, &mut running.request, together)?,
+                _ if reads == 0 => continue,
+                unread => {
+                    let count = unread.min(reads);
+                    reads -= count;
+                    Round::of_prompt(count)
+                }
+            };
+            parts.push((sequence, running, round));
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut rows: Vec<(&mut Request, &mut Round)> =
+            parts.iter_mut().map(|(_, running, round)| (&mut running.request, round)).collect();
+        run_target(self.target, &mut rows, &self.taps)?;
+        for (sequence, running, round) in parts {
+            let Running { key, request, error } = running;
+            let mut of_request =
+                |committed, log_probs: Option<&LogProbs>| listener(*key, committed, log_probs);
+            *error = sequence.settle(request, round, &mut of_request).err();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Requests that join and leave between rounds: each as if it were alone.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use longdraft_decode::{
+    BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, Job, LogProbs,
+    Sampling,
+};
+use longdraft_kernels::random::CounterRng;
+use longdraft_models::TargetTokenId;
+
+use crate::batch::{jobs, places};
+use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target};
+
+fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
+    ControlFlow::Continue(())
+}
+
+/// Runs rounds until nothing runs.
+fn finish(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Generation> {
+    let mut ended = BTreeMap::new();
+    while engine.running() > 0 {
+        for (key, generation) in engine.round(&mut goes_on).expect("round") {
+            ended.insert(key, generation.expect("generation"));
+        }
+    }
+    ended
+}
+
+#[test]
+fn whoever_comes_and_goes_changes_nobody_else() {
+    let mut jobs = jobs();
+    // Longer than what is read beside others in a round, and than what is read at once.
+    jobs.push(Job { prompt: prompt(300, 3), options: jobs[4].options.clone() });
+    jobs.push(Job { prompt: prompt(700, 4), options: jobs[5].options.clone() });
+    let targets = [("llama", (4, 2)), ("qwen2", (2, 2)), ("qwen3", (3, 1))];
+    let kinds = KINDS.map(Some).into_iter().chain([None]);
+    for (seed, (kind, (architecture, kv))) in kinds.zip(targets.into_iter().cycle()).enumerate() {
+        let target = target(architecture, 16, kv, 1);
+        let drafts = Drafts::new(&target, 1);
+        let alone: Vec<Generation> = jobs
+            .iter()
+            .map(|job| {
+                let drafter = kind.map(|kind| drafter(kind, &target, &drafts));
+                generate(&target, drafter, &job.prompt, &job.options)
+            })
+            .collect();
+        let mut rng = CounterRng::new(seed as u64, "arrivals", &[]);
+        let mut engine = BatchEngine::new(&target, places(kind, 4, &target, &drafts));
+        let mut waiting: Vec<usize> = (0..jobs.len()).collect();
+        let mut gone = Vec::new();
+        while engine.running() > 0 || !waiting.is_empty() {
+            while engine.has_room() && !waiting.is_empty() && rng.below(3) > 0 {
+                let key = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
+                engine.join(key, &jobs[key].prompt, &jobs[key].options).expect("joined");
+            }
+            if rng.below(12) == 0 {
+                let key = rng.below(jobs.len() as u64) as usize;
+                if let Some(left) = engine.leave(key) {
+                    assert_eq!(left.end, EndReason::Interrupted);
+                    assert!(alone[key].tokens.starts_with(&left.tokens), "{kind:?} {key}");
+                    gone.push(key);
+                }
+            }
+            for (key, found) in engine.round(&mut goes_on).expect("round") {
+                let found = found.expect("generation");
+                assert_eq!(found.tokens, alone[key].tokens, "{architecture} {kind:?} {key}");
+                assert_eq!(found.end, alone[key].end);
+                assert_eq!(found.metrics.accepted, alone[key].metrics.accepted);
+                gone.push(key);
+            }
+        }
+        gone.sort_unstable();
+        let each: Vec<usize> = (0..jobs.len()).collect();
+        assert_eq!(gone, each, "each ends once");
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_where_its_text_is_kept() {
+    let target = target("llama", 16, (2, 2), 2);
+    let drafts = Drafts::new(&target, 2);
+    for kind in [None, Some(Kind::Eagle3), Some(Kind::MergedDflash)] {
+        let mut engine = BatchEngine::new(&target, places(kind, 2, &target, &drafts));
+        let reusing = |count| DecodeOptions { reuse_prefix: true, ..options(count) };
+        let first: [Vec<TargetTokenId>; 2] = [prompt(90, 1), prompt(110, 2)];
+        let mut conversations: Vec<Vec<TargetTokenId>> = first.to_vec();
+        for turn in 0..3 {
+            // In the other order every time.
+            let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
+            for key in order {
+                engine.join(key, &conversations[key], &reusing(12)).expect("joined");
+            }
+            let Err(DecodeError::NoPlace) = engine.join(2, &first[0], &reusing(1)) else {
+                panic!("there are two places")
+            };
+            for (key, found) in finish(&mut engine) {
+                let text = &conversations[key];
+                let alone = generate(&target, None, text, &options(12));
+                assert_eq!(found.tokens, alone.tokens, "{kind:?} turn {turn}");
+                assert_eq!(found.reused_tokens >= text.len() - 30, turn > 0, "{kind:?} {turn}");
+                conversations[key].extend(found.tokens);
+                conversations[key].extend(prompt(20, turn));
+            }
+        }
+        // Without the wish nothing is kept.
+        engine.join(0, &conversations[0], &options(3)).expect("joined");
+        assert_eq!(finish(&mut engine)[&0].reused_tokens, 0);
+    }
+}
+
+#[test]
+fn a_request_that_cannot_go_on_fails_alone() {
+    let target = target("qwen3", 16, (2, 1), 5);
+    let drafts = Drafts::new(&target, 5);
+    let mut engine = BatchEngine::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
+    let ban = (0..61).map(|id| (TargetTokenId(id), f32::NEG_INFINITY)).collect();
+    let sampling = Sampling { bias: ban, ..Sampling::default() };
+    let banned = DecodeOptions { sampling, ..options(5) };
+    engine.join(7, &prompt(9, 1), &banned).expect("joined");
+    engine.join(8, &prompt(9, 2), &options(5)).expect("joined");
+    let mut ended = Vec::new();
+    while engine.running() > 0 {
+        ended.extend(engine.round(&mut goes_on).expect("round"));
+    }
+    assert_eq!(ended.len(), 2);
+    for (key, found) in ended {
+        match key {
+            7 => assert!(matches!(found, Err(DecodeError::NoDistribution))),
+            _ => assert_eq!(found.expect("generation").tokens.len(), 5),
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_do_not_depend_on_who_proposed() {
+    let target = target("qwen2", 16, (2, 2), 3);
+    let drafts = Drafts::new(&target, 3);
+    let sampling =
+        Sampling { presence_penalty: 0.4, frequency_penalty: 0.3, ..Sampling::default() };
+    let asked = DecodeOptions { log_probs: Some(3), sampling, ..options(25) };
+    let told = |kind| {
+        let mut engine = BatchEngine::new(&target, places(kind, 1, &target, &drafts));
+        engine.join(0, &prompt(20, 3), &asked).expect("joined");
+        let mut told = Vec::new();
+        while engine.running() > 0 {
+            let mut listen = |_, committed: Committed, log_probs: Option<&LogProbs>| {
+                told.push((committed.token, log_probs.expect("asked for").clone()));
+                ControlFlow::Continue(())
+            };
+            engine.round(&mut listen).expect("round");
+        }
+        told
+    };
+    let plain = told(None);
+    assert_eq!(plain.len(), 25);
+    for (token, log_probs) in &plain {
+        assert_eq!(log_probs.top.len(), 3);
+        let among = log_probs.top.iter().find(|(top, _)| top == token);
+        assert!(among.is_none_or(|(_, log_prob)| log_prob.to_bits() == log_probs.own.to_bits()));
+        assert!(log_probs.own <= log_probs.top[0].1 && log_probs.top[0].1 < 0.0);
+    }
+    for kind in [Kind::Glide, Kind::MergedEagle3, Kind::Lookup] {
+        assert_eq!(told(Some(kind)), plain, "{kind:?}");
+    }
+}

@@ -1,0 +1,135 @@
+use std::time::Duration;
+
+use longdraft_decode::DecodeOptions;
+use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
+use longdraft_models::target::Target;
+use tokio::sync::mpsc::unbounded_channel;
+
+use super::*;
+use crate::{Access, Limits, Model, Settings};
+
+const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
+
+fn app() -> Arc<App> {
+    let model = Model {
+        name: "small".to_owned(),
+        context: 64,
+        vocabulary: 512,
+        bos: None,
+        stop_tokens: Vec::new(),
+    };
+    let grace = Duration::from_secs(1);
+    let limits = Limits { queue: 1, max_tokens: 64, body: 1024, grace };
+    let (defaults, access) = (DecodeOptions::default(), Access::default());
+    let settings = Settings { model, defaults, limits, access };
+    let tokenizer = Target::open_tokenizer(TARGET).expect("the target that ships");
+    App::new(settings, tokenizer, 1).0
+}
+
+fn head(telling: Telling) -> Head {
+    let id = if telling.is_chat { "chatcmpl-1-0" } else { "cmpl-1-0" };
+    Head { id: id.to_owned(), created: 7, model: "small".to_owned(), telling }
+}
+
+fn chat(streams_usage: bool) -> Telling {
+    Telling { is_chat: true, streams: true, streams_usage, log_probs: false, origins: false }
+}
+
+/// One token with its text, as the decoder says it.
+fn piece(text: &str, token: u32) -> Event {
+    let log_probs = LogProbs {
+        own: -0.5,
+        top: vec![(TargetTokenId(token), -0.5), (TargetTokenId(token + 1), -2.0)],
+    };
+    let (token, proposed_by) = (Some(TargetTokenId(token)), Some(Origin::Draft));
+    Event::Piece(Piece { text: text.to_owned(), token, proposed_by, log_probs: Some(log_probs) })
+}
+
+fn end(reason: EndReason) -> Event {
+    let mut metrics = AcceptanceMetrics::default();
+    let (depth, nodes, accepted, committed) = (4, 4, 3, 4);
+    metrics.add_round(&RoundRecord { depth, nodes, accepted, committed, ..RoundRecord::default() });
+    Event::End(Ending { reason, tokens: 5, reused: 2, metrics })
+}
+
+fn submitted(answers: usize, events: Vec<(usize, Event)>) -> Submitted {
+    let (sender, receiver) = unbounded_channel();
+    for event in events {
+        sender.send(event).expect("open");
+    }
+    Submitted { number: 0, prompt_tokens: 9, answers, count: answers, events: receiver }
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("runtime")
+        .block_on(future)
+}
+
+/// The bytes of a stream.
+fn streamed(telling: Telling, answers: usize, events: Vec<(usize, Event)>) -> String {
+    let app = app();
+    wait(async {
+        let chunks = Chunks::new(head(telling), submitted(answers, events));
+        let response = stream(chunks, app);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.expect("body");
+        String::from_utf8(body.to_vec()).expect("UTF-8")
+    })
+}
+
+#[test]
+fn a_stream_has_the_bytes_that_clients_expect() {
+    let two = vec![
+        (0, piece("Hé", 5)),
+        (1, piece("", 6)),
+        (1, piece("a\n\"b\"", 7)),
+        (0, end(EndReason::StopString)),
+        (1, piece(" c", 8)),
+        (1, end(EndReason::TokenLimit)),
+    ];
+    assert_eq!(streamed(chat(true), 2, two), include_str!("chat.sse"));
+    let text = Telling { is_chat: false, log_probs: true, origins: true, ..chat(false) };
+    let one = vec![(0, piece("Hé", 5)), (0, piece("", 6)), (0, end(EndReason::Interrupted))];
+    assert_eq!(streamed(text, 1, one), include_str!("completion.sse"));
+}
+
+#[test]
+fn an_error_ends_a_stream_in_its_own_shape() {
+    let failed = ApiError::ending();
+    let events = vec![(0, piece("a", 5)), (0, Event::Failed(failed.clone()))];
+    let text = streamed(chat(false), 1, events);
+    let told = format!("data: {}\n\ndata: [DONE]\n\n", failed.to_json());
+    assert!(text.ends_with(&told), "{text}");
+    // A decoder that is gone is told as well.
+    let text = streamed(chat(false), 1, vec![(0, piece("a", 5))]);
+    assert!(text.ends_with(&told), "{text}");
+}
+
+#[test]
+fn a_whole_answer_is_what_its_stream_says() {
+    let app = app();
+    let events =
+        || vec![(0, piece("one", 5)), (0, piece(" two", 6)), (0, end(EndReason::StopToken))];
+    let telling = Telling { streams: false, log_probs: true, ..chat(false) };
+    let told = wait(whole(&head(telling), submitted(1, events()), &app.tokenizer)).expect("whole");
+    let choice = &told["choices"][0];
+    assert_eq!(choice["message"]["content"], "one two");
+    assert_eq!(choice["finish_reason"], "stop");
+    let tokens = choice["logprobs"]["content"].as_array().expect("tokens");
+    assert_eq!(tokens.len(), 2);
+    assert_eq!(tokens[0]["logprob"], -0.5);
+    assert_eq!(tokens[0]["top_logprobs"][1]["logprob"], -2.0);
+    let usage = &told["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(9), &json!(5)));
+    assert_eq!(usage["total_tokens"], 14);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 2);
+    let details = &usage["completion_tokens_details"];
+    assert_eq!(details["accepted_prediction_tokens"], 3);
+    assert_eq!(details["rejected_prediction_tokens"], 1);
+    let failed = vec![(0, Event::Failed(ApiError::ending()))];
+    let error = wait(whole(&head(telling), submitted(1, failed), &app.tokenizer));
+    assert_eq!(error.expect_err("failed"), ApiError::ending());
+}

@@ -1,0 +1,156 @@
+//! What all requests share: the model's description, the way to the decoder, room for answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+use longdraft_decode::DecodeError;
+use longdraft_models::tokenizer::TextTokenizer;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::Settings;
+use crate::error::{ApiError, Result};
+use crate::events::{Event, Task};
+use crate::meters::Meters;
+use crate::request::Asked;
+
+/// Marks the draws of requests without a seed.
+const UNSEEDED: u64 = u64::MAX;
+
+/// The HTTP side.
+pub(crate) struct App {
+    pub(crate) settings: Settings,
+    pub(crate) tokenizer: TextTokenizer,
+    /// When the server began, in seconds since 1970.
+    pub(crate) began: u64,
+    tasks: UnboundedSender<Task>,
+    /// Answers that may run or wait.
+    room: Arc<Semaphore>,
+    capacity: usize,
+    meters: Arc<Meters>,
+    /// Requests so far.
+    requests: AtomicU64,
+}
+
+/// Answers under way.
+pub(crate) struct Submitted {
+    /// Which request of this server.
+    pub(crate) number: u64,
+    /// Tokens of all prompts.
+    pub(crate) prompt_tokens: usize,
+    /// Answers to come.
+    pub(crate) answers: usize,
+    /// Of them, to each prompt.
+    pub(crate) count: usize,
+    pub(crate) events: UnboundedReceiver<(usize, Event)>,
+}
+
+impl App {
+    /// The HTTP side and what the decoder gets of it.
+    pub(crate) fn new(
+        settings: Settings,
+        tokenizer: TextTokenizer,
+        places: usize,
+    ) -> (Arc<Self>, UnboundedReceiver<Task>) {
+        let (tasks, receiver) = unbounded_channel();
+        let capacity = (places + settings.limits.queue).min(Semaphore::MAX_PERMITS);
+        let app = Self {
+            settings,
+            tokenizer,
+            began: seconds_since_1970(),
+            tasks,
+            room: Arc::new(Semaphore::new(capacity)),
+            capacity,
+            meters: Arc::new(Meters::new()),
+            requests: AtomicU64::new(0),
+        };
+        (Arc::new(app), receiver)
+    }
+
+    pub(crate) fn meters(&self) -> Arc<Meters> {
+        Arc::clone(&self.meters)
+    }
+
+    /// Works on a thread that may take its time.
+    pub(crate) async fn aside<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let app = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&app)).await;
+        done.unwrap_or_else(|_| {
+            let status = axum::http::StatusCode::INTERNAL_SERVER_ERROR;
+            Err(ApiError::new(status, "the request could not be read"))
+        })
+    }
+
+    /// Refuses a request that would find no room, before work is spent on it.
+    pub(crate) fn require_room(&self) -> Result<()> {
+        match self.room.available_permits() {
+            0 => Err(ApiError::busy(self.meters.retry_after())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands answers to the decoder, all of them or none.
+    ///
+    /// # Errors
+    /// - a prompt does not fit, there is no room, or the server ends
+    pub(crate) fn submit(&self, asked: Asked) -> Result<Submitted> {
+        let Asked { prompts, count, options, is_seeded, stops, .. } = asked;
+        let context = self.settings.model.context;
+        for prompt in &prompts {
+            if prompt.is_empty() {
+                return Err(DecodeError::EmptyPrompt.into());
+            }
+            if prompt.len() >= context {
+                return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context }.into());
+            }
+        }
+        let answers = prompts.len() * count;
+        if answers > self.capacity {
+            let most = self.capacity;
+            return Err(ApiError::field(
+                "n",
+                format!("n: at most {most} answers are given at once"),
+            ));
+        }
+        let room = Arc::clone(&self.room).try_acquire_many_owned(answers as u32);
+        let mut room = room.map_err(|_| ApiError::busy(self.meters.retry_after()))?;
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let (sender, events) = unbounded_channel();
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        let asked = Instant::now();
+        for (place, prompt) in prompts.into_iter().enumerate() {
+            let prompt = Arc::new(prompt);
+            for choice in place * count..(place + 1) * count {
+                let mut options = options.clone();
+                if !is_seeded {
+                    options.request = vec![UNSEEDED, number];
+                }
+                if choice > 0 {
+                    options.request.push(choice as u64);
+                }
+                let Some(share) = room.split(1) else { return Err(ApiError::ending()) };
+                let task = Task {
+                    choice,
+                    prompt: Arc::clone(&prompt),
+                    options,
+                    stops: stops.clone(),
+                    events: sender.clone(),
+                    asked,
+                    _permit: share,
+                };
+                self.tasks.send(task).map_err(|_| ApiError::ending())?;
+            }
+        }
+        Ok(Submitted { number, prompt_tokens, answers, count, events })
+    }
+}
+
+/// Now.
+pub(crate) fn seconds_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

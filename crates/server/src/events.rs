@@ -1,0 +1,61 @@
+//! What the two halves of the server say to each other.
+
+use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::{DecodeOptions, EndReason, LogProbs, Origin};
+use longdraft_models::TargetTokenId;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::error::ApiError;
+
+/// One answer that is asked for.
+pub(crate) struct Task {
+    /// Which of the answers of its request.
+    pub(crate) choice: usize,
+    pub(crate) prompt: Arc<Vec<TargetTokenId>>,
+    pub(crate) options: DecodeOptions,
+    /// Texts that end it.
+    pub(crate) stops: Vec<String>,
+    /// Closed when the client is gone.
+    pub(crate) events: UnboundedSender<(usize, Event)>,
+    pub(crate) asked: Instant,
+    /// Its share of queue and places; given back when it ends.
+    pub(crate) _permit: OwnedSemaphorePermit,
+}
+
+/// What comes of an answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Event {
+    /// More of it.
+    Piece(Piece),
+    /// It ended.
+    End(Ending),
+    /// It cannot go on.
+    Failed(ApiError),
+}
+
+/// What a token adds to an answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Piece {
+    /// Text that is certain: whole characters, perhaps none.
+    pub(crate) text: String,
+    /// The token; none where the end of an answer sets its last characters free.
+    pub(crate) token: Option<TargetTokenId>,
+    /// Who proposed it; the target itself if nobody.
+    pub(crate) proposed_by: Option<Origin>,
+    /// Its log-probability, if that is asked for.
+    pub(crate) log_probs: Option<LogProbs>,
+}
+
+/// What an answer came to.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending {
+    pub(crate) reason: EndReason,
+    /// Generated tokens, a stop token included.
+    pub(crate) tokens: usize,
+    /// Tokens of the prompt that were kept from an earlier request.
+    pub(crate) reused: usize,
+    pub(crate) metrics: AcceptanceMetrics,
+}

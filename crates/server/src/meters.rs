@@ -1,0 +1,128 @@
+//! What `/metrics` tells.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use longdraft_decode::Generation;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Bounds of times, in seconds.
+const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// Path and status of an answer.
+type Labels = [(&'static str, String); 2];
+
+/// Counters of a server.
+#[derive(Clone, Default)]
+pub(crate) struct Counts {
+    requests: Family<Labels, Counter>,
+    prompt_tokens: Counter,
+    reused_tokens: Counter,
+    tokens: Counter,
+    proposed: Counter,
+    accepted: Counter,
+    from_lookup: Counter,
+    passes: Counter,
+    cancelled: Counter,
+    running: Gauge,
+    waiting: Gauge,
+}
+
+/// Everything that is measured.
+pub(crate) struct Meters {
+    registry: Registry,
+    counts: Counts,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    /// Milliseconds of the last answer.
+    last: AtomicU64,
+}
+
+impl Meters {
+    pub(crate) fn new() -> Self {
+        let counts = Counts::default();
+        let (first_token, between_tokens) = (Histogram::new(SECONDS), Histogram::new(SECONDS));
+        let mut registry = Registry::with_prefix("longdraft");
+        let c = counts.clone();
+        let about = "Answers to HTTP requests, by path and status";
+        registry.register("http_requests", about, c.requests);
+        for (name, about, counter) in [
+            ("prompt_tokens", "Tokens of prompts", c.prompt_tokens),
+            ("reused_prompt_tokens", "Of them, kept from earlier requests", c.reused_tokens),
+            ("generated_tokens", "Tokens of answers", c.tokens),
+            ("proposed_tokens", "Tokens that drafts and lookup proposed", c.proposed),
+            ("accepted_tokens", "Of them, accepted", c.accepted),
+            ("accepted_lookup_tokens", "Of these, proposed by lookup", c.from_lookup),
+            ("target_passes", "Passes of the target after prompts, by request", c.passes),
+            ("cancelled_answers", "Answers whose client went away", c.cancelled),
+        ] {
+            registry.register(name, about, counter);
+        }
+        registry.register("running_answers", "Answers that are written", c.running);
+        registry.register("waiting_answers", "Answers that wait for a place", c.waiting);
+        let about = "Seconds from a request to its first token";
+        registry.register("first_token_seconds", about, first_token.clone());
+        let about = "Mean seconds from token to token of an answer";
+        registry.register("between_tokens_seconds", about, between_tokens.clone());
+        Self { registry, counts, first_token, between_tokens, last: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn answered(&self, path: &str, status: u16) {
+        let labels = [("path", path.to_owned()), ("status", status.to_string())];
+        self.counts.requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn first_token(&self, after: Duration) {
+        self.first_token.observe(after.as_secs_f64());
+    }
+
+    /// An answer ended; it was `asked` for so long ago.
+    pub(crate) fn ended(&self, generation: &Generation, prompt: usize, asked: Duration) {
+        let (counts, metrics) = (&self.counts, &generation.metrics);
+        for (counter, count) in [
+            (&counts.prompt_tokens, prompt),
+            (&counts.reused_tokens, generation.reused_tokens),
+            (&counts.tokens, generation.tokens.len()),
+            (&counts.proposed, metrics.nodes),
+            (&counts.accepted, metrics.accepted),
+            (&counts.from_lookup, metrics.from_lookup),
+            (&counts.passes, metrics.rounds),
+        ] {
+            counter.inc_by(count as u64);
+        }
+        if generation.tokens.len() > 1 {
+            self.between_tokens.observe(1.0 / generation.decode_tokens_per_second());
+        }
+        self.last.store(asked.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn cancelled(&self) {
+        self.counts.cancelled.inc();
+    }
+
+    /// Answers that are written, and that wait.
+    pub(crate) fn load(&self, running: usize, waiting: usize) {
+        let set = |gauge: &Gauge<i64, AtomicI64>, value: usize| {
+            gauge.set(value as i64);
+        };
+        set(&self.counts.running, running);
+        set(&self.counts.waiting, waiting);
+    }
+
+    /// Seconds after which a place is likely to be free: what the last answer took, at most a minute.
+    pub(crate) fn retry_after(&self) -> u64 {
+        self.last.load(Ordering::Relaxed).div_ceil(1000).clamp(1, 60)
+    }
+
+    /// All of it, in the text format of OpenMetrics.
+    pub(crate) fn to_text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

@@ -1,0 +1,102 @@
+//! `/v1/completions`.
+
+use longdraft_models::TargetTokenId;
+use longdraft_models::tokenizer::TextTokenizer;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::sampling::refuse_unsupported;
+use super::{Asked, SamplingRequest, Telling, fields, refuse};
+use crate::error::{ApiError, Result};
+use crate::{Model, Settings};
+
+/// Tokens of an answer where the request does not say.
+const TOKENS: usize = 16;
+/// Most prompts of a request.
+const MOST_PROMPTS: usize = 128;
+/// Most tokens whose log-probabilities are told.
+const MOST_TOP: usize = 20;
+
+/// A text to continue, or several: as text or as tokens.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Prompt {
+    /// The tokens of each prompt.
+    pub(crate) fn tokens(
+        &self,
+        model: &Model,
+        tokenizer: &TextTokenizer,
+    ) -> Result<Vec<Vec<TargetTokenId>>> {
+        let of_text = |text: &String| {
+            let ids = tokenizer.encode_prompt(text, model.bos)?;
+            Ok(ids.into_iter().map(TargetTokenId).collect())
+        };
+        let of_ids = |ids: &Vec<u32>| match ids.iter().find(|id| **id as usize >= model.vocabulary)
+        {
+            Some(id) => Err(ApiError::field("prompt", format!("prompt: {id} is no token id"))),
+            None => Ok(ids.iter().map(|id| TargetTokenId(*id)).collect()),
+        };
+        let count = match self {
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::TokenLists(lists) => lists.len(),
+        };
+        if count == 0 || count > MOST_PROMPTS {
+            return Err(ApiError::field("prompt", format!("prompt: 1 to {MOST_PROMPTS} texts")));
+        }
+        match self {
+            Self::Text(text) => Ok(vec![of_text(text)?]),
+            Self::Texts(texts) => texts.iter().map(of_text).collect(),
+            Self::Tokens(ids) => Ok(vec![of_ids(ids)?]),
+            Self::TokenLists(lists) => lists.iter().map(of_ids).collect(),
+        }
+    }
+}
+
+/// Texts to be continued.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct CompletionRequest {
+    logprobs: Option<usize>,
+    best_of: Option<usize>,
+}
+
+impl CompletionRequest {
+    /// Reads a request's fields and makes them into what is asked for.
+    pub(crate) fn asked(
+        value: &Value,
+        settings: &Settings,
+        tokenizer: &TextTokenizer,
+    ) -> Result<Asked> {
+        let common: SamplingRequest = fields(value)?;
+        let own: Self = fields(value)?;
+        refuse_unsupported(value)?;
+        refuse(value, "echo", |echo| echo == false)?;
+        refuse(value, "suffix", |suffix| suffix == "")?;
+        let count = common.count()?;
+        if own.best_of.is_some_and(|best_of| best_of != count) {
+            return Err(ApiError::field("best_of", "best_of must be n: all answers are returned"));
+        }
+        if own.logprobs.is_some_and(|top| top > MOST_TOP) {
+            return Err(ApiError::field("logprobs", format!("logprobs is 0 to {MOST_TOP}")));
+        }
+        let (streams, streams_usage) = common.streams()?;
+        let prompt = value.get("prompt").unwrap_or(&Value::Null);
+        let problem = "prompt: a text, tokens, or a list of them is needed";
+        let prompt = Prompt::deserialize(prompt).map_err(|_| ApiError::field("prompt", problem))?;
+        let prompts = prompt.tokens(&settings.model, tokenizer)?;
+        let most = (TOKENS, settings.limits.max_tokens);
+        let mut options = common.options(&settings.model, &settings.defaults, most)?;
+        options.log_probs = own.logprobs;
+        let (log_probs, origins) = (own.logprobs.is_some(), common.origins.unwrap_or(false));
+        let telling = Telling { is_chat: false, streams, streams_usage, log_probs, origins };
+        let (stops, is_seeded) = (common.stops()?, common.seed.is_some());
+        Ok(Asked { prompts, count, options, is_seeded, stops, telling })
+    }
+}

@@ -1,0 +1,120 @@
+//! Requests as clients send them: read, checked, made into what the decoder is asked for.
+//!
+//! Fields that are not known are left alone, as other servers do; known ones that would change the
+//! answer and cannot be followed are refused.
+
+mod chat;
+mod completion;
+mod sampling;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode, header};
+use longdraft_decode::DecodeOptions;
+use longdraft_models::TargetTokenId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{ApiError, Result};
+
+pub(crate) use chat::ChatRequest;
+pub(crate) use completion::{CompletionRequest, Prompt};
+pub(crate) use sampling::SamplingRequest;
+
+/// Answers that are asked for.
+pub(crate) struct Asked {
+    /// Tokens of each prompt.
+    pub(crate) prompts: Vec<Vec<TargetTokenId>>,
+    /// Answers to each prompt.
+    pub(crate) count: usize,
+    pub(crate) options: DecodeOptions,
+    /// Whether the draws are to be those of a seed.
+    pub(crate) is_seeded: bool,
+    pub(crate) stops: Vec<String>,
+    /// How the answers are told.
+    pub(crate) telling: Telling,
+}
+
+/// How answers are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "a field of the request each")]
+pub(crate) struct Telling {
+    pub(crate) is_chat: bool,
+    /// While they are written.
+    pub(crate) streams: bool,
+    /// With the usage at the end of a stream.
+    pub(crate) streams_usage: bool,
+    pub(crate) log_probs: bool,
+    /// Events say who proposed their token.
+    pub(crate) origins: bool,
+}
+
+/// What becomes of a stream.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(crate) struct StreamOptions {
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// One value or several.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    pub(crate) fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value],
+            Self::Many(values) => values,
+        }
+    }
+}
+
+/// The JSON of a body.
+///
+/// The type must be named: a page of another origin cannot send it without asking, and it is told no.
+pub(crate) fn json_of(
+    headers: &HeaderMap,
+    body: std::result::Result<Bytes, BytesRejection>,
+) -> Result<Value> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let message = "the content type must be application/json";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let body = body.map_err(|rejection| match rejection.status() {
+        status @ StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(status, "the request is too large"),
+        status => ApiError::new(status, rejection.body_text()),
+    })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        let message = format!("the body is no JSON: {error}");
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    })
+}
+
+/// The fields of a request that a type knows.
+pub(crate) fn fields<T: DeserializeOwned>(value: &Value) -> Result<T> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        match path.as_str() {
+            "." => ApiError::new(StatusCode::BAD_REQUEST, error.into_inner().to_string()),
+            path => ApiError::field(path, format!("{path}: {}", error.inner())),
+        }
+    })
+}
+
+/// Refuses a field that would change the answer, where it asks for something.
+pub(crate) fn refuse(value: &Value, field: &str, harmless: impl Fn(&Value) -> bool) -> Result<()> {
+    match value.get(field) {
+        None | Some(Value::Null) => Ok(()),
+        Some(asked) if harmless(asked) => Ok(()),
+        Some(_) => Err(ApiError::field(field, format!("{field} is not supported with this value"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! What requests of both kinds say about sampling and limits.
+
+use std::collections::BTreeMap;
+
+use longdraft_decode::{DecodeOptions, Sampling};
+use longdraft_models::TargetTokenId;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{OneOrMany, StreamOptions, refuse};
+use crate::Model;
+use crate::error::{ApiError, Result};
+
+/// Most texts that end an answer, and the longest of them in bytes.
+const MOST_STOPS: usize = 16;
+const LONGEST_STOP: usize = 1024;
+/// Most answers to a prompt.
+const MOST_ANSWERS: usize = 128;
+/// Largest penalty and bias.
+const PENALTY: f64 = 2.0;
+const BIAS: f32 = 100.0;
+/// Largest temperature.
+const TEMPERATURE: f64 = 2.0;
+
+/// Fields that chats and completions have in common.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct SamplingRequest {
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    n: Option<usize>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i64>,
+    min_p: Option<f64>,
+    pub(crate) seed: Option<i64>,
+    stop: Option<OneOrMany<String>>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    /// Not OpenAI's: events of a stream say who proposed their token.
+    pub(crate) origins: Option<bool>,
+}
+
+impl SamplingRequest {
+    /// Answers to each prompt.
+    pub(crate) fn count(&self) -> Result<usize> {
+        match self.n.unwrap_or(1) {
+            count @ 1..=MOST_ANSWERS => Ok(count),
+            count => Err(ApiError::field("n", format!("n is 1 to {MOST_ANSWERS}, not {count}"))),
+        }
+    }
+
+    /// Texts that end an answer.
+    pub(crate) fn stops(&self) -> Result<Vec<String>> {
+        let stops = self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default();
+        if stops.len() > MOST_STOPS || stops.iter().any(|stop| stop.len() > LONGEST_STOP) {
+            let most = format!("at most {MOST_STOPS} of at most {LONGEST_STOP} bytes");
+            return Err(ApiError::field("stop", format!("stop: {most}")));
+        }
+        Ok(stops)
+    }
+
+    /// Whether a stream is wanted, and with usage.
+    pub(crate) fn streams(&self) -> Result<(bool, bool)> {
+        let streams = self.stream.unwrap_or(false);
+        let usage = self.stream_options.and_then(|options| options.include_usage);
+        if self.stream_options.is_some() && !streams {
+            let message = "stream_options is for streams: set stream to true";
+            return Err(ApiError::field("stream_options", message));
+        }
+        Ok((streams, usage.unwrap_or(false)))
+    }
+
+    /// Options of an answer: `defaults` where nothing is said, at most `most` tokens.
+    pub(crate) fn options(
+        &self,
+        model: &Model,
+        defaults: &DecodeOptions,
+        (otherwise, most): (usize, usize),
+    ) -> Result<DecodeOptions> {
+        let asked = self.max_completion_tokens.or(self.max_tokens);
+        if asked == Some(0) {
+            return Err(ApiError::field("max_tokens", "max_tokens must be at least 1"));
+        }
+        let own = &defaults.sampling;
+        let within = |name: &str, value: Option<f64>, least: f64, most: f64| match value {
+            Some(value) if !(least..=most).contains(&value) => {
+                let message = format!("{name} is {least} to {most}, not {value}");
+                Err(ApiError::field(name, message))
+            }
+            value => Ok(value),
+        };
+        let temperature = within("temperature", self.temperature, 0.0, TEMPERATURE)?;
+        let top_p = within("top_p", self.top_p, 0.0, 1.0)?;
+        let min_p = within("min_p", self.min_p, 0.0, 1.0)?;
+        let presence = within("presence_penalty", self.presence_penalty, -PENALTY, PENALTY)?;
+        let frequency = within("frequency_penalty", self.frequency_penalty, -PENALTY, PENALTY)?;
+        let sampling = Sampling {
+            temperature: temperature.unwrap_or(own.temperature),
+            // 0 and −1 keep all, as other servers have it.
+            top_k: self.top_k.map_or(own.top_k, |k| usize::try_from(k).ok().filter(|k| *k > 0)),
+            // 0 keeps the most likely token alone.
+            top_p: top_p.unwrap_or(own.top_p).max(f64::MIN_POSITIVE),
+            min_p: min_p.unwrap_or(own.min_p),
+            presence_penalty: presence.unwrap_or(own.presence_penalty),
+            frequency_penalty: frequency.unwrap_or(own.frequency_penalty),
+            bias: self.bias(model.vocabulary)?,
+        };
+        sampling.check()?;
+        Ok(DecodeOptions {
+            sampling,
+            max_new_tokens: asked.unwrap_or(otherwise).min(most),
+            stop_tokens: model.stop_tokens.clone(),
+            seed: self.seed.map_or(defaults.seed, |seed| seed as u64),
+            reuse_prefix: true,
+            ..defaults.clone()
+        })
+    }
+
+    fn bias(&self, vocabulary: usize) -> Result<BTreeMap<TargetTokenId, f32>> {
+        let wrong = |message: String| ApiError::field("logit_bias", message);
+        let bias = self.logit_bias.iter().flatten().map(|(id, bias)| {
+            let token = id.parse().ok().filter(|id| (*id as usize) < vocabulary);
+            let token = token.ok_or_else(|| wrong(format!("logit_bias: `{id}` is no token id")))?;
+            if !(-BIAS..=BIAS).contains(bias) {
+                return Err(wrong(format!("logit_bias is -{BIAS} to {BIAS}, not {bias}")));
+            }
+            Ok((TargetTokenId(token), *bias))
+        });
+        bias.collect()
+    }
+}
+
+/// Refuses what neither kind of request can have.
+pub(crate) fn refuse_unsupported(value: &Value) -> Result<()> {
+    refuse(value, "response_format", |format| format["type"] == "text")?;
+    for grammar in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"] {
+        refuse(value, grammar, |_| false)?;
+    }
+    Ok(())
+}

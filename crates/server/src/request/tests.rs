@@ -1,0 +1,170 @@
+//! Whatever a client sends is read or refused.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+use proptest::prelude::*;
+use serde_json::{Map, json};
+
+use super::*;
+use crate::{Access, Limits, Model, Settings};
+
+const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
+const TEMPLATE: &str =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}";
+
+/// The tokenizer that ships, with a template.
+static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a folder");
+    Target::open_tokenizer(TARGET).expect("tokenizer").save(folder.path()).expect("saved");
+    let config = json!({ "chat_template": TEMPLATE }).to_string();
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("written");
+    TextTokenizer::from_folder(folder.path()).expect("tokenizer")
+});
+
+fn settings() -> Settings {
+    let model = Model {
+        name: "small".to_owned(),
+        context: 4096,
+        vocabulary: TOKENIZER.vocabulary(),
+        bos: Some(1),
+        stop_tokens: vec![TargetTokenId(2)],
+    };
+    let limits = Limits { queue: 1, max_tokens: 100, body: 1 << 20, grace: Duration::from_secs(1) };
+    Settings { model, defaults: DecodeOptions::default(), limits, access: Access::default() }
+}
+
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (-3_i64..300).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (-2.5..2.5).prop_map(|x: f64| Value::from(x)),
+        any::<String>().prop_map(Value::from),
+        prop::sample::select(vec!["user", "assistant", "text", "json_schema", "auto", "7"])
+            .prop_map(Value::from),
+    ];
+    let keys = prop::sample::select(vec!["role", "content", "type", "text", "include_usage", "5"]);
+    leaf.prop_recursive(3, 24, 5, move |inner| {
+        let pairs = prop::collection::vec((keys.clone(), inner.clone()), 0..4);
+        let object = |pairs: Vec<(&str, Value)>| {
+            let pairs = pairs.into_iter().map(|(key, value)| (key.to_owned(), value));
+            Value::Object(pairs.collect::<Map<_, _>>())
+        };
+        prop_oneof![
+            prop::collection::vec(inner, 0..5).prop_map(Value::from),
+            pairs.prop_map(object),
+        ]
+    })
+}
+
+/// A request that would be answered, with fields that may be anything.
+fn requests() -> impl Strategy<Value = Value> {
+    let fields = vec![
+        "messages",
+        "prompt",
+        "model",
+        "stream",
+        "stream_options",
+        "n",
+        "max_tokens",
+        "seed",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",
+        "logprobs",
+        "top_logprobs",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "tools",
+        "echo",
+        "response_format",
+        "tool_choice",
+        "suffix",
+        "best_of",
+        "origins",
+        "other",
+    ];
+    let changes = prop::collection::vec((prop::sample::select(fields), values()), 0..4);
+    changes.prop_map(|changes| {
+        let messages = json!([{ "role": "user", "content": "What is gravity?" }]);
+        let mut request = json!({ "messages": messages, "prompt": "Once" });
+        changes.into_iter().for_each(|(field, value)| request[field] = value);
+        request
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_request_is_read_or_refused_with_a_reason(request in requests()) {
+        let settings = settings();
+        for asked in [
+            ChatRequest::asked(&request, &settings, &TOKENIZER),
+            CompletionRequest::asked(&request, &settings, &TOKENIZER),
+        ] {
+            match asked {
+                Ok(Asked { prompts, count, options, stops, .. }) => {
+                    prop_assert!(!prompts.is_empty() && count >= 1 && stops.len() <= 16);
+                    prop_assert!((1..=100).contains(&options.max_new_tokens), "{options:?}");
+                    prop_assert!(options.sampling.check().is_ok(), "{options:?}");
+                }
+                Err(error) => {
+                    let told = error.to_json();
+                    prop_assert!(told["error"]["type"] == "invalid_request_error", "{told}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_json_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let mut headers = HeaderMap::new();
+        prop_assert!(json_of(&headers, Ok(bytes.clone().into())).is_err(), "no type is named");
+        let kind = "application/JSON; charset=utf-8".parse().expect("a header");
+        headers.insert(header::CONTENT_TYPE, kind);
+        let read = json_of(&headers, Ok(bytes.clone().into()));
+        prop_assert_eq!(read.ok(), serde_json::from_slice::<Value>(&bytes).ok());
+    }
+}
+
+#[test]
+fn what_is_asked_for_reaches_the_decoder() {
+    let request = json!({
+        "messages": [{ "role": "user", "content": "a" }], "max_completion_tokens": 7, "seed": -1,
+        "temperature": 0.5, "top_p": 0.0, "top_k": 5, "min_p": 0.1, "presence_penalty": 1,
+        "frequency_penalty": -1, "logit_bias": { "3": 2.5 }, "stop": "x", "n": 2, "logprobs": true,
+        "top_logprobs": 4, "stream": true, "stream_options": { "include_usage": true },
+    });
+    let asked = ChatRequest::asked(&request, &settings(), &TOKENIZER).expect("asked");
+    let Asked { count, options, is_seeded, stops, telling, .. } = asked;
+    let told = Telling {
+        is_chat: true,
+        streams: true,
+        streams_usage: true,
+        log_probs: true,
+        origins: false,
+    };
+    assert_eq!((count, is_seeded, stops, telling), (2, true, vec!["x".to_owned()], told));
+    assert_eq!((options.max_new_tokens, options.seed), (7, u64::MAX));
+    assert_eq!((options.log_probs, options.request), (Some(4), vec![1]));
+    let sampling = options.sampling;
+    assert_eq!((sampling.top_k, sampling.bias), (Some(5), [(TargetTokenId(3), 2.5)].into()));
+    assert_eq!(sampling.top_p.to_bits(), f64::MIN_POSITIVE.to_bits());
+    let rest = [
+        (sampling.temperature, 0.5),
+        (sampling.min_p, 0.1),
+        (sampling.presence_penalty, 1.0),
+        (sampling.frequency_penalty, -1.0),
+    ];
+    assert!(rest.iter().all(|(found, wanted)| (found - wanted).abs() < 1e-12), "{rest:?}");
+}

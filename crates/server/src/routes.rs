@@ -1,0 +1,267 @@
+//! Paths, who may ask at them, and what is answered.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::answer::{Chunks, Head, stream, whole};
+use crate::app::{App, seconds_since_1970};
+use crate::error::{ApiError, Result};
+use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, json_of};
+use crate::{Access, ServeError};
+
+type Shared = State<Arc<App>>;
+type Body = std::result::Result<Bytes, BytesRejection>;
+
+/// Paths that want no key: they tell nothing.
+const OPEN: [&str; 2] = ["/", "/health"];
+/// What the page may do: what it has in itself, and ask this server.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// All paths.
+///
+/// # Errors
+/// - an origin that may ask is none
+pub(crate) fn router(app: Arc<App>) -> std::result::Result<Router, ServeError> {
+    let cors = cors(&app.settings.access)?;
+    let body = app.settings.limits.body;
+    let router = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/", get(page))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(body))
+        .layer(from_fn_with_state(Arc::clone(&app), guard));
+    Ok(match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
+    .with_state(app))
+}
+
+/// What lets pages of other origins ask, if any may.
+fn cors(access: &Access) -> std::result::Result<Option<CorsLayer>, ServeError> {
+    let origin = |origin: &String| {
+        origin.parse::<HeaderValue>().map_err(|_| ServeError::Origin(origin.clone()))
+    };
+    let origins = access.origins.iter().map(origin);
+    let origins = origins.collect::<std::result::Result<Vec<_>, _>>()?;
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins)
+    };
+    let layer = CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    Ok(Some(layer))
+}
+
+/// Lets those in who may ask, and counts what they are answered.
+async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or("other", MatchedPath::as_str).to_owned();
+    let access = &app.settings.access;
+    let response = match &access.key {
+        Some(key) if !OPEN.contains(&path.as_str()) && !has_key(request.headers(), key) => {
+            let message = "a key is needed: Authorization: Bearer KEY";
+            let error = ApiError::new(StatusCode::UNAUTHORIZED, message);
+            error.code("invalid_api_key").into_response()
+        }
+        None if access.is_local && !names_this_machine(request.headers()) => {
+            let message =
+                "the host must be localhost or a loopback address; with a key any will do";
+            ApiError::new(StatusCode::FORBIDDEN, message).into_response()
+        }
+        _ => next.run(request).await,
+    };
+    app.meters().answered(&path, response.status().as_u16());
+    response
+}
+
+/// Whether the request carries the key. How long that takes tells nothing of the key but its length.
+fn has_key(headers: &HeaderMap, key: &str) -> bool {
+    let value = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let given = match value.split_at_checked("Bearer ".len()) {
+        Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"Bearer ") => given,
+        _ => return false,
+    };
+    given.ct_eq(key.as_bytes()).into()
+}
+
+/// Whether the host that a request names, if it names one, is this machine from within.
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let host = host.to_str().unwrap_or_default();
+    let has_port = |(_, port): &(&str, &str)| port.parse::<u16>().is_ok();
+    let name = host.rsplit_once(':').filter(has_port).map_or(host, |(name, _)| name);
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn json_response(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+async fn chat(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+    let value = json_of(&headers, body)?;
+    require_model(&app, &value)?;
+    app.require_room()?;
+    let read = move |app: &App| ChatRequest::asked(&value, &app.settings, &app.tokenizer);
+    let asked = app.aside(read).await?;
+    answer(app, asked).await
+}
+
+async fn completions(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+    let value = json_of(&headers, body)?;
+    require_model(&app, &value)?;
+    app.require_room()?;
+    let read = move |app: &App| CompletionRequest::asked(&value, &app.settings, &app.tokenizer);
+    let asked = app.aside(read).await?;
+    answer(app, asked).await
+}
+
+/// Refuses requests that are meant for another model.
+fn require_model(app: &App, value: &Value) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    let Named { model } = fields(value)?;
+    match model {
+        Some(name) if name != app.settings.model.name => Err(no_model(app, &name)),
+        _ => Ok(()),
+    }
+}
+
+fn no_model(app: &App, name: &str) -> ApiError {
+    let message =
+        format!("the model `{name}` is not here; this one is `{}`", app.settings.model.name);
+    ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found")
+}
+
+/// Has the decoder answer, and tells it whole or as a stream.
+async fn answer(app: Arc<App>, asked: Asked) -> Result<Response> {
+    let telling = asked.telling;
+    let submitted = app.submit(asked)?;
+    let kind = if telling.is_chat { "chatcmpl" } else { "cmpl" };
+    let head = Head {
+        id: format!("{kind}-{:x}-{:x}", app.began, submitted.number),
+        created: seconds_since_1970(),
+        model: app.settings.model.name.clone(),
+        telling,
+    };
+    if !telling.streams {
+        return Ok(json_response(&whole(&head, submitted, &app.tokenizer).await?));
+    }
+    Ok(stream(Chunks::new(head, submitted), app))
+}
+
+fn description(app: &App) -> Value {
+    let model = &app.settings.model;
+    json!({
+        "id": model.name, "object": "model", "created": app.began, "owned_by": "longdraft",
+        "max_model_len": model.context,
+    })
+}
+
+async fn models(State(app): Shared) -> Response {
+    json_response(&json!({ "object": "list", "data": [description(&app)] }))
+}
+
+async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response> {
+    if name != app.settings.model.name {
+        return Err(no_model(&app, &name));
+    }
+    Ok(json_response(&description(&app)))
+}
+
+/// The tokens that a prompt or a conversation has, as the other paths take them.
+async fn tokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+    #[derive(Deserialize)]
+    struct Text {
+        #[serde(alias = "content")]
+        prompt: Option<String>,
+    }
+    let value = json_of(&headers, body)?;
+    let read = move |app: &App| {
+        if value.get("messages").is_some() {
+            return fields::<ChatRequest>(&value)?.prompt(&app.tokenizer);
+        }
+        let Text { prompt } = fields(&value)?;
+        let problem = || ApiError::field("prompt", "prompt or messages: a text is needed");
+        let prompt = Prompt::Text(prompt.ok_or_else(problem)?);
+        Ok(prompt.tokens(&app.settings.model, &app.tokenizer)?.pop().unwrap_or_default())
+    };
+    let tokens = app.aside(read).await?;
+    let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+    let context = app.settings.model.context;
+    Ok(json_response(&json!({ "tokens": ids, "count": ids.len(), "max_model_len": context })))
+}
+
+async fn detokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+    #[derive(Deserialize)]
+    struct Tokens {
+        tokens: Vec<u32>,
+    }
+    let value = json_of(&headers, body)?;
+    let Tokens { tokens } = fields(&value)?;
+    let text = app.aside(move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
+    Ok(json_response(&json!({ "content": text })))
+}
+
+/// A chat in the browser.
+async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+    ];
+    (headers, include_str!("page.html")).into_response()
+}
+
+async fn health() -> Response {
+    json_response(&json!({ "status": "ok" }))
+}
+
+async fn metrics(State(app): Shared) -> Result<Response> {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let text = app
+        .meters()
+        .to_text()
+        .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+async fn unknown(request: Request) -> ApiError {
+    let message = format!("there is no {} {}", request.method(), request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, message).code("unknown_url")
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} is not for {}", request.method(), request.uri().path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}

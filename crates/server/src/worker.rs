@@ -1,0 +1,219 @@
+//! The decoder's side: tasks into places, tokens into text.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use longdraft_decode::stop::AnswerText;
+use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, LogProbs};
+use longdraft_models::tokenizer::TextTokenizer;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::error::ApiError;
+use crate::events::{Ending, Event, Piece, Task};
+use crate::meters::Meters;
+
+/// An answer that is written.
+struct Answer<'t> {
+    task: Task,
+    text: AnswerText<'t>,
+    has_begun: bool,
+    problem: Option<ApiError>,
+}
+
+/// Works until nobody can send tasks any more. With `cut`, whatever runs or waits ends as it is.
+pub(crate) fn work(
+    engine: BatchEngine<'_>,
+    tokenizer: &TextTokenizer,
+    mut tasks: UnboundedReceiver<Task>,
+    cut: &AtomicBool,
+    meters: &Meters,
+) {
+    let (waiting, answers) = (VecDeque::new(), BTreeMap::new());
+    let mut worker = Worker { engine, tokenizer, waiting, answers, joined: 0, meters };
+    loop {
+        if worker.is_idle() {
+            worker.meters.load(0, 0);
+            match tasks.blocking_recv() {
+                Some(task) => worker.waiting.push_back(task),
+                None => return,
+            }
+        }
+        while let Ok(task) = tasks.try_recv() {
+            worker.waiting.push_back(task);
+        }
+        worker.drop_cancelled();
+        if cut.load(Ordering::Relaxed) {
+            worker.cut_short();
+        }
+        worker.join();
+        worker.round();
+    }
+}
+
+struct Worker<'a, 'm> {
+    engine: BatchEngine<'a>,
+    tokenizer: &'m TextTokenizer,
+    waiting: VecDeque<Task>,
+    /// By their keys in the engine.
+    answers: BTreeMap<usize, Answer<'m>>,
+    /// Answers that began so far.
+    joined: usize,
+    meters: &'m Meters,
+}
+
+impl Worker<'_, '_> {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.answers.is_empty()
+    }
+
+    /// Frees what nobody waits for any more.
+    fn drop_cancelled(&mut self) {
+        let before = self.waiting.len();
+        self.waiting.retain(|task| !task.events.is_closed());
+        (self.waiting.len()..before).for_each(|_| self.meters.cancelled());
+        let is_gone =
+            |(key, answer): (&usize, &Answer<'_>)| answer.task.events.is_closed().then_some(*key);
+        let gone: Vec<usize> = self.answers.iter().filter_map(is_gone).collect();
+        for key in gone {
+            self.leave(key);
+        }
+    }
+
+    fn leave(&mut self, key: usize) {
+        if let Some(generation) = self.engine.leave(key) {
+            self.end(key, &generation);
+        }
+    }
+
+    /// Hands back what there is of every answer; those that have not begun are refused.
+    fn cut_short(&mut self) {
+        let keys: Vec<usize> = self.answers.keys().copied().collect();
+        for key in keys {
+            self.leave(key);
+        }
+        for task in self.waiting.drain(..) {
+            send(&task, Event::Failed(ApiError::ending()));
+        }
+    }
+
+    fn join(&mut self) {
+        while self.engine.has_room()
+            && let Some(task) = self.waiting.pop_front()
+        {
+            self.joined += 1;
+            match self.engine.join(self.joined, &task.prompt, &task.options) {
+                Ok(()) => {
+                    let text = AnswerText::new(self.tokenizer, &task.stops);
+                    let answer = Answer { task, text, has_begun: false, problem: None };
+                    self.answers.insert(self.joined, answer);
+                }
+                Err(error) => send(&task, Event::Failed(error.into())),
+            }
+        }
+        self.meters.load(self.answers.len(), self.waiting.len());
+    }
+
+    fn round(&mut self) {
+        if self.answers.is_empty() {
+            return;
+        }
+        let (answers, meters) = (&mut self.answers, self.meters);
+        let ended =
+            self.engine.round(&mut |key, committed, log_probs| match answers.get_mut(&key) {
+                Some(answer) => answer.hear(committed, log_probs, meters),
+                None => ControlFlow::Break(EndReason::Interrupted),
+            });
+        match ended {
+            Ok(ended) => {
+                for (key, outcome) in ended {
+                    match outcome {
+                        Ok(generation) => self.end(key, &generation),
+                        Err(error) => self.fail(key, &error.into()),
+                    }
+                }
+            }
+            Err(error) => {
+                let error = ApiError::from(error);
+                let keys: Vec<usize> = self.answers.keys().copied().collect();
+                keys.into_iter().for_each(|key| self.fail(key, &error));
+            }
+        }
+    }
+
+    fn fail(&mut self, key: usize, error: &ApiError) {
+        if let Some(answer) = self.answers.remove(&key) {
+            send(&answer.task, Event::Failed(error.clone()));
+        }
+    }
+
+    fn end(&mut self, key: usize, generation: &Generation) {
+        let Some(mut answer) = self.answers.remove(&key) else { return };
+        let task = &answer.task;
+        self.meters.load(self.answers.len(), self.waiting.len());
+        self.meters.ended(generation, task.prompt.len(), task.asked.elapsed());
+        if task.events.is_closed() {
+            self.meters.cancelled();
+            return;
+        }
+        let rest = answer.text.finish();
+        if let Some(problem) = answer.problem {
+            return send(task, Event::Failed(problem));
+        }
+        let rest = match rest {
+            Ok(rest) => rest,
+            Err(error) => return send(task, Event::Failed(error.into())),
+        };
+        if !rest.text.is_empty() {
+            send(task, Event::Piece(Piece { text: rest.text, ..Piece::default() }));
+        }
+        let ending = Ending {
+            // What was held back may hold a stop string.
+            reason: if rest.stopped { EndReason::StopString } else { generation.end },
+            tokens: generation.tokens.len(),
+            reused: generation.reused_tokens,
+            metrics: generation.metrics.clone(),
+        };
+        send(task, Event::End(ending));
+    }
+}
+
+impl Answer<'_> {
+    /// Sends what a token makes certain; ends the answer at a stop string, or if nobody reads it.
+    fn hear(
+        &mut self,
+        committed: Committed,
+        log_probs: Option<&LogProbs>,
+        meters: &Meters,
+    ) -> ControlFlow<EndReason> {
+        let Committed { token, proposed_by } = committed;
+        if !self.has_begun {
+            self.has_begun = true;
+            meters.first_token(self.task.asked.elapsed());
+        }
+        if self.task.options.stop_tokens.contains(&token) {
+            return ControlFlow::Continue(());
+        }
+        let streamed = match self.text.push(token.0) {
+            Ok(streamed) => streamed,
+            Err(error) => {
+                self.problem = Some(error.into());
+                return ControlFlow::Break(EndReason::Interrupted);
+            }
+        };
+        let (text, token, log_probs) = (streamed.text, Some(token), log_probs.cloned());
+        send(&self.task, Event::Piece(Piece { text, token, proposed_by, log_probs }));
+        if streamed.stopped {
+            ControlFlow::Break(EndReason::StopString)
+        } else if self.task.events.is_closed() {
+            ControlFlow::Break(EndReason::Interrupted)
+        } else {
+            ControlFlow::Continue(())
+        }
+    }
+}
+
+/// Who is gone hears nothing; the next round notices.
+fn send(task: &Task, event: Event) {
+    let _ = task.events.send((task.choice, event));
+}

@@ -1,0 +1,196 @@
+//! What is wrong is told in OpenAI's shape, and leaves the server as it was.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+
+use super::Server;
+use crate::decoding::Shelf;
+use crate::support::{fail, longdraft};
+
+#[test]
+fn wrong_requests_are_told_what_is_wrong() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--max-body", "64", "--lookup"]);
+    let user = json!([{ "role": "user", "content": "a" }]);
+    let (chat, text) = ("/v1/chat/completions", "/v1/completions");
+    let long = "a".repeat(600);
+    let deep = "[".repeat(5000);
+    let stops = vec!["a"; 17];
+    for (path, body, status, param) in [
+        (chat, "{\"messages\": [".to_owned(), 400, None),
+        (chat, deep, 400, None),
+        (chat, "\u{FFFD}".to_owned(), 400, None),
+        (chat, "[]".to_owned(), 400, None),
+        (chat, json!({}).to_string(), 400, None),
+        (chat, json!({ "messages": 7 }).to_string(), 400, Some("messages")),
+        (chat, json!({ "messages": [] }).to_string(), 400, Some("messages")),
+        (chat, json!({ "messages": ["a"] }).to_string(), 400, Some("messages[0]")),
+        (chat, json!({ "messages": [{ "role": "x" }] }).to_string(), 400, Some("messages[0].role")),
+        (chat, json!({ "messages": user, "n": 0 }).to_string(), 400, Some("n")),
+        (chat, json!({ "messages": user, "n": 10_000 }).to_string(), 400, Some("n")),
+        (chat, json!({ "messages": user, "n": -1 }).to_string(), 400, Some("n")),
+        (
+            chat,
+            json!({ "messages": user, "temperature": "hot" }).to_string(),
+            400,
+            Some("temperature"),
+        ),
+        (chat, json!({ "messages": user, "temperature": 9 }).to_string(), 400, Some("temperature")),
+        (chat, json!({ "messages": user, "top_p": 1.5 }).to_string(), 400, Some("top_p")),
+        (chat, json!({ "messages": user, "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
+        (chat, json!({ "messages": user, "stop": stops }).to_string(), 400, Some("stop")),
+        (
+            chat,
+            json!({ "messages": user, "top_logprobs": 3 }).to_string(),
+            400,
+            Some("top_logprobs"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "logit_bias": { "x": 1 } }).to_string(),
+            400,
+            Some("logit_bias"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "logit_bias": { "258": 1 } }).to_string(),
+            400,
+            Some("logit_bias"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "presence_penalty": 3 }).to_string(),
+            400,
+            Some("presence_penalty"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "stream_options": {} }).to_string(),
+            400,
+            Some("stream_options"),
+        ),
+        (
+            chat,
+            json!({ "messages": user, "response_format": { "type": "json_object" } }).to_string(),
+            400,
+            Some("response_format"),
+        ),
+        (chat, json!({ "messages": user, "model": "other" }).to_string(), 404, None),
+        (text, json!({}).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": [] }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": [999] }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": "a", "echo": true }).to_string(), 400, Some("echo")),
+        (text, json!({ "prompt": "a", "best_of": 3 }).to_string(), 400, Some("best_of")),
+        (text, json!({ "prompt": long }).to_string(), 400, None),
+        (text, json!({ "prompt": "a".repeat(70_000) }).to_string(), 413, None),
+        ("/tokenize", json!({}).to_string(), 400, Some("prompt")),
+        ("/detokenize", json!({ "tokens": "a" }).to_string(), 400, Some("tokens")),
+        ("/v1/embeddings", json!({}).to_string(), 404, None),
+        ("/health", json!({}).to_string(), 405, None),
+    ] {
+        let reply = server.send(path, "application/json", body.as_bytes());
+        let shown = &body[..body.len().min(100)];
+        assert_eq!(reply.status, status, "{path} {shown}: {}", reply.body);
+        let error = reply.error();
+        match param {
+            Some(param) => assert_eq!(error["param"], param, "{path} {shown}: {}", reply.body),
+            None => assert!(error["param"].is_null(), "{path} {shown}: {}", reply.body),
+        }
+    }
+    let too_long = server.post(text, &json!({ "prompt": "a".repeat(600) }));
+    assert_eq!(too_long.error()["code"], "context_length_exceeded");
+    let no_type = server.send(text, "text/plain", json!({ "prompt": "a" }).to_string().as_bytes());
+    assert_eq!(
+        (no_type.status, no_type.error()["type"].as_str()),
+        (415, Some("invalid_request_error"))
+    );
+    // What is unknown or harmless is left alone, and the server answers as before.
+    let asked = json!({
+        "prompt": "a", "max_tokens": 2, "user": "me", "store": false, "response_format": { "type": "text" },
+        "seed": -5, "stop": null, "top_k": -1,
+    });
+    assert!(server.complete(&asked)["choices"][0]["text"].is_string());
+}
+
+#[test]
+fn only_who_has_the_key_is_answered() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--api-key", "a-secret"]);
+    let ask = |key: Option<&str>| {
+        let url = format!("{}/v1/models", server.address);
+        let request = server.agent.get(&url);
+        let request = match key {
+            Some(key) => request.header("authorization", key),
+            None => request,
+        };
+        Server::read(request.call().expect("an answer"))
+    };
+    for wrong in
+        [None, Some("a-secret"), Some("Bearer"), Some("Bearer a-secre"), Some("Bearer A-secret")]
+    {
+        let reply = ask(wrong);
+        assert_eq!((reply.status, reply.error()["code"].as_str()), (401, Some("invalid_api_key")));
+        assert_eq!(reply.headers["www-authenticate"], "Bearer");
+    }
+    assert_eq!(ask(Some("Bearer a-secret")).status, 200);
+    assert_eq!(server.get("/metrics").status, 401);
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/").status, 200);
+}
+
+#[test]
+fn a_name_that_was_made_to_lead_here_is_refused() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &[]);
+    let address = server.address.strip_prefix("http://").expect("an address");
+    let status = |host: &str| {
+        let mut connection = TcpStream::connect(address).expect("a connection");
+        let request =
+            format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("an answer");
+        answer.split(' ').nth(1).map(str::to_owned).expect("a status")
+    };
+    for host in ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:99", "[::1]"] {
+        assert_eq!(status(host), "200", "{host}");
+    }
+    for host in ["page.example", "page.example:8080", "127.0.0.1.example", "10.0.0.1", ""] {
+        assert_eq!(status(host), "403", "{host}");
+    }
+}
+
+#[test]
+fn pages_of_other_origins_may_ask_only_where_they_are_let_in() {
+    let shelf = Shelf::new();
+    let origin = |server: &Server| {
+        let url = format!("{}/v1/models", server.address);
+        let request = server.agent.get(&url).header("origin", "http://page.example");
+        let reply = Server::read(request.call().expect("an answer"));
+        reply
+            .headers
+            .get("access-control-allow-origin")
+            .map(|it| it.to_str().expect("text").to_owned())
+    };
+    assert_eq!(origin(&Server::start(&shelf, &[])), None);
+    let open = Server::start(&shelf, &["--allow-origin", "http://page.example"]);
+    assert_eq!(origin(&open).as_deref(), Some("http://page.example"));
+}
+
+#[test]
+fn a_server_that_cannot_begin_says_why() {
+    let shelf = Shelf::new();
+    let target = shelf.path("target");
+    let server = Server::start(&shelf, &[]);
+    let port = server.address.rsplit(':').next().expect("a port").to_owned();
+    let taken = fail(&["serve", &target, "--port", &port], 2);
+    assert!(taken.contains("hint: ") && taken.contains("--port"), "{taken}");
+    fail(&["serve", &target, "--port", "0", "--parallel", "0"], 2);
+    fail(&["serve", &target, "--port", "0", "--temperature", "-1"], 2);
+    fail(&["serve", &shelf.path("none"), "--port", "0"], 2);
+    fail(&["serve", &target, "--port", "0", "--draft", &shelf.path("none")], 2);
+    let host = longdraft(&["serve", &target, "--host", "somewhere"]).output().expect("it starts");
+    assert_eq!(host.status.code(), Some(2));
+}

@@ -1,0 +1,67 @@
+//! Places and the queue: full ones are told, and what nobody waits for is free again.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Server, gathered, long};
+use crate::decoding::Shelf;
+
+/// Waits until the server is as it should be.
+#[track_caller]
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..6000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{what} did not come");
+}
+
+#[test]
+fn a_full_queue_is_told_and_a_client_that_goes_makes_room() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--parallel", "1", "--queue", "99"]);
+    let mut events = server.stream("/v1/completions", &long(100, 400));
+    events.next().expect("it begins");
+    // Some of the hundred may have ended; most have not.
+    let many = json!({ "prompt": "a", "max_tokens": 1, "n": 60 });
+    let refused = server.post("/v1/completions", &many);
+    assert_eq!(
+        (refused.status, refused.error()["code"].as_str()),
+        (429, Some("rate_limit_exceeded"))
+    );
+    let seconds = refused.headers["retry-after"].to_str().expect("text").parse::<u64>();
+    assert!(seconds.is_ok_and(|seconds| seconds >= 1));
+    assert!(server.metric("waiting_answers") > 30.0);
+    drop(events);
+    // All places and the whole queue are free.
+    until("room", || {
+        let mut asked = long(100, 1);
+        asked["stream"] = false.into();
+        server.post("/v1/completions", &asked).status == 200
+    });
+    assert!(server.metric("cancelled_answers_total") > 1.0);
+    assert!(server.metric("waiting_answers").abs() < 1e-9);
+}
+
+#[test]
+fn a_long_prompt_and_many_answers_do_not_disturb_each_other() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--parallel", "4", "--draft", &shelf.path("glide")]);
+    let prompt = "a long text that is read in parts. ".repeat(12);
+    let alone = server.complete(&json!({ "prompt": prompt, "temperature": 0, "max_tokens": 20 }));
+    std::thread::scope(|scope| {
+        let many = scope.spawn(|| {
+            let (answers, _) = gathered(server.stream("/v1/completions", &long(6, 120)), 6);
+            assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+            assert_eq!(answers[0].1, "length");
+        });
+        for _ in 0..4 {
+            let asked = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 20 });
+            assert_eq!(server.complete(&asked)["choices"], alone["choices"]);
+        }
+        many.join().expect("answered");
+    });
+}
