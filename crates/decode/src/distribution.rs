@@ -123,6 +123,23 @@ impl Sampling {
         adjusted
     }
 
+    /// The same with what penalties come to after the tokens `before` of an answer as a part of the bias:
+    /// for drafts, which propose several tokens from there on.
+    pub fn for_drafts(&self, before: &[TargetTokenId]) -> Cow<'_, Self> {
+        if self.presence_penalty == 0.0 && self.frequency_penalty == 0.0 {
+            return Cow::Borrowed(self);
+        }
+        let mut folded = Self { presence_penalty: 0.0, frequency_penalty: 0.0, ..self.clone() };
+        let mut counted = BTreeMap::new();
+        for token in before {
+            *counted.entry(*token).or_insert(self.presence_penalty) += self.frequency_penalty;
+        }
+        for (token, penalty) in counted {
+            *folded.bias.entry(token).or_default() -= penalty as f32;
+        }
+        Cow::Owned(folded)
+    }
+
     /// The distribution of the next token, `[V]`, sums to 1; at temperature 0 one-hot. NaN never
     /// wins.
     ///
@@ -296,6 +313,10 @@ mod tests {
         };
         let adjusted = all.adjusted(&LOGITS, before());
         assert_eq!(adjusted[..], [3.0, -99.0, 1.0, 1.25, f32::NEG_INFINITY]);
+        let tokens: Vec<TargetTokenId> = before().collect();
+        let folded = all.for_drafts(&tokens);
+        assert_eq!(folded.adjusted(&LOGITS, std::iter::empty()), adjusted);
+        assert!(matches!(Sampling::at(1.0).for_drafts(&tokens), Cow::Borrowed(_)));
     }
 
     #[test]

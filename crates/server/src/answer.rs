@@ -128,7 +128,7 @@ impl TokenList {
     }
 }
 
-/// Who proposed a token.
+/// Where a token comes from.
 fn origin(piece: &Piece) -> Value {
     Value::from(match piece.proposed_by {
         Some(Origin::Draft) => "draft",

@@ -43,7 +43,7 @@ pub(crate) struct Piece {
     pub(crate) text: String,
     /// The token; none where the end of an answer sets its last characters free.
     pub(crate) token: Option<TargetTokenId>,
-    /// Who proposed it; the target itself if nobody.
+    /// The drafter that proposed it; none where it is the target's own.
     pub(crate) proposed_by: Option<Origin>,
     /// Its log-probability, if that is asked for.
     pub(crate) log_probs: Option<LogProbs>,

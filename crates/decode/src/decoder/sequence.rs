@@ -133,11 +133,12 @@ impl<'a> Sequence<'a> {
             }
             worth = pace.costs().worth();
         }
+        let sampling = request.options.sampling.for_drafts(request.generated());
         let context = DraftContext { target, cache: &request.cache, tokens: &request.tokens };
         let mut plan = Plan {
             shape: &shape,
             drawn,
-            sampling: &request.options.sampling,
+            sampling: &sampling,
             round: request.rounds,
             draws: &mut request.draws,
             worth,

@@ -321,6 +321,7 @@ fn bias_and_penalties_count_the_tokens_of_the_path() {
         case.shape = shapes[seed as usize % 3].clone();
         case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
         case.lookup = (seed % 4 == 0).then(|| vec![1, 1]);
+        case.of_draft.bias = [(TargetTokenId(2), -0.5), (TargetTokenId(1), 0.3)].into();
         case.of_target = Sampling {
             presence_penalty: [0.0, 0.7, -1.5][seed as usize % 3],
             frequency_penalty: [0.9, -0.4][seed as usize % 2],

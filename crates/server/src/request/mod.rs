@@ -46,7 +46,7 @@ pub(crate) struct Telling {
     /// With the usage at the end of a stream.
     pub(crate) streams_usage: bool,
     pub(crate) log_probs: bool,
-    /// Events say who proposed their token.
+    /// Events say where their token comes from.
     pub(crate) origins: bool,
 }
 

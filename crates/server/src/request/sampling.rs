@@ -39,7 +39,7 @@ pub(crate) struct SamplingRequest {
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     logit_bias: Option<BTreeMap<String, f32>>,
-    /// Not OpenAI's: events of a stream say who proposed their token.
+    /// Not OpenAI's: events of a stream say where their token comes from.
     pub(crate) origins: Option<bool>,
 }
 

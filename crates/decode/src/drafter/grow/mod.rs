@@ -150,6 +150,7 @@ fn drawn(
                 continue;
             }
             let logits = over_target(model.vocabulary(), &node.forecast.logits, vocabulary);
+            let logits = plan.sampling.adjusted(&logits, std::iter::empty());
             // Logits that are no numbers make no distribution: such a draft proposes nothing.
             let Ok(distribution) = plan.sampling.distribution(&logits) else { continue };
             let drawn = draw_children(&distribution, count, node.row, plan);
