@@ -16,10 +16,12 @@ use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
 use super::gguf::GgufSource;
 use super::layers::{LayerSource, ResidentLayers};
+use super::nested::TextPart;
+use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
 use super::{Target, names};
-use crate::config::TargetConfig;
+use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::gguf_files;
@@ -111,7 +113,7 @@ impl TargetOptions {
 
 /// What a path turned out to be.
 enum Files {
-    Folder(Box<TargetConfig>, Box<SafetensorsSource>),
+    Folder(Box<TargetConfig>, Box<dyn WeightSource>),
     Gguf(Box<GgufSource>),
 }
 
@@ -126,7 +128,7 @@ fn files(path: &Path) -> Result<Files> {
     if path.join("config.json").is_file() {
         let config = TargetConfig::from_file(&path.join("config.json"))?;
         let source = SafetensorsSource::open_folder(path)?;
-        return Ok(Files::Folder(Box::new(config), Box::new(source)));
+        return Ok(Files::Folder(Box::new(config), TextPart::of(source)));
     }
     match gguf_files(path).as_slice() {
         [one] => Ok(Files::Gguf(Box::new(GgufSource::open(one)?))),
@@ -280,7 +282,7 @@ pub(crate) fn from_source(
         None => Ok(Table::whole(matrix)),
         Some(ranks) => Table::spread(&matrix, ranks),
     };
-    let final_norm = weights.vector("model.norm.weight")?;
+    let final_norm = build::norm(&config, &weights, "model.norm.weight")?;
     let embedding = weights.matrix("model.embed_tokens.weight")?;
     let fingerprint = fingerprint(&config, &embedding, &final_norm)?;
     let embedding = table(embedding)?;
@@ -315,7 +317,7 @@ pub(crate) fn from_source(
         held,
         cache_dtype: options.cache.dtype(has_blocks),
         has_blocks,
-        rope: config.rope.build(config.head_dim)?,
+        ropes: Ropes::of(&config)?,
         embedding,
         layers,
         final_norm,
@@ -355,7 +357,9 @@ fn check_tensor_count(
 /// bf16, so that the same weights held in another dtype have the same name.
 fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{config:?}").as_bytes());
+    // Targets without parts of their own keep the name that they had before there was a table of them.
+    let plain = format!(", parts: {:?}", Parts::default());
+    hasher.update(format!("{config:?}").replace(&plain, "").as_bytes());
     let rows = config.vocab_size.min(64) as u32;
     let step = (config.vocab_size as u32 / rows).max(1);
     let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
