@@ -16,7 +16,7 @@ fn windowed(family: &str) -> Value {
     for (key, value) in [
         ("num_hidden_layers", json!(4)),
         ("sliding_window", json!(6)),
-        ("sliding_window_pattern", json!(2)),
+        ("sliding_window_pattern", json!(3)),
         ("use_sliding_window", json!(true)),
         ("max_window_layers", json!(2)),
     ] {
@@ -94,19 +94,29 @@ fn the_text_part_of_a_model_that_sees_has_the_bits_of_the_model_alone() {
 /// Trains, captures, trains on what was captured, extracts and decodes.
 #[test]
 fn drafts_train_and_decode_on_targets_with_windows() {
-    let eagle3 = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
+    let kept = "data.anchor.redraw=false";
+    let glide = ["draft.init=last_layer", kept];
+    let eagle3 = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3", kept];
+    let dflash = [
+        "draft.method=dflash",
+        "draft.layers=2",
+        "draft.target_layers=[0,2]",
+        "draft.block_size=4",
+        "draft.blocks_per_row=24",
+        "data.anchor.enabled=false",
+    ];
     let mut mixtral = tiny_mixture("mixtral");
     mixtral["sliding_window"] = json!(6);
     for (config, options) in [
-        (windowed("gemma3_text"), &["draft.init=last_layer"][..]),
+        (windowed("gemma3_text"), &glide[..]),
         (windowed("gemma3_text"), &eagle3),
-        (windowed("mistral"), &["draft.method=dflash"]),
+        (windowed("mistral"), &dflash),
         (mixtral, &eagle3),
     ] {
         let family = config["model_type"].to_string();
         let shop = Workshop::new();
         write_target(&shop.target, &config);
-        let common = [options, &["data.anchor.redraw=false", "capture.dtype=f32"]].concat();
+        let common = [options, &["capture.dtype=f32"]].concat();
         let path = shop.config();
         let of = |verb: &'static str, more: &[&str]| {
             last_json(&succeed(&[&[verb, &path, "--json"], &common[..], more].concat()))
@@ -143,8 +153,9 @@ fn a_target_with_soft_capped_logits_decodes_and_refuses_the_rest() {
     let shop = Workshop::new();
     write_target(&shop.target, &windowed("gemma2"));
     let told = "soft-capped at 30 (`final_logit_softcapping`)";
-    for verb in ["train", "capture"] {
-        let text = fail(&[verb, &shop.config()], 2);
+    let features = format!("train.features={}", shop.path("features"));
+    for (verb, more) in [("train", &[][..]), ("capture", &[features.as_str()])] {
+        let text = fail(&[&[verb, &shop.config()], more].concat(), 2);
         assert!(text.contains(told), "{verb}: {text}");
     }
     let target = shop.target();

@@ -187,14 +187,6 @@ impl TargetConfig {
         ))
     }
 
-    /// Rotary embedding of layer `index`.
-    pub fn rope_of(&self, index: usize) -> &RopeParameters {
-        match &self.parts.sliding_rope {
-            Some(rope) if self.window_of(index).is_some() => rope,
-            _ => &self.rope,
-        }
-    }
-
     /// The experts of layer `index`, if it holds any.
     pub fn experts_in(&self, index: usize) -> Option<&ExpertsConfig> {
         self.experts.as_ref().filter(|experts| experts.in_layer(index))

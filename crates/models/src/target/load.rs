@@ -357,9 +357,7 @@ fn check_tensor_count(
 /// bf16, so that the same weights held in another dtype have the same name.
 fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    // Targets without parts of their own keep the name that they had before there was a table of them.
-    let plain = format!(", parts: {:?}", Parts::default());
-    hasher.update(format!("{config:?}").replace(&plain, "").as_bytes());
+    hasher.update(described(config).as_bytes());
     let rows = config.vocab_size.min(64) as u32;
     let step = (config.vocab_size as u32 / rows).max(1);
     let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
@@ -370,4 +368,33 @@ fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -
         }
     }
     Ok(hasher.finalize().to_hex()[..32].to_owned())
+}
+
+/// The configuration as text. A table of parts that are all a plain Llama's is left out: such targets keep the
+/// names that features were stored under before there was a table.
+fn described(config: &TargetConfig) -> String {
+    let plain = format!(", parts: {:?}", Parts::default());
+    format!("{config:?}").replace(&plain, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_parts_of_their_own_enter_a_target_s_name() {
+        let config = |kind| {
+            let config = json!({
+                "model_type": kind, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 9
+            });
+            TargetConfig::from_json(&config).expect("configuration")
+        };
+        let plain = described(&config("llama"));
+        assert!(plain.starts_with("TargetConfig { architecture: Llama, hidden_size: 8"), "{plain}");
+        assert!(plain.ends_with("pad_token_id: None }"), "{plain}");
+        assert!(described(&config("mistral")).contains("window: Some(4096)"));
+    }
 }
