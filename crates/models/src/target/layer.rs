@@ -1,11 +1,12 @@
 //! One decoder layer.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention, softcapped_attention};
 use longdraft_kernels::matrix::linear_each;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::rope;
-use std::sync::Arc;
 
 use super::cache::KvCache;
 use super::features::KeyValues;
