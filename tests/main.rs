@@ -10,6 +10,7 @@ mod doctor;
 mod eagle3;
 mod exit_codes;
 mod export;
+mod families;
 mod gpu_check;
 mod hub;
 mod kernel_check;

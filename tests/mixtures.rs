@@ -378,7 +378,7 @@ fn impossible_routing_is_refused_before_any_weight_is_read() {
         ("moe_intermediate_size", json!(0), "`moe_intermediate_size` = 0"),
         ("decoder_sparse_step", json!(0), "`decoder_sparse_step` = 0"),
         ("mlp_only_layers", json!(["a"]), "`mlp_only_layers`"),
-        ("use_sliding_window", json!(true), "`use_sliding_window`"),
+        ("layer_types", json!(["full_attention"]), "`layer_types` lists 1 of"),
     ] {
         let mut config = tiny_mixture("qwen3_moe");
         config[key] = value;

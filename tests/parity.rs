@@ -35,8 +35,8 @@ fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.len(), 9);
-    for (line, name) in [(2, "mixtral"), (5, "qwen2_moe"), (7, "qwen3_moe")] {
+    assert_eq!(lines.len(), 12);
+    for (line, name) in [(5, "mixtral"), (8, "qwen2_moe"), (10, "qwen3_moe")] {
         let case: Value = serde_json::from_str(lines[line]).expect("JSON");
         assert_eq!((&case["case"], &case["kind"]), (&name.into(), &"forward".into()));
         let checks = case["checks"].as_array().expect("checks");
@@ -51,7 +51,7 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     for (line, name, kind) in [
         (0, "eagle31_norms", "eagle3"),
         (1, "eagle3_lk_lambda", "eagle3"),
-        (6, "qwen2_short", "glide"),
+        (9, "qwen2_short", "glide"),
     ] {
         let case: Value = serde_json::from_str(lines[line]).expect("JSON");
         assert_eq!((&case["case"], &case["kind"]), (&name.into(), &kind.into()));
@@ -61,7 +61,7 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
         }
         assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
     }
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_case_that_cannot_be_computed_fails_beside_others_that_still_run() {
 fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
     let path = cases().display().to_string();
     let out = succeed(&["parity", &path, "--precision", "bf16", "--json"]);
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
     // Blocks are multiplied as integers whatever the precision is.
     let errors = |out: &str| -> Vec<f64> {
         let cases = out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON"));
@@ -285,6 +285,73 @@ fn every_development_case_passes_where_they_are_at_hand() {
     }
 }
 
+/// Cases of target families that the loader knows.
+const FAMILIES: [&str; 8] = [
+    "gemma2",
+    "gemma3",
+    "gemma3_old_keys",
+    "gemma3_old_keys_gguf",
+    "ministral3",
+    "mistral_window",
+    "mixtral_window",
+    "qwen2_window",
+];
+
+#[test]
+fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
+    for family in FAMILIES {
+        let Some(folder) = shared(&format!("golden/targets/{family}")) else { return };
+        for ops in ["fused", "composed"] {
+            let folder = folder.display().to_string();
+            let out = succeed(&["parity", &folder, "--ops", ops, "--json"]);
+            let case: Value =
+                serde_json::from_str(out.lines().next().expect("a line")).expect("JSON");
+            let checks = case["checks"].as_array().expect("checks");
+            let count = |part: &str| {
+                let named =
+                    |check: &&Value| check["name"].as_str().is_some_and(|n| n.contains(part));
+                checks.iter().filter(named).count()
+            };
+            assert_eq!((count("logits_at"), count("last_layer_k")), (3, 3), "{family}");
+            assert_eq!(count("greedy, 16 tokens"), 3, "{family}");
+            assert!(count("hidden_after_layer_2") == 3, "{family}");
+        }
+    }
+}
+
+#[test]
+fn a_case_of_another_window_scale_or_cap_fails() {
+    for (case, key, value) in [
+        ("mistral", "sliding_window", Value::from(21)),
+        ("gemma2", "attn_logit_softcapping", 5.0.into()),
+        ("gemma2", "final_logit_softcapping", Value::Null),
+        ("gemma2", "query_pre_attn_scalar", 16.into()),
+        ("gemma3", "sliding_window_pattern", 2.into()),
+        ("gemma3", "rope_local_base_freq", 1e6.into()),
+        ("gemma3", "rope_scaling", Value::Null),
+    ] {
+        let folder = copy_case_with_target(case);
+        let path = folder.path().join("target/config.json");
+        let text = std::fs::read_to_string(&path).expect("config");
+        let mut config: Value = serde_json::from_str(&text).expect("JSON");
+        config[key] = value;
+        std::fs::write(&path, config.to_string()).expect("write");
+        let output = run(&["parity", &folder.path().display().to_string(), "--json"]);
+        assert_eq!(output.status.code(), Some(1), "{case} {key}");
+    }
+}
+
+/// A copy of a forward case and of its weights.
+fn copy_case_with_target(name: &str) -> tempfile::TempDir {
+    let (from, to) = (cases().join(name), tempfile::tempdir().expect("tempdir"));
+    std::fs::create_dir(to.path().join("target")).expect("a folder");
+    let files = ["meta.json", "prompts.json", "tensors.safetensors"];
+    for file in files.iter().chain(&["target/config.json", "target/model.safetensors"]) {
+        std::fs::copy(from.join(file), to.path().join(file)).expect("copy");
+    }
+    to
+}
+
 #[test]
 fn golden_cases_pass_in_bf16() {
     for kind in ["glide", "eagle3"] {
@@ -298,7 +365,7 @@ fn golden_cases_pass_in_bf16() {
 #[test]
 fn composed_ops_pass_the_shipped_cases_too() {
     let out = succeed(&["parity", &cases().display().to_string(), "--ops", "composed", "--json"]);
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 8, "passed": 8, "pass": true}));
+    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
     let fused = succeed(&["parity", &cases().display().to_string(), "--json"]);
     // They are other ops: some last digit differs.
     assert_ne!(out, fused);

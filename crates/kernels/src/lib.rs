@@ -23,6 +23,7 @@ pub mod chosen_products;
 pub mod dispatch;
 pub mod experts;
 pub mod gated_mlp;
+pub mod geglu;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;

@@ -82,6 +82,10 @@ fn architecture(config: &TargetConfig) -> &'static str {
         Architecture::Mixtral => "MixtralForCausalLM",
         Architecture::Qwen2Moe => "Qwen2MoeForCausalLM",
         Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
+        Architecture::Mistral => "MistralForCausalLM",
+        Architecture::Ministral3 => "Ministral3ForCausalLM",
+        Architecture::Gemma2 => "Gemma2ForCausalLM",
+        Architecture::Gemma3 => "Gemma3ForCausalLM",
     }
 }
 

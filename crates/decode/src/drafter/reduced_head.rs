@@ -78,7 +78,7 @@ pub(super) fn head_logits(
     // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
     let states = states.detach();
     Ok(match head {
-        Some(head) => head.matrix().linear(&states, None)?,
+        Some(head) => target.softcapped(head.matrix().linear(&states, None)?)?,
         None => target.logits(&states)?,
     })
 }

@@ -46,7 +46,13 @@ pub(crate) fn places<'a>(
 #[test]
 fn requests_of_a_batch_are_as_alone() {
     let jobs = jobs();
-    let targets = [("llama", (4, 2)), ("qwen2", (2, 2)), ("qwen3", (3, 1))];
+    let targets = [
+        ("llama", (4, 2)),
+        ("gemma2", (2, 2)),
+        ("qwen2", (2, 2)),
+        ("gemma3_text", (1, 2)),
+        ("qwen3", (3, 1)),
+    ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {
         let target = target(architecture, 16, kv, 1);

@@ -20,6 +20,7 @@ proptest! {
         heads in prop::sample::select(vec![(1_usize, 1_usize), (1, 4), (2, 3), (3, 1)]),
         architecture in prop::sample::select(vec![
             "llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
+            "mistral", "mixtral_window", "qwen3_window", "ministral3", "gemma2", "gemma3_text",
         ]),
         length in prop::sample::select(vec![1_usize, 7, 64]),
         kind in prop::sample::select(KINDS.to_vec()),
@@ -123,15 +124,18 @@ fn an_oracle_reaches_the_longest_acceptance_and_a_liar_none() {
 }
 
 #[test]
-fn a_prompt_longer_than_the_draft_window_changes_nothing() {
-    let target = target("llama", 16, (2, 2), 8);
-    let drafts = Drafts::new(&target, 8);
-    for (length, kind, shape) in [
-        (511, Kind::Glide, 1),
-        (513, Kind::Eagle3, 4),
-        (800, Kind::MergedEagle3, 5),
-        (800, Kind::Glide, 4),
+fn a_prompt_longer_than_windows_changes_nothing() {
+    for (family, length, kind, shape) in [
+        ("llama", 511, Kind::Glide, 1),
+        ("llama", 513, Kind::Eagle3, 4),
+        ("llama", 800, Kind::MergedEagle3, 5),
+        ("llama", 800, Kind::Glide, 4),
+        ("gemma2", 250, Kind::Glide, 4),
+        ("gemma3_text", 250, Kind::MergedEagle3, 5),
+        ("mistral", 505, Kind::Eagle3, 4),
     ] {
+        let target = target(family, 16, (2, 2), 8);
+        let drafts = Drafts::new(&target, 8);
         let prompt = prompt(length, 8);
         let mut options = options(64);
         let plain = generate(&target, None, &prompt, &options);

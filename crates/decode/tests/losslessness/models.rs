@@ -31,7 +31,11 @@ pub(crate) fn target(
     (kv_heads, group): (usize, usize),
     seed: u64,
 ) -> Target {
-    let config = json!({
+    let (windowed, kind) = match kind.strip_suffix("_window") {
+        Some(family) => (true, family),
+        None => (false, kind),
+    };
+    let mut config = json!({
         "model_type": kind, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
         "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads,
         "head_dim": head_dim, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
@@ -39,6 +43,19 @@ pub(crate) fn target(
         "initializer_range": 0.3, "num_local_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]
     });
+    if windowed || kind.starts_with("gemma") || kind.contains("mistral") {
+        // Some end within what is drafted, and all within a prompt.
+        config["sliding_window"] = [1, 3, 6, 40][seed as usize % 4].into();
+        config["use_sliding_window"] = true.into();
+        config["max_window_layers"] = 1.into();
+        config["sliding_window_pattern"] = 3.into();
+        config["attn_logit_softcapping"] = 2.0.into();
+        config["query_pre_attn_scalar"] = 20.into();
+        config["rope_parameters"] = json!({
+            "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.4,
+            "original_max_position_embeddings": 16
+        });
+    }
     let config = TargetConfig::from_json(&config).expect("valid configuration");
     Target::random(config, seed, &TargetOptions::default()).expect("random target")
 }

@@ -45,7 +45,7 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
 /// What is in the cache after rounds with trees equals a plain pass over the same tokens.
 #[test]
 fn a_compacted_cache_equals_a_plain_one() {
-    for family in ["qwen3", "qwen3_moe", "mixtral"] {
+    for family in ["qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3_text", "ministral3"] {
         check_compacted_cache(family);
     }
 }
@@ -81,9 +81,9 @@ fn check_compacted_cache(family: &str) {
 
 #[test]
 fn a_kept_prefix_changes_nothing_but_time() {
-    let target = target("llama", 32, (2, 2), 31);
-    let drafts = Drafts::new(&target, 31);
-    for kind in KINDS {
+    for (kind, family) in KINDS.into_iter().zip(["llama", "gemma3_text"].into_iter().cycle()) {
+        let target = target(family, 32, (2, 2), 31);
+        let drafts = Drafts::new(&target, 31);
         let mut options = options(24);
         options.reuse_prefix = true;
         options.shape = DraftShape::Static { widths: vec![3, 4] };

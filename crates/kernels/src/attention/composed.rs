@@ -25,6 +25,17 @@ pub fn composed(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> 
     composed_within(CHUNK_VALUES, q, k, v, ranges)
 }
 
+/// The same with scores bent to `c · tanh(s / c)`, without gradients.
+pub(super) fn softcapped(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+    softcap: f64,
+) -> Result<Tensor> {
+    limited(CHUNK_VALUES, [&q.detach(), &k.detach(), &v.detach()], ranges, Some(softcap))
+}
+
 /// The same with at most so many scores at a time.
 pub(super) fn composed_within(
     scores: usize,
@@ -33,13 +44,22 @@ pub(super) fn composed_within(
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
 ) -> Result<Tensor> {
+    limited(scores, [q, k, v], ranges, None)
+}
+
+fn limited(
+    scores: usize,
+    [q, k, v]: [&Tensor; 3],
+    ranges: &Arc<KeyRanges>,
+    softcap: Option<f64>,
+) -> Result<Tensor> {
     super::check_shapes(q, k, v, ranges)?;
     let dtype = q.dtype();
     let wide = |t: &Tensor| t.to_dtype(DType::F32);
     let (q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
     let tracked = [&q, &k, &v].iter().any(|t| t.track_op());
     let queries = q.dim(0)?;
-    let call = Call::new(scores, &q, &k, &v, ranges)?;
+    let call = Call { softcap, ..Call::new(scores, &q, &k, &v, ranges)? };
     if !tracked && (1..FULL_ROWS).contains(&queries) {
         let filled = q.pad_with_zeros(0, 0, FULL_ROWS - queries)?;
         let call = Call { q: filled, ranges: Arc::new(ranges.filled_up(FULL_ROWS)), ..call };
@@ -65,6 +85,8 @@ struct Call {
     /// `[K, Tk, D]`
     v: Tensor,
     ranges: Arc<KeyRanges>,
+    /// Where scores are bent; forward only.
+    softcap: Option<f64>,
 }
 
 /// A block's factors: `weights` are the normalised probabilities.
@@ -99,7 +121,8 @@ impl Call {
     ) -> Result<Self> {
         let by_head = |t: &Tensor| t.detach().transpose(0, 1)?.contiguous();
         let (k, v) = (by_head(k)?, by_head(v)?);
-        Ok(Self { scores, q: q.detach().contiguous()?, k, v, ranges: Arc::clone(ranges) })
+        let (q, ranges) = (q.detach().contiguous()?, Arc::clone(ranges));
+        Ok(Self { scores, q, k, v, ranges, softcap: None })
     }
 
     /// `K`, `G`, `D`
@@ -143,6 +166,13 @@ impl Call {
         rows.reshape((rows.dim(0)?, kv_heads * group, head_dim))
     }
 
+    fn capped(&self, scores: Tensor) -> Result<Tensor> {
+        match self.softcap {
+            Some(softcap) => (scores / softcap)?.tanh()? * softcap,
+            None => Ok(scores),
+        }
+    }
+
     fn weigh(&self, block: &Range<usize>) -> Result<Block> {
         let (kv_heads, group, head_dim) = self.sizes()?;
         let queries = block.len();
@@ -153,7 +183,7 @@ impl Call {
         } else {
             let keys = self.k.narrow(1, hull.start, hull.len())?;
             let scores = folded(&q)?.matmul(&keys.transpose(1, 2)?)?;
-            let scores = scores.reshape((kv_heads, group, queries, hull.len()))?;
+            let scores = self.capped(scores.reshape((kv_heads, group, queries, hull.len()))?)?;
             Some((scores, visible_in(&self.ranges, block, &hull, self.q.device())?))
         };
         let singles = self.gather(block)?;
@@ -162,7 +192,7 @@ impl Call {
             Some((k, _, present)) => {
                 let scores = by_query(&q)?.matmul(&k.flatten(0, 1)?.transpose(1, 2)?)?;
                 let count = k.dim(2)?;
-                let scores = scores.reshape((kv_heads, queries, group, count))?;
+                let scores = self.capped(scores.reshape((kv_heads, queries, group, count))?)?;
                 Some((scores.transpose(1, 2)?.contiguous()?, present.clone()))
             }
         };

@@ -176,7 +176,7 @@ impl Call {
     /// The result and its log-sum-exp `[Tq, N]`, or their pieces; single keys beside the ranges or
     /// in order after them.
     fn forward(&self, pieces: usize, in_order: bool) -> Result<(Tensor, Tensor)> {
-        let Dims { heads, kv_heads, head_dim } = self.dims;
+        let Dims { heads, kv_heads, head_dim, .. } = self.dims;
         let tables = &self.tables;
         let arguments: [Argument<'_>; 15] = [
             (&self.q).into(),
@@ -303,7 +303,7 @@ impl Call {
             let nothing = Tensor::zeros(1, candle_core::DType::F32, self.q.device())?;
             return Ok([nothing.clone(), nothing]);
         }
-        let Dims { heads, kv_heads, head_dim } = self.dims;
+        let Dims { heads, kv_heads, head_dim, .. } = self.dims;
         let arguments: [Argument<'_>; 12] = [
             (&self.q).into(),
             (&self.k).into(),

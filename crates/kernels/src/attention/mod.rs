@@ -48,16 +48,53 @@ pub use reference::reference;
 /// # Errors
 /// - shapes do not fit, or `K` does not divide `N`
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
+    attend(q, k, v, ranges, None)
+}
+
+/// The same with scores bent to `c · tanh(s / c)` before the softmax (Gemma 2, Riviere et al. 2024), without
+/// gradients. The GPU's kernels do not bend: tensor ops do it there.
+///
+/// # Shapes
+/// - as [`attention`]
+///
+/// # Errors
+/// - as [`attention`]; an argument trains, or `softcap` is not positive
+pub fn softcapped_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+    softcap: f64,
+) -> Result<Tensor> {
+    if !(softcap > 0.0 && softcap.is_finite()) {
+        bail!("attention: positive softcap expected, found {softcap}");
+    }
+    if [q, k, v].iter().any(|t| t.track_op()) {
+        bail!("attention: soft-capped scores have no gradients");
+    }
+    attend(q, k, v, ranges, Some(softcap))
+}
+
+fn attend(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+    softcap: Option<f64>,
+) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
     let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
     if (halves || blocks) && !(fused(&[q]) && k.device().is_cpu()) {
         let wide = |t: &Tensor| if blocks { keys::widened_keys(t) } else { t.to_dtype(q.dtype()) };
-        return attention(q, &wide(k)?, &wide(v)?, ranges);
+        return attend(q, &wide(k)?, &wide(v)?, ranges, softcap);
     }
     if fused(&[q, k, v]) || halves || blocks {
-        let op = Attention { ranges: Arc::clone(ranges), log_sum_exp: OnceLock::new() };
+        let (ranges, log_sum_exp) = (Arc::clone(ranges), OnceLock::new());
+        let op = Attention { ranges, softcap: softcap.map(|cap| cap as f32), log_sum_exp };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+    } else if let Some(softcap) = softcap {
+        composed::softcapped(q, k, v, ranges, softcap)
     } else if cuda::takes(&[q, k, v])
         && let Some(out) = gpu::attention(q, k, v, ranges)?
     {
@@ -93,13 +130,15 @@ struct Dims {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Where scores are bent.
+    softcap: Option<f32>,
 }
 
 impl Dims {
     fn new(q: &Shape, k: &Shape) -> Result<Self> {
         let (_, heads, head_dim) = q.dims3()?;
         let (_, kv_heads, _) = k.dims3()?;
-        Ok(Self { heads, kv_heads, head_dim })
+        Ok(Self { heads, kv_heads, head_dim, softcap: None })
     }
 
     /// Query heads that share a key-value head.
@@ -132,6 +171,8 @@ const TILE_KEYS: usize = 256;
 
 struct Attention {
     ranges: Arc<KeyRanges>,
+    /// Forward only.
+    softcap: Option<f32>,
     /// `[Tq, N]`, filled by the forward pass.
     log_sum_exp: OnceLock<Vec<f32>>,
 }
@@ -151,7 +192,7 @@ impl CustomOp3 for Attention {
         l3: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let q = f32_slice(s1, l1, "attention")?;
-        let dims = Dims::new(l1.shape(), l2.shape())?;
+        let dims = Dims { softcap: self.softcap, ..Dims::new(l1.shape(), l2.shape())? };
         let (out, lse) = match s2.dtype() {
             DType::F16 => {
                 let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
@@ -180,6 +221,9 @@ impl CustomOp3 for Attention {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(lse) = self.log_sum_exp.get() else { bail!("attention: backward before forward") };
+        if self.softcap.is_some() {
+            bail!("attention: soft-capped scores have no gradients");
+        }
         let dims = Dims::new(q.shape(), k.shape())?;
         let train_keys = k.track_op() || v.track_op();
         let (dq, dkv) = with_f32(q, |q| {

@@ -68,12 +68,28 @@ impl KeyRanges {
         Self { start: vec![0; queries], end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
+    /// The same within a window: each sees the last `window` tokens at most, itself among them.
+    pub fn appended_within(cached: usize, queries: usize, window: usize) -> Self {
+        let ends = cached + 1..cached + 1 + queries;
+        Self::of_each(ends.map(|end| end.saturating_sub(window)..end))
+    }
+
     /// Nodes of a token tree after `cached` tokens, one key each in node order: a node sees the
     /// cache, its ancestors and itself (`SpecInfer`, Miao et al. 2024).
     ///
     /// # Panics
     /// - a parent does not come before its child
     pub fn tree(cached: usize, parents: &[Option<usize>]) -> Self {
+        Self::tree_within(cached, parents, usize::MAX)
+    }
+
+    /// The same within a window: each node sees the last `window` tokens of its path at most, itself
+    /// among them. Where that leaves nothing of the cache, the node's empty range stands at the place
+    /// that its first visible ancestor has in a plain sequence.
+    ///
+    /// # Panics
+    /// - as [`Self::tree`]
+    pub fn tree_within(cached: usize, parents: &[Option<usize>], window: usize) -> Self {
         let mut paths: Vec<Vec<u32>> = Vec::with_capacity(parents.len());
         for (node, parent) in parents.iter().enumerate() {
             assert!(parent.is_none_or(|parent| parent < node), "parents come before children");
@@ -81,7 +97,15 @@ impl KeyRanges {
             path.push((cached + node) as u32);
             paths.push(path);
         }
-        Self::shared(&(0..cached), parents.len()).with_singles(paths)
+        let (mut start, mut end) =
+            (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()));
+        for path in &mut paths {
+            let first = (cached + path.len()).saturating_sub(window);
+            path.drain(..first.saturating_sub(cached));
+            start.push(first as u32);
+            end.push(first.max(cached) as u32);
+        }
+        Self { start, end, singles: Vec::new(), singles_end: Vec::new() }.with_singles(paths)
     }
 
     /// Adds `steps` later blocks of keys, as long as the queries, after the keys so far: query `t`
@@ -254,6 +278,22 @@ mod tests {
         assert_eq!(ranges.of(3), 0..3);
         assert_eq!(ranges.singles_of(3), [3, 5, 6]);
         assert_eq!((ranges.singles_of(0), ranges.max_end()), (&[3][..], 7));
+    }
+
+    #[test]
+    fn a_window_leaves_the_last_keys_of_a_sequence_and_of_a_path() {
+        let ranges = KeyRanges::appended_within(3, 3, 2);
+        assert_eq!((ranges.of(0), ranges.of(2)), (2..4, 4..6));
+        assert_eq!(KeyRanges::appended_within(3, 2, 9), KeyRanges::appended(3, 2));
+        let parents = [None, Some(0), Some(0), Some(2), Some(3)];
+        assert_eq!(KeyRanges::tree_within(3, &parents, 8), KeyRanges::tree(3, &parents));
+        let ranges = KeyRanges::tree_within(3, &parents, 3);
+        let seen = |t: usize| (ranges.of(t), ranges.singles_of(t).to_vec());
+        assert_eq!(seen(0), (1..3, vec![3]));
+        assert_eq!(seen(2), (2..3, vec![3, 5]));
+        assert_eq!(seen(3), (3..3, vec![3, 5, 6]));
+        // Its oldest ancestor is out of reach: the next one would stand at 4.
+        assert_eq!(seen(4), (4..4, vec![5, 6, 7]));
     }
 
     #[test]

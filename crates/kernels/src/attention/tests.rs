@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::composed::composed_within;
-use super::{Delays, KeyRanges, attention, composed, keys, quantised_keys, reference};
+use super::composed::{self as by_ops, composed_within};
+use super::{
+    Delays, KeyRanges, attention, composed, keys, quantised_keys, reference, softcapped_attention,
+};
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
@@ -123,30 +125,78 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
     Ok(())
 }
 
+/// A random tree after `cached` tokens: queries, keys and values, and the parents.
+fn random_tree(
+    noise: &mut Noise,
+    cached: usize,
+    nodes: usize,
+) -> ([Tensor; 3], Vec<Option<usize>>) {
+    let (q, k) = (noise.tensor(&[nodes, 6, 16]), noise.tensor(&[cached + nodes, 2, 16]));
+    let v = noise.tensor(k.dims());
+    let parents = (0..nodes).map(|i| (i > 0).then(|| i - 1 - noise.below(i.min(3)))).collect();
+    ([q, k, v], parents)
+}
+
 #[test]
 fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
-    // Caches that end before, at and after the end of a tile of keys.
+    // Caches that end before, at and after the end of a tile of keys; windows that end in the cache, within
+    // the tree, and nowhere.
     for (seed, cached) in [0, 20, 250, 256, 300, 512].into_iter().enumerate() {
-        let mut noise = Noise::new(80 + seed as u64);
-        let nodes = 11;
-        let (q, k) = (noise.tensor(&[nodes, 6, 16]), noise.tensor(&[cached + nodes, 2, 16]));
-        let v = noise.tensor(k.dims());
-        let parents: Vec<Option<usize>> =
-            (0..nodes).map(|i| (i > 0).then(|| i - 1 - noise.below(i.min(3)))).collect();
-        let tree = KeyRanges::tree(cached, &parents);
-        let together = attention(&q, &k, &v, &Arc::new(tree.clone()))?;
-        for node in 0..nodes {
-            let path: Vec<u32> =
-                (0..cached as u32).chain(tree.singles_of(node).iter().copied()).collect();
-            let keys = Tensor::from_slice(&path, path.len(), &Device::Cpu)?;
-            let alone = attention(
-                &q.narrow(0, node, 1)?,
-                &k.index_select(&keys, 0)?,
-                &v.index_select(&keys, 0)?,
-                &Arc::new(KeyRanges::appended(path.len() - 1, 1)),
-            )?;
-            assert_same_bits(&alone, &together.narrow(0, node, 1)?);
+        for window in [1, 3, 6, 70, 256, 290, usize::MAX] {
+            let mut noise = Noise::new(80 + seed as u64);
+            let nodes = 14;
+            let ([q, k, v], parents) = random_tree(&mut noise, cached, nodes);
+            let whole = KeyRanges::tree(cached, &parents);
+            let tree = Arc::new(KeyRanges::tree_within(cached, &parents, window));
+            let together = attention(&q, &k, &v, &tree)?;
+            let bent = softcapped_attention(&q, &k, &v, &tree, 0.7)?;
+            for node in 0..nodes {
+                let path: Vec<u32> =
+                    (0..cached as u32).chain(whole.singles_of(node).iter().copied()).collect();
+                let keys = Tensor::from_slice(&path, path.len(), &Device::Cpu)?;
+                let (k, v) = (k.index_select(&keys, 0)?, v.index_select(&keys, 0)?);
+                let ranges = Arc::new(KeyRanges::appended_within(path.len() - 1, 1, window));
+                let q = q.narrow(0, node, 1)?;
+                let alone = attention(&q, &k, &v, &ranges)?;
+                assert_same_bits(&alone, &together.narrow(0, node, 1)?);
+                let alone = softcapped_attention(&q, &k, &v, &ranges, 0.7)?;
+                assert_same_bits(&alone, &bent.narrow(0, node, 1)?);
+            }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {
+    let mut noise = Noise::new(81);
+    let ([q, k, v], parents) = random_tree(&mut noise, 40, 9);
+    let q = (q * 6.0)?;
+    let ranges = Arc::new(KeyRanges::tree_within(40, &parents, 30));
+    let got = softcapped_attention(&q, &k, &v, &ranges, 1.5)?;
+    assert_close("composed", &by_ops::softcapped(&q, &k, &v, &ranges, 1.5)?, &got, 1e-5);
+    assert!(
+        (got.sub(&attention(&q, &k, &v, &ranges)?)?).abs()?.max_all()?.to_scalar::<f32>()? > 0.05
+    );
+    // Query 7, head 4 by hand.
+    let (query, head) = (7, 4);
+    let seen = ranges.of(query).map(|key| key as u32).chain(ranges.singles_of(query).to_vec());
+    let seen = Tensor::from_iter(seen, &Device::Cpu)?;
+    let of =
+        |t: &Tensor| t.narrow(1, head / 3, 1)?.squeeze(1)?.contiguous()?.index_select(&seen, 0);
+    let row = q.get(query)?.narrow(0, head, 1)?;
+    let scores = (row.matmul(&of(&k)?.t()?)? / 16.0_f64.sqrt())?;
+    let weights = (((scores / 1.5)?.tanh()? * 1.5)?).exp()?;
+    let sum = weights.sum_all()?.to_scalar::<f32>()?;
+    let want = (weights.matmul(&of(&v)?)? / f64::from(sum))?;
+    assert_close("one row", &got.get(query)?.narrow(0, head, 1)?, &want, 1e-5);
+    // Wide ones bend nothing that f32 shows.
+    let wide = softcapped_attention(&q, &k, &v, &ranges, 1e4)?;
+    assert_close("wide", &wide, &attention(&q, &k, &v, &ranges)?, 1e-4);
+    let var = Var::from_tensor(&q)?;
+    assert!(softcapped_attention(&var, &k, &v, &ranges, 1.5).is_err());
+    for softcap in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(softcapped_attention(&q, &k, &v, &ranges, softcap).is_err());
     }
     Ok(())
 }
@@ -202,15 +252,18 @@ fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
         let keys = cached + queries;
         let q = noise.tensor(&[queries, 6, head_dim]);
         let (k, v) = (noise.tensor(&[keys, 2, head_dim]), noise.tensor(&[keys, 2, head_dim]));
-        let all = attention(&q, &k, &v, &Arc::new(KeyRanges::appended(cached, queries)))?;
-        for row in (0..queries).step_by(1 + queries / 7) {
-            let one = attention(
-                &q.narrow(0, row, 1)?,
-                &k.narrow(0, 0, cached + row + 1)?,
-                &v.narrow(0, 0, cached + row + 1)?,
-                &Arc::new(KeyRanges::appended(cached + row, 1)),
-            )?;
-            assert_same_bits(&one, &all.narrow(0, row, 1)?);
+        for window in [usize::MAX, 1, 9, 77, 300] {
+            let ranges = KeyRanges::appended_within(cached, queries, window);
+            let all = attention(&q, &k, &v, &Arc::new(ranges))?;
+            for row in (0..queries).step_by(1 + queries / 7) {
+                let one = attention(
+                    &q.narrow(0, row, 1)?,
+                    &k.narrow(0, 0, cached + row + 1)?,
+                    &v.narrow(0, 0, cached + row + 1)?,
+                    &Arc::new(KeyRanges::appended_within(cached + row, 1, window)),
+                )?;
+                assert_same_bits(&one, &all.narrow(0, row, 1)?);
+            }
         }
     }
     Ok(())

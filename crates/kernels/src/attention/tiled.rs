@@ -14,7 +14,7 @@ use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{axpy, dot_in_order};
+use crate::simd::{axpy, dot_in_order, tanh, vectorised};
 use crate::threads::split;
 
 /// What every tile reads.
@@ -218,6 +218,7 @@ impl<'a, S: Keys> Group<'a, S> {
                 self.single_scores(row, 0, &mut scores[range_end..visible.end]);
             }
             let used = width.max(visible.end);
+            self.cap(&mut scores[visible.clone()]);
             part.soften(index, &mut scores[..used], visible.clone());
             if ends_here {
                 let weights = &mut scores[range_end..visible.end];
@@ -233,7 +234,15 @@ impl<'a, S: Keys> Group<'a, S> {
         }
     }
 
-    /// Single keys beyond the tile in which their query's range ends, in tiles of their own.
+    /// Bends scores where they are soft-capped.
+    fn cap(&self, scores: &mut [f32]) {
+        if let Some(softcap) = self.inputs.dims.softcap {
+            cap(scores, softcap);
+        }
+    }
+
+    /// Single keys beyond the tile in which their query's range ends, in tiles of their own; these are cut
+    /// where those of a plain sequence are.
     fn add_remaining_singles(&self, sum: &mut Part) {
         let mut part = Part::nothing(1, self.inputs.dims.head_dim);
         for row in 0..self.rows() {
@@ -241,8 +250,10 @@ impl<'a, S: Keys> Group<'a, S> {
             let all = self.inputs.ranges.singles_of(query).len();
             let mut first = joining(self.inputs.ranges, query);
             while first < all {
-                let mut weights = vec![0.0; TILE_KEYS.min(all - first)];
+                let place = self.inputs.ranges.of(query).end + first;
+                let mut weights = vec![0.0; (TILE_KEYS - place % TILE_KEYS).min(all - first)];
                 self.single_scores(row, first, &mut weights);
+                self.cap(&mut weights);
                 let visible = 0..weights.len();
                 part.soften(0, &mut weights, visible);
                 let next = first + weights.len();
@@ -289,6 +300,15 @@ impl<'a, S: Keys> Group<'a, S> {
                 *out = *value / total;
             }
             lse[t * dims.heads + head] = max + total.ln();
+        }
+    }
+}
+
+vectorised! {
+    /// `c · tanh(s / c)`
+    fn cap(scores: &mut [f32], softcap: f32) {
+        for score in scores {
+            *score = softcap * tanh(*score / softcap);
         }
     }
 }

@@ -54,7 +54,7 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 29] = [
+const OPS: [Op; 30] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
@@ -73,6 +73,7 @@ const OPS: [Op; 29] = [
     plain("rms_norm", rows::norms),
     plain("rope", rows::rotations),
     plain("swiglu", rows::gates),
+    plain("geglu", rows::gelu_gates),
     plain("relu_squared", rows::squares),
     plain("scale_channels", rows::scales),
     plain("add_scaled", rows::scaled_sums),

@@ -5,6 +5,7 @@ use candle_core::{Device, Result, Tensor};
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, frozen, only, trained, up_to};
 use crate::channel_scale::{self, add_scaled, scale_channels};
+use crate::geglu::{self, geglu};
 use crate::relu_squared::{self, relu_squared};
 use crate::rms_norm::{self, rms_norm};
 use crate::rope::{self, Rope, RopeScaling, RopeTable};
@@ -81,6 +82,15 @@ pub(super) fn gates(size: Size) -> Vec<Case> {
         Case::new("[7, 33], gates up to 500", inputs, op, |t| only(swiglu::reference(&t[0], &t[1])))
     };
     up_to(size, &MATRICES).map(case).chain([extreme]).collect()
+}
+
+pub(super) fn gelu_gates(size: Size) -> Vec<Case> {
+    let case = |shape: [usize; 2]| {
+        let inputs = [trained("gate", shape).times(4.0), trained("up", shape)];
+        let op = |t: &[Tensor]| only(geglu(&t[0], &t[1]));
+        Case::new(shape_of(&shape), inputs, op, |t| only(geglu::reference(&t[0], &t[1])))
+    };
+    up_to(size, &MATRICES).map(case).collect()
 }
 
 pub(super) fn squares(size: Size) -> Vec<Case> {

@@ -2,21 +2,52 @@
 
 use longdraft_kernels::rope::RopeScaling;
 
+use super::families::{self, Sizes};
 use super::rope::yarn_attention_factor;
-use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
+use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 use crate::weights::gguf::header::Header;
 
 /// Keys of an architecture, collecting what is wrong.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     header: &'a Header,
     prefix: &'a str,
-    problems: Problems,
+    pub(super) problems: Problems,
 }
 
 impl Keys<'_> {
     fn number(&self, key: &str) -> Option<f64> {
         self.header.number(&format!("{}.{key}", self.prefix))
+    }
+
+    /// A number, if there is one; one that is not finite is told.
+    pub(super) fn finite(&mut self, key: &str) -> Option<f64> {
+        self.checked(key, "is not finite", f64::is_finite)
+    }
+
+    /// A positive number, if there is one; what is wrong with another is told.
+    pub(super) fn positive(&mut self, key: &str) -> Option<f64> {
+        self.checked(key, "is not positive", |x| x.is_finite() && x > 0.0)
+    }
+
+    /// A whole number from 1, if there is one; what is wrong with another is told.
+    pub(super) fn whole(&mut self, key: &str) -> Option<usize> {
+        let fits = |x: f64| x.fract() == 0.0 && (1.0..=limits::CONTEXT as f64).contains(&x);
+        self.checked(key, "is no whole number from 1", fits).map(|x| x as usize)
+    }
+
+    fn checked(&mut self, key: &str, wrong: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
+        let number = self.number(key)?;
+        if !fits(number) {
+            self.problems.push(format!("`{}.{key}` = {number} {wrong}", self.prefix));
+            return None;
+        }
+        Some(number)
+    }
+
+    /// A list of flags, if there is one.
+    pub(super) fn flags(&self, key: &str) -> Option<Vec<bool>> {
+        self.header.flags(&format!("{}.{key}", self.prefix))
     }
 
     fn size(&mut self, key: &str) -> usize {
@@ -64,6 +95,14 @@ impl Keys<'_> {
         self.header.tensors.contains_key(tensor)
     }
 
+    /// YaRN's factor on cos and sin; `yarn_log_multiplier` is the `mscale_all_dim` of other files, whose
+    /// `mscale` is 1.
+    fn yarn_attention_factor(&self, factor: f64) -> f64 {
+        let all = self.number("rope.scaling.yarn_log_multiplier").filter(|all| *all != 0.0);
+        let given = self.number("rope.scaling.attn_factor");
+        yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
+    }
+
     fn rope(&mut self, context: usize) -> RopeParameters {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
         let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
@@ -78,12 +117,7 @@ impl Keys<'_> {
                 original_context: self
                     .number("rope.scaling.original_context_length")
                     .unwrap_or(context as f64),
-                attention_factor: yarn_attention_factor(
-                    factor,
-                    self.number("rope.scaling.attn_factor"),
-                    None,
-                    None,
-                ),
+                attention_factor: self.yarn_attention_factor(factor),
                 truncate: true,
             },
             Some(other) => {
@@ -120,11 +154,18 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
             1
         }
     };
+    let sizes = Sizes {
+        architecture,
+        hidden_size,
+        num_hidden_layers: keys.size("block_count"),
+        num_attention_heads,
+        max_position_embeddings: context,
+    };
     let config = TargetConfig {
         architecture,
         hidden_size,
         intermediate_size: keys.size("feed_forward_length"),
-        num_hidden_layers: keys.size("block_count"),
+        num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: keys
             .number("attention.head_count_kv")
@@ -147,8 +188,109 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
             .chain(keys.token("eot_token_id"))
             .collect(),
         pad_token_id: keys.token("padding_token_id"),
+        parts: families::of_gguf(&mut keys, sizes),
     };
     let mut problems = keys.problems;
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use candle_core::quantized::gguf_file::{Value, write};
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{DType, Device, Tensor};
+
+    use super::*;
+
+    /// The configuration of a header of four layers with some keys of its architecture.
+    fn config(name: &str, more: &[(&str, Value)]) -> Result<TargetConfig, Problems> {
+        let table = Tensor::zeros((7, 48), DType::F32, &Device::Cpu).expect("zeros");
+        let table = QTensor::quantize(&table, GgmlDType::F32).expect("a tensor");
+        let sizes = [
+            ("embedding_length", 48),
+            ("feed_forward_length", 72),
+            ("block_count", 4),
+            ("context_length", 512),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("attention.key_length", 16),
+        ];
+        let sizes = sizes.map(|(key, size)| (key, Value::U32(size)));
+        let keys = sizes.iter().chain(more);
+        let keys: Vec<_> = keys.map(|(key, value)| (format!("{name}.{key}"), value)).collect();
+        let architecture = Value::String(name.into());
+        let mut metadata = vec![("general.architecture", &architecture)];
+        metadata.extend(keys.iter().map(|(key, value)| (key.as_str(), *value)));
+        let mut file = Cursor::new(Vec::new());
+        write(&mut file, &metadata, &[("token_embd.weight", &table)]).expect("GGUF");
+        read(&Header::read(&file.into_inner()).expect("a header"))
+    }
+
+    fn windows(config: &TargetConfig) -> [Option<usize>; 4] {
+        [0, 1, 2, 3].map(|layer| config.window_of(layer))
+    }
+
+    #[test]
+    fn gemmas_are_read_with_the_defaults_of_their_reader() {
+        let older = config("gemma2", &[]).expect("valid");
+        assert_eq!(windows(&older), [Some(4096), None, Some(4096), None]);
+        let parts = &older.parts;
+        assert_eq!((parts.attention_softcap, parts.logits_softcap), (Some(50.0), Some(30.0)));
+        assert!(!parts.norms_less_one && parts.query_scalar.is_none());
+        let window = ("attention.sliding_window", Value::U32(9));
+        let pattern = ("attention.sliding_window_pattern", Value::U32(2));
+        let newer = config("gemma3", &[window.clone(), pattern]).expect("valid");
+        assert_eq!(windows(&newer), [Some(9), None, Some(9), None]);
+        assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
+        assert_eq!(newer.parts.logits_softcap, None);
+        let flags = [false, true, true, true].map(Value::Bool).to_vec();
+        let flags = ("attention.sliding_window_pattern", Value::Array(flags));
+        let base = ("rope.freq_base_swa", Value::F32(5e3));
+        let newer = config("gemma3", &[window, flags, base]).expect("valid");
+        assert_eq!(windows(&newer), [None, Some(9), Some(9), Some(9)]);
+        assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(5e3)));
+    }
+
+    #[test]
+    fn a_27b_has_the_query_scalar_that_its_files_have_no_key_for() {
+        for (name, layers) in [("gemma2", 46), ("gemma3", 62)] {
+            let window = ("attention.sliding_window", Value::U32(9));
+            let more = [("block_count", Value::U32(layers)), window];
+            let config = config(name, &more).expect("valid");
+            assert_eq!(config.parts.query_scalar, Some(12.0), "{name}");
+        }
+    }
+
+    #[test]
+    fn senseless_keys_are_named() {
+        let window = ("attention.sliding_window", Value::U32(9));
+        for (key, value) in [
+            ("attention.sliding_window", Value::U32(0)),
+            ("attention.sliding_window", Value::F32(f32::NAN)),
+            ("attention.sliding_window", Value::F32(-4.0)),
+            ("attention.sliding_window_pattern", Value::U32(0)),
+            ("attention.sliding_window_pattern", Value::Array(vec![Value::Bool(true)])),
+            ("final_logit_softcapping", Value::F32(f32::NAN)),
+            ("final_logit_softcapping", Value::F32(0.0)),
+            ("rope.freq_base_swa", Value::F32(f32::INFINITY)),
+        ] {
+            let mut more = vec![(key, value)];
+            if key != window.0 {
+                more.push(window.clone());
+            }
+            let text = config("gemma3", &more).expect_err("invalid").to_string();
+            assert!(text.contains(key), "{key} not in {text}");
+        }
+        let text = config("gemma3", &[]).expect_err("invalid").to_string();
+        assert!(text.contains("attention.sliding_window"), "{text}");
+        let grows = ("attention.temperature_scale", Value::F32(0.1));
+        let text = config("mistral3", &[grows.clone()]).expect_err("invalid").to_string();
+        assert!(text.contains("original_context_length"), "{text}");
+        let original = ("rope.scaling.original_context_length", Value::U32(48));
+        let config = config("mistral3", &[grows, original]).expect("valid");
+        assert!(config.parts.query_growth.is_some());
+    }
 }

@@ -2,21 +2,96 @@
 
 use serde_json::Value;
 
-use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig};
+use super::families::{self, Defaults, Sizes};
+use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 
 /// Reads keys, collecting what is wrong instead of stopping at the first.
-struct Keys<'a> {
-    value: &'a Value,
-    problems: Problems,
+pub(super) struct Keys<'a> {
+    pub(super) value: &'a Value,
+    pub(super) problems: Problems,
 }
 
-impl Keys<'_> {
-    fn present(&self, key: &str) -> Option<&Value> {
+impl<'a> Keys<'a> {
+    pub(super) fn of(value: &'a Value) -> Self {
+        Self { value, problems: Problems::default() }
+    }
+
+    fn present(&self, key: &str) -> Option<&'a Value> {
         self.value.get(key).filter(|v| !v.is_null())
     }
 
-    fn size(&mut self, key: &str) -> Option<usize> {
+    /// A key's object.
+    pub(super) fn object(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|value| value.is_object())
+    }
+
+    /// Base and scaling of the rotary embedding of all layers.
+    pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
+        let context = sizes.max_position_embeddings;
+        RopeParameters::from_json(self.value, context, &mut self.problems)
+    }
+
+    /// A finite number, if there is one.
+    pub(super) fn finite(&self, key: &str) -> Option<f64> {
+        self.present(key).and_then(Value::as_f64).filter(|number| number.is_finite())
+    }
+
+    /// A positive number; null is none of it, and a key that is left out is `absent`.
+    pub(super) fn scale(&mut self, key: &str, absent: Option<f64>) -> Option<f64> {
+        let Some(value) = self.value.get(key) else { return absent };
+        let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        if number.is_none() && !value.is_null() {
+            self.problems.push(format!("`{key}` = {value} is not positive"));
+        }
+        number
+    }
+
+    /// `sliding_window` in tokens; null is none, and a key that is left out is `absent`.
+    pub(super) fn window(&mut self, absent: Option<usize>) -> Option<usize> {
+        match self.value.get("sliding_window") {
+            None => absent,
+            Some(_) => self.size_from_one("sliding_window"),
+        }
+    }
+
+    /// A whole number from 1, if there is one; what is wrong with another is told.
+    pub(super) fn size_from_one(&mut self, key: &str) -> Option<usize> {
+        let size = self.size(key)?;
+        limits::check(&mut self.problems, &[(key, size, limits::CONTEXT)]);
+        Some(size.max(1))
+    }
+
+    /// Whether each layer slides, as `layer_types` lists them; none without the key.
+    pub(super) fn layer_types(&mut self, layers: usize) -> Option<Vec<bool>> {
+        let listed = self.present("layer_types")?;
+        let Some(listed) = listed.as_array() else {
+            self.problems.push("`layer_types` is no list");
+            return None;
+        };
+        if listed.len() != layers {
+            let count = listed.len();
+            self.problems.push(format!("`layer_types` lists {count} of {layers} layers"));
+            return None;
+        }
+        let mut sliding = Vec::with_capacity(listed.len());
+        for (index, kind) in listed.iter().enumerate() {
+            match kind.as_str() {
+                Some("full_attention") => sliding.push(false),
+                Some("sliding_attention") => sliding.push(true),
+                _ => {
+                    self.problems.push(format!(
+                        "`layer_types[{index}]` = {kind} is not supported (full_attention and \
+                         sliding_attention are)"
+                    ));
+                    return None;
+                }
+            }
+        }
+        Some(sliding)
+    }
+
+    pub(super) fn size(&mut self, key: &str) -> Option<usize> {
         let value = self.present(key)?;
         let size = value.as_u64().map(|n| n as usize);
         if size.is_none() {
@@ -33,11 +108,19 @@ impl Keys<'_> {
         })
     }
 
+    /// A size that the family's class may know.
+    fn size_or(&mut self, key: &str, known: Option<usize>) -> usize {
+        match known {
+            Some(known) => self.size(key).unwrap_or(known),
+            None => self.required_size(key),
+        }
+    }
+
     fn number(&self, key: &str, default: f64) -> f64 {
         self.present(key).and_then(Value::as_f64).unwrap_or(default)
     }
 
-    fn flag(&self, key: &str, default: bool) -> bool {
+    pub(super) fn flag(&self, key: &str, default: bool) -> bool {
         self.present(key).and_then(Value::as_bool).unwrap_or(default)
     }
 
@@ -116,54 +199,85 @@ impl Keys<'_> {
     }
 }
 
+/// Models whose `config.json` holds that of their text part as `text_config`, and the text part's
+/// `model_type` if it names none.
+const NESTED: [(&str, &str); 2] = [("gemma3", "gemma3_text"), ("mistral3", "mistral")];
+
+/// Keys that the outer configuration may hold for the text part.
+const OUTER_KEYS: [&str; 4] =
+    ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// The text part of a model that also sees.
+fn text_part(value: &Value) -> Option<Value> {
+    let name = value.get("model_type")?.as_str()?;
+    let (_, inner) = NESTED.iter().find(|(outer, _)| *outer == name)?;
+    let mut text = value.get("text_config")?.as_object()?.clone();
+    text.entry("model_type").or_insert_with(|| (*inner).into());
+    for key in OUTER_KEYS {
+        if text.get(key).is_none_or(Value::is_null)
+            && let Some(outer) = value.get(key)
+        {
+            text.insert(key.into(), outer.clone());
+        }
+    }
+    Some(Value::Object(text))
+}
+
 pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
-    let mut keys = Keys { value, problems: Problems::default() };
+    match text_part(value) {
+        Some(text) => read_text(&text),
+        None => read_text(value),
+    }
+}
+
+fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
+    let mut keys = Keys::of(value);
     let architecture = if let Some(name) = keys.present("model_type").and_then(Value::as_str) {
-        let name = name.to_owned();
-        Architecture::parse(&name, &Architecture::NAMES, &mut keys.problems)
+        Architecture::parse(name, &Architecture::NAMES, &mut keys.problems)
     } else {
         keys.problems.push("`model_type` is missing");
         Architecture::Llama
     };
-    if let Some(act) = keys.present("hidden_act").and_then(Value::as_str)
-        && act != "silu"
+    let defaults = Defaults::of(architecture);
+    let (activation, known) = defaults.activation;
+    if let Some(act) = keys.present(activation).and_then(Value::as_str)
+        && act != known
     {
-        let message = format!("`hidden_act` = \"{act}\" is not supported (silu is)");
-        keys.problems.push(message);
-    }
-    if keys.flag("use_sliding_window", false) {
-        keys.problems.push("`use_sliding_window` = true is not supported");
-    }
-    if architecture == Architecture::Mixtral
-        && let Some(window) = keys.present("sliding_window")
-    {
-        let message = format!("`sliding_window` = {window} is not supported (null is)");
+        let message = format!("`{activation}` = \"{act}\" is not supported ({known} is)");
         keys.problems.push(message);
     }
     let hidden_size = keys.required_size("hidden_size");
-    let num_attention_heads = keys.required_size("num_attention_heads");
-    let num_key_value_heads = keys.size("num_key_value_heads").unwrap_or(num_attention_heads);
-    let default_head_dim = match architecture {
-        Architecture::Qwen3 => 128,
-        _ => hidden_size / num_attention_heads.max(1),
+    let num_attention_heads = keys.size_or("num_attention_heads", defaults.num_attention_heads);
+    let num_key_value_heads = match value.get("num_key_value_heads") {
+        None => defaults.num_key_value_heads,
+        Some(_) => keys.size("num_key_value_heads"),
     };
+    let default_head_dim = defaults.head_dim.unwrap_or(hidden_size / num_attention_heads.max(1));
     let head_dim = keys.size("head_dim").unwrap_or(default_head_dim);
     let (qkv_bias, attention_output_bias) = keys.attention_biases(architecture);
-    let max_position_embeddings = keys.size("max_position_embeddings").unwrap_or(2048);
-    let rope = RopeParameters::from_json(value, max_position_embeddings, &mut keys.problems);
+    let sizes = Sizes {
+        architecture,
+        hidden_size,
+        num_hidden_layers: keys.required_size("num_hidden_layers"),
+        num_attention_heads,
+        max_position_embeddings: keys
+            .size("max_position_embeddings")
+            .unwrap_or(defaults.max_position_embeddings),
+    };
+    let (rope, parts) = families::of_json(&mut keys, sizes);
     let config = TargetConfig {
         architecture,
         hidden_size,
         intermediate_size: keys.required_size("intermediate_size"),
-        num_hidden_layers: keys.required_size("num_hidden_layers"),
+        num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
-        num_key_value_heads,
+        num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
         head_dim,
-        vocab_size: keys.required_size("vocab_size"),
-        max_position_embeddings,
+        vocab_size: keys.size_or("vocab_size", defaults.vocab_size),
+        max_position_embeddings: sizes.max_position_embeddings,
         rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
         rope,
-        tie_word_embeddings: keys.flag("tie_word_embeddings", false),
+        tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings),
         qkv_bias,
         attention_output_bias,
         mlp_bias: keys.flag("mlp_bias", false),
@@ -172,6 +286,7 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
         bos_token_id: keys.token("bos_token_id"),
         eos_token_ids: keys.tokens("eos_token_id"),
         pad_token_id: keys.token("pad_token_id"),
+        parts,
     };
     let mut problems = keys.problems;
     config.validate(&mut problems);
@@ -182,6 +297,7 @@ pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
 mod tests {
     use serde_json::json;
 
+    use super::super::parts::{Parts, QueryGrowth};
     use super::*;
     use longdraft_kernels::rope::RopeScaling;
 
@@ -259,9 +375,173 @@ mod tests {
         let experts = config.experts.as_ref().expect("experts");
         assert_eq!((experts.moe_intermediate_size, experts.norm_topk_prob), (160, true));
         assert!((0..2).all(|layer| config.experts_in(layer).is_some()));
-        value["sliding_window"] = json!(4096);
-        let text = read(&value).expect_err("window").to_string();
-        assert!(text.contains("`sliding_window` = 4096"), "{text}");
+        value["sliding_window"] = json!(24);
+        let config = read(&value).expect("valid");
+        assert_eq!([0, 1, 2].map(|layer| config.window_of(layer)), [Some(24), Some(24), None]);
+    }
+
+    fn windows(value: &Value) -> Vec<Option<usize>> {
+        let config = read(value).expect("valid");
+        (0..config.num_hidden_layers).map(|layer| config.window_of(layer)).collect()
+    }
+
+    fn problem(value: &Value) -> String {
+        read(value).expect_err("invalid").to_string()
+    }
+
+    #[test]
+    fn windows_follow_the_family_unless_the_layers_are_listed() {
+        let mut value = llama();
+        value["num_hidden_layers"] = json!(4);
+        value["model_type"] = json!("qwen3");
+        value["sliding_window"] = json!(7);
+        value["max_window_layers"] = json!(3);
+        assert_eq!(windows(&value), [None; 4]);
+        assert_eq!(read(&value).expect("valid").parts, Parts::default());
+        value["use_sliding_window"] = json!(true);
+        assert_eq!(windows(&value), [None, None, None, Some(7)]);
+        value["layer_types"] =
+            json!(["sliding_attention", "full_attention", "full_attention", "full_attention"]);
+        assert_eq!(windows(&value), [Some(7), None, None, None]);
+        let mut mistral = llama();
+        mistral["model_type"] = json!("mistral");
+        assert_eq!(windows(&mistral), [Some(4096); 2]);
+        mistral["sliding_window"] = Value::Null;
+        assert_eq!(windows(&mistral), [None; 2]);
+        let mut gemma = llama();
+        gemma["model_type"] = json!("gemma2");
+        gemma["num_hidden_layers"] = json!(3);
+        gemma["sliding_window"] = json!(5);
+        assert_eq!(windows(&gemma), [Some(5), None, Some(5)]);
+        gemma["model_type"] = json!("gemma3_text");
+        gemma["sliding_window_pattern"] = json!(2);
+        assert_eq!(windows(&gemma), [Some(5), None, Some(5)]);
+    }
+
+    #[test]
+    fn hostile_windows_are_named_by_key() {
+        let mut value = llama();
+        value["model_type"] = json!("mistral");
+        for window in [json!(0), json!(-3), json!("wide"), json!(1_u64 << 40)] {
+            value["sliding_window"] = window.clone();
+            let text = problem(&value);
+            assert!(text.contains("`sliding_window`"), "{window}: {text}");
+        }
+        value["sliding_window"] = json!(9);
+        value["layer_types"] = json!(["sliding_attention"]);
+        assert!(problem(&value).contains("`layer_types` lists 1 of 2 layers"));
+        value["layer_types"] = json!(["sliding_attention", "linear_attention"]);
+        assert!(problem(&value).contains("`layer_types[1]` = \"linear_attention\""));
+        value["layer_types"] = json!(["sliding_attention", "full_attention"]);
+        value["sliding_window"] = Value::Null;
+        assert!(problem(&value).contains("`sliding_window` is null"));
+        value["model_type"] = json!("qwen2");
+        assert!(problem(&value).contains("`use_sliding_window` is false"));
+        value["model_type"] = json!("gemma3_text");
+        value["layer_types"] = Value::Null;
+        value["sliding_window"] = json!(9);
+        value["sliding_window_pattern"] = json!(0);
+        assert!(problem(&value).contains("`sliding_window_pattern` = 0"));
+        let mut value = llama();
+        value["use_sliding_window"] = json!(true);
+        assert!(problem(&value).contains("`use_sliding_window` = true"));
+        // So many layers are never listed.
+        value["model_type"] = json!("mistral");
+        value["num_hidden_layers"] = json!(1_u64 << 60);
+        assert!(problem(&value).contains("`num_hidden_layers`"));
+    }
+
+    #[test]
+    fn a_gemma_3_has_the_defaults_of_its_class_and_two_rotary_bases() {
+        let mut value = json!({
+            "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}
+        });
+        let config = read(&value).expect("valid");
+        assert_eq!(
+            (config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+            (8, 4, 256)
+        );
+        assert_eq!((config.vocab_size, config.tie_word_embeddings), (262_208, true));
+        assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 8.0 });
+        assert!((config.rope.theta - 1e6).abs() < 1e-9);
+        assert_eq!(config.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
+        assert_eq!((config.parts.logits_softcap, config.parts.attention_softcap), (None, None));
+        assert_eq!(config.parts.query_scalar, Some(256.0));
+        value["rope_parameters"] = json!({
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}
+        });
+        let config = read(&value).expect("valid");
+        assert_eq!(config.rope, RopeParameters::plain(5e5));
+        assert_eq!(config.parts.sliding_rope, Some(RopeParameters::plain(2e4)));
+        for (key, wrong) in [
+            ("query_pre_attn_scalar", json!(0)),
+            ("final_logit_softcapping", json!(-1.0)),
+            ("final_logit_softcapping", json!("wide")),
+            ("hidden_activation", json!("relu")),
+            ("use_bidirectional_attention", json!(true)),
+        ] {
+            let mut value = value.clone();
+            value[key] = wrong;
+            assert!(problem(&value).contains(&format!("`{key}`")), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_gemma_2_has_soft_caps_unless_they_are_null() {
+        let mut value = llama();
+        value["model_type"] = json!("gemma2");
+        let parts = read(&value).expect("valid").parts;
+        assert_eq!((parts.attention_softcap, parts.logits_softcap), (Some(50.0), Some(30.0)));
+        value["attn_logit_softcapping"] = Value::Null;
+        value["final_logit_softcapping"] = json!(6.0);
+        let parts = read(&value).expect("valid").parts;
+        assert_eq!((parts.attention_softcap, parts.logits_softcap), (None, Some(6.0)));
+    }
+
+    #[test]
+    fn the_text_part_of_a_model_that_sees_is_read() {
+        let mut text = llama();
+        text["model_type"] = Value::Null;
+        let text = text.as_object_mut().expect("an object");
+        text.remove("model_type");
+        text.remove("eos_token_id");
+        let value = json!({
+            "model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106],
+            "vision_config": {"hidden_size": 32}
+        });
+        let config = read(&value).expect("valid");
+        assert_eq!(config.architecture, Architecture::Gemma3);
+        assert_eq!(config.eos_token_ids, [1, 106]);
+        let value = json!({"model_type": "mistral3", "text_config": text});
+        assert_eq!(read(&value).expect("valid").architecture, Architecture::Mistral);
+        let value = json!({"model_type": "llava", "text_config": text});
+        assert!(problem(&value).contains("unknown architecture `llava`"));
+    }
+
+    #[test]
+    fn queries_of_a_ministral_grow() {
+        let mut value = llama();
+        value["model_type"] = json!("ministral3");
+        value["rope_parameters"] = json!({
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 48, "mscale": 1.0, "mscale_all_dim": 1.0
+        });
+        let config = read(&value).expect("valid");
+        assert_eq!(
+            config.parts.query_growth,
+            Some(QueryGrowth { beta: 0.1, original_context: 48.0 })
+        );
+        assert_eq!((config.head_dim, config.window_of(0)), (128, None));
+        for (key, wrong) in [
+            ("llama_4_scaling_beta", json!("much")),
+            ("original_max_position_embeddings", json!(0)),
+        ] {
+            let mut value = value.clone();
+            value["rope_parameters"][key] = wrong;
+            assert!(problem(&value).contains("`llama_4_scaling_beta` needs"), "{key}");
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! A target's sizes and switches, validated, whatever file they came from.
 
 mod experts;
+mod families;
 mod gguf;
 mod hugging_face;
 pub(crate) mod limits;
+mod parts;
 pub(crate) mod rope;
 mod sharing;
 
@@ -14,6 +16,7 @@ use serde_json::Value;
 use crate::error::{ModelError, Problems, Result};
 
 pub use experts::ExpertsConfig;
+pub use parts::{Activation, NormPlaces, Parts, QueryGrowth};
 pub use rope::RopeParameters;
 
 /// Decoder families that the loader knows. They share one layer with these switches.
@@ -31,26 +34,42 @@ pub enum Architecture {
     Qwen2Moe,
     /// `qwen3_moe`: experts in layers of a `qwen3`.
     Qwen3Moe,
+    /// `mistral`: a `llama` whose layers see a window.
+    Mistral,
+    /// `ministral3`: a `mistral` whose queries grow with their position.
+    Ministral3,
+    /// `gemma2`: norms on both sides, soft-caps, windows in every second layer.
+    Gemma2,
+    /// `gemma3_text`: norms on both sides and on every head's query and key, windows with a rotary base of
+    /// their own in most layers.
+    Gemma3,
 }
 
 impl Architecture {
     /// Names as `model_type`.
-    pub const NAMES: [(&'static str, Self); 6] = [
+    pub const NAMES: [(&'static str, Self); 10] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
         ("mixtral", Self::Mixtral),
         ("qwen2_moe", Self::Qwen2Moe),
         ("qwen3_moe", Self::Qwen3Moe),
+        ("mistral", Self::Mistral),
+        ("ministral3", Self::Ministral3),
+        ("gemma2", Self::Gemma2),
+        ("gemma3_text", Self::Gemma3),
     ];
 
-    /// Names as GGUF architecture; a Mixtral is a `llama` with experts there.
-    pub const GGUF_NAMES: [(&'static str, Self); 5] = [
+    /// Names as GGUF architecture; a Mistral is a `llama` there, and a Mixtral one with experts.
+    pub const GGUF_NAMES: [(&'static str, Self); 8] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
         ("qwen2moe", Self::Qwen2Moe),
         ("qwen3moe", Self::Qwen3Moe),
+        ("mistral3", Self::Ministral3),
+        ("gemma2", Self::Gemma2),
+        ("gemma3", Self::Gemma3),
     ];
 
     /// Whether layers hold experts.
@@ -112,6 +131,8 @@ pub struct TargetConfig {
     pub eos_token_ids: Vec<u32>,
     /// Padding.
     pub pad_token_id: Option<u32>,
+    /// What its layers do otherwise than a plain Llama's.
+    pub parts: Parts,
 }
 
 impl TargetConfig {
@@ -147,7 +168,23 @@ impl TargetConfig {
 
     /// Whether queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
-        matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe)
+        use Architecture::{Gemma3, Qwen3, Qwen3Moe};
+        matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3)
+    }
+
+    /// Tokens that layer `index` sees at most, the token itself among them, if it has a window.
+    pub fn window_of(&self, index: usize) -> Option<usize> {
+        self.parts.window_of(index)
+    }
+
+    /// What keeps losses, teachers and exports from this target, if anything does: they multiply by the head
+    /// alone.
+    pub fn head_problem(&self) -> Option<String> {
+        let softcap = self.parts.logits_softcap?;
+        Some(format!(
+            "the target's logits are soft-capped at {softcap} (`final_logit_softcapping`): training, \
+             scoring and exports do not bend logits yet; such a target decodes only"
+        ))
     }
 
     /// The experts of layer `index`, if it holds any.

@@ -17,7 +17,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 use serde_json::{Value, json};
 
 use super::LanguageModelConfig;
-use crate::config::{Architecture, RopeParameters, TargetConfig};
+use crate::config::{Architecture, Parts, RopeParameters, TargetConfig};
 use crate::error::Result;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -70,6 +70,7 @@ pub fn target_config(config: &LanguageModelConfig) -> TargetConfig {
         bos_token_id: Some(START),
         eos_token_ids: vec![START],
         pad_token_id: None,
+        parts: Parts::default(),
     }
 }
 

@@ -13,7 +13,7 @@ use super::layer::{DecoderLayer, LayerSizes};
 use super::load::TargetOptions;
 use super::names;
 use super::tensor::LayerShare;
-use crate::config::TargetConfig;
+use crate::config::{Activation, TargetConfig};
 use crate::error::Result;
 use crate::weights::WeightSource;
 
@@ -98,6 +98,12 @@ impl Weights for FileWeights<'_> {
     }
 }
 
+/// The weight of a norm, as it multiplies.
+pub(super) fn norm(config: &TargetConfig, weights: &dyn Weights, name: &str) -> Result<Tensor> {
+    let stored = weights.vector(name)?;
+    Ok(if config.parts.norms_less_one { (stored + 1.0)? } else { stored })
+}
+
 /// Builds layer `index`, or this rank's share of it.
 pub(super) fn layer(
     config: &TargetConfig,
@@ -107,24 +113,24 @@ pub(super) fn layer(
 ) -> Result<DecoderLayer> {
     let prefix = names::layer(index);
     let parts = Parts { weights, share };
-    let norm = |name: &str| weights.vector(&format!("{prefix}{name}.weight"));
+    let norm = |name: &str| norm(config, weights, &format!("{prefix}{name}"));
     let outputs = |name: &str| parts.outputs(&format!("{prefix}{name}"), config.qkv_bias);
     let qk_norm = if config.qk_norm() {
-        Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
+        Some((norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?))
     } else {
         None
     };
     let o_proj = format!("{prefix}self_attn.o_proj");
     Ok(DecoderLayer {
-        input_layernorm: norm("input_layernorm")?,
+        norms: names::norms(config.parts.norms).try_map(|name| norm(name))?,
+        norm_places: config.parts.norms,
         q_proj: outputs("self_attn.q_proj")?,
         k_proj: outputs("self_attn.k_proj")?,
         v_proj: outputs("self_attn.v_proj")?,
         o_proj: parts.inputs(&o_proj, config.attention_output_bias)?,
         qk_norm,
-        post_attention_layernorm: norm("post_attention_layernorm")?,
         feed_forward: parts.feed_forward(config, index)?,
-        sizes: LayerSizes::new(config, share),
+        sizes: LayerSizes::new(config, index, share),
         share: share.clone(),
     })
 }
@@ -163,13 +169,14 @@ impl Parts<'_> {
     fn feed_forward(&self, config: &TargetConfig, index: usize) -> Result<FeedForward> {
         let Some(experts) = config.experts_in(index) else {
             let prefix = format!("{}mlp", names::layer(index));
-            return Ok(FeedForward::Dense(self.gated_mlp(&prefix, config.mlp_bias)?));
+            let mlp = self.gated_mlp(&prefix, config.mlp_bias, config.parts.activation)?;
+            return Ok(FeedForward::Dense(mlp));
         };
         let names = names::experts(config.architecture, index);
         let shared = match experts.shared_expert_intermediate_size {
             Some(_) => Some(SharedExpert {
                 gate: self.weights.vector(&format!("{}_gate.weight", names.shared()))?,
-                mlp: self.gated_mlp(&names.shared(), false)?,
+                mlp: self.gated_mlp(&names.shared(), false, Activation::Silu)?,
             }),
             None => None,
         };
@@ -190,8 +197,9 @@ impl Parts<'_> {
         }))
     }
 
-    fn gated_mlp(&self, prefix: &str, bias: bool) -> Result<GatedMlp> {
+    fn gated_mlp(&self, prefix: &str, bias: bool, activation: Activation) -> Result<GatedMlp> {
         Ok(GatedMlp {
+            activation,
             gate: self.outputs(&format!("{prefix}.gate_proj"), bias)?,
             up: self.outputs(&format!("{prefix}.up_proj"), bias)?,
             down: self.inputs(&format!("{prefix}.down_proj"), bias)?,

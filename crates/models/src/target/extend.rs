@@ -1,16 +1,15 @@
 //! Appending tokens to cached sequences: decoding.
 
-use std::sync::Arc;
-
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_kernels::threads::awake;
 
 use super::cache::KvCache;
 use super::features::{Features, Taps};
 use super::layer::{Appended, Context};
-use super::{Keeping, Target};
+use super::pass::Visible;
+use super::{Keeping, Target, refused};
 use crate::config::TargetConfig;
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 
 /// Tokens to append to one sequence.
 pub struct Extension<'a> {
@@ -75,18 +74,21 @@ impl Target {
         let mut appended = Vec::with_capacity(sequences.len());
         for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
         {
-            let ranges = match parents {
-                None => KeyRanges::appended(cache.len(), new.len()),
-                Some(parents) if ordered(parents) => KeyRanges::tree(cache.len(), parents),
-                Some(_) => {
-                    let message = "a tree's parents must come before their children";
-                    return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
+            if parents.is_some_and(|parents| !ordered(parents)) {
+                return Err(refused("a tree's parents must come before their children"));
+            }
+            let (cached, parents) = (cache.len(), *parents);
+            let visible = Visible::new(&self.config.parts, |window| {
+                let window = window.unwrap_or(usize::MAX);
+                match parents {
+                    None => KeyRanges::appended_within(cached, new.len(), window),
+                    Some(parents) => KeyRanges::tree_within(cached, parents, window),
                 }
-            };
+            });
             ids.extend_from_slice(new);
             position_ids.extend_from_slice(positions);
             cache.reserve(new.len())?;
-            appended.push(Appended { cache, ranges: Arc::new(ranges), rows: new.len() });
+            appended.push(Appended { cache, visible, rows: new.len() });
         }
         let (context, taps) = (Context::Cached(appended), (taps, Keeping::All));
         let features = awake(|| self.run(&ids, &position_ids, &context, taps))?;

@@ -2,10 +2,12 @@
 
 use candle_core::Tensor;
 use longdraft_kernels::experts::{Expert, Routes, experts_onto};
+use longdraft_kernels::geglu::geglu;
 use longdraft_kernels::linear::linear_exact;
 use longdraft_kernels::matrix::{Matrix, linear_each};
 use longdraft_kernels::swiglu::swiglu;
 
+use crate::config::Activation;
 use crate::error::Result;
 
 /// A weight `[O, I]` with an optional bias `[O]`.
@@ -25,8 +27,9 @@ impl Projection {
     }
 }
 
-/// `Down (silu(Gate x) ∘ Up x)`
+/// `Down (f(Gate x) ∘ Up x)`, with SiLU or GELU.
 pub(super) struct GatedMlp {
+    pub(super) activation: Activation,
     pub(super) gate: Projection,
     pub(super) up: Projection,
     pub(super) down: Projection,
@@ -35,7 +38,10 @@ pub(super) struct GatedMlp {
 impl GatedMlp {
     fn gated(&self, x: &Tensor) -> Result<Tensor> {
         let [gate, up] = linear_each(x, [self.gate.map(), self.up.map()])?;
-        Ok(swiglu(&gate, &up)?)
+        Ok(match self.activation {
+            Activation::Silu => swiglu(&gate, &up)?,
+            Activation::GeluTanh => geglu(&gate, &up)?,
+        })
     }
 }
 

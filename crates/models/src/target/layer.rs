@@ -3,25 +3,27 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::attention::{KeyRanges, attention, softcapped_attention};
 use longdraft_kernels::matrix::linear_each;
 use longdraft_kernels::rms_norm::rms_norm;
-use longdraft_kernels::rope::{RopeTable, rope};
+use longdraft_kernels::rope::rope;
 
 use super::cache::KvCache;
 use super::features::KeyValues;
 use super::feed_forward::{FeedForward, Projection};
+use super::names::{self, Norms};
 use super::part::RowPart;
+use super::pass::{Angles, Visible};
 use super::tensor::LayerShare;
-use crate::config::TargetConfig;
+use crate::config::{NormPlaces, TargetConfig};
 use crate::error::Result;
 
 /// What the tokens of a forward pass attend to.
 pub(super) enum Context<'a> {
     /// Themselves, within their documents.
-    Packed(Arc<KeyRanges>),
+    Packed(Visible),
     /// Those of a whole row, of which this rank runs a part.
-    Part(RowPart, Arc<KeyRanges>),
+    Part(RowPart, Visible),
     /// Caches of sequences whose rows stand one after the other.
     Cached(Vec<Appended<'a>>),
 }
@@ -29,16 +31,21 @@ pub(super) enum Context<'a> {
 /// Rows that are appended to one sequence; they see its cache and some of each other.
 pub(super) struct Appended<'a> {
     pub(super) cache: &'a mut KvCache,
-    pub(super) ranges: Arc<KeyRanges>,
+    pub(super) visible: Visible,
     pub(super) rows: usize,
 }
 
 impl Appended<'_> {
     /// Attention of these rows, from `first` on of all rows.
-    fn attend(&self, layer: usize, heads: &Heads, first: usize) -> Result<Tensor> {
+    fn attend(
+        &self,
+        (index, sizes): (usize, LayerSizes),
+        heads: &Heads,
+        first: usize,
+    ) -> Result<Tensor> {
         let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
-        let (k, v) = self.cache.append(layer, &own(&heads.k)?, &own(&heads.v)?)?;
-        Ok(attention(&own(&heads.q)?, &k, &v, &self.ranges)?)
+        let (k, v) = self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?;
+        sizes.attend([&own(&heads.q)?, &k, &v], self.visible.of(sizes.slides))
     }
 }
 
@@ -53,46 +60,63 @@ pub(super) struct Heads {
 }
 
 pub(super) struct DecoderLayer {
-    pub(super) input_layernorm: Tensor,
+    /// `[H]` each.
+    pub(super) norms: Norms<Tensor>,
+    pub(super) norm_places: NormPlaces,
     pub(super) q_proj: Projection,
     pub(super) k_proj: Projection,
     pub(super) v_proj: Projection,
     pub(super) o_proj: Projection,
     /// Per-head norms `[D]` of queries and keys.
     pub(super) qk_norm: Option<(Tensor, Tensor)>,
-    pub(super) post_attention_layernorm: Tensor,
     pub(super) feed_forward: FeedForward,
     pub(super) sizes: LayerSizes,
     /// What this rank holds of it.
     pub(super) share: LayerShare,
 }
 
-/// The sizes that a layer needs at run time.
+/// The sizes and switches that a layer needs at run time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerSizes {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
     eps: f64,
+    /// Whether tokens see a window only.
+    slides: bool,
+    /// Factor of queries where scores are scaled by something else than `1/√D`.
+    query_factor: Option<f64>,
+    /// Where scores are bent.
+    softcap: Option<f64>,
 }
 
 impl LayerSizes {
-    pub(super) fn new(config: &TargetConfig, share: &LayerShare) -> Self {
+    pub(super) fn new(config: &TargetConfig, index: usize, share: &LayerShare) -> Self {
         Self {
+            slides: config.window_of(index).is_some(),
+            query_factor: config.parts.query_factor(config.head_dim),
+            softcap: config.parts.attention_softcap,
             heads: config.num_attention_heads / share.size(),
             kv_heads: config.num_key_value_heads / share.size(),
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
         }
     }
+
+    fn attend(self, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Tensor> {
+        Ok(match self.softcap {
+            Some(softcap) => softcapped_attention(q, k, v, ranges, softcap)?,
+            None => attention(q, k, v, ranges)?,
+        })
+    }
 }
 
 impl DecoderLayer {
     /// First half: norm, projections, rotary embedding. `hidden`: `[T, H]`.
-    pub(super) fn project(&self, hidden: &Tensor, table: &RopeTable) -> Result<Heads> {
-        let LayerSizes { heads, kv_heads, head_dim, eps } = self.sizes;
+    pub(super) fn project(&self, hidden: &Tensor, angles: &Angles) -> Result<Heads> {
+        let LayerSizes { heads, kv_heads, head_dim, eps, slides, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
-        let normed = rms_norm(hidden, &self.input_layernorm, eps)?;
+        let normed = rms_norm(hidden, &self.norms.before_attention, eps)?;
         let maps = [self.q_proj.map(), self.k_proj.map(), self.v_proj.map()];
         let [q, k, v] = linear_each(&normed, maps)?;
         let mut q = q.reshape((tokens, heads, head_dim))?;
@@ -102,22 +126,27 @@ impl DecoderLayer {
             q = rms_norm(&q, q_norm, eps)?;
             k = rms_norm(&k, k_norm, eps)?;
         }
-        Ok(Heads { q: rope(&q, table)?, k: rope(&k, table)?, unrotated_k: k, v })
+        let table = angles.of(slides);
+        let mut q = rope(&q, table)?;
+        if let Some(factor) = self.sizes.query_factor {
+            q = (q * factor)?;
+        }
+        if let Some(growth) = &angles.query_growth {
+            q = q.broadcast_mul(growth)?;
+        }
+        Ok(Heads { q, k: rope(&k, table)?, unrotated_k: k, v })
     }
 
     /// Keys and values of all heads, whichever rank holds them, and the keys before rotary embedding.
     /// The ranks that share the layer all call it.
-    pub(super) fn all_heads(
-        &self,
-        heads: &Heads,
-        table: &RopeTable,
-    ) -> Result<(KeyValues, Tensor)> {
+    pub(super) fn all_heads(&self, heads: &Heads, angles: &Angles) -> Result<(KeyValues, Tensor)> {
         if self.share.size() == 1 {
             let kv = KeyValues { k: heads.k.clone(), v: heads.v.clone() };
             return Ok((kv, heads.unrotated_k.clone()));
         }
         let unrotated = self.share.whole(&heads.unrotated_k, 1)?;
         let v = self.share.whole(&heads.v, 1)?;
+        let table = angles.of(self.sizes.slides);
         Ok((KeyValues { k: rope(&unrotated, table)?, v }, unrotated))
     }
 
@@ -133,32 +162,48 @@ impl DecoderLayer {
         let LayerSizes { heads: count, head_dim, eps, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
         let attended = match context {
-            Context::Packed(ranges) | Context::Part(_, ranges) => {
-                attention(&heads.q, &heads.k, &heads.v, ranges)?
+            Context::Packed(visible) | Context::Part(_, visible) => {
+                let ranges = visible.of(self.sizes.slides);
+                self.sizes.attend([&heads.q, &heads.k, &heads.v], ranges)?
             }
             Context::Cached(sequences) => {
                 let mut first = 0;
                 let mut attended = Vec::with_capacity(sequences.len());
                 for sequence in sequences {
-                    attended.push(sequence.attend(index, heads, first)?);
+                    attended.push(sequence.attend((index, self.sizes), heads, first)?);
                     first += sequence.rows;
                 }
                 if attended.len() == 1 { attended.remove(0) } else { Tensor::cat(&attended, 0)? }
             }
         };
         let attended = attended.reshape((tokens, count * head_dim))?;
-        let hidden = self.share.onto(hidden, |sum| self.o_proj.apply_onto(sum, &attended))?;
-        let normed = rms_norm(&hidden, &self.post_attention_layernorm, eps)?;
-        self.share.onto(&hidden, |sum| self.feed_forward.apply_onto(sum, &normed))
+        let Norms { after_attention, before_feed_forward, after_feed_forward, .. } = &self.norms;
+        let hidden = self
+            .onto(hidden, after_attention.as_ref(), |sum| self.o_proj.apply_onto(sum, &attended))?;
+        let normed = rms_norm(&hidden, before_feed_forward, eps)?;
+        self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
+            self.feed_forward.apply_onto(sum, &normed)
+        })
     }
 
-    /// Tensors by published name, without the layer's prefix; quantised ones widened to f32. Of a
+    /// `residual` plus what every rank's part adds to the sum that it is given, normed first where a norm
+    /// stands after it.
+    fn onto(
+        &self,
+        residual: &Tensor,
+        norm: Option<&Tensor>,
+        part: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let Some(norm) = norm else { return self.share.onto(residual, part) };
+        let sum = self.share.onto(&residual.zeros_like()?, part)?;
+        Ok((residual + rms_norm(&sum, norm, self.sizes.eps)?)?)
+    }
+
+    /// Tensors by published name (norms as they multiply, whatever the file holds), without the layer's prefix; quantised ones widened to f32. Of a
     /// mixture of experts only what is not the experts'. The ranks that share the layer all call it.
     pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
-        let mut tensors = vec![
-            ("input_layernorm.weight", self.input_layernorm.clone()),
-            ("post_attention_layernorm.weight", self.post_attention_layernorm.clone()),
-        ];
+        let names = names::norms(self.norm_places);
+        let mut tensors: Vec<_> = names.all().copied().zip(self.norms.all().cloned()).collect();
         let mut by_outputs = vec![
             ("self_attn.q_proj.weight", "self_attn.q_proj.bias", &self.q_proj),
             ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &self.k_proj),

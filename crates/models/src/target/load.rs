@@ -16,10 +16,12 @@ use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
 use super::gguf::GgufSource;
 use super::layers::{LayerSource, ResidentLayers};
+use super::nested::TextPart;
+use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
 use super::{Target, names};
-use crate::config::TargetConfig;
+use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::gguf_files;
@@ -111,7 +113,7 @@ impl TargetOptions {
 
 /// What a path turned out to be.
 enum Files {
-    Folder(Box<TargetConfig>, Box<SafetensorsSource>),
+    Folder(Box<TargetConfig>, Box<dyn WeightSource>),
     Gguf(Box<GgufSource>),
 }
 
@@ -126,7 +128,7 @@ fn files(path: &Path) -> Result<Files> {
     if path.join("config.json").is_file() {
         let config = TargetConfig::from_file(&path.join("config.json"))?;
         let source = SafetensorsSource::open_folder(path)?;
-        return Ok(Files::Folder(Box::new(config), Box::new(source)));
+        return Ok(Files::Folder(Box::new(config), TextPart::of(source)));
     }
     match gguf_files(path).as_slice() {
         [one] => Ok(Files::Gguf(Box::new(GgufSource::open(one)?))),
@@ -280,7 +282,7 @@ pub(crate) fn from_source(
         None => Ok(Table::whole(matrix)),
         Some(ranks) => Table::spread(&matrix, ranks),
     };
-    let final_norm = weights.vector("model.norm.weight")?;
+    let final_norm = build::norm(&config, &weights, "model.norm.weight")?;
     let embedding = weights.matrix("model.embed_tokens.weight")?;
     let fingerprint = fingerprint(&config, &embedding, &final_norm)?;
     let embedding = table(embedding)?;
@@ -315,7 +317,7 @@ pub(crate) fn from_source(
         held,
         cache_dtype: options.cache.dtype(has_blocks),
         has_blocks,
-        rope: config.rope.build(config.head_dim)?,
+        ropes: Ropes::of(&config)?,
         embedding,
         layers,
         final_norm,
@@ -355,7 +357,7 @@ fn check_tensor_count(
 /// bf16, so that the same weights held in another dtype have the same name.
 fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{config:?}").as_bytes());
+    hasher.update(described(config).as_bytes());
     let rows = config.vocab_size.min(64) as u32;
     let step = (config.vocab_size as u32 / rows).max(1);
     let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
@@ -366,4 +368,33 @@ fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -
         }
     }
     Ok(hasher.finalize().to_hex()[..32].to_owned())
+}
+
+/// The configuration as text. A table of parts that are all a plain Llama's is left out: such targets keep the
+/// names that features were stored under before there was a table.
+fn described(config: &TargetConfig) -> String {
+    let plain = format!(", parts: {:?}", Parts::default());
+    format!("{config:?}").replace(&plain, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_parts_of_their_own_enter_a_target_s_name() {
+        let config = |kind| {
+            let config = json!({
+                "model_type": kind, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 9
+            });
+            TargetConfig::from_json(&config).expect("configuration")
+        };
+        let plain = described(&config("llama"));
+        assert!(plain.starts_with("TargetConfig { architecture: Llama, hidden_size: 8"), "{plain}");
+        assert!(plain.ends_with("pad_token_id: None }"), "{plain}");
+        assert!(described(&config("mistral")).contains("window: Some(4096)"));
+    }
 }

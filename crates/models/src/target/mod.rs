@@ -1,8 +1,9 @@
 //! The frozen target: a Llama-family decoder with taps and a key-value cache.
 //!
-//! It runs without a gradient graph. One layer serves every architecture: pre-norm attention
-//! (optional q/k/v bias, optional norm per head on q and k, rotary embedding, grouped queries)
-//! and a pre-norm gated MLP or a mixture of them.
+//! It runs without a gradient graph. One layer serves every architecture: attention (optional q/k/v bias,
+//! optional norm per head on q and k, rotary embedding, grouped queries, a window in some layers) and a gated
+//! MLP or a mixture of them, with norms before and, in some families, after each. What a family does
+//! otherwise stands in the table of [`crate::config::Parts`].
 
 mod build;
 mod cache;
@@ -15,12 +16,13 @@ mod layers;
 mod load;
 mod locate;
 pub(crate) mod names;
+mod nested;
 mod part;
+mod pass;
 mod spread;
 mod tensor;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::{Delays, KeyRanges};
@@ -39,12 +41,14 @@ pub use extend::Extension;
 pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
 pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
+pub(crate) use names::norm_before_feed_forward;
 pub use names::tensor_specs;
 pub use part::RowPart;
 pub use spread::Ranks;
 
 use layer::Context;
 use layers::LayerSource;
+use pass::{Ropes, Visible};
 use spread::{Held, Table};
 use tensor::LayerShare;
 
@@ -52,7 +56,7 @@ use tensor::LayerShare;
 pub struct Target {
     config: TargetConfig,
     fingerprint: String,
-    rope: Rope,
+    ropes: Ropes,
     embedding: Table,
     /// All of them, the last one, or none.
     layers: Box<dyn LayerSource>,
@@ -208,24 +212,28 @@ impl Target {
         &self.held
     }
 
-    /// Rotary frequencies.
+    /// Rotary frequencies of the last layer, whose keys [`Tap::LastKv`] hands out.
     pub fn rope(&self) -> &Rope {
-        &self.rope
+        let last = self.config.num_hidden_layers.saturating_sub(1);
+        self.ropes.of_layer(self.config.window_of(last).is_some())
     }
 
     /// Stretches RoPE's base for sequences `stretch` times as long as those of training (NTK):
     /// `theta · stretch^(D/(D−2))`. Returns the new base.
     ///
     /// # Errors
-    /// - `stretch` is not positive
+    /// - `stretch` is not positive, or layers have rotary bases of two kinds
     pub fn stretch_rope(&mut self, stretch: f64) -> Result<f64> {
+        let Some(only) = self.ropes.only() else {
+            return Err(refused("a target with two rotary bases is not stretched"));
+        };
         let head_dim = self.config.head_dim;
         let mut rope = self.config.rope.clone();
         if head_dim > 2 {
             let dimensions = head_dim as f64;
             rope.theta *= stretch.powf(dimensions / (dimensions - 2.0));
         }
-        self.rope = rope.build(head_dim)?;
+        *only = rope.build(head_dim)?;
         Ok(rope.theta)
     }
 
@@ -238,15 +246,20 @@ impl Target {
         Ok(Ends { _tables: [self.embedding.hold()?, self.head_table().hold()?] })
     }
 
-    /// Output head, `[V, H]`.
+    /// Output head, `[V, H]`, whose products are the logits.
     ///
     /// # Errors
+    /// - logits are soft-capped: what multiplies by the head alone (losses, teachers, exports) would not have
+    ///   the target's distribution
     /// - it is quantised and there is no memory for its values, or it is spread and not held
     pub fn head(&self) -> Result<Tensor> {
-        self.head_table().tensor()
+        match self.config.head_problem() {
+            None => self.head_table().tensor(),
+            Some(problem) => Err(refused(&problem)),
+        }
     }
 
-    /// Output head as it is held.
+    /// Output head as it is held; [`Self::softcapped`] makes logits of its products.
     ///
     /// # Errors
     /// - it is spread and not held
@@ -258,10 +271,21 @@ impl Target {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Embedding table, `[V, H]`.
+    /// Logits of the head's products: bent to `c tanh(z / c)` where the family does so.
     ///
     /// # Errors
-    /// - as [`Self::head`]
+    /// - there is no memory for them
+    pub fn softcapped(&self, products: Tensor) -> Result<Tensor> {
+        Ok(match self.config.parts.logits_softcap {
+            Some(softcap) => ((products / softcap)?.tanh()? * softcap)?,
+            None => products,
+        })
+    }
+
+    /// Embedding table, `[V, H]`, as the file holds it: [`Self::embed`] scales where the family does.
+    ///
+    /// # Errors
+    /// - it is quantised and there is no memory for its values, or it is spread and not held
     pub fn embedding(&self) -> Result<Tensor> {
         self.embedding.tensor()
     }
@@ -285,7 +309,7 @@ impl Target {
         Ok(tensors)
     }
 
-    /// Embeddings of `ids` in f32.
+    /// Embeddings of `ids` in f32, as the first layer reads them.
     ///
     /// # Shapes
     /// - `ids`: `[T]` → `[T, H]`
@@ -298,7 +322,11 @@ impl Target {
                 format!("token {id} lies outside the vocabulary of {}", self.config.vocab_size);
             return Err(ModelError::Tokenizer(message));
         }
-        Ok(self.embedding.matrix()?.rows(ids)?)
+        let rows = self.embedding.matrix()?.rows(ids)?;
+        Ok(match self.config.parts.embedding_scale {
+            Some(scale) => (rows * scale)?,
+            None => rows,
+        })
     }
 
     /// Runs packed documents and returns what `taps` ask for; layers after the last tap are
@@ -317,9 +345,16 @@ impl Target {
     }
 
     fn run_packed(&self, row: &PackedSequence, taps: (&Taps, Keeping)) -> Result<Features> {
-        let ranges = KeyRanges::packed(&row.document_ids, None, Delays::Same(0));
-        let context = Context::Packed(Arc::new(ranges));
+        let context = Context::Packed(self.visible(&row.document_ids, |ranges| ranges));
         self.run(&row.ids, &row.position_ids, &context, taps)
+    }
+
+    /// The keys that packed tokens see, or those of some of them.
+    fn visible(&self, document_ids: &[i32], some: impl Fn(KeyRanges) -> KeyRanges) -> Visible {
+        Visible::new(&self.config.parts, |window| {
+            let before = window.map(|window| window.saturating_sub(1));
+            some(KeyRanges::packed(document_ids, before, Delays::Same(0)))
+        })
     }
 
     /// Runs this rank's tokens of a row that several ranks run together; all of them call it. Keys
@@ -338,8 +373,8 @@ impl Target {
         self.require_whole_layers("parts of rows")?;
         part.check(sequence.ids.len())?;
         let rows = part.rows();
-        let whole = KeyRanges::packed(&sequence.document_ids, None, Delays::Same(0));
-        let context = Context::Part(part.clone(), Arc::new(part.ranges(&whole)));
+        let visible = self.visible(&sequence.document_ids, |whole| part.ranges(&whole));
+        let context = Context::Part(part.clone(), visible);
         let (ids, positions) = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
         self.run(ids, positions, &context, (taps, Keeping::All))
     }
@@ -366,7 +401,7 @@ impl Target {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.head_matrix()?.linear(final_hidden, None)?)
+        self.softcapped(self.head_matrix()?.linear(final_hidden, None)?)
     }
 
     fn check(&self, taps: &Taps) -> Result<()> {
@@ -399,19 +434,19 @@ impl Target {
         let layers = self.layers.len();
         let cached = matches!(context, Context::Cached(..));
         let read = if cached { layers } else { taps.layers_read(layers) };
-        let table = self.rope.table(position_ids, &self.device)?;
+        let angles = self.ropes.angles(&self.config.parts, position_ids, &self.device)?;
         let mut hidden = {
             let _held = self.embedding.hold()?;
             self.embed(ids)?
         };
         let (mut features, keeps) = (Features::default(), keeping == Keeping::All);
         self.layers.visit(0..read, &mut |index, layer| {
-            let mut heads = layer.project(&hidden, &table)?;
+            let mut heads = layer.project(&hidden, &angles)?;
             if let Context::Part(part, _) = context {
                 (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
             }
             if index + 1 == layers && taps.last_kv {
-                let (kv, unrotated) = layer.all_heads(&heads, &table)?;
+                let (kv, unrotated) = layer.all_heads(&heads, &angles)?;
                 let whole = !matches!(context, Context::Part(..));
                 features.last_keys_unrotated = (keeps && whole).then_some(unrotated);
                 features.last_kv = keeps.then_some(kv);
@@ -431,4 +466,9 @@ impl Target {
         }
         Ok(features)
     }
+}
+
+/// What a target does not do.
+fn refused(problem: &str) -> ModelError {
+    ModelError::Tensor(candle_core::Error::Msg(problem.to_owned()))
 }

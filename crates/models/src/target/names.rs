@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::config::{Architecture, ExpertsConfig, TargetConfig};
+use crate::config::{Architecture, ExpertsConfig, NormPlaces, TargetConfig};
+use crate::error::Result;
 use crate::weights::TensorSpec;
 
 /// Every tensor of a target, published names.
@@ -22,8 +23,8 @@ pub(super) fn specs_of(config: &TargetConfig, loaded: Range<usize>) -> Vec<Tenso
     }
     for index in loaded {
         let prefix = layer(index);
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            specs.push(TensorSpec::new(format!("{prefix}{norm}.weight"), &[hidden]));
+        for norm in norms(config.parts.norms).all() {
+            specs.push(TensorSpec::new(format!("{prefix}{norm}"), &[hidden]));
         }
         if config.qk_norm() {
             for norm in ["q_norm", "k_norm"] {
@@ -88,6 +89,58 @@ fn attention(config: &TargetConfig) -> [(&'static str, usize, usize, bool); 4] {
         ("self_attn.v_proj", kv, hidden, config.qkv_bias),
         ("self_attn.o_proj", hidden, query, config.attention_output_bias),
     ]
+}
+
+/// Something of each of a layer's norms.
+pub(super) struct Norms<T> {
+    pub(super) before_attention: T,
+    pub(super) after_attention: Option<T>,
+    pub(super) before_feed_forward: T,
+    pub(super) after_feed_forward: Option<T>,
+}
+
+/// How a layer's norms are called where they stand.
+pub(super) fn norms(places: NormPlaces) -> Norms<&'static str> {
+    match places {
+        NormPlaces::Before => Norms {
+            before_attention: "input_layernorm.weight",
+            after_attention: None,
+            before_feed_forward: "post_attention_layernorm.weight",
+            after_feed_forward: None,
+        },
+        NormPlaces::BeforeAndAfter => Norms {
+            before_attention: "input_layernorm.weight",
+            after_attention: Some("post_attention_layernorm.weight"),
+            before_feed_forward: "pre_feedforward_layernorm.weight",
+            after_feed_forward: Some("post_feedforward_layernorm.weight"),
+        },
+    }
+}
+
+/// Published name, without the layer's prefix, of the norm before the feed-forward part.
+pub(crate) fn norm_before_feed_forward(config: &TargetConfig) -> &'static str {
+    norms(config.parts.norms).before_feed_forward
+}
+
+impl<T> Norms<T> {
+    /// Those that there are, in the order of the layer.
+    pub(super) fn all(&self) -> impl Iterator<Item = &T> {
+        let Self { before_attention, after_attention, before_feed_forward, after_feed_forward } =
+            self;
+        let attention = [Some(before_attention), after_attention.as_ref()];
+        let feed_forward = [Some(before_feed_forward), after_feed_forward.as_ref()];
+        attention.into_iter().chain(feed_forward).flatten()
+    }
+
+    /// What `make` makes of each.
+    pub(super) fn try_map<U>(&self, make: impl Fn(&T) -> Result<U>) -> Result<Norms<U>> {
+        Ok(Norms {
+            before_attention: make(&self.before_attention)?,
+            after_attention: self.after_attention.as_ref().map(&make).transpose()?,
+            before_feed_forward: make(&self.before_feed_forward)?,
+            after_feed_forward: self.after_feed_forward.as_ref().map(&make).transpose()?,
+        })
+    }
 }
 
 /// What the names of a layer's tensors begin with.

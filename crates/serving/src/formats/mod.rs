@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
+use longdraft_models::config::Parts;
 use longdraft_models::draft::Draft;
 use longdraft_models::error::Problems;
 use serde_json::Value;
@@ -244,6 +245,20 @@ impl Fit {
         if !holds {
             self.refusals.push(reason);
         }
+    }
+
+    /// What engines do not do for drafts of families that scale embeddings or bend logits.
+    pub(crate) fn check_parts(&mut self, parts: &Parts) {
+        self.refuse(
+            parts.logits_softcap.is_none(),
+            "the target's logits are soft-capped (`final_logit_softcapping`), which engines do not do to a \
+             draft's",
+        );
+        self.warn(
+            parts.embedding_scale.is_none(),
+            "the target scales its embeddings and the draft reads them unscaled: an engine that hands it \
+             scaled ones runs another network without a message",
+        );
     }
 
     /// Warns of a draft that breaks a condition.

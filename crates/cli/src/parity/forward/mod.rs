@@ -93,7 +93,9 @@ pub(super) fn run(
         })
         .unwrap_or_default();
     let tokenizer = tokenizer.as_ref();
-    let case = ForwardCase { folder, place, target: &target, tokenizer, capture, prompts };
+    let has_keys = meta["last_layer_has_kv"] != false;
+    let case =
+        ForwardCase { folder, place, target: &target, tokenizer, capture, has_keys, prompts };
     for prompt in prompts {
         case.check_prompt(prompt, &mut report)?;
     }
@@ -108,6 +110,8 @@ struct ForwardCase<'a> {
     /// For cases with text.
     tokenizer: Option<&'a TextTokenizer>,
     capture: Vec<LayerId>,
+    /// Whether the last layer has keys and values.
+    has_keys: bool,
     prompts: &'a [Value],
 }
 
@@ -131,7 +135,10 @@ impl ForwardCase<'_> {
     }
 
     fn taps(&self) -> Taps {
-        let mut taps = vec![Tap::LastKv, Tap::FinalHidden];
+        let mut taps = vec![Tap::FinalHidden];
+        if self.has_keys {
+            taps.push(Tap::LastKv);
+        }
         taps.extend(self.capture.iter().map(|layer| Tap::Hidden(*layer)));
         Taps::of(&taps)
     }
@@ -151,7 +158,9 @@ impl ForwardCase<'_> {
         }
         let features = self.target.forward(&sequence, &self.taps())?;
         self.check_logits(prompt, &features, &label, report)?;
-        self.check_kv(prompt, features.last_kv()?, &label, report)?;
+        if self.has_keys {
+            self.check_kv(prompt, features.last_kv()?, &label, report)?;
+        }
         self.check_capture(prompt, &features, &label, report)?;
         self.check_tensors(prompt, name, &features, &label, report)?;
         self.check_greedy(prompt, &sequence, &label, report)
@@ -293,15 +302,16 @@ impl ForwardCase<'_> {
             return Ok(());
         }
         let file = SafetensorsSource::open_file(&path)?;
-        let KeyValues { k, v } = features.last_kv()?;
         let hidden = features.final_hidden()?;
         let logits = self.target.logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?.squeeze(0)?;
-        for (what, key, got) in [
-            ("last_layer_k", "k_last", k),
-            ("last_layer_v", "v_last", v),
-            ("final_norm", "final_norm", hidden),
-            ("logits_last", "logits", &logits),
-        ] {
+        let mut of_tensors =
+            vec![("final_norm", "final_norm", hidden), ("logits_last", "logits", &logits)];
+        if let Some(KeyValues { k, v }) = &features.last_kv {
+            of_tensors.extend([("last_layer_k", "k_last", k), ("last_layer_v", "v_last", v)]);
+        }
+        let some = self.logits_at(&file, name, hidden)?;
+        of_tensors.extend(some.iter().map(|some| ("logits_at", "logits", some)));
+        for (what, key, got) in of_tensors {
             if let Some(want) = stored(&file, name, what)? {
                 let (error, largest) = absolute_error(got, &want)?;
                 report.check(label(what), error, self.tolerance(prompt, key, largest));
@@ -315,6 +325,22 @@ impl ForwardCase<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Logits at the positions that the case lists, if it lists any.
+    fn logits_at(
+        &self,
+        file: &SafetensorsSource,
+        name: &str,
+        hidden: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        let key = format!("{name}.logits_at_positions");
+        if file.shape(&key).is_none() {
+            return Ok(None);
+        }
+        let positions = file.load_integers(&key)?.into_iter().map(|position| position as u32);
+        let positions = Tensor::new(positions.collect::<Vec<u32>>(), hidden.device())?;
+        Ok(Some(self.target.logits(&hidden.index_select(&positions, 0)?)?))
     }
 
     /// Greedy continuation through the cache, token for token while the margin is clear.

@@ -71,8 +71,8 @@ impl Tables {
         Ok(Self { start, end, singles: singles_tensor, singles_end, has_singles, seen_by })
     }
 
-    /// Layers of a pass share their ranges: the tables of the last call are kept. `trained_keys` is the
-    /// number of keys where they train.
+    /// Layers of a pass share their ranges, those with a window and those without: the tables of the last
+    /// two ranges are kept. `trained_keys` is the number of keys where they train.
     ///
     /// # Errors
     /// - the device has no memory for them
@@ -82,18 +82,21 @@ impl Tables {
         device: &Device,
     ) -> Result<Arc<Self>> {
         type Kept = (Weak<KeyRanges>, Device, Arc<Tables>);
-        static LAST: Mutex<Option<Kept>> = Mutex::new(None);
+        static LAST: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((kept, of_device, tables)) = &*last
-            && kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
-            && of_device.same_device(device)
-            && (trained_keys.is_none()
-                || tables.seen_by.as_ref().map(|seen| seen.keys) == trained_keys)
-        {
+        let found = last.iter().find(|(kept, of_device, tables)| {
+            kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
+                && of_device.same_device(device)
+                && (trained_keys.is_none()
+                    || tables.seen_by.as_ref().map(|seen| seen.keys) == trained_keys)
+        });
+        if let Some((_, _, tables)) = found {
             return Ok(Arc::clone(tables));
         }
         let tables = Arc::new(Self::new(ranges, trained_keys, device)?);
-        *last = Some((Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
+        last.retain(|(kept, ..)| kept.strong_count() > 0);
+        last.truncate(1);
+        last.insert(0, (Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
         Ok(tables)
     }
 }

@@ -131,19 +131,29 @@ fn a_row_of_a_pass_has_the_bits_that_it_has_alone() -> Result<()> {
 #[test]
 fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
     let mut noise = Noise::new(21);
-    for (cached, nodes, head_dim) in [(0, 9, 8), (15, 30, 16), (250, 12, 32), (520, 40, 64)] {
+    let all = usize::MAX;
+    for (cached, nodes, head_dim, window) in [
+        (0, 9, 8, all),
+        (15, 30, 16, all),
+        (250, 12, 32, all),
+        (520, 40, 64, all),
+        // Windows that end within the tree, and in the cache.
+        (252, 8, 8, 3),
+        (260, 3, 8, 257),
+    ] {
         let parents: Vec<_> =
             (0..nodes).map(|node| (node > 0).then(|| noise.below(node))).collect();
-        let tree = Arc::new(KeyRanges::tree(cached, &parents));
+        let whole = KeyRanges::tree(cached, &parents);
+        let tree = Arc::new(KeyRanges::tree_within(cached, &parents, window));
         let keys = cached + nodes;
         let [k, v] = [0; 2].map(|_| noise.tensor(&[keys, 2, head_dim]));
         let q = noise.tensor(&[nodes, 6, head_dim]);
         let together = emulated(|| attention(&q, &k, &v, &tree))?;
         assert!(relative_error(&together, &attention(&q, &k, &v, &tree)?) < 2e-6);
         for node in 0..nodes {
-            let path = tree.singles_of(node).iter().copied();
+            let path = whole.singles_of(node).iter().copied();
             let seen: Vec<u32> = (0..cached as u32).chain(path).collect();
-            let chain = Arc::new(KeyRanges::appended(seen.len() - 1, 1));
+            let chain = Arc::new(KeyRanges::appended_within(seen.len() - 1, 1, window));
             let seen = Tensor::new(seen, q.device())?;
             let [k, v] = [k.index_select(&seen, 0)?, v.index_select(&seen, 0)?];
             let alone = emulated(|| attention(&q.narrow(0, node, 1)?, &k, &v, &chain))?;

@@ -18,7 +18,7 @@ use candle_core::{DType, Tensor};
 use super::config::BlockConfig;
 use super::model::BlockDraft;
 use crate::error::{ModelError, Result};
-use crate::target::Target;
+use crate::target::{Target, norm_before_feed_forward};
 use crate::weights::TensorSpec;
 
 /// The target's last layer and final norm.
@@ -26,6 +26,8 @@ pub(super) struct Start<'a> {
     config: &'a BlockConfig,
     layer: HashMap<&'static str, Tensor>,
     final_norm: &'a Tensor,
+    /// Name of the norm before the MLP.
+    before_feed_forward: &'static str,
 }
 
 impl BlockDraft {
@@ -40,7 +42,9 @@ impl BlockDraft {
             let problem = "`init: last_layer` needs the target's last layer, which was not loaded";
             return Err(ModelError::invalid(Path::new("draft configuration"), problem));
         }
-        let start = Start { config, layer, final_norm: target.final_norm() };
+        let before_feed_forward = norm_before_feed_forward(target.config());
+        let final_norm = target.final_norm();
+        let start = Start { config, layer, final_norm, before_feed_forward };
         let embedding = target.embedding()?;
         Self::build(config, &embedding, |spec| match start.value(spec)? {
             Some(value) => Ok(value),
@@ -73,7 +77,12 @@ impl Start<'_> {
                 || Tensor::zeros(spec.shape.as_slice(), DType::F32, self.final_norm.device());
             return Ok(silent.then(zeros).transpose()?);
         }
-        if let Some(own) = self.layer.get(name) {
+        // In families with norms after both parts this name is that of another one.
+        let in_target = match name {
+            "post_attention_layernorm.weight" => self.before_feed_forward,
+            other => other,
+        };
+        if let Some(own) = self.layer.get(in_target) {
             return Ok(Some(own.clone()));
         }
         match name {

@@ -8,12 +8,13 @@ use serde_json::Value;
 
 use super::config::{Compat, FinalNorm, GlideConfig};
 use super::model::GlideDraft;
+use crate::config::TargetConfig;
 use crate::draft::Init;
 use crate::draft::files::{open_weights, save_draft};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};
 use crate::error::{ModelError, Problems, Result};
-use crate::target::Target;
+use crate::target::{Target, norm_before_feed_forward};
 use crate::weights::{TensorSpec, WeightSource};
 
 /// Prefixes under which published files hold the layer.
@@ -109,7 +110,7 @@ impl GlideDraft {
                 return Ok(target.final_norm().copy()?);
             }
             if init == Init::LastLayer
-                && let Some(source) = last.get(name_in_last_layer(name))
+                && let Some(source) = last.get(name_in_last_layer(name, target.config()))
                 && source.dims() == shape.as_slice()
             {
                 return Ok(source.to_dtype(DType::F32)?.copy()?);
@@ -235,10 +236,10 @@ fn check(config: &GlideConfig, target: &Target) -> Result<()> {
 }
 
 /// Which of the target's last-layer tensors a draft tensor copies.
-fn name_in_last_layer(name: &str) -> &str {
+fn name_in_last_layer<'a>(name: &'a str, target: &TargetConfig) -> &'a str {
     match name {
         "post_self_attention_layernorm.weight" => "input_layernorm.weight",
-        "post_cross_attention_layernorm.weight" => "post_attention_layernorm.weight",
+        "post_cross_attention_layernorm.weight" => norm_before_feed_forward(target),
         "cross_attn.q_proj.weight" => "self_attn.q_proj.weight",
         "cross_attn.q_proj.bias" => "self_attn.q_proj.bias",
         "cross_attn.o_proj.weight" => "self_attn.o_proj.weight",

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::source::{Part, Stored};
-use crate::config::TargetConfig;
+use crate::config::{NormPlaces, TargetConfig};
 use crate::error::Problems;
 use crate::target::names::{ExpertNames, experts};
 use crate::weights::gguf::header::Header;
@@ -19,7 +19,7 @@ pub(super) fn published(
     let mut names = HashMap::new();
     let mut problems = Problems::default();
     for (name, info) in &header.tensors {
-        if let Some(published) = hugging_face_name(name) {
+        if let Some(published) = hugging_face_name(name, config.parts.norms) {
             names.insert(published, Stored { name: name.clone(), part: Part::Whole });
             continue;
         }
@@ -122,19 +122,30 @@ const MODULES: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// The same where norms stand before and after; these come before those of [`MODULES`].
+const NORMS_ON_BOTH_SIDES: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
 /// The published name of a GGUF tensor.
-fn hugging_face_name(name: &str) -> Option<String> {
+fn hugging_face_name(name: &str, norms: NormPlaces) -> Option<String> {
     if let Some((_, published)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
         return Some((*published).to_owned());
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let (_, module) = MODULES.iter().find(|(gguf, _)| *gguf == module)?;
+    let own: &[_] = match norms {
+        NormPlaces::Before => &[],
+        NormPlaces::BeforeAndAfter => &NORMS_ON_BOTH_SIDES,
+    };
+    let (_, module) = own.iter().chain(&MODULES).find(|(gguf, _)| *gguf == module)?;
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// The GGUF name of a published tensor of a model without experts.
+/// The GGUF name of a published tensor of a model without experts and with norms before its parts.
 pub fn gguf_name(published: &str) -> Option<String> {
     if let Some((gguf, _)) = OUTER.iter().find(|(_, name)| *name == published) {
         return Some((*gguf).to_owned());
@@ -152,7 +163,7 @@ mod tests {
 
     #[test]
     fn names_map_to_the_published_ones() {
-        let name = |n| hugging_face_name(n).unwrap_or_default();
+        let name = |n: &str| hugging_face_name(n, NormPlaces::Before).unwrap_or_default();
         assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
         assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
         assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
@@ -160,6 +171,14 @@ mod tests {
             assert_eq!(gguf_name(&name(gguf)).as_deref(), Some(gguf));
         }
         assert_eq!(gguf_name("model.layers.0.mlp.experts.0.up_proj.weight"), None);
+        let gemma = |n: &str| hugging_face_name(n, NormPlaces::BeforeAndAfter).unwrap_or_default();
+        let layer = "model.layers.2.";
+        for (gguf, published) in NORMS_ON_BOTH_SIDES {
+            let published = format!("{layer}{published}.weight");
+            assert_eq!(gemma(format!("blk.2.{gguf}.weight").as_str()), published);
+        }
+        assert_eq!(gemma("blk.2.attn_norm.weight"), format!("{layer}input_layernorm.weight"));
+        assert_eq!(name("blk.2.post_ffw_norm.weight"), "");
         assert_eq!(name("blk.x.attn_q.weight"), "");
         assert_eq!(name("rope_freqs.weight"), "");
         assert_eq!(expert_tensor("blk.3.ffn_up_exps.weight"), Some((3, Tensor::Stack(1))));

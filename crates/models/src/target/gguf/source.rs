@@ -1,6 +1,6 @@
 //! GGUF files, tensor by tensor, widened or as blocks, under the published Hugging Face names.
 //!
-//! Files of architecture `llama` store the rows of `attn_q` and `attn_k` for interleaved rotary
+//! Files of architectures `llama` and `mistral3` store the rows of `attn_q` and `attn_k` for interleaved rotary
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
 //! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
 
@@ -113,7 +113,8 @@ impl GgufSource {
 
     /// Whether a published name's rows have to be put back into half-split order.
     fn is_interleaved(&self, name: &str) -> bool {
-        matches!(self.config.architecture, Architecture::Llama | Architecture::Mixtral)
+        use Architecture::{Llama, Ministral3, Mixtral};
+        matches!(self.config.architecture, Llama | Mixtral | Ministral3)
             && (name.contains(".self_attn.q_proj.") || name.contains(".self_attn.k_proj."))
     }
 

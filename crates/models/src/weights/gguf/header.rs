@@ -242,6 +242,12 @@ impl Header {
         self.metadata.get(key).and_then(|value| value.to_bool().ok())
     }
 
+    /// A key's list of flags.
+    pub fn flags(&self, key: &str) -> Option<Vec<bool>> {
+        let items = self.metadata.get(key)?.to_vec().ok()?;
+        items.iter().map(|value| value.to_bool().ok()).collect()
+    }
+
     /// A key's list of whole numbers.
     pub fn integers(&self, key: &str) -> Option<Vec<i64>> {
         let items = self.metadata.get(key)?.to_vec().ok()?;

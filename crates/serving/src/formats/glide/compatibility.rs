@@ -1,6 +1,6 @@
 //! What of a GLIDE layer the published scripts compute.
 
-use longdraft_models::config::TargetConfig;
+use longdraft_models::config::{Parts, TargetConfig};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
 
 use crate::Profile;
@@ -30,6 +30,11 @@ pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig)
         config.hidden_size == target.hidden_size
             && config.num_key_value_heads == target.num_key_value_heads,
         "the layer's sizes are not the target's",
+    );
+    fit.refuse(
+        target.parts == Parts::default(),
+        "the published layer is for targets whose layers are those of a Llama or a Qwen without windows, \
+         scales and further norms: decode with `longdraft generate`",
     );
     fit
 }

@@ -1,0 +1,156 @@
+//! Gemma 2 and 3 (Riviere et al. 2024, <https://arxiv.org/abs/2408.00118>; Kamath et al. 2025,
+//! <https://arxiv.org/abs/2503.19786>): norms on both sides, layers with windows among full ones, a GELU in the
+//! MLP, scaled embeddings; soft-caps in 2, norms on queries and keys and a second rotary base in 3.
+
+use serde_json::{Value, json};
+
+use super::super::parts::{Activation, NormPlaces};
+use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes};
+
+/// What both classes have where a file leaves the key out.
+const WINDOW: usize = 4096;
+const QUERY_SCALAR: f64 = 256.0;
+/// Gemma 2's soft-caps.
+const ATTENTION_SOFTCAP: f64 = 50.0;
+const LOGITS_SOFTCAP: f64 = 30.0;
+/// Gemma 3: every so manieth layer is full.
+const PATTERN: usize = 6;
+/// Gemma 3's rotary bases.
+const FULL_BASE: f64 = 1e6;
+const SLIDING_BASE: f64 = 1e4;
+/// Number of layers of the 27B models, whose query scalar is `H / N` and has no key in GGUF files.
+const LAYERS_OF_27B: [(Architecture, usize); 2] =
+    [(Architecture::Gemma2, 46), (Architecture::Gemma3, 62)];
+
+pub(super) fn defaults(architecture: Architecture) -> Defaults {
+    let newer = architecture == Architecture::Gemma3;
+    Defaults {
+        vocab_size: Some(if newer { 262_208 } else { 256_000 }),
+        num_attention_heads: Some(8),
+        num_key_value_heads: Some(4),
+        head_dim: Some(256),
+        max_position_embeddings: if newer { 131_072 } else { 8192 },
+        tie_word_embeddings: true,
+        activation: ("hidden_activation", "gelu_pytorch_tanh"),
+    }
+}
+
+/// What every file of the families has in common.
+fn common(sizes: Sizes) -> Parts {
+    Parts {
+        norms: NormPlaces::BeforeAndAfter,
+        embedding_scale: Some((sizes.hidden_size as f64).sqrt()),
+        activation: Activation::GeluTanh,
+        ..Parts::default()
+    }
+}
+
+/// Whether layer `index` slides where a file lists no kinds.
+fn slides(architecture: Architecture, pattern: usize, index: usize) -> bool {
+    match architecture {
+        Architecture::Gemma2 => index.is_multiple_of(2),
+        _ => !(index + 1).is_multiple_of(pattern.max(1)),
+    }
+}
+
+pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, Parts) {
+    let architecture = sizes.architecture;
+    let mut parts = Parts { norms_less_one: true, ..common(sizes) };
+    if keys.flag("use_bidirectional_attention", false) {
+        keys.problems.push("`use_bidirectional_attention` = true is not supported");
+    }
+    if architecture == Architecture::Gemma2 {
+        parts.attention_softcap = keys.scale("attn_logit_softcapping", Some(ATTENTION_SOFTCAP));
+    }
+    let softcap = (architecture == Architecture::Gemma2).then_some(LOGITS_SOFTCAP);
+    parts.logits_softcap = keys.scale("final_logit_softcapping", softcap);
+    parts.query_scalar = keys.scale("query_pre_attn_scalar", Some(QUERY_SCALAR));
+    let window = keys.window(Some(WINDOW));
+    let pattern = ["sliding_window_pattern", "_sliding_window_pattern"]
+        .into_iter()
+        .find_map(|key| keys.size_from_one(key))
+        .unwrap_or(PATTERN);
+    let pattern = sizes.each_layer(|layer| slides(architecture, pattern, layer));
+    let sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
+    parts.set_windows(window, sliding, &mut keys.problems);
+    if architecture == Architecture::Gemma2 {
+        return (keys.rope(sizes), parts);
+    }
+    let (full, sliding) = ropes(keys, sizes);
+    parts.sliding_rope = Some(sliding);
+    (full, parts)
+}
+
+/// Rotary embeddings of full and of sliding layers, from a map by kind or from the older keys, whose
+/// scaling is that of full layers.
+fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
+    let map = keys.object("rope_parameters");
+    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
+    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    let older = map.filter(|_| of_full.is_none() && of_sliding.is_none());
+    let scaling = of_full.or(older).or_else(|| keys.object("rope_scaling"));
+    let theta = scaling.and_then(|scaling| scaling.get("rope_theta")).or_else(|| {
+        let own = keys.value.get("rope_theta");
+        own.filter(|theta| !theta.is_null())
+    });
+    let full = json!({
+        "rope_theta": theta.cloned().unwrap_or_else(|| FULL_BASE.into()),
+        "rope_parameters": scaling.cloned().unwrap_or(Value::Null),
+    });
+    let theta = of_sliding.and_then(|sliding| sliding.get("rope_theta"));
+    let theta = theta.or_else(|| keys.value.get("rope_local_base_freq").filter(|v| !v.is_null()));
+    let sliding = json!({
+        "rope_theta": theta.cloned().unwrap_or_else(|| SLIDING_BASE.into()),
+        "rope_parameters": of_sliding.cloned().unwrap_or(Value::Null),
+    });
+    let mut read = |name: &str, theta: &Value| {
+        if theta["rope_theta"].as_f64().is_none() {
+            keys.problems.push(format!("`{name}` = {} is no number", theta["rope_theta"]));
+        }
+        let context = sizes.max_position_embeddings;
+        RopeParameters::from_json(theta, context, &mut keys.problems)
+    };
+    (read("rope_theta", &full), read("rope_local_base_freq", &sliding))
+}
+
+pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
+    let architecture = sizes.architecture;
+    // Norms are stored with the 1 added.
+    let mut parts = common(sizes);
+    let softcap = |keys: &mut GgufKeys<'_>, key, absent| keys.positive(key).or(absent);
+    let older = architecture == Architecture::Gemma2;
+    if older {
+        let absent = Some(ATTENTION_SOFTCAP);
+        parts.attention_softcap = softcap(keys, "attn_logit_softcapping", absent);
+    }
+    let absent = older.then_some(LOGITS_SOFTCAP);
+    parts.logits_softcap = softcap(keys, "final_logit_softcapping", absent);
+    if LAYERS_OF_27B.contains(&(architecture, sizes.num_hidden_layers)) {
+        let heads = sizes.num_attention_heads.max(1);
+        parts.query_scalar = Some(sizes.hidden_size as f64 / heads as f64);
+    }
+    let window = match keys.whole("attention.sliding_window") {
+        None if older => Some(WINDOW),
+        None => {
+            keys.problems.push("`gemma3.attention.sliding_window` is missing");
+            None
+        }
+        window => window,
+    };
+    let pattern = keys.whole("attention.sliding_window_pattern").unwrap_or(PATTERN);
+    let pattern = sizes.each_layer(|layer| slides(architecture, pattern, layer));
+    let sliding = keys.flags("attention.sliding_window_pattern").unwrap_or(pattern);
+    if sliding.len() != sizes.num_hidden_layers {
+        let (listed, layers) = (sliding.len(), sizes.num_hidden_layers);
+        let key = "attention.sliding_window_pattern";
+        keys.problems.push(format!("`{key}` lists {listed} of {layers} layers"));
+    }
+    if window.is_some() {
+        parts.set_windows(window, sliding, &mut keys.problems);
+    }
+    if !older {
+        let base = keys.positive("rope.freq_base_swa").unwrap_or(SLIDING_BASE);
+        parts.sliding_rope = Some(RopeParameters::plain(base));
+    }
+    parts
+}

@@ -1,0 +1,117 @@
+//! The text part of a model that also sees: its tensors stand under a prefix of their own.
+
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_kernels::matrix::QuantisedMatrix;
+
+use crate::error::Result;
+use crate::weights::WeightSource;
+
+/// What text parts' names begin with in files, in place of `model.`.
+const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
+/// Where an own head may stand.
+const HEADS: [&str; 2] = ["language_model.lm_head.weight", "lm_head.weight"];
+
+/// A source under the names that its text part would have alone.
+pub(super) struct TextPart {
+    source: Box<dyn WeightSource>,
+    prefix: &'static str,
+}
+
+impl TextPart {
+    /// The source as it is, or its text part if it holds one under a prefix.
+    pub(super) fn of(source: impl WeightSource + 'static) -> Box<dyn WeightSource> {
+        let names = source.names();
+        let holds = |prefix: &&str| names.iter().any(|name| name.starts_with(prefix));
+        match PREFIXES.into_iter().find(holds) {
+            Some(prefix) => Box::new(Self { source: Box::new(source), prefix }),
+            None => Box::new(source),
+        }
+    }
+
+    /// The name in the file.
+    fn stored(&self, name: &str) -> String {
+        if name == HEADS[1] {
+            let head = HEADS.into_iter().find(|head| self.source.shape(head).is_some());
+            return head.unwrap_or(HEADS[1]).to_owned();
+        }
+        match name.strip_prefix("model.") {
+            Some(rest) => format!("{}{rest}", self.prefix),
+            None => name.to_owned(),
+        }
+    }
+}
+
+impl WeightSource for TextPart {
+    fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = self.source.names().into_iter();
+        let text = names.filter_map(|name| {
+            if HEADS.contains(&name.as_str()) {
+                return Some(HEADS[1].to_owned());
+            }
+            name.strip_prefix(self.prefix).map(|rest| format!("model.{rest}"))
+        });
+        text.collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.source.shape(&self.stored(name))
+    }
+
+    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        self.source.load(&self.stored(name), dtype)
+    }
+
+    fn stored_type(&self, name: &str) -> Option<&'static str> {
+        self.source.stored_type(&self.stored(name))
+    }
+
+    fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
+        self.source.load_quantised(&self.stored(name))
+    }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        self.source.load_integers(&self.stored(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::TensorSpec;
+    use crate::weights::memory::MemorySource;
+
+    fn source(names: &[&str]) -> Box<dyn WeightSource> {
+        let specs: Vec<_> = names.iter().map(|name| TensorSpec::new(*name, &[2, 2])).collect();
+        TextPart::of(MemorySource::random(&specs, 0.1, 1).expect("values"))
+    }
+
+    #[test]
+    fn both_prefixes_are_taken_off_and_other_parts_left_out() {
+        for prefix in PREFIXES {
+            for head in HEADS {
+                let table = format!("{prefix}embed_tokens.weight");
+                let source = source(&[&table, head, "vision_tower.patch.weight"]);
+                let mut names = source.names();
+                names.sort();
+                assert_eq!(names, ["lm_head.weight", "model.embed_tokens.weight"]);
+                for name in names {
+                    assert_eq!(source.shape(&name), Some(vec![2, 2]), "{name}");
+                    source.load(&name, DType::F32).expect("loaded");
+                }
+                assert_eq!(source.shape("vision_tower.patch.weight"), Some(vec![2, 2]));
+                assert!(source.load("model.norm.weight", DType::F32).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_model_of_text_alone_keeps_its_names() {
+        assert_eq!(source(&["model.norm.weight"]).names(), ["model.norm.weight"]);
+    }
+}
