@@ -190,6 +190,21 @@ fn target_configs() -> Vec<Named> {
                 ("moe_intermediate_size", json!(4)),
             ]),
         ),
+        (
+            "very-many-windows",
+            of(&[("model_type", json!("gemma3_text")), ("num_hidden_layers", many.clone())]),
+        ),
+        (
+            "long-window",
+            of(&[("model_type", json!("mistral")), ("sliding_window", json!(1_u64 << 60))]),
+        ),
+        (
+            "kinds-of-other-layers",
+            of(&[
+                ("model_type", json!("gemma2")),
+                ("layer_types", json!(["sliding_attention", 7])),
+            ]),
+        ),
         ("wide-heads", of(&[("head_dim", json!(1_u64 << 32))])),
         ("long-context", of(&[("max_position_embeddings", json!(u64::MAX))])),
         ("wide", of(&[("hidden_size", many.clone()), ("num_attention_heads", many)])),
