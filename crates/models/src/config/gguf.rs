@@ -219,7 +219,8 @@ mod tests {
             ("attention.key_length", 16),
         ];
         let sizes = sizes.map(|(key, size)| (key, Value::U32(size)));
-        let keys = sizes.iter().chain(more);
+        let given = |key: &str| more.iter().any(|(other, _)| *other == key);
+        let keys = sizes.iter().filter(|(key, _)| !given(key)).chain(more);
         let keys: Vec<_> = keys.map(|(key, value)| (format!("{name}.{key}"), value)).collect();
         let architecture = Value::String(name.into());
         let mut metadata = vec![("general.architecture", &architecture)];
