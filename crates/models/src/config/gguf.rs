@@ -288,7 +288,8 @@ mod tests {
         let text = config("gemma3", &[]).expect_err("invalid").to_string();
         assert!(text.contains("attention.sliding_window"), "{text}");
         let grows = ("attention.temperature_scale", Value::F32(0.1));
-        let text = config("mistral3", &[grows.clone()]).expect_err("invalid").to_string();
+        let text =
+            config("mistral3", std::slice::from_ref(&grows)).expect_err("invalid").to_string();
         assert!(text.contains("original_context_length"), "{text}");
         let original = ("rope.scaling.original_context_length", Value::U32(48));
         let config = config("mistral3", &[grows, original]).expect("valid");
