@@ -219,7 +219,8 @@ mod tests {
             ("attention.key_length", 16),
         ];
         let sizes = sizes.map(|(key, size)| (key, Value::U32(size)));
-        let keys = sizes.iter().chain(more);
+        let given = |key: &str| more.iter().any(|(other, _)| *other == key);
+        let keys = sizes.iter().filter(|(key, _)| !given(key)).chain(more);
         let keys: Vec<_> = keys.map(|(key, value)| (format!("{name}.{key}"), value)).collect();
         let architecture = Value::String(name.into());
         let mut metadata = vec![("general.architecture", &architecture)];
@@ -287,7 +288,8 @@ mod tests {
         let text = config("gemma3", &[]).expect_err("invalid").to_string();
         assert!(text.contains("attention.sliding_window"), "{text}");
         let grows = ("attention.temperature_scale", Value::F32(0.1));
-        let text = config("mistral3", &[grows.clone()]).expect_err("invalid").to_string();
+        let text =
+            config("mistral3", std::slice::from_ref(&grows)).expect_err("invalid").to_string();
         assert!(text.contains("original_context_length"), "{text}");
         let original = ("rope.scaling.original_context_length", Value::U32(48));
         let config = config("mistral3", &[grows, original]).expect("valid");
