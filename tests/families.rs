@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use crate::support::runs::trained_alike_from_a_store;
 use crate::support::{
-    Workshop, fail, last_json, relative_error, succeed, tiny_config, tiny_mixture, write_target,
+    Workshop, fail, relative_error, succeed, tiny_config, tiny_mixture, write_target,
 };
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
@@ -116,28 +117,12 @@ fn drafts_train_and_decode_on_targets_with_windows() {
         let family = config["model_type"].to_string();
         let shop = Workshop::new();
         write_target(&shop.target, &config);
-        let common = [options, &["capture.dtype=f32"]].concat();
-        let path = shop.config();
-        let of = |verb: &'static str, more: &[&str]| {
-            last_json(&succeed(&[&[verb, &path, "--json"], &common[..], more].concat()))
-        };
-        let draft = |run: &str| {
-            let path = format!("{}/checkpoints/last/draft.safetensors", shop.path(run));
-            std::fs::read(path).expect("draft")
-        };
-        assert_eq!(of("train", &[])["finished"], true);
-        let features = format!("train.features={}", shop.path("features"));
-        of("capture", &[&features]);
-        let output = format!("output={}", shop.path("offline"));
-        of("train", &[&features, &output]);
-        assert_eq!(draft("run"), draft("offline"), "{family}");
-        succeed(&["extract", &shop.path("run")]);
+        let drafted = trained_alike_from_a_store(&shop, options);
         let target = shop.target();
         let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
         let say = |more: &[&str]| {
             succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
         };
-        let drafted = shop.path("run/draft");
         for cache in ["f32", "f16"] {
             let plain = say(&["--no-draft", "--cache", cache]);
             let of_draft = ["--draft", &drafted, "--cache", cache];

@@ -5,8 +5,9 @@ use std::io::Cursor;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::support::runs::trained_alike_from_a_store;
 use crate::support::{
-    Workshop, fail, last_json, random_tensors, relative_error, succeed, tiny_mixture, write_target,
+    Workshop, fail, random_tensors, relative_error, succeed, tiny_mixture, write_target,
 };
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -399,29 +400,14 @@ fn drafts_train_and_decode_on_a_mixture_like_on_any_target() {
     ] {
         let shop = Workshop::new();
         write_target(&shop.target, &tiny_mixture(family));
-        let config = shop.config();
-        let common = [options, &["data.anchor.redraw=false", "capture.dtype=f32"]].concat();
-        let of = |verb: &'static str, more: &[&str]| {
-            last_json(&succeed(&[&[verb, &config, "--json"], &common[..], more].concat()))
-        };
-        let draft = |run: &str| {
-            let path = format!("{}/checkpoints/last/draft.safetensors", shop.path(run));
-            std::fs::read(path).expect("draft")
-        };
-        assert_eq!(of("train", &[])["finished"], true);
-        let features = format!("train.features={}", shop.path("features"));
-        of("capture", &[&features]);
-        let output = format!("output={}", shop.path("offline"));
-        of("train", &[&features, &output]);
-        assert_eq!(draft("run"), draft("offline"), "{family}");
-        succeed(&["extract", &shop.path("run")]);
+        let options = [options, &["data.anchor.redraw=false"]].concat();
+        let drafted = trained_alike_from_a_store(&shop, &options);
         let target = shop.target();
         let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
         let say = |more: &[&str]| {
             succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
         };
         let plain = say(&["--no-draft"]);
-        let drafted = shop.path("run/draft");
         assert_eq!(plain, say(&["--draft", &drafted]), "{family}");
         assert_eq!(plain, say(&["--draft", &drafted, "--tree", "static:3,4"]), "{family}");
     }

@@ -5,9 +5,29 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::{Workshop, last_json, succeed};
+
 /// Bytes of the draft in a run's newest checkpoint.
 pub(crate) fn draft_bytes(run: &str) -> Vec<u8> {
     std::fs::read(format!("{run}/checkpoints/last/draft.safetensors")).expect("a checkpoint")
+}
+
+/// Trains, captures, and trains on what was captured: both runs end with the same draft. Extracts it and
+/// returns its folder.
+pub(crate) fn trained_alike_from_a_store(shop: &Workshop, options: &[&str]) -> String {
+    let config = shop.config();
+    let of = |verb: &str, more: &[&str]| {
+        let common = [options, &["capture.dtype=f32"]].concat();
+        last_json(&succeed(&[&[verb, &config, "--json"], &common[..], more].concat()))
+    };
+    assert_eq!(of("train", &[])["finished"], true);
+    let features = format!("train.features={}", shop.path("features"));
+    of("capture", &[&features]);
+    let output = format!("output={}", shop.path("offline"));
+    of("train", &[&features, &output]);
+    assert_eq!(draft_bytes(&shop.path("run")), draft_bytes(&shop.path("offline")), "{options:?}");
+    succeed(&["extract", &shop.path("run")]);
+    shop.path("run/draft")
 }
 
 /// Every record of a run without what clocks and memory decide.
