@@ -90,7 +90,7 @@ impl Sampling {
         }
         let is_none = |bias: f32| bias.is_nan() || bias == f32::INFINITY;
         if let Some((token, bias)) = self.bias.iter().find(|(_, bias)| is_none(**bias)) {
-            return wrong(format!("a bias of {bias} for token {} is no number", token.0));
+            return wrong(format!("a bias of {bias} for token {} is not a number", token.0));
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
     });
     let mut read = |name: &str, theta: &Value| {
         if theta["rope_theta"].as_f64().is_none() {
-            keys.problems.push(format!("`{name}` = {} is no number", theta["rope_theta"]));
+            keys.problems.push(format!("`{name}` = {} is not a number", theta["rope_theta"]));
         }
         let context = sizes.max_position_embeddings;
         RopeParameters::from_json(theta, context, &mut keys.problems)
