@@ -19,7 +19,7 @@ use crate::matrix::{Matrix, linear_each};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
 use crate::sums::Sums;
-use crate::swiglu::swiglu;
+use crate::swiglu::{Clamped, clamped_swiglu, swiglu};
 use crate::top_k::row_top_k;
 
 /// The matrices of one expert.
@@ -30,13 +30,51 @@ pub struct Expert {
     pub up: Matrix,
     /// `[H, I]`
     pub down: Matrix,
+    /// Biases of the three, `[I]`, `[I]`, `[H]`; they lie inside of what a router weighs.
+    pub biases: Option<[Tensor; 3]>,
+    /// Bounds of the gate, if it has any.
+    pub clamped: Option<Clamped>,
 }
 
 impl Expert {
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = linear_each(x, [(&self.gate, None), (&self.up, None)])?;
-        self.down.linear(&swiglu(&gate, &up)?, None)
+        let [of_gate, of_up, of_down] = match &self.biases {
+            Some([gate, up, down]) => [Some(gate), Some(up), Some(down)],
+            None => [None; 3],
+        };
+        let [gate, up] = linear_each(x, [(&self.gate, of_gate), (&self.up, of_up)])?;
+        let gated = match self.clamped {
+            Some(bounds) => clamped_swiglu(&gate, &up, bounds)?,
+            None => swiglu(&gate, &up)?,
+        };
+        self.down.linear(&gated, of_down)
     }
+}
+
+/// How a router turns its logits into experts and weights.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Choice<'a> {
+    /// Softmax over all.
+    #[default]
+    Softmax,
+    /// `s = σ(z)`; the best `s + bias` are chosen, of the groups whose two best sum highest, and `s` weighs
+    /// (DeepSeek-AI 2024, <https://arxiv.org/abs/2412.19437>).
+    Sigmoid(&'a SigmoidChoice),
+    /// The best logits; `σ(z)` multiplies the expert's input (Llama 4).
+    SigmoidOnInput,
+}
+
+/// Numbers of a router of [`Choice::Sigmoid`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct SigmoidChoice {
+    /// Added to the scores for the choice alone, `[E]`.
+    pub bias: Vec<f32>,
+    /// Groups of neighbouring experts; they divide `E`.
+    pub groups: usize,
+    /// How many of them count.
+    pub kept_groups: usize,
+    /// Factor of the weights.
+    pub scale: f32,
 }
 
 /// The experts of every row: rows sorted by expert.
@@ -49,6 +87,8 @@ pub struct Routes {
     visitors: Vec<u32>,
     /// What each of them takes of the expert's output.
     weights: Vec<f32>,
+    /// Factor of what each hands to the expert, where it is not 1.
+    of_inputs: Option<Vec<f32>>,
 }
 
 impl Routes {
@@ -68,18 +108,73 @@ impl Routes {
         for log_probs in chosen.log_probs.chunks_mut(per_row) {
             into_weights(log_probs, normalise);
         }
+        Ok(Self::of_chosen((rows, count), &chosen.ids, &chosen.log_probs, per_row))
+    }
+
+    /// The experts of every row by another choice than softmax; `normalise` makes the weights of
+    /// [`Choice::Sigmoid`] sum to one before they are scaled.
+    ///
+    /// # Shapes
+    /// - `logits`: `[R, E]`
+    ///
+    /// # Errors
+    /// - as [`Self::choose`]; the numbers of the choice do not fit `E`
+    pub fn choose_by(
+        logits: &Tensor,
+        per_row: usize,
+        normalise: bool,
+        choice: Choice<'_>,
+    ) -> Result<Self> {
+        let (rows, count) = logits.dims2()?;
+        if per_row == 0 || per_row > count {
+            bail!("experts: {per_row} of {count} for every row");
+        }
+        let sigmoid = match choice {
+            Choice::Softmax => return Self::choose(logits, per_row, normalise),
+            Choice::Sigmoid(numbers) => Some(numbers),
+            Choice::SigmoidOnInput => None,
+        };
+        if let Some(numbers) = sigmoid {
+            numbers.check(count, per_row)?;
+        }
+        let (mut ids, mut weights) = (Vec::new(), Vec::new());
+        for row in logits.to_dtype(DType::F32)?.to_vec2::<f32>()? {
+            match sigmoid {
+                Some(numbers) => numbers.choose(&row, per_row, normalise, (&mut ids, &mut weights)),
+                None => {
+                    let chosen = best(&row, per_row);
+                    weights.extend(chosen.iter().map(|&expert| sigma(row[expert])));
+                    ids.extend(chosen.into_iter().map(|expert| expert as u32));
+                }
+            }
+        }
+        let mut routes = Self::of_chosen((rows, count), &ids, &weights, per_row);
+        if sigmoid.is_none() {
+            let ones = vec![1.0; routes.weights.len()];
+            routes.of_inputs = Some(std::mem::replace(&mut routes.weights, ones));
+        }
+        Ok(routes)
+    }
+
+    /// Rows by expert of what every row chose.
+    fn of_chosen(
+        (rows, count): (usize, usize),
+        ids: &[u32],
+        of_ids: &[f32],
+        per_row: usize,
+    ) -> Self {
         let mut starts = vec![0; count + 1];
-        chosen.ids.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
+        ids.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
         (0..count).for_each(|expert| starts[expert + 1] += starts[expert]);
         let mut next = starts.clone();
         let (mut visitors, mut weights) = (vec![0; rows * per_row], vec![0.0; rows * per_row]);
-        for (i, (&expert, &weight)) in chosen.ids.iter().zip(&chosen.log_probs).enumerate() {
+        for (i, (&expert, &weight)) in ids.iter().zip(of_ids).enumerate() {
             let place = &mut next[expert as usize];
             visitors[*place] = (i / per_row) as u32;
             weights[*place] = weight;
             *place += 1;
         }
-        Ok(Self { rows, starts, visitors, weights })
+        Self { rows, starts, visitors, weights, of_inputs: None }
     }
 
     /// Places among the visitors of the rows that visit each expert.
@@ -103,6 +198,14 @@ impl Routes {
         Sums { from, places, weights: Some(weights) }
     }
 
+    /// An expert's inputs, weighed where the router weighs inputs.
+    fn weigh(&self, inputs: Tensor, visits: &Range<usize>) -> Result<Tensor> {
+        let Some(factors) = &self.of_inputs else { return Ok(inputs) };
+        let factors =
+            Tensor::from_slice(&factors[visits.clone()], (visits.len(), 1), inputs.device())?;
+        inputs.broadcast_mul(&factors.to_dtype(inputs.dtype())?)
+    }
+
     fn check(&self, residual: &Tensor, x: &Tensor, experts: &[Expert]) -> Result<()> {
         let (rows, _) = x.dims2()?;
         if x.shape() != residual.shape()
@@ -123,6 +226,59 @@ impl Routes {
         }
         Ok(())
     }
+}
+
+impl SigmoidChoice {
+    fn check(&self, count: usize, per_row: usize) -> Result<()> {
+        let Self { bias, groups, kept_groups, .. } = self;
+        let divides = *groups > 0 && count.is_multiple_of(*groups);
+        if bias.len() != count || !divides || !(1..=*groups).contains(kept_groups) {
+            let biases = bias.len();
+            bail!(
+                "experts: {kept_groups} of {groups} groups and {biases} biases for {count} experts"
+            );
+        }
+        if count / groups * kept_groups < per_row {
+            bail!("experts: {per_row} for every row of {kept_groups} groups of {}", count / groups);
+        }
+        Ok(())
+    }
+
+    /// Adds a row's experts and their weights.
+    fn choose(
+        &self,
+        logits: &[f32],
+        per_row: usize,
+        normalise: bool,
+        (ids, weights): (&mut Vec<u32>, &mut Vec<f32>),
+    ) {
+        let scores: Vec<f32> = logits.iter().map(|z| sigma(*z)).collect();
+        let mut ranks: Vec<f32> = scores.iter().zip(&self.bias).map(|(s, b)| s + b).collect();
+        let size = ranks.len() / self.groups;
+        let of_group = |group: &[f32]| best(group, 2).iter().map(|&i| group[i]).sum::<f32>();
+        let of_groups: Vec<f32> = ranks.chunks(size).map(of_group).collect();
+        let kept = best(&of_groups, self.kept_groups);
+        let dropped = (0..self.groups).filter(|group| !kept.contains(group));
+        dropped.for_each(|group| ranks[group * size..][..size].fill(f32::NEG_INFINITY));
+        let chosen = best(&ranks, per_row);
+        let sum: f32 = chosen.iter().map(|&expert| scores[expert]).sum();
+        let factor = if normalise { self.scale / (sum + 1e-20) } else { self.scale };
+        weights.extend(chosen.iter().map(|&expert| scores[expert] * factor));
+        ids.extend(chosen.into_iter().map(|expert| expert as u32));
+    }
+}
+
+/// `1 / (1 + e^(−z))`
+fn sigma(z: f32) -> f32 {
+    1.0 / (1.0 + (-z).exp())
+}
+
+/// Places of the largest values, the largest first; ties go to the lower place.
+fn best(values: &[f32], count: usize) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..values.len()).collect();
+    places.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    places.truncate(count);
+    places
 }
 
 /// Turns the log-probabilities of a row's experts into their weights.
@@ -155,8 +311,10 @@ pub fn experts_onto(
         if visits.is_empty() {
             continue;
         }
-        let (visitors, weights) = (&routes.visitors[visits.clone()], &routes.weights[visits]);
-        let out = outputs_of(expert, &rows_of(x, visitors)?, width)?;
+        let (visitors, weights) =
+            (&routes.visitors[visits.clone()], &routes.weights[visits.clone()]);
+        let inputs = routes.weigh(rows_of(x, visitors)?, &visits)?;
+        let out = outputs_of(expert, &inputs, width)?;
         with_f32(&out, |out| {
             for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
                 let sum = &mut sums[*row as usize * width..][..width];
@@ -198,6 +356,7 @@ fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) 
             continue;
         }
         let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
+        let own = routes.weigh(own, &visits)?;
         outputs.slice_set(&outputs_of(expert, &own, width)?.contiguous()?, 0, visits.start)?;
     }
     routes.sums().of(&outputs, residual)
@@ -254,6 +413,8 @@ mod tests {
                     gate: matrix(width, HIDDEN)?,
                     up: matrix(width, HIDDEN)?,
                     down: matrix(HIDDEN, width)?,
+                    biases: None,
+                    clamped: None,
                 })
             })
             .collect()
@@ -345,6 +506,86 @@ mod tests {
                 assert!((weight - share).abs() < 1e-6, "{weight} {share}");
             }
         }
+    }
+
+    /// The sum over every row's experts as their weights say, each expert alone.
+    fn by_hand(
+        x: &Tensor,
+        experts: &[Expert],
+        of_rows: &[Vec<(usize, f32)>],
+    ) -> Result<Vec<Tensor>> {
+        let rows = of_rows.iter().enumerate().map(|(row, chosen)| {
+            let own = x.narrow(0, row, 1)?;
+            let mut sum = own.zeros_like()?;
+            for (expert, weight) in chosen {
+                sum = (sum + (experts[*expert].apply(&own)? * f64::from(*weight))?)?;
+            }
+            Ok(sum)
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn sigmoid_routers_choose_by_corrected_scores_within_the_best_groups() -> Result<()> {
+        let logits = [[0.0_f32, 2.0, 1.0, 1.0, 3.0, -4.0]];
+        let rows = Tensor::new(&logits, &candle_core::Device::Cpu)?;
+        let s: Vec<f32> = logits[0].iter().map(|z| sigma(*z)).collect();
+        let mut numbers =
+            SigmoidChoice { bias: vec![0.0; 6], groups: 3, kept_groups: 2, scale: 1.5 };
+        let chosen = |numbers: &SigmoidChoice, normalise| -> Result<Vec<(usize, f32)>> {
+            let routes = Routes::choose_by(&rows, 2, normalise, Choice::Sigmoid(numbers))?;
+            let visits = routes.visits().enumerate().filter(|(_, visits)| !visits.is_empty());
+            Ok(visits.map(|(expert, visits)| (expert, routes.weights[visits.start])).collect())
+        };
+        // The last group holds the best expert, but its two sum lowest.
+        let total = s[1] + s[2];
+        assert_eq!(chosen(&numbers, false)?, [(1, s[1] * 1.5), (2, s[2] * 1.5)]);
+        assert_eq!(
+            chosen(&numbers, true)?,
+            [(1, s[1] * (1.5 / (total + 1e-20))), (2, s[2] * (1.5 / (total + 1e-20)))]
+        );
+        // A bias changes who is chosen and not what it weighs.
+        numbers.bias[3] = 2.0;
+        numbers.bias[0] = -9.0;
+        assert_eq!(chosen(&numbers, false)?, [(3, s[3] * 1.5), (4, s[4] * 1.5)]);
+        for (groups, kept_groups, biases) in
+            [(4, 1, 6), (0, 0, 6), (3, 4, 6), (3, 0, 6), (6, 1, 6), (3, 2, 5)]
+        {
+            let wrong = SigmoidChoice { bias: vec![0.0; biases], groups, kept_groups, scale: 1.0 };
+            assert!(Routes::choose_by(&rows, 2, true, Choice::Sigmoid(&wrong)).is_err());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn experts_with_biases_bounds_and_weighed_inputs_equal_each_alone() -> Result<()> {
+        let mut noise = Noise::new(75);
+        let mut experts = experts(5, 12, DType::F32, &mut noise)?;
+        for expert in &mut experts {
+            let biases = [12, 12, HIDDEN].map(|width| noise.tensor(&[width]));
+            (expert.biases, expert.clamped) =
+                (Some(biases), Some(Clamped { alpha: 1.7, limit: 0.4 }));
+        }
+        let (x, logits) = (noise.tensor(&[9, HIDDEN]), noise.tensor(&[9, 5]));
+        let routes = Routes::choose(&logits, 2, true)?;
+        let of_rows = logits.to_vec2::<f32>()?.into_iter().map(|row| {
+            let chosen = best(&row, 2);
+            let sum: f32 = chosen.iter().map(|&e| row[e].exp()).sum();
+            chosen.into_iter().map(|e| (e, row[e].exp() / sum)).collect()
+        });
+        let want = Tensor::cat(&by_hand(&x, &experts, &of_rows.collect::<Vec<_>>())?, 0)?;
+        let zeros = x.zeros_like()?;
+        assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        let routes = Routes::choose_by(&logits, 1, false, Choice::SigmoidOnInput)?;
+        let rows = logits.to_vec2::<f32>()?.into_iter().enumerate().map(|(row, logits)| {
+            let expert = best(&logits, 1)[0];
+            experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?)
+        });
+        let want = Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?;
+        assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        Ok(())
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Rotary position embedding (Su et al. 2021), half-split: dimension `i` pairs with `i + D/2`.
+//! Rotary position embedding (Su et al. 2021), half-split: dimension `i` pairs with `i + R/2`, or interleaved:
+//! `2i` pairs with `2i + 1`. The first `R` dimensions of a head turn, mostly all `D`; the rest pass.
 //!
 //! With `x = [a | b]`: `y = [a cos − b sin | b cos + a sin]`; backward turns the other way.
 //! Angles are `f32(position) · inv_freq_i` rounded to f32, their cosine and sine taken with full
@@ -58,6 +59,9 @@ pub enum RopeScaling {
 pub struct Rope {
     inv_freq: Vec<f32>,
     amplitude: f32,
+    interleaved: bool,
+    /// `D`, of which `R` is twice the number of frequencies.
+    head_dim: usize,
 }
 
 impl Rope {
@@ -94,7 +98,7 @@ impl Rope {
                 (yarn(&base, head_dim, theta, scaling), attention_factor as f32)
             }
         };
-        Ok(Self { inv_freq, amplitude })
+        Ok(Self { inv_freq, amplitude, interleaved: false, head_dim })
     }
 
     /// The same with frequency `i` divided by `divisors[i]`.
@@ -112,9 +116,38 @@ impl Rope {
         Ok(self)
     }
 
-    /// Head dim that these frequencies rotate.
+    /// The same for the first dimensions of wider heads.
+    ///
+    /// # Errors
+    /// - the heads are narrower than what turns
+    pub fn within(mut self, head_dim: usize) -> Result<Self> {
+        if head_dim < 2 * self.inv_freq.len() {
+            bail!("rope: {} dimensions do not fit a head of {head_dim}", 2 * self.inv_freq.len());
+        }
+        self.head_dim = head_dim;
+        Ok(self)
+    }
+
+    /// No dimension of a head turns.
+    pub fn still(head_dim: usize) -> Self {
+        Self { inv_freq: Vec::new(), amplitude: 1.0, interleaved: false, head_dim }
+    }
+
+    /// The same for pairs of neighbours, `2i` and `2i + 1`.
+    #[must_use]
+    pub fn of_neighbours(self) -> Self {
+        Self { interleaved: true, ..self }
+    }
+
+    /// The same with cos and sin multiplied by a factor.
+    #[must_use]
+    pub fn amplified(self, factor: f64) -> Self {
+        Self { amplitude: self.amplitude * factor as f32, ..self }
+    }
+
+    /// Width of the heads.
     pub fn head_dim(&self) -> usize {
-        2 * self.inv_freq.len()
+        self.head_dim
     }
 
     /// Cos and sin of every position.
@@ -136,6 +169,7 @@ impl Rope {
         Ok(RopeTable {
             cos: Tensor::from_vec(cos, shape, device)?,
             sin: Tensor::from_vec(sin, shape, device)?,
+            interleaved: self.interleaved,
         })
     }
 }
@@ -185,20 +219,22 @@ fn yarn(base: &[f32], head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<
         .collect()
 }
 
-/// Cos and sin for the tokens of one sequence, each `[T, D/2]` in f32.
+/// Cos and sin for the tokens of one sequence, each `[T, R/2]` in f32.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     cos: Tensor,
     sin: Tensor,
+    /// Whether neighbours turn together.
+    interleaved: bool,
 }
 
 impl RopeTable {
-    /// Cos `[T, D/2]`.
+    /// Cos `[T, R/2]`.
     pub fn cos(&self) -> &Tensor {
         &self.cos
     }
 
-    /// Sin `[T, D/2]`.
+    /// Sin `[T, R/2]`.
     pub fn sin(&self) -> &Tensor {
         &self.sin
     }
@@ -208,7 +244,7 @@ impl RopeTable {
     /// # Errors
     /// - the tensor cannot be made
     pub fn reversed(&self) -> Result<Self> {
-        Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()? })
+        Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()?, ..*self })
     }
 
     /// The table on another device.
@@ -216,7 +252,7 @@ impl RopeTable {
     /// # Errors
     /// - the device has no memory for it
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        Ok(Self { cos: self.cos.to_device(device)?, sin: self.sin.to_device(device)? })
+        Ok(Self { cos: self.cos.to_device(device)?, sin: self.sin.to_device(device)?, ..*self })
     }
 
     /// The table of the first tokens.
@@ -225,7 +261,7 @@ impl RopeTable {
     /// - there are fewer
     pub fn first(&self, tokens: usize) -> Result<Self> {
         let part = |table: &Tensor| table.narrow(0, 0, tokens);
-        Ok(Self { cos: part(&self.cos)?, sin: part(&self.sin)? })
+        Ok(Self { cos: part(&self.cos)?, sin: part(&self.sin)?, ..*self })
     }
 
     /// Tables of successive tokens, laid end to end.
@@ -235,25 +271,32 @@ impl RopeTable {
     pub fn concatenated(tables: &[Self]) -> Result<Self> {
         let part =
             |of: fn(&Self) -> &Tensor| Tensor::cat(&tables.iter().map(of).collect::<Vec<_>>(), 0);
-        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)? })
+        let interleaved = tables.first().is_some_and(|table| table.interleaved);
+        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)?, interleaved })
     }
 }
 
 /// Rotates every head of `x` by its token's angles.
 ///
 /// # Shapes
-/// - `x`: `[T, N, D]`, table over the same `T` → `[T, N, D]`
+/// - `x`: `[T, N, D]`, table over the same `T`, of at most `D` dimensions → `[T, N, D]`
 ///
 /// # Errors
-/// - `x` is not `[T, N, D]` with the table's `T` and `D`
+/// - `x` is not `[T, N, D]` with the table's `T`, or the table turns more than `D` dimensions
 pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let (tokens, _, head_dim) = x.dims3()?;
-    if table.cos.dims() != [tokens, head_dim / 2] {
+    let (listed, pairs) = table.cos.dims2()?;
+    if listed != tokens || 2 * pairs > head_dim {
         bail!("rope: table {:?} does not fit x {:?}", table.cos.shape(), x.shape());
     }
+    if pairs == 0 || tokens == 0 {
+        return Ok(x.clone());
+    }
+    let plain = 2 * pairs == head_dim && !table.interleaved;
     if fused(&[x, &table.cos]) {
-        x.contiguous()?.apply_op3(&table.cos, &table.sin, RotateHalves { sign: 1.0 })
-    } else if cuda::takes(&[x, &table.cos]) {
+        let op = Rotate { sign: 1.0, interleaved: table.interleaved };
+        x.contiguous()?.apply_op3(&table.cos, &table.sin, op)
+    } else if plain && cuda::takes(&[x, &table.cos]) {
         cuda::rows::rope(x, &table.cos, &table.sin)
     } else {
         composed(x, table)
@@ -275,24 +318,63 @@ pub fn composed(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
 /// # Errors
 /// - as [`rope`]
 pub fn reference(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
-    let (_, _, head_dim) = x.dims3()?;
+    let (tokens, heads, head_dim) = x.dims3()?;
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let (cos, sin) =
         (table.cos.to_dtype(wide)?.unsqueeze(1)?, table.sin.to_dtype(wide)?.unsqueeze(1)?);
     let wide_x = x.to_dtype(wide)?;
-    let (a, b) =
-        (wide_x.narrow(2, 0, head_dim / 2)?, wide_x.narrow(2, head_dim / 2, head_dim / 2)?);
+    let half = table.cos.dim(1)?;
+    let turning = wide_x.narrow(2, 0, 2 * half)?;
+    let (a, b) = if table.interleaved {
+        let pairs = turning.reshape((tokens, heads, half, 2))?;
+        (pairs.narrow(3, 0, 1)?.squeeze(3)?, pairs.narrow(3, 1, 1)?.squeeze(3)?)
+    } else {
+        (turning.narrow(2, 0, half)?, turning.narrow(2, half, half)?)
+    };
     let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
     let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-    Tensor::cat(&[first, second], 2)?.to_dtype(x.dtype())
+    let turned = if table.interleaved {
+        Tensor::stack(&[first, second], 3)?.reshape((tokens, heads, 2 * half))?
+    } else {
+        Tensor::cat(&[first, second], 2)?
+    };
+    let rest = head_dim - 2 * half;
+    let whole = match rest {
+        0 => turned,
+        _ => Tensor::cat(&[turned, wide_x.narrow(2, 2 * half, rest)?], 2)?,
+    };
+    whole.to_dtype(x.dtype())
 }
 
-struct RotateHalves {
+struct Rotate {
     /// 1 forward, −1 for the inverse rotation of the backward pass.
     sign: f32,
+    interleaved: bool,
 }
 
-impl CustomOp3 for RotateHalves {
+impl Rotate {
+    fn run(
+        &self,
+        x: &[f32],
+        cos: &[f32],
+        sin: &[f32],
+        shape: &Shape,
+        half: usize,
+    ) -> Result<Vec<f32>> {
+        let (_, heads, head_dim) = shape.dims3()?;
+        Ok(rotate(x, [cos, sin], Heads { heads, head_dim, half }, self))
+    }
+}
+
+/// Sizes of a token's heads; the first `2 · half` dimensions turn.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    head_dim: usize,
+    half: usize,
+}
+
+impl CustomOp3 for Rotate {
     fn name(&self) -> &'static str {
         "rope"
     }
@@ -309,8 +391,8 @@ impl CustomOp3 for RotateHalves {
         let x = f32_slice(s1, l1, "rope")?;
         let cos = f32_slice(s2, l2, "rope")?;
         let sin = f32_slice(s3, l3, "rope")?;
-        let (_, heads, head_dim) = l1.shape().dims3()?;
-        Ok((CpuStorage::F32(rotate(x, cos, sin, heads, head_dim, self.sign)), l1.shape().clone()))
+        let (_, half) = l2.shape().dims2()?;
+        Ok((CpuStorage::F32(self.run(x, cos, sin, l1.shape(), half)?), l1.shape().clone()))
     }
 
     fn bwd(
@@ -321,33 +403,39 @@ impl CustomOp3 for RotateHalves {
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (_, heads, head_dim) = x.dims3()?;
+        let half = cos.dim(1)?;
+        let back = Self { sign: -self.sign, ..*self };
         let dx = with_f32(grad, |g| {
-            with_f32(cos, |c| with_f32(sin, |s| Ok(rotate(g, c, s, heads, head_dim, -self.sign))))
+            with_f32(cos, |c| with_f32(sin, |s| back.run(g, c, s, x.shape(), half)))
         })?;
         Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None, None))
     }
 }
 
-fn rotate(
-    x: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    heads: usize,
-    head_dim: usize,
-    sign: f32,
-) -> Vec<f32> {
-    let half = head_dim / 2;
+fn rotate(x: &[f32], [cos, sin]: [&[f32]; 2], sizes: Heads, how: &Rotate) -> Vec<f32> {
+    let Heads { heads, head_dim, half } = sizes;
     let mut out = vec![0.0; x.len()];
     let token = (heads * head_dim).max(1);
     let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
     out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
         |((out, x), (cos, sin))| {
             for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
+                let (out, out_rest) = out.split_at_mut(2 * half);
+                let (x, x_rest) = x.split_at(2 * half);
+                out_rest.copy_from_slice(x_rest);
+                if how.interleaved {
+                    let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                    for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+                        let s = how.sign * sin;
+                        out[0] = x[0] * cos - x[1] * s;
+                        out[1] = x[1] * cos + x[0] * s;
+                    }
+                    continue;
+                }
                 let (first, second) = out.split_at_mut(half);
                 let (a, b) = x.split_at(half);
                 for i in 0..half {
-                    let s = sign * sin[i];
+                    let s = how.sign * sin[i];
                     first[i] = a[i] * cos[i] - b[i] * s;
                     second[i] = b[i] * cos[i] + a[i] * s;
                 }
@@ -381,6 +469,46 @@ mod tests {
             assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
             assert_close("own", own.get(&x).expect("own"), plain.get(&x).expect("plain"), 1e-6);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn neighbours_and_parts_of_a_head_turn_alike_in_every_version() -> Result<()> {
+        let positions = [0, 5, 41, 1000];
+        for (turning, head_dim, neighbours) in
+            [(8, 8, true), (6, 10, false), (4, 12, true), (2, 3, true)]
+        {
+            let of = Rope::new(turning, 1e4, RopeScaling::None)?.within(head_dim)?;
+            let of = if neighbours { of.of_neighbours() } else { of };
+            assert_eq!(of.head_dim(), head_dim);
+            let table = of.table(&positions, &Device::Cpu)?;
+            let mut noise = Noise::new(9);
+            let x = noise.var(&[4, 3, head_dim]);
+            let direction = noise.tensor(&[4, 3, head_dim]);
+            let (fused, plain) = (rope(&x, &table)?, reference(&x, &table)?);
+            assert_close("forward", &fused, &plain, 1e-6);
+            // The half-split version of re-ordered dimensions is the same rotation.
+            let place = |i: usize| match i {
+                i if i >= turning || !neighbours => i,
+                i => 2 * (i % (turning / 2)) + i / (turning / 2),
+            };
+            let order: Vec<u32> = (0..head_dim).map(|i| place(i) as u32).collect();
+            let order = Tensor::new(order, &Device::Cpu)?;
+            let split = RopeTable { interleaved: false, ..table.clone() };
+            let turned = reference(&x.index_select(&order, 2)?, &split)?;
+            assert_close("re-ordered", &fused.index_select(&order, 2)?, &turned, 1e-6);
+            let back = rope(&fused.detach(), &table.reversed()?)?;
+            assert_close("back", &back, &x, 1e-5);
+            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
+        }
+        let still = Rope::still(6).table(&positions, &Device::Cpu)?;
+        let x = Noise::new(4).tensor(&[4, 2, 6]);
+        assert_close("still", &rope(&x, &still)?, &x, 0.0);
+        let wide = Rope::new(8, 1e4, RopeScaling::None)?;
+        assert!(wide.clone().within(6).is_err());
+        assert!(rope(&x, &wide.table(&positions, &Device::Cpu)?).is_err());
         Ok(())
     }
 

@@ -58,6 +58,74 @@ pub fn reference(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     (gate / (gate.neg()?.exp()? + 1.0)?)?.mul(up)
 }
 
+/// Numbers of a clamped unit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clamped {
+    /// Factor in the sigmoid.
+    pub alpha: f64,
+    /// Largest gate, and largest size of what it multiplies.
+    pub limit: f64,
+}
+
+/// `(u + 1) · g σ(α g)` with `g = min(gate, L)` and `u = clamp(up, −L, L)` (gpt-oss), without gradients.
+///
+/// # Shapes
+/// - `gate`, `up`: equal → the same
+///
+/// # Errors
+/// - the shapes differ, or an argument trains
+pub fn clamped_swiglu(gate: &Tensor, up: &Tensor, bounds: Clamped) -> Result<Tensor> {
+    if gate.shape() != up.shape() {
+        bail!("swiglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
+    }
+    if gate.track_op() || up.track_op() {
+        bail!("swiglu: a clamped unit has no gradients");
+    }
+    if fused(&[gate, up]) {
+        return gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &bounds);
+    }
+    let gate = gate.minimum(bounds.limit)?;
+    let up = (up.clamp(-bounds.limit, bounds.limit)? + 1.0)?;
+    (&gate / ((&gate * -bounds.alpha)?.exp()? + 1.0)?)?.mul(&up)
+}
+
+impl CustomOp2 for Clamped {
+    fn name(&self) -> &'static str {
+        "clamped-swiglu"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (gate, up) =
+            (f32_slice(s1, l1, "clamped-swiglu")?, f32_slice(s2, l2, "clamped-swiglu")?);
+        let mut out = vec![0.0; gate.len()];
+        let inputs = gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK));
+        let bounds = (self.alpha as f32, self.limit as f32);
+        out.par_chunks_mut(CHUNK)
+            .zip(inputs)
+            .for_each(|(out, (gate, up))| clamped(out, gate, up, bounds));
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+}
+
+vectorised! {
+    fn clamped(out: &mut [f32], gate: &[f32], up: &[f32], bounds: (f32, f32)) {
+        let (alpha, limit) = bounds;
+        for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+            // Comparisons that are false for NaN let it through.
+            let gate = if gate > limit { limit } else { gate };
+            let up = if up > limit { limit } else { up };
+            let up = if up < -limit { -limit } else { up };
+            *out = (up + 1.0) * (gate / (1.0 + exp(-alpha * gate)));
+        }
+    }
+}
+
 struct SwiGlu;
 
 impl CustomOp2 for SwiGlu {
@@ -144,6 +212,26 @@ pub(crate) fn backward(
 mod tests {
     use super::*;
     use crate::test_support::{Noise, assert_close, gradcheck};
+
+    #[test]
+    fn a_clamped_unit_is_bounded_on_both_sides_of_its_product() -> Result<()> {
+        let mut noise = Noise::new(12);
+        let (gate, up) = ((noise.tensor(&[7, 33]) * 4.0)?, (noise.tensor(&[7, 33]) * 4.0)?);
+        let bounds = Clamped { alpha: 1.702, limit: 2.0 };
+        let got = clamped_swiglu(&gate, &up, bounds)?.flatten_all()?.to_vec1::<f32>()?;
+        let [gates, ups] = [&gate, &up].map(|t| t.flatten_all().and_then(|t| t.to_vec1::<f32>()));
+        for ((got, gate), up) in got.iter().zip(gates?).zip(ups?) {
+            let (g, u) = (f64::from(gate).min(2.0), f64::from(up).clamp(-2.0, 2.0));
+            let want = (u + 1.0) * g / (1.0 + (-1.702 * g).exp());
+            assert!((f64::from(*got) - want).abs() < 1e-5, "{gate} {up}: {got} {want}");
+        }
+        let wide = |t: &Tensor| t.to_dtype(candle_core::DType::F64);
+        let by_ops = clamped_swiglu(&wide(&gate)?, &wide(&up)?, bounds)?;
+        let own = clamped_swiglu(&gate, &up, bounds)?;
+        assert_close("by ops", &own, &by_ops.to_dtype(candle_core::DType::F32)?, 1e-5);
+        assert!(clamped_swiglu(&noise.var(&[2]), &noise.tensor(&[2]), bounds).is_err());
+        Ok(())
+    }
 
     #[test]
     fn fused_matches_reference_forward_and_backward() -> Result<()> {

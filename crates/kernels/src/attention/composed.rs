@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
-use super::KeyRanges;
+use super::{KeyRanges, Scores};
 use crate::composed::{CHUNK_VALUES, FULL_ROWS, differentiable};
 
 /// Most queries of a block.
@@ -25,15 +25,15 @@ pub fn composed(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> 
     composed_within(CHUNK_VALUES, q, k, v, ranges)
 }
 
-/// The same with scores bent to `c · tanh(s / c)`, without gradients.
-pub(super) fn softcapped(
+/// The same with bent scores or sinks, without gradients.
+pub(super) fn frozen(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
-    softcap: f64,
+    scores: Scores<'_>,
 ) -> Result<Tensor> {
-    limited(CHUNK_VALUES, [&q.detach(), &k.detach(), &v.detach()], ranges, Some(softcap))
+    limited(CHUNK_VALUES, [&q.detach(), &k.detach(), &v.detach()], ranges, scores)
 }
 
 /// The same with at most so many scores at a time.
@@ -44,14 +44,14 @@ pub(super) fn composed_within(
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
 ) -> Result<Tensor> {
-    limited(scores, [q, k, v], ranges, None)
+    limited(scores, [q, k, v], ranges, Scores::default())
 }
 
 fn limited(
-    scores: usize,
+    room: usize,
     [q, k, v]: [&Tensor; 3],
     ranges: &Arc<KeyRanges>,
-    softcap: Option<f64>,
+    scores: Scores<'_>,
 ) -> Result<Tensor> {
     super::check_shapes(q, k, v, ranges)?;
     let dtype = q.dtype();
@@ -59,7 +59,8 @@ fn limited(
     let (q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
     let tracked = [&q, &k, &v].iter().any(|t| t.track_op());
     let queries = q.dim(0)?;
-    let call = Call { softcap, ..Call::new(scores, &q, &k, &v, ranges)? };
+    let sinks = scores.sinks.map(wide).transpose()?;
+    let call = Call { softcap: scores.softcap, sinks, ..Call::new(room, &q, &k, &v, ranges)? };
     if !tracked && (1..FULL_ROWS).contains(&queries) {
         let filled = q.pad_with_zeros(0, 0, FULL_ROWS - queries)?;
         let call = Call { q: filled, ranges: Arc::new(ranges.filled_up(FULL_ROWS)), ..call };
@@ -85,8 +86,10 @@ struct Call {
     /// `[K, Tk, D]`
     v: Tensor,
     ranges: Arc<KeyRanges>,
-    /// Where scores are bent; forward only.
+    /// Where scores are bent; forward only, as the next.
     softcap: Option<f64>,
+    /// Logits without values, `[N]`.
+    sinks: Option<Tensor>,
 }
 
 /// A block's factors: `weights` are the normalised probabilities.
@@ -122,7 +125,7 @@ impl Call {
         let by_head = |t: &Tensor| t.detach().transpose(0, 1)?.contiguous();
         let (k, v) = (by_head(k)?, by_head(v)?);
         let (q, ranges) = (q.detach().contiguous()?, Arc::clone(ranges));
-        Ok(Self { scores, q, k, v, ranges, softcap: None })
+        Ok(Self { scores, q, k, v, ranges, softcap: None, sinks: None })
     }
 
     /// `K`, `G`, `D`
@@ -196,7 +199,9 @@ impl Call {
                 Some((scores.transpose(1, 2)?.contiguous()?, present.clone()))
             }
         };
-        let [range_weights, single_weights] = softmax([range, of_singles])?;
+        let sinks =
+            self.sinks.as_ref().map(|sinks| sinks.reshape((kv_heads, group, 1, 1))).transpose()?;
+        let [range_weights, single_weights] = softmax([range, of_singles], sinks.as_ref())?;
         let singles = match (singles, single_weights) {
             (Some((k, v, _)), Some(weights)) => Some(Singles { k, v, weights }),
             _ => None,
@@ -359,8 +364,11 @@ fn by_query_back(t: &Tensor, shape: &candle_core::Shape) -> Result<Tensor> {
 }
 
 /// Softmax over two groups of scores `[K, G, B, keys]` with their visibility `[B, keys]`; rows that
-/// see nothing get zeros.
-fn softmax(groups: [Option<(Tensor, Tensor)>; 2]) -> Result<[Option<Tensor>; 2]> {
+/// see nothing get zeros. Sinks `[K, G, 1, 1]` take part in it and have no weights of their own.
+fn softmax(
+    groups: [Option<(Tensor, Tensor)>; 2],
+    sinks: Option<&Tensor>,
+) -> Result<[Option<Tensor>; 2]> {
     let mut max: Option<Tensor> = None;
     let mut masked = [None, None];
     for (masked, group) in masked.iter_mut().zip(groups) {
@@ -373,7 +381,10 @@ fn softmax(groups: [Option<(Tensor, Tensor)>; 2]) -> Result<[Option<Tensor>; 2]>
         });
         *masked = Some((scores, visible));
     }
-    let Some(max) = max else { return Ok([None, None]) };
+    let Some(mut max) = max else { return Ok([None, None]) };
+    if let Some(sinks) = sinks {
+        max = max.broadcast_maximum(sinks)?;
+    }
     let mut weights = [None, None];
     let mut total = max.zeros_like()?;
     for (weights, masked) in weights.iter_mut().zip(masked) {
@@ -381,6 +392,9 @@ fn softmax(groups: [Option<(Tensor, Tensor)>; 2]) -> Result<[Option<Tensor>; 2]>
         let own = scores.broadcast_sub(&max)?.exp()?.broadcast_mul(&visible)?;
         total = (total + own.sum_keepdim(D::Minus1)?)?;
         *weights = Some(own);
+    }
+    if let Some(sinks) = sinks {
+        total = (total + sinks.broadcast_sub(&max)?.exp()?)?;
     }
     // A row without keys divides 0 by 1.
     let total = (&total + total.eq(0.0)?.to_dtype(DType::F32)?)?;

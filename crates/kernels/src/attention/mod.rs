@@ -34,7 +34,7 @@ pub use composed::composed;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use gpu::program;
 pub use keys::{is_quantisable, quantised_keys};
-pub use ranges::{Delays, KeyRanges};
+pub use ranges::{Delays, KeyRanges, Reach};
 pub use reference::reference;
 
 /// Attention of `q` over `k`, `v` within `ranges`.
@@ -48,7 +48,7 @@ pub use reference::reference;
 /// # Errors
 /// - shapes do not fit, or `K` does not divide `N`
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
-    attend(q, k, v, ranges, None)
+    attend(q, k, v, ranges, Scores::default())
 }
 
 /// The same with scores bent to `c · tanh(s / c)` before the softmax (Gemma 2, Riviere et al. 2024), without
@@ -66,13 +66,44 @@ pub fn softcapped_attention(
     ranges: &Arc<KeyRanges>,
     softcap: f64,
 ) -> Result<Tensor> {
-    if !(softcap > 0.0 && softcap.is_finite()) {
+    frozen_attention(q, k, v, ranges, Scores { softcap: Some(softcap), sinks: None })
+}
+
+/// What becomes of scores before and in the softmax.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scores<'a> {
+    /// `c` of scores `c · tanh(s / c)`.
+    pub softcap: Option<f64>,
+    /// A logit of each query head that takes its share of the softmax and has no value, `[N]` in f32: outputs
+    /// are multiplied by `σ(lse − sink)`, `lse` being the log-sum-exp of the scores (gpt-oss).
+    pub sinks: Option<&'a Tensor>,
+}
+
+/// [`attention`] with scores that are bent or share the softmax with sinks, without gradients.
+///
+/// # Shapes
+/// - as [`attention`]
+///
+/// # Errors
+/// - as [`attention`]; an argument trains, a softcap is not positive, or there is not one sink a head
+pub fn frozen_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+    scores: Scores<'_>,
+) -> Result<Tensor> {
+    if let Some(softcap) = scores.softcap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
         bail!("attention: positive softcap expected, found {softcap}");
     }
-    if [q, k, v].iter().any(|t| t.track_op()) {
-        bail!("attention: soft-capped scores have no gradients");
+    if [Some(q), Some(k), Some(v), scores.sinks].iter().flatten().any(|t| t.track_op()) {
+        bail!("attention: soft-capped scores and sinks have no gradients");
     }
-    attend(q, k, v, ranges, Some(softcap))
+    let heads = q.dims3()?.1;
+    if let Some(sinks) = scores.sinks.filter(|sinks| sinks.dims() != [heads]) {
+        bail!("attention: sinks {:?} for {heads} heads", sinks.shape());
+    }
+    attend(q, k, v, ranges, scores)
 }
 
 fn attend(
@@ -80,21 +111,23 @@ fn attend(
     k: &Tensor,
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
-    softcap: Option<f64>,
+    scores: Scores<'_>,
 ) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
     let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
     if (halves || blocks) && !(fused(&[q]) && k.device().is_cpu()) {
         let wide = |t: &Tensor| if blocks { keys::widened_keys(t) } else { t.to_dtype(q.dtype()) };
-        return attend(q, &wide(k)?, &wide(v)?, ranges, softcap);
+        return attend(q, &wide(k)?, &wide(v)?, ranges, scores);
     }
     if fused(&[q, k, v]) || halves || blocks {
         let (ranges, log_sum_exp) = (Arc::clone(ranges), OnceLock::new());
-        let op = Attention { ranges, softcap: softcap.map(|cap| cap as f32), log_sum_exp };
+        let sinks = scores.sinks.map(Tensor::to_vec1::<f32>).transpose()?;
+        let op =
+            Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
-    } else if let Some(softcap) = softcap {
-        composed::softcapped(q, k, v, ranges, softcap)
+    } else if scores.softcap.is_some() || scores.sinks.is_some() {
+        composed::frozen(q, k, v, ranges, scores)
     } else if cuda::takes(&[q, k, v])
         && let Some(out) = gpu::attention(q, k, v, ranges)?
     {
@@ -171,8 +204,10 @@ const TILE_KEYS: usize = 256;
 
 struct Attention {
     ranges: Arc<KeyRanges>,
-    /// Forward only.
+    /// Forward only, as the next.
     softcap: Option<f32>,
+    /// `[N]`
+    sinks: Option<Vec<f32>>,
     /// `[Tq, N]`, filled by the forward pass.
     log_sum_exp: OnceLock<Vec<f32>>,
 }
@@ -193,18 +228,19 @@ impl CustomOp3 for Attention {
     ) -> Result<(CpuStorage, Shape)> {
         let q = f32_slice(s1, l1, "attention")?;
         let dims = Dims { softcap: self.softcap, ..Dims::new(l1.shape(), l2.shape())? };
+        let visible = (self.ranges.as_ref(), self.sinks.as_deref());
         let (out, lse) = match s2.dtype() {
             DType::F16 => {
                 let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
-                tiled::forward(q, k, v, dims, &self.ranges)
+                tiled::forward(q, k, v, dims, visible)
             }
             DType::U8 => {
                 let (k, v) = (u8_slice(s2, l2, "attention")?, u8_slice(s3, l3, "attention")?);
-                tiled::forward(q, keys::Blocks(k), keys::Blocks(v), dims, &self.ranges)
+                tiled::forward(q, keys::Blocks(k), keys::Blocks(v), dims, visible)
             }
             _ => {
                 let (k, v) = (f32_slice(s2, l2, "attention")?, f32_slice(s3, l3, "attention")?);
-                tiled::forward(q, k, v, dims, &self.ranges)
+                tiled::forward(q, k, v, dims, visible)
             }
         };
         // A second forward pass of the same op computes the same values.
@@ -221,8 +257,8 @@ impl CustomOp3 for Attention {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(lse) = self.log_sum_exp.get() else { bail!("attention: backward before forward") };
-        if self.softcap.is_some() {
-            bail!("attention: soft-capped scores have no gradients");
+        if self.softcap.is_some() || self.sinks.is_some() {
+            bail!("attention: soft-capped scores and sinks have no gradients");
         }
         let dims = Dims::new(q.shape(), k.shape())?;
         let train_keys = k.track_op() || v.track_op();

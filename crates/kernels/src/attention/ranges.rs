@@ -11,6 +11,28 @@ pub enum Delays<'a> {
     PerToken(&'a [u32]),
 }
 
+/// How far back a token of a sequence sees, the token itself included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// To the start.
+    All,
+    /// The last so many tokens.
+    Window(usize),
+    /// To the start of its chunk: positions are cut at multiples of so many tokens.
+    Chunk(usize),
+}
+
+impl Reach {
+    /// The first place that the token before place `end` sees.
+    fn first(self, end: usize) -> usize {
+        match self {
+            Self::All => 0,
+            Self::Window(window) => end.saturating_sub(window),
+            Self::Chunk(chunk) => end.saturating_sub(1) / chunk.max(1) * chunk.max(1),
+        }
+    }
+}
+
 /// Visible keys of every query `t`: `[start_t, end_t)` by token index, then single keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRanges {
@@ -55,6 +77,18 @@ impl KeyRanges {
         Self { start, end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
+    /// Packed tokens that see their document as far as `reach` goes; padding sees nothing.
+    pub fn packed_in(document_ids: &[i32], reach: Reach) -> Self {
+        let mut document_start = 0;
+        Self::of_each((0..document_ids.len()).map(|t| {
+            if t > 0 && document_ids[t] != document_ids[t - 1] {
+                document_start = t;
+            }
+            let first = document_start + reach.first(t + 1 - document_start);
+            if document_ids[t] < 0 { 0..0 } else { first..t + 1 }
+        }))
+    }
+
     /// Each query sees the keys of its own range.
     pub fn of_each(ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         let ranges = ranges.into_iter().map(|range| if range.is_empty() { 0..0 } else { range });
@@ -70,8 +104,13 @@ impl KeyRanges {
 
     /// The same within a window: each sees the last `window` tokens at most, itself among them.
     pub fn appended_within(cached: usize, queries: usize, window: usize) -> Self {
+        Self::appended_in(cached, queries, Reach::Window(window))
+    }
+
+    /// The same as far as `reach` goes.
+    pub fn appended_in(cached: usize, queries: usize, reach: Reach) -> Self {
         let ends = cached + 1..cached + 1 + queries;
-        Self::of_each(ends.map(|end| end.saturating_sub(window)..end))
+        Self::of_each(ends.map(|end| reach.first(end)..end))
     }
 
     /// Nodes of a token tree after `cached` tokens, one key each in node order: a node sees the
@@ -90,6 +129,14 @@ impl KeyRanges {
     /// # Panics
     /// - as [`Self::tree`]
     pub fn tree_within(cached: usize, parents: &[Option<usize>], window: usize) -> Self {
+        Self::tree_in(cached, parents, Reach::Window(window))
+    }
+
+    /// The same as far as `reach` goes.
+    ///
+    /// # Panics
+    /// - as [`Self::tree`]
+    pub fn tree_in(cached: usize, parents: &[Option<usize>], reach: Reach) -> Self {
         let mut paths: Vec<Vec<u32>> = Vec::with_capacity(parents.len());
         for (node, parent) in parents.iter().enumerate() {
             assert!(parent.is_none_or(|parent| parent < node), "parents come before children");
@@ -100,7 +147,7 @@ impl KeyRanges {
         let (mut start, mut end) =
             (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()));
         for path in &mut paths {
-            let first = (cached + path.len()).saturating_sub(window);
+            let first = reach.first(cached + path.len());
             path.drain(..first.saturating_sub(cached));
             start.push(first as u32);
             end.push(first.max(cached) as u32);

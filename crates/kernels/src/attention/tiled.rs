@@ -14,7 +14,7 @@ use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{axpy, dot_in_order, tanh, vectorised};
+use crate::simd::{axpy, dot_in_order, exp, tanh, vectorised};
 use crate::threads::split;
 
 /// What every tile reads.
@@ -25,17 +25,19 @@ struct Inputs<'a, S> {
     v: S,
     dims: Dims,
     ranges: &'a KeyRanges,
+    /// A logit of each query head that has no value, `[N]`.
+    sinks: Option<&'a [f32]>,
 }
 
-/// Output `[Tq, N, D]` and log-sum-exp `[Tq, N]` (−∞ where nothing is visible).
+/// Output `[Tq, N, D]` and log-sum-exp of the scores `[Tq, N]` (−∞ where nothing is visible).
 pub(super) fn forward<S: Keys>(
     q: &[f32],
     k: S,
     v: S,
     dims: Dims,
-    ranges: &KeyRanges,
+    (ranges, sinks): (&KeyRanges, Option<&[f32]>),
 ) -> (Vec<f32>, Vec<f32>) {
-    let inputs = Inputs { q, k, v, dims, ranges };
+    let inputs = Inputs { q, k, v, dims, ranges, sinks };
     let tile = dims.tile_queries();
     let mut out = vec![0.0; q.len()];
     let mut lse = vec![f32::NEG_INFINITY; ranges.queries() * dims.heads];
@@ -296,10 +298,16 @@ impl<'a, S: Keys> Group<'a, S> {
             }
             let (t, head) = (row / group, self.kv_head * group + row % group);
             let out = &mut out[t * dims.q_stride() + head * head_dim..][..head_dim];
+            let log_sum = max + total.ln();
+            // What a sink takes of the softmax has no value.
+            let sink = self.inputs.sinks.map_or(0.0, |sinks| exp(sinks[head] - log_sum));
             for (out, value) in out.iter_mut().zip(values) {
                 *out = *value / total;
             }
-            lse[t * dims.heads + head] = max + total.ln();
+            if self.inputs.sinks.is_some() {
+                out.iter_mut().for_each(|out| *out /= 1.0 + sink);
+            }
+            lse[t * dims.heads + head] = log_sum;
         }
     }
 }

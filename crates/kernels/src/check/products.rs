@@ -196,7 +196,7 @@ pub(super) fn mixtures(size: Size) -> Vec<Case> {
         };
         let expert = |e| -> Result<Expert> {
             let (gate, up, down) = (part(&t[3], e)?, part(&t[4], e)?, part(&t[5], e)?);
-            Ok(Expert { gate, up, down })
+            Ok(Expert { gate, up, down, biases: None, clamped: None })
         };
         (0..count).map(expert).collect()
     }
