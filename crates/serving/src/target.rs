@@ -86,6 +86,15 @@ fn architecture(config: &TargetConfig) -> &'static str {
         Architecture::Ministral3 => "Ministral3ForCausalLM",
         Architecture::Gemma2 => "Gemma2ForCausalLM",
         Architecture::Gemma3 => "Gemma3ForCausalLM",
+        Architecture::SmolLm3 => "SmolLM3ForCausalLM",
+        Architecture::Granite => "GraniteForCausalLM",
+        Architecture::Olmo2 => "Olmo2ForCausalLM",
+        Architecture::Olmo3 => "Olmo3ForCausalLM",
+        Architecture::Phi3 => "Phi3ForCausalLM",
+        Architecture::Glm4 => "Glm4ForCausalLM",
+        Architecture::Glm4Moe => "Glm4MoeForCausalLM",
+        Architecture::GptOss => "GptOssForCausalLM",
+        Architecture::Llama4 => "Llama4ForCausalLM",
     }
 }
 

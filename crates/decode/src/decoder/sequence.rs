@@ -45,7 +45,9 @@ impl<'a> Sequence<'a> {
     ) -> Result<Request> {
         let context = target.config().max_position_embeddings;
         Request::check(prompt, context, options)?;
-        let cache = self.cache_for(target, prompt, options.reuse_prefix)?;
+        let limit = prompt.len().saturating_add(options.max_new_tokens).min(context);
+        let mut cache = self.cache_for(target, prompt, options.reuse_prefix)?;
+        target.prepare_cache(&mut cache, limit);
         let request = Request::new(prompt, context, options, cache);
         if let Some(drafter) = &mut self.drafter {
             drafter.begin(request.reused_tokens)?;

@@ -67,8 +67,14 @@ impl<'a> GlideModel<'a> {
     }
 
     /// Keys and values of tokens at `positions`.
-    fn self_kv(&self, target: &Target, ids: &[u32], positions: &[u32]) -> Result<KeyValues> {
-        let table = target.rope().table(positions, target.device())?;
+    fn self_kv(
+        &self,
+        context: DraftContext<'_>,
+        ids: &[u32],
+        positions: &[u32],
+    ) -> Result<KeyValues> {
+        let target = context.target;
+        let table = target.rope_for(context.cache).table(positions, target.device())?;
         Ok(self.draft.self_kv(&target.embed(ids)?, &table)?)
     }
 
@@ -83,7 +89,7 @@ impl<'a> GlideModel<'a> {
         if first < known {
             let ids: Vec<u32> = context.tokens[first..].iter().map(|token| token.0).collect();
             let positions: Vec<u32> = (first as u32..known as u32).collect();
-            self.window.push(&self.self_kv(context.target, &ids, &positions)?)?;
+            self.window.push(&self.self_kv(context, &ids, &positions)?)?;
         }
         Ok(())
     }
@@ -115,7 +121,8 @@ impl<'a> GlideModel<'a> {
         });
         let own = Arc::new(KeyRanges::shared(&visible, ids.len()).with_singles(paths));
         let position = newest as u32;
-        let table = target.rope().table(&vec![position; ids.len()], target.device())?;
+        let table =
+            target.rope_for(context.cache).table(&vec![position; ids.len()], target.device())?;
         let hidden =
             self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
         Ok(head_logits(self.head.as_deref(), target, &hidden)?.to_vec2()?)
@@ -159,7 +166,7 @@ impl DraftModel for GlideModel<'_> {
         let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
         let held = self.window.held();
         let position = (held.end - 1 + depth) as u32;
-        let kv = self.self_kv(context.target, &ids, &vec![position; ids.len()])?;
+        let kv = self.self_kv(context, &ids, &vec![position; ids.len()])?;
         if let Some(buffer) = &self.buffer {
             put(buffer, held.len() + first, &kv)?;
         }

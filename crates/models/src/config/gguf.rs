@@ -16,13 +16,25 @@ pub(super) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    fn number(&self, key: &str) -> Option<f64> {
+    pub(super) fn number(&self, key: &str) -> Option<f64> {
         self.header.number(&format!("{}.{key}", self.prefix))
     }
 
     /// A number, if there is one; one that is not finite is told.
     pub(super) fn finite(&mut self, key: &str) -> Option<f64> {
         self.checked(key, "is not finite", f64::is_finite)
+    }
+
+    /// A factor of activations, if there is one; what is wrong with another is told.
+    pub(super) fn scale(&mut self, key: &str) -> Option<f64> {
+        let number = self.number(key)?;
+        limits::scale(&mut self.problems, &format!("{}.{key}", self.prefix), number)
+    }
+
+    /// A number of tokens from 1, if there is one; what is wrong with another is told.
+    pub(super) fn tokens_in(&mut self, key: &str) -> Option<f64> {
+        let most = limits::CONTEXT as f64;
+        self.checked(key, "is no number of tokens", |x| (1.0..=most).contains(&x))
     }
 
     /// A positive number, if there is one; what is wrong with another is told.
@@ -45,12 +57,42 @@ impl Keys<'_> {
         Some(number)
     }
 
+    /// A flag, if there is one.
+    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+        self.header.flag(&format!("{}.{key}", self.prefix))
+    }
+
     /// A list of flags, if there is one.
     pub(super) fn flags(&self, key: &str) -> Option<Vec<bool>> {
         self.header.flags(&format!("{}.{key}", self.prefix))
     }
 
-    fn size(&mut self, key: &str) -> usize {
+    /// Decoder layers; blocks that predict further tokens come after them.
+    fn layers(&mut self) -> usize {
+        let blocks = self.size("block_count");
+        let further = self.number("nextn_predict_layers").unwrap_or(0.0);
+        if !(further >= 0.0 && further < blocks.max(1) as f64) {
+            let prefix = self.prefix;
+            self.problems
+                .push(format!("`{prefix}.nextn_predict_layers` = {further} of {blocks} blocks"));
+            return blocks;
+        }
+        blocks - further as usize
+    }
+
+    /// Dimensions of a head that turn, if they are not all.
+    pub(super) fn turning(&mut self, head_dim: usize) -> Option<usize> {
+        let turning = self.whole("rope.dimension_count")?;
+        if turning > head_dim || !turning.is_multiple_of(2) {
+            let prefix = self.prefix;
+            self.problems.push(format!(
+                "`{prefix}.rope.dimension_count` = {turning} is no even part of a head of {head_dim}"
+            ));
+        }
+        Some(turning).filter(|turning| *turning < head_dim)
+    }
+
+    pub(super) fn size(&mut self, key: &str) -> usize {
         self.number(key).filter(|x| *x >= 0.0).map_or_else(
             || {
                 self.problems.push(format!("`{}.{key}` is missing or no number", self.prefix));
@@ -81,7 +123,7 @@ impl Keys<'_> {
             num_experts_per_tok: self.size("expert_used_count"),
             moe_intermediate_size: width.unwrap_or(0.0) as usize,
             shared_expert_intermediate_size: shared,
-            norm_topk_prob: architecture != Architecture::Qwen2Moe,
+            norm_topk_prob: families::normalises(self, architecture),
             decoder_sparse_step: 1,
             mlp_only_layers,
         })
@@ -91,7 +133,7 @@ impl Keys<'_> {
         self.header.number(&format!("tokenizer.ggml.{key}")).map(|x| x as u32)
     }
 
-    fn has(&self, tensor: &str) -> bool {
+    pub(super) fn has(&self, tensor: &str) -> bool {
         self.header.tensors.contains_key(tensor)
     }
 
@@ -118,7 +160,8 @@ impl Keys<'_> {
                     .number("rope.scaling.original_context_length")
                     .unwrap_or(context as f64),
                 attention_factor: self.yarn_attention_factor(factor),
-                truncate: true,
+                // Without a key for it: published files of the family say so.
+                truncate: self.prefix != "gpt-oss",
             },
             Some(other) => {
                 let message = format!("unknown rope scaling `{other}` (known: none, linear, yarn)");
@@ -157,8 +200,9 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     let sizes = Sizes {
         architecture,
         hidden_size,
-        num_hidden_layers: keys.size("block_count"),
+        num_hidden_layers: keys.layers(),
         num_attention_heads,
+        head_dim,
         max_position_embeddings: context,
     };
     let config = TargetConfig {

@@ -29,7 +29,14 @@ impl<'a> Keys<'a> {
     /// Base and scaling of the rotary embedding of all layers.
     pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
         let context = sizes.max_position_embeddings;
-        RopeParameters::from_json(self.value, context, &mut self.problems)
+        let mut rope = RopeParameters::from_json(self.value, context, &mut self.problems);
+        let objects = ["rope_parameters", "rope_scaling"].map(|key| self.object(key));
+        let places = [Some(self.value), objects[0], objects[1]];
+        let named = |place: &Value| place.get("rope_theta").is_some_and(|theta| !theta.is_null());
+        if !places.into_iter().flatten().any(named) {
+            rope.theta = Defaults::of(sizes.architecture).rope_theta;
+        }
+        rope
     }
 
     /// A finite number, if there is one.
@@ -44,7 +51,64 @@ impl<'a> Keys<'a> {
         if number.is_none() && !value.is_null() {
             self.problems.push(format!("`{key}` = {value} is not positive"));
         }
-        number
+        limits::scale(&mut self.problems, key, number?)
+    }
+
+    /// A number of tokens from 1, whole or not, if there is one; what is wrong with another is told.
+    pub(super) fn tokens_in(&mut self, key: &str) -> Option<f64> {
+        let value = self.present(key)?;
+        let most = limits::CONTEXT as f64;
+        limits::within(&mut self.problems, key, value.as_f64().unwrap_or(f64::NAN), &(1.0..=most))
+    }
+
+    /// A list of numbers, if there is one.
+    pub(super) fn numbers(&mut self, key: &str) -> Option<Vec<f32>> {
+        let value = self.present(key)?;
+        let numbers = value.as_array().and_then(|list| {
+            list.iter().map(|number| number.as_f64().map(|number| number as f32)).collect()
+        });
+        if numbers.is_none() {
+            self.problems.push(format!("`{key}` is no list of numbers"));
+        }
+        numbers
+    }
+
+    /// A flag a layer, of numbers or booleans, if there is a list.
+    pub(super) fn each_layer(&mut self, key: &str, layers: usize) -> Option<Vec<bool>> {
+        let listed = self.present(key)?;
+        let one = |flag: &Value| flag.as_bool().or(flag.as_u64().map(|flag| flag != 0));
+        let flags =
+            listed.as_array().and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
+        let Some(flags) = flags else {
+            self.problems.push(format!("`{key}` is no list of flags"));
+            return None;
+        };
+        if flags.len() != layers {
+            self.problems.push(format!("`{key}` lists {} of {layers} layers", flags.len()));
+            return None;
+        }
+        Some(flags)
+    }
+
+    /// Dimensions of a head that turn, of `partial_rotary_factor` at top level or beside the base.
+    pub(super) fn turning(&mut self, sizes: Sizes, absent: f64) -> usize {
+        const KEY: &str = "partial_rotary_factor";
+        let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| {
+            self.object(key).and_then(|rope| rope.get(KEY)).filter(|value| !value.is_null())
+        });
+        let share = match nested.or_else(|| self.present(KEY)) {
+            None => absent,
+            Some(value) => value.as_f64().unwrap_or(f64::NAN),
+        };
+        let turning = (sizes.head_dim as f64 * share).floor();
+        if !(share > 0.0 && share <= 1.0) || turning < 2.0 || turning % 2.0 != 0.0 {
+            let head_dim = sizes.head_dim;
+            self.problems.push(format!(
+                "`{KEY}` = {share} leaves no even number of dimensions of a head of {head_dim} to turn"
+            ));
+            return sizes.head_dim;
+        }
+        turning as usize
     }
 
     /// `sliding_window` in tokens; null is none, and a key that is left out is `absent`.
@@ -64,6 +128,12 @@ impl<'a> Keys<'a> {
 
     /// Whether each layer slides, as `layer_types` lists them; none without the key.
     pub(super) fn layer_types(&mut self, layers: usize) -> Option<Vec<bool>> {
+        self.layer_kinds(layers, "sliding_attention")
+    }
+
+    /// Whether each layer is of the kind `other` and not full, as `layer_types` lists them; none without the
+    /// key.
+    pub(super) fn layer_kinds(&mut self, layers: usize, other: &str) -> Option<Vec<bool>> {
         let listed = self.present("layer_types")?;
         let Some(listed) = listed.as_array() else {
             self.problems.push("`layer_types` is no list");
@@ -78,11 +148,11 @@ impl<'a> Keys<'a> {
         for (index, kind) in listed.iter().enumerate() {
             match kind.as_str() {
                 Some("full_attention") => sliding.push(false),
-                Some("sliding_attention") => sliding.push(true),
+                Some(kind) if kind == other => sliding.push(true),
                 _ => {
                     self.problems.push(format!(
                         "`layer_types[{index}]` = {kind} is not supported (full_attention and \
-                         sliding_attention are)"
+                         {other} are)"
                     ));
                     return None;
                 }
@@ -101,7 +171,7 @@ impl<'a> Keys<'a> {
         size.or(Some(1))
     }
 
-    fn required_size(&mut self, key: &str) -> usize {
+    pub(super) fn required_size(&mut self, key: &str) -> usize {
         self.size(key).unwrap_or_else(|| {
             self.problems.push(format!("`{key}` is missing"));
             1
@@ -129,7 +199,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A list of whole numbers.
-    fn sizes(&mut self, key: &str) -> Vec<usize> {
+    pub(super) fn sizes(&mut self, key: &str) -> Vec<usize> {
         let Some(value) = self.present(key) else {
             return Vec::new();
         };
@@ -148,6 +218,9 @@ impl<'a> Keys<'a> {
     fn experts(&mut self, architecture: Architecture) -> Option<ExpertsConfig> {
         if !architecture.is_mixture() {
             return None;
+        }
+        if let Some(experts) = families::experts_of_json(self, architecture) {
+            return Some(experts);
         }
         let mixtral = architecture == Architecture::Mixtral;
         let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
@@ -181,8 +254,11 @@ impl<'a> Keys<'a> {
         match architecture {
             Architecture::Qwen2 => (self.flag("attention_bias", true), false),
             Architecture::Qwen2Moe => (self.flag("qkv_bias", true), false),
+            Architecture::Glm4 => (self.flag("attention_bias", true), false),
+            Architecture::Glm4Moe => (self.flag("attention_bias", false), false),
+            Architecture::Phi3 => (false, false),
             _ => {
-                let bias = self.flag("attention_bias", false);
+                let bias = self.flag("attention_bias", architecture == Architecture::GptOss);
                 (bias, bias)
             }
         }
@@ -201,7 +277,8 @@ impl<'a> Keys<'a> {
 
 /// Models whose `config.json` holds that of their text part as `text_config`, and the text part's
 /// `model_type` if it names none.
-const NESTED: [(&str, &str); 2] = [("gemma3", "gemma3_text"), ("mistral3", "mistral")];
+const NESTED: [(&str, &str); 3] =
+    [("gemma3", "gemma3_text"), ("mistral3", "mistral"), ("llama4", "llama4_text")];
 
 /// Keys that the outer configuration may hold for the text part.
 const OUTER_KEYS: [&str; 4] =
@@ -260,27 +337,29 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         hidden_size,
         num_hidden_layers: keys.required_size("num_hidden_layers"),
         num_attention_heads,
+        head_dim,
         max_position_embeddings: keys
             .size("max_position_embeddings")
             .unwrap_or(defaults.max_position_embeddings),
     };
+    families::check_quantisation(&mut keys, architecture);
     let (rope, parts) = families::of_json(&mut keys, sizes);
     let config = TargetConfig {
         architecture,
         hidden_size,
-        intermediate_size: keys.required_size("intermediate_size"),
+        intermediate_size: keys.required_size(defaults.mlp_width),
         num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
         head_dim,
         vocab_size: keys.size_or("vocab_size", defaults.vocab_size),
         max_position_embeddings: sizes.max_position_embeddings,
-        rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
+        rms_norm_eps: keys.number("rms_norm_eps", defaults.rms_norm_eps),
         rope,
         tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings),
         qkv_bias,
         attention_output_bias,
-        mlp_bias: keys.flag("mlp_bias", false),
+        mlp_bias: defaults.reads_mlp_bias && keys.flag("mlp_bias", false),
         experts: keys.experts(architecture),
         initializer_range: keys.number("initializer_range", 0.02),
         bos_token_id: keys.token("bos_token_id"),
@@ -328,7 +407,11 @@ mod tests {
         assert!(config.qkv_bias && !config.attention_output_bias);
         value["model_type"] = json!("qwen3");
         let config = read(&value).expect("valid");
-        assert!(config.qk_norm() && !config.qkv_bias && config.head_dim == 128);
+        assert!(
+            config.qk_norm() == crate::config::QkNorm::PerHead
+                && !config.qkv_bias
+                && config.head_dim == 128
+        );
     }
 
     #[test]

@@ -26,6 +26,35 @@ pub(crate) const WINDOW: usize = 1 << 16;
 /// Tokens that a draft proposes in a row; published up to 15.
 pub(crate) const DRAFT_LENGTH: usize = 1 << 10;
 
+/// Factors, divisors and bounds of activations; published from 0.001 to some thousands. Beyond these f32 has
+/// infinities.
+pub(crate) const SCALES: std::ops::RangeInclusive<f64> = 1e-4..=1e6;
+/// Bases of rotary embeddings; published from 10 000 to some 10 million.
+pub(crate) const ROPE_BASES: std::ops::RangeInclusive<f64> = 1.0 + 1e-3..=1e15;
+
+/// What queries grow by; published 0.1.
+pub(crate) const GROWTHS: std::ops::RangeInclusive<f64> = -1e4..=1e4;
+
+/// A factor of activations; another than one of [`SCALES`] is told.
+pub(crate) fn scale(problems: &mut Problems, name: &str, scale: f64) -> Option<f64> {
+    within(problems, name, scale, &SCALES)
+}
+
+/// A number of a range; another is told.
+pub(crate) fn within(
+    problems: &mut Problems,
+    name: &str,
+    number: f64,
+    range: &std::ops::RangeInclusive<f64>,
+) -> Option<f64> {
+    if range.contains(&number) {
+        return Some(number);
+    }
+    let (least, most) = (range.start(), range.end());
+    problems.push(format!("`{name}` = {number} is not between {least} and {most}"));
+    None
+}
+
 /// Names every size that is not between 1 and its limit.
 pub(crate) fn check(problems: &mut Problems, sizes: &[(&str, usize, usize)]) {
     for (name, size, largest) in sizes {

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::error::{ModelError, Problems, Result};
 
 pub use experts::ExpertsConfig;
-pub use parts::{Activation, NormPlaces, Parts, QueryGrowth};
+pub use parts::{Activation, LongRope, NormPlaces, Parts, QkNorm, QueryGrowth, Rotary, Router};
 pub use rope::RopeParameters;
 
 /// Decoder families that the loader knows. They share one layer with these switches.
@@ -43,11 +43,29 @@ pub enum Architecture {
     /// `gemma3_text`: norms on both sides and on every head's query and key, windows with a rotary base of
     /// their own in most layers.
     Gemma3,
+    /// `smollm3`: some layers without rotary embedding.
+    SmolLm3,
+    /// `granite`: four multipliers.
+    Granite,
+    /// `olmo2`: norms after attention and MLP alone, and over all of the queries and keys.
+    Olmo2,
+    /// `olmo3`: an `olmo2` with windows, and stretched full layers.
+    Olmo3,
+    /// `phi3`: fused projections, a part of the head turns, frequencies by length.
+    Phi3,
+    /// `glm4`: norms on both sides, neighbours of half the head turn.
+    Glm4,
+    /// `glm4_moe`: half the head turns; experts chosen by corrected sigmoid scores.
+    Glm4Moe,
+    /// `gpt_oss`: sinks, windows in every second layer, biases, experts with a clamped unit.
+    GptOss,
+    /// `llama4_text`: chunks, layers without rotary embedding, experts whose inputs are weighed.
+    Llama4,
 }
 
 impl Architecture {
     /// Names as `model_type`.
-    pub const NAMES: [(&'static str, Self); 10] = [
+    pub const NAMES: [(&'static str, Self); 19] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -58,10 +76,20 @@ impl Architecture {
         ("ministral3", Self::Ministral3),
         ("gemma2", Self::Gemma2),
         ("gemma3_text", Self::Gemma3),
+        ("smollm3", Self::SmolLm3),
+        ("granite", Self::Granite),
+        ("olmo2", Self::Olmo2),
+        ("olmo3", Self::Olmo3),
+        ("phi3", Self::Phi3),
+        ("glm4", Self::Glm4),
+        ("glm4_moe", Self::Glm4Moe),
+        ("gpt_oss", Self::GptOss),
+        ("llama4_text", Self::Llama4),
     ];
 
-    /// Names as GGUF architecture; a Mistral is a `llama` there, and a Mixtral one with experts.
-    pub const GGUF_NAMES: [(&'static str, Self); 8] = [
+    /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, and an OLMo 3 an
+    /// `olmo2` with windows.
+    pub const GGUF_NAMES: [(&'static str, Self); 16] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -70,11 +98,20 @@ impl Architecture {
         ("mistral3", Self::Ministral3),
         ("gemma2", Self::Gemma2),
         ("gemma3", Self::Gemma3),
+        ("smollm3", Self::SmolLm3),
+        ("granite", Self::Granite),
+        ("olmo2", Self::Olmo2),
+        ("phi3", Self::Phi3),
+        ("glm4", Self::Glm4),
+        ("glm4moe", Self::Glm4Moe),
+        ("gpt-oss", Self::GptOss),
+        ("llama4", Self::Llama4),
     ];
 
     /// Whether layers hold experts.
     pub fn is_mixture(self) -> bool {
-        matches!(self, Self::Mixtral | Self::Qwen2Moe | Self::Qwen3Moe)
+        use Architecture::{Glm4Moe, GptOss, Llama4, Mixtral, Qwen2Moe, Qwen3Moe};
+        matches!(self, Mixtral | Qwen2Moe | Qwen3Moe | Glm4Moe | GptOss | Llama4)
     }
 
     fn parse(name: &str, known: &[(&str, Self)], problems: &mut Problems) -> Self {
@@ -166,10 +203,13 @@ impl TargetConfig {
         gguf::read(header)
     }
 
-    /// Whether queries and keys are normalised per head.
-    pub fn qk_norm(&self) -> bool {
+    /// How queries and keys are normalised.
+    pub fn qk_norm(&self) -> QkNorm {
         use Architecture::{Gemma3, Qwen3, Qwen3Moe};
-        matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3)
+        match self.architecture {
+            Qwen3 | Qwen3Moe | Gemma3 => QkNorm::PerHead,
+            _ => self.parts.qk_norm,
+        }
     }
 
     /// Tokens that layer `index` sees at most, the token itself among them, if it has a window.
@@ -230,6 +270,8 @@ impl TargetConfig {
         if let Some(experts) = &self.experts {
             experts.validate(self.num_hidden_layers, problems);
         }
+        self.rope.check(problems);
+        self.parts.check(self.experts.as_ref(), problems);
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }

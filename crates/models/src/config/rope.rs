@@ -4,6 +4,7 @@ use candle_core::Result as TensorResult;
 use longdraft_kernels::rope::{Rope, RopeScaling};
 use serde_json::{Value, json};
 
+use super::limits;
 use crate::error::Problems;
 
 /// Base, scaling and per-frequency divisors of a target's rotary embedding.
@@ -21,6 +22,35 @@ impl RopeParameters {
     /// No scaling.
     pub fn plain(theta: f64) -> Self {
         Self { theta, scaling: RopeScaling::None, divisors: None }
+    }
+
+    /// Names numbers that would turn by infinite angles or none that are numbers.
+    pub(super) fn check(&self, problems: &mut Problems) {
+        limits::within(problems, "rope_theta", self.theta, &limits::ROPE_BASES);
+        let scales: &[(&str, f64)] = match &self.scaling {
+            RopeScaling::None => &[],
+            RopeScaling::Linear { factor } => &[("factor", *factor)],
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => &[
+                ("factor", *factor),
+                ("low_freq_factor", *low_freq_factor),
+                ("high_freq_factor", *high_freq_factor),
+            ],
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, .. } => &[
+                ("factor", *factor),
+                ("beta_fast", *beta_fast),
+                ("beta_slow", *beta_slow),
+                ("attention_factor", *attention_factor),
+            ],
+        };
+        for (name, number) in scales {
+            limits::scale(problems, &format!("rope scaling: {name}"), *number);
+        }
+        if let RopeScaling::Llama3 { original_context, .. }
+        | RopeScaling::Yarn { original_context, .. } = self.scaling
+        {
+            let name = "original_max_position_embeddings";
+            limits::within(problems, name, original_context, &(1.0..=limits::CONTEXT as f64));
+        }
     }
 
     /// Frequencies for a head dim.

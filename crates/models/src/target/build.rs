@@ -8,12 +8,12 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
 use longdraft_kernels::matrix::{BlockFormat, Matrix};
 
-use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, SharedExpert};
+use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, Router, SharedExpert};
 use super::layer::{DecoderLayer, LayerSizes};
 use super::load::TargetOptions;
 use super::names;
 use super::tensor::LayerShare;
-use crate::config::{Activation, TargetConfig};
+use crate::config::{Activation, QkNorm, Router as Choice, TargetConfig};
 use crate::error::Result;
 use crate::weights::WeightSource;
 
@@ -115,11 +115,13 @@ pub(super) fn layer(
     let parts = Parts { weights, share };
     let norm = |name: &str| norm(config, weights, &format!("{prefix}{name}"));
     let outputs = |name: &str| parts.outputs(&format!("{prefix}{name}"), config.qkv_bias);
-    let qk_norm = if config.qk_norm() {
-        Some((norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?))
-    } else {
-        None
+    let [q_norm, k_norm] = names::QK_NORMS;
+    let qk_norm = match config.qk_norm() {
+        QkNorm::PerHead | QkNorm::Whole => Some((norm(q_norm)?, norm(k_norm)?)),
+        QkNorm::Unweighted | QkNorm::None => None,
     };
+    let sinks = format!("{prefix}{}", names::SINKS);
+    let sinks = config.parts.sinks.then(|| share.output_bias(&weights.vector(&sinks)?));
     let o_proj = format!("{prefix}self_attn.o_proj");
     Ok(DecoderLayer {
         norms: names::norms(config.parts.norms).try_map(|name| norm(name))?,
@@ -129,6 +131,7 @@ pub(super) fn layer(
         v_proj: outputs("self_attn.v_proj")?,
         o_proj: parts.inputs(&o_proj, config.attention_output_bias)?,
         qk_norm,
+        sinks: sinks.transpose()?,
         feed_forward: parts.feed_forward(config, index)?,
         sizes: LayerSizes::new(config, index, share),
         share: share.clone(),
@@ -168,14 +171,19 @@ impl Parts<'_> {
 
     fn feed_forward(&self, config: &TargetConfig, index: usize) -> Result<FeedForward> {
         let Some(experts) = config.experts_in(index) else {
-            let prefix = format!("{}mlp", names::layer(index));
+            let prefix = names::mlp(config.architecture, index);
             let mlp = self.gated_mlp(&prefix, config.mlp_bias, config.parts.activation)?;
             return Ok(FeedForward::Dense(mlp));
         };
         let names = names::experts(config.architecture, index);
         let shared = match experts.shared_expert_intermediate_size {
             Some(_) => Some(SharedExpert {
-                gate: self.weights.vector(&format!("{}_gate.weight", names.shared()))?,
+                gate: config
+                    .parts
+                    .router
+                    .gates_shared_expert()
+                    .then(|| self.weights.vector(&format!("{}_gate.weight", names.shared())))
+                    .transpose()?,
                 mlp: self.gated_mlp(&names.shared(), false, Activation::Silu)?,
             }),
             None => None,
@@ -186,15 +194,38 @@ impl Parts<'_> {
                 gate: self.output_rows(&gate)?,
                 up: self.output_rows(&up)?,
                 down: self.input_columns(&down)?,
+                biases: config
+                    .parts
+                    .expert_biases
+                    .then(|| self.expert_biases(names.biases_of(expert)))
+                    .transpose()?,
+                clamped: config.parts.clamped,
             })
         };
+        let of_router = &config.parts.router;
+        let bias =
+            names.router_bias(of_router).map(|name| self.weights.vector(&name)).transpose()?;
         Ok(FeedForward::Experts(Mixture {
-            router: self.weights.vector(&names.router())?,
+            router: match (of_router, bias) {
+                (Choice::SigmoidOnInput, _) => Router::SigmoidOnInput,
+                (Choice::Sigmoid { .. }, Some(bias)) => of_router
+                    .sigmoid(bias.to_vec1()?)
+                    .map_or(Router::Softmax(None), Router::Sigmoid),
+                (_, bias) => Router::Softmax(bias),
+            },
+            router_weight: self.weights.vector(&names.router())?,
             experts: (0..experts.num_experts).map(expert).collect::<Result<_>>()?,
             experts_per_token: experts.num_experts_per_tok,
             normalise: experts.norm_topk_prob,
             shared,
         }))
+    }
+
+    /// Biases of an expert's matrices: the ranks hold some inner states each, and the first adds the last one.
+    fn expert_biases(&self, names: [String; 3]) -> Result<[Tensor; 3]> {
+        let [gate, up, down] = names;
+        let inner = |name: &str| self.share.output_bias(&self.weights.vector(name)?);
+        Ok([inner(&gate)?, inner(&up)?, self.share.start(&self.weights.vector(&down)?)?])
     }
 
     fn gated_mlp(&self, prefix: &str, bias: bool, activation: Activation) -> Result<GatedMlp> {

@@ -40,6 +40,8 @@ pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
     length: usize,
     capacity: usize,
+    /// Whether it is of a long sequence, where that has been decided.
+    long: Option<bool>,
 }
 
 impl KvCache {
@@ -68,7 +70,7 @@ impl KvCache {
             Ok(if dtype == DType::U8 { quantised_keys(&empty)? } else { empty })
         };
         let layers = (0..layers).map(|_| Ok((empty()?, empty()?))).collect::<Result<_>>()?;
-        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY })
+        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY, long: None })
     }
 
     /// Committed tokens.
@@ -79,6 +81,23 @@ impl KvCache {
     /// Whether no token is committed.
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Whether keys are turned as those of long sequences, where there is a difference.
+    pub(super) fn is_long(&self) -> bool {
+        self.long.unwrap_or(false)
+    }
+
+    /// Whether the sequence is long: as it was decided before, else as its first tokens say.
+    pub(super) fn decide_length(&mut self, first_tokens_say: bool) -> bool {
+        *self.long.get_or_insert(first_tokens_say)
+    }
+
+    /// Decides, and forgets the tokens that were cached under another decision.
+    pub(super) fn set_length(&mut self, long: bool) {
+        if self.long.replace(long).is_some_and(|before| before != long) {
+            self.length = 0;
+        }
     }
 
     /// Forgets every token from `length` on.

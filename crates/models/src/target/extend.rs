@@ -72,33 +72,37 @@ impl Target {
         self.require_whole_layers("decoding")?;
         let (mut ids, mut position_ids) = (Vec::new(), Vec::new());
         let mut appended = Vec::with_capacity(sequences.len());
+        let mut long = Vec::new();
         for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
         {
             if parents.is_some_and(|parents| !ordered(parents)) {
                 return Err(refused("a tree's parents must come before their children"));
             }
             let (cached, parents) = (cache.len(), *parents);
-            let visible = Visible::new(&self.config.parts, |window| {
-                let window = window.unwrap_or(usize::MAX);
-                match parents {
-                    None => KeyRanges::appended_within(cached, new.len(), window),
-                    Some(parents) => KeyRanges::tree_within(cached, parents, window),
-                }
+            let visible = Visible::new(&self.config.parts, |reach| match parents {
+                None => KeyRanges::appended_in(cached, new.len(), reach),
+                Some(parents) => KeyRanges::tree_in(cached, parents, reach),
             });
+            if let Some(border) = self.ropes.border() {
+                let last = positions.iter().max().map_or(0, |last| *last as usize);
+                long.resize(long.len() + new.len(), cache.decide_length(last >= border));
+            }
             ids.extend_from_slice(new);
             position_ids.extend_from_slice(positions);
             cache.reserve(new.len())?;
             appended.push(Appended { cache, visible, rows: new.len() });
         }
         let (context, taps) = (Context::Cached(appended), (taps, Keeping::All));
-        let features = awake(|| self.run(&ids, &position_ids, &context, taps))?;
+        let tokens = (&ids[..], &position_ids[..]);
+        let features = awake(|| self.run(tokens, &long, &context, taps))?;
         for Extension { ids, cache, .. } in sequences {
             cache.commit(ids.len());
         }
         Ok(features)
     }
 
-    /// An empty cache for one sequence.
+    /// An empty cache for one sequence; where frequencies depend on the sequence's length, its first tokens
+    /// decide unless [`Self::prepare_cache`] does.
     ///
     /// # Errors
     /// - the device has no memory for it
@@ -106,5 +110,13 @@ impl Target {
         let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
         let heads = (num_key_value_heads, head_dim);
         KvCache::of(num_hidden_layers, heads, self.cache_dtype, &self.device)
+    }
+
+    /// Tells a cache how many tokens its sequence will have at most: where that decides on rotary frequencies
+    /// and tokens were cached for others, these are forgotten.
+    pub fn prepare_cache(&self, cache: &mut KvCache, limit: usize) {
+        if let Some(border) = self.ropes.border() {
+            cache.set_length(limit > border);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Second half of a decoder layer: a gated MLP, or a mixture of them.
 
 use candle_core::Tensor;
-use longdraft_kernels::experts::{Expert, Routes, experts_onto};
+use longdraft_kernels::experts::{Choice, Expert, Routes, SigmoidChoice, experts_onto};
 use longdraft_kernels::geglu::geglu;
 use longdraft_kernels::linear::linear_exact;
 use longdraft_kernels::matrix::{Matrix, linear_each};
@@ -45,10 +45,10 @@ impl GatedMlp {
     }
 }
 
-/// An expert that every token visits, times `sigmoid(gate · x)` (Qwen2-MoE).
+/// An expert that every token visits, times `sigmoid(gate · x)` where it has a gate (Qwen2-MoE).
 pub(super) struct SharedExpert {
     /// `[1, H]`
-    pub(super) gate: Tensor,
+    pub(super) gate: Option<Tensor>,
     pub(super) mlp: GatedMlp,
 }
 
@@ -56,16 +56,27 @@ impl SharedExpert {
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let gated = self.mlp.gated(x)?;
         let (weight, bias) = self.mlp.down.map();
-        let share = (linear_exact(x, &self.gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
-        Ok(weight.linear(&gated, bias)?.broadcast_mul(&share)?)
+        let out = weight.linear(&gated, bias)?;
+        let Some(gate) = &self.gate else { return Ok(out) };
+        let share = (linear_exact(x, gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
+        Ok(out.broadcast_mul(&share)?)
     }
+}
+
+/// What chooses experts by the logits of a router.
+pub(super) enum Router {
+    /// Softmax, with a bias `[E]` on the logits.
+    Softmax(Option<Tensor>),
+    Sigmoid(SigmoidChoice),
+    SigmoidOnInput,
 }
 
 /// A router and its experts.
 pub(super) struct Mixture {
+    pub(super) router: Router,
     /// `[E, H]`, f32 whatever the target is held as and multiplies in: rounding would change who is
     /// chosen.
-    pub(super) router: Tensor,
+    pub(super) router_weight: Tensor,
     pub(super) experts: Vec<Expert>,
     pub(super) experts_per_token: usize,
     /// Whether the weights of a token's experts sum to one.
@@ -99,8 +110,13 @@ impl FeedForward {
 
 impl Mixture {
     fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        let logits = linear_exact(x, &self.router, None)?;
-        let routes = Routes::choose(&logits, self.experts_per_token, self.normalise)?;
+        let (choice, bias) = match &self.router {
+            Router::Softmax(bias) => (Choice::Softmax, bias.as_ref()),
+            Router::Sigmoid(numbers) => (Choice::Sigmoid(numbers), None),
+            Router::SigmoidOnInput => (Choice::SigmoidOnInput, None),
+        };
+        let logits = linear_exact(x, &self.router_weight, bias)?;
+        let routes = Routes::choose_by(&logits, self.experts_per_token, self.normalise, choice)?;
         let sum = experts_onto(residual, x, &self.experts, &routes)?;
         match &self.shared {
             Some(shared) => Ok((sum + shared.apply(x)?)?),

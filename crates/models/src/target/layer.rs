@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
-use longdraft_kernels::attention::{KeyRanges, attention, softcapped_attention};
+use candle_core::{DType, Tensor};
+use longdraft_kernels::attention::{KeyRanges, Scores, attention, frozen_attention};
 use longdraft_kernels::matrix::linear_each;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::rope;
@@ -15,7 +15,7 @@ use super::names::{self, Norms};
 use super::part::RowPart;
 use super::pass::{Angles, Visible};
 use super::tensor::LayerShare;
-use crate::config::{NormPlaces, TargetConfig};
+use crate::config::{NormPlaces, QkNorm, TargetConfig};
 use crate::error::Result;
 
 /// What the tokens of a forward pass attend to.
@@ -39,13 +39,13 @@ impl Appended<'_> {
     /// Attention of these rows, from `first` on of all rows.
     fn attend(
         &self,
-        (index, sizes): (usize, LayerSizes),
+        (index, layer): (usize, &DecoderLayer),
         heads: &Heads,
         first: usize,
     ) -> Result<Tensor> {
         let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
         let (k, v) = self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?;
-        sizes.attend([&own(&heads.q)?, &k, &v], self.visible.of(sizes.slides))
+        layer.attend([&own(&heads.q)?, &k, &v], self.visible.of(layer.sizes.slides))
     }
 }
 
@@ -67,8 +67,10 @@ pub(super) struct DecoderLayer {
     pub(super) k_proj: Projection,
     pub(super) v_proj: Projection,
     pub(super) o_proj: Projection,
-    /// Per-head norms `[D]` of queries and keys.
+    /// Norms of queries and keys, `[D]`, or `[N·D]` and `[K·D]`.
     pub(super) qk_norm: Option<(Tensor, Tensor)>,
+    /// Logits of the heads without values, `[N]`.
+    pub(super) sinks: Option<Tensor>,
     pub(super) feed_forward: FeedForward,
     pub(super) sizes: LayerSizes,
     /// What this rank holds of it.
@@ -88,6 +90,14 @@ pub(super) struct LayerSizes {
     query_factor: Option<f64>,
     /// Where scores are bent.
     softcap: Option<f64>,
+    /// What norms of queries and keys reach over.
+    qk_norm: QkNorm,
+    /// Whether there is no rotary embedding.
+    still: bool,
+    /// Whether queries grow with their position.
+    grows: bool,
+    /// Factor of what is added to the stream.
+    residual_scale: Option<f64>,
 }
 
 impl LayerSizes {
@@ -96,45 +106,78 @@ impl LayerSizes {
             slides: config.window_of(index).is_some(),
             query_factor: config.parts.query_factor(config.head_dim),
             softcap: config.parts.attention_softcap,
+            qk_norm: config.qk_norm(),
+            still: config.parts.is_still(index),
+            grows: config
+                .parts
+                .query_growth
+                .is_some_and(|growth| !growth.only_still || config.parts.is_still(index)),
+            residual_scale: config.parts.residual_scale,
             heads: config.num_attention_heads / share.size(),
             kv_heads: config.num_key_value_heads / share.size(),
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
         }
     }
-
-    fn attend(self, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Tensor> {
-        Ok(match self.softcap {
-            Some(softcap) => softcapped_attention(q, k, v, ranges, softcap)?,
-            None => attention(q, k, v, ranges)?,
-        })
-    }
 }
 
 impl DecoderLayer {
+    fn attend(&self, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Tensor> {
+        let scores = Scores { softcap: self.sizes.softcap, sinks: self.sinks.as_ref() };
+        Ok(match scores {
+            Scores { softcap: None, sinks: None } => attention(q, k, v, ranges)?,
+            bent => frozen_attention(q, k, v, ranges, bent)?,
+        })
+    }
+
+    /// Heads turned by their tokens' angles, if the layer turns any.
+    fn rotated(&self, heads: &Tensor, angles: &Angles) -> Result<Tensor> {
+        if self.sizes.still {
+            return Ok(heads.clone());
+        }
+        Ok(rope(heads, angles.of(self.sizes.slides))?)
+    }
+
     /// First half: norm, projections, rotary embedding. `hidden`: `[T, H]`.
     pub(super) fn project(&self, hidden: &Tensor, angles: &Angles) -> Result<Heads> {
-        let LayerSizes { heads, kv_heads, head_dim, eps, slides, .. } = self.sizes;
+        let LayerSizes { heads, kv_heads, head_dim, eps, qk_norm, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
-        let normed = rms_norm(hidden, &self.norms.before_attention, eps)?;
+        let normed = self.normed(hidden, self.norms.before_attention.as_ref())?;
         let maps = [self.q_proj.map(), self.k_proj.map(), self.v_proj.map()];
-        let [q, k, v] = linear_each(&normed, maps)?;
-        let mut q = q.reshape((tokens, heads, head_dim))?;
-        let mut k = k.reshape((tokens, kv_heads, head_dim))?;
-        let v = v.reshape((tokens, kv_heads, head_dim))?;
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
+        let [mut q, mut k, v] = linear_each(&normed, maps)?;
+        if let (QkNorm::Whole, Some((q_norm, k_norm))) = (qk_norm, &self.qk_norm) {
             q = rms_norm(&q, q_norm, eps)?;
             k = rms_norm(&k, k_norm, eps)?;
         }
-        let table = angles.of(slides);
-        let mut q = rope(&q, table)?;
+        let mut q = q.reshape((tokens, heads, head_dim))?;
+        let mut k = k.reshape((tokens, kv_heads, head_dim))?;
+        let v = v.reshape((tokens, kv_heads, head_dim))?;
+        match (qk_norm, &self.qk_norm) {
+            (QkNorm::PerHead, Some((q_norm, k_norm))) => {
+                (q, k) = (rms_norm(&q, q_norm, eps)?, rms_norm(&k, k_norm, eps)?);
+            }
+            (QkNorm::Unweighted, _) if !self.sizes.still => {
+                let ones = Tensor::ones(head_dim, DType::F32, hidden.device())?;
+                (q, k) = (rms_norm(&q, &ones, eps)?, rms_norm(&k, &ones, eps)?);
+            }
+            _ => {}
+        }
+        let mut q = self.rotated(&q, angles)?;
         if let Some(factor) = self.sizes.query_factor {
             q = (q * factor)?;
         }
-        if let Some(growth) = &angles.query_growth {
+        if let Some(growth) = angles.query_growth.as_ref().filter(|_| self.sizes.grows) {
             q = q.broadcast_mul(growth)?;
         }
-        Ok(Heads { q, k: rope(&k, table)?, unrotated_k: k, v })
+        Ok(Heads { q, k: self.rotated(&k, angles)?, unrotated_k: k, v })
+    }
+
+    /// The stream as a norm leaves it, or as it is.
+    fn normed(&self, hidden: &Tensor, norm: Option<&Tensor>) -> Result<Tensor> {
+        Ok(match norm {
+            Some(norm) => rms_norm(hidden, norm, self.sizes.eps)?,
+            None => hidden.clone(),
+        })
     }
 
     /// Keys and values of all heads, whichever rank holds them, and the keys before rotary embedding.
@@ -146,8 +189,7 @@ impl DecoderLayer {
         }
         let unrotated = self.share.whole(&heads.unrotated_k, 1)?;
         let v = self.share.whole(&heads.v, 1)?;
-        let table = angles.of(self.sizes.slides);
-        Ok((KeyValues { k: rope(&unrotated, table)?, v }, unrotated))
+        Ok((KeyValues { k: self.rotated(&unrotated, angles)?, v }, unrotated))
     }
 
     /// Second half: attention, output projection, feed-forward, with both residual additions. The ranks
@@ -159,18 +201,18 @@ impl DecoderLayer {
         index: usize,
         context: &Context<'_>,
     ) -> Result<Tensor> {
-        let LayerSizes { heads: count, head_dim, eps, .. } = self.sizes;
+        let LayerSizes { heads: count, head_dim, .. } = self.sizes;
         let tokens = hidden.dim(0)?;
         let attended = match context {
             Context::Packed(visible) | Context::Part(_, visible) => {
                 let ranges = visible.of(self.sizes.slides);
-                self.sizes.attend([&heads.q, &heads.k, &heads.v], ranges)?
+                self.attend([&heads.q, &heads.k, &heads.v], ranges)?
             }
             Context::Cached(sequences) => {
                 let mut first = 0;
                 let mut attended = Vec::with_capacity(sequences.len());
                 for sequence in sequences {
-                    attended.push(sequence.attend((index, self.sizes), heads, first)?);
+                    attended.push(sequence.attend((index, self), heads, first)?);
                     first += sequence.rows;
                 }
                 if attended.len() == 1 { attended.remove(0) } else { Tensor::cat(&attended, 0)? }
@@ -180,23 +222,30 @@ impl DecoderLayer {
         let Norms { after_attention, before_feed_forward, after_feed_forward, .. } = &self.norms;
         let hidden = self
             .onto(hidden, after_attention.as_ref(), |sum| self.o_proj.apply_onto(sum, &attended))?;
-        let normed = rms_norm(&hidden, before_feed_forward, eps)?;
+        let normed = self.normed(&hidden, before_feed_forward.as_ref())?;
         self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
             self.feed_forward.apply_onto(sum, &normed)
         })
     }
 
-    /// `residual` plus what every rank's part adds to the sum that it is given, normed first where a norm
-    /// stands after it.
+    /// `residual` plus what every rank's part adds to the sum that it is given, normed and scaled first where
+    /// the family does so.
     fn onto(
         &self,
         residual: &Tensor,
         norm: Option<&Tensor>,
         part: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let Some(norm) = norm else { return self.share.onto(residual, part) };
+        let scale = self.sizes.residual_scale;
+        if norm.is_none() && scale.is_none() {
+            return self.share.onto(residual, part);
+        }
         let sum = self.share.onto(&residual.zeros_like()?, part)?;
-        Ok((residual + rms_norm(&sum, norm, self.sizes.eps)?)?)
+        let sum = self.normed(&sum, norm)?;
+        Ok(match scale {
+            Some(scale) => (residual + (sum * scale)?)?,
+            None => (residual + sum)?,
+        })
     }
 
     /// Tensors by published name (norms as they multiply, whatever the file holds), without the layer's prefix; quantised ones widened to f32. Of a
@@ -231,9 +280,10 @@ impl DecoderLayer {
                 tensors.push((bias, share.sum(values.clone())?));
             }
         }
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            tensors.push(("self_attn.q_norm.weight", q_norm.clone()));
-            tensors.push(("self_attn.k_norm.weight", k_norm.clone()));
+        let qk_norm = self.qk_norm.as_ref().filter(|_| self.sizes.qk_norm == QkNorm::PerHead);
+        if let Some((q_norm, k_norm)) = qk_norm {
+            let [q_name, k_name] = names::QK_NORMS;
+            tensors.extend([(q_name, q_norm.clone()), (k_name, k_norm.clone())]);
         }
         Ok(tensors)
     }

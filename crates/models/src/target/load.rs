@@ -20,6 +20,7 @@ use super::nested::TextPart;
 use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
+use super::views::Views;
 use super::{Target, names};
 use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
@@ -128,7 +129,8 @@ fn files(path: &Path) -> Result<Files> {
     if path.join("config.json").is_file() {
         let config = TargetConfig::from_file(&path.join("config.json"))?;
         let source = SafetensorsSource::open_folder(path)?;
-        return Ok(Files::Folder(Box::new(config), TextPart::of(source)));
+        let source = Views::of(&config, TextPart::of(source))?;
+        return Ok(Files::Folder(Box::new(config), source));
     }
     match gguf_files(path).as_slice() {
         [one] => Ok(Files::Gguf(Box::new(GgufSource::open(one)?))),

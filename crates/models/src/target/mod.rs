@@ -21,11 +21,12 @@ mod part;
 mod pass;
 mod spread;
 mod tensor;
+mod views;
 
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::attention::KeyRanges;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::Rope;
@@ -212,10 +213,20 @@ impl Target {
         &self.held
     }
 
-    /// Rotary frequencies of the last layer, whose keys [`Tap::LastKv`] hands out.
+    /// Rotary frequencies of the last layer, whose keys [`Tap::LastKv`] hands out; those of short sequences
+    /// where they depend on the length.
     pub fn rope(&self) -> &Rope {
+        self.rope_of_last(false)
+    }
+
+    /// The same for the sequence of a cache.
+    pub fn rope_for(&self, cache: &KvCache) -> &Rope {
+        self.rope_of_last(cache.is_long())
+    }
+
+    fn rope_of_last(&self, long: bool) -> &Rope {
         let last = self.config.num_hidden_layers.saturating_sub(1);
-        self.ropes.of_layer(self.config.window_of(last).is_some())
+        self.ropes.of_last_layer(self.config.window_of(last).is_some(), long)
     }
 
     /// Stretches RoPE's base for sequences `stretch` times as long as those of training (NTK):
@@ -227,13 +238,13 @@ impl Target {
         let Some(only) = self.ropes.only() else {
             return Err(refused("a target with two rotary bases is not stretched"));
         };
-        let head_dim = self.config.head_dim;
+        let head_dim = self.config.parts.turning(self.config.head_dim);
         let mut rope = self.config.rope.clone();
         if head_dim > 2 {
             let dimensions = head_dim as f64;
             rope.theta *= stretch.powf(dimensions / (dimensions - 2.0));
         }
-        *only = rope.build(head_dim)?;
+        *only = self.config.parts.build_rope(&rope, self.config.head_dim)?;
         Ok(rope.theta)
     }
 
@@ -276,6 +287,10 @@ impl Target {
     /// # Errors
     /// - there is no memory for them
     pub fn softcapped(&self, products: Tensor) -> Result<Tensor> {
+        let products = match self.config.parts.logits_divisor {
+            Some(divisor) => (products / divisor)?,
+            None => products,
+        };
         Ok(match self.config.parts.logits_softcap {
             Some(softcap) => ((products / softcap)?.tanh()? * softcap)?,
             None => products,
@@ -346,15 +361,26 @@ impl Target {
 
     fn run_packed(&self, row: &PackedSequence, taps: (&Taps, Keeping)) -> Result<Features> {
         let context = Context::Packed(self.visible(&row.document_ids, |ranges| ranges));
-        self.run(&row.ids, &row.position_ids, &context, taps)
+        let long = self.long_tokens(row);
+        self.run((&row.ids, &row.position_ids), &long, &context, taps)
     }
 
     /// The keys that packed tokens see, or those of some of them.
     fn visible(&self, document_ids: &[i32], some: impl Fn(KeyRanges) -> KeyRanges) -> Visible {
-        Visible::new(&self.config.parts, |window| {
-            let before = window.map(|window| window.saturating_sub(1));
-            some(KeyRanges::packed(document_ids, before, Delays::Same(0)))
-        })
+        Visible::new(&self.config.parts, |reach| some(KeyRanges::packed_in(document_ids, reach)))
+    }
+
+    /// Which packed tokens are those of documents that are longer than short sequences are.
+    fn long_tokens(&self, sequence: &PackedSequence) -> Vec<bool> {
+        let Some(border) = self.ropes.border() else { return Vec::new() };
+        let mut long = Vec::with_capacity(sequence.ids.len());
+        for document in sequence.document_ids.chunk_by(|a, b| a == b) {
+            let first = long.len();
+            let positions = &sequence.position_ids[first..first + document.len()];
+            let last = positions.iter().max().map_or(0, |last| *last as usize);
+            long.resize(first + document.len(), last >= border);
+        }
+        long
     }
 
     /// Runs this rank's tokens of a row that several ranks run together; all of them call it. Keys
@@ -375,8 +401,10 @@ impl Target {
         let rows = part.rows();
         let visible = self.visible(&sequence.document_ids, |whole| part.ranges(&whole));
         let context = Context::Part(part.clone(), visible);
-        let (ids, positions) = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
-        self.run(ids, positions, &context, (taps, Keeping::All))
+        let long = self.long_tokens(sequence);
+        let long = long.get(rows.clone()).unwrap_or_default();
+        let tokens = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
+        self.run(tokens, long, &context, (taps, Keeping::All))
     }
 
     /// Takes part in what the ranks of a spread target gather for a pass with the same taps, or runs
@@ -425,8 +453,8 @@ impl Target {
 
     fn run(
         &self,
-        ids: &[u32],
-        position_ids: &[u32],
+        (ids, position_ids): (&[u32], &[u32]),
+        long: &[bool],
         context: &Context<'_>,
         (taps, keeping): (&Taps, Keeping),
     ) -> Result<Features> {
@@ -434,7 +462,7 @@ impl Target {
         let layers = self.layers.len();
         let cached = matches!(context, Context::Cached(..));
         let read = if cached { layers } else { taps.layers_read(layers) };
-        let angles = self.ropes.angles(&self.config.parts, position_ids, &self.device)?;
+        let angles = self.ropes.angles(&self.config.parts, position_ids, long, &self.device)?;
         let mut hidden = {
             let _held = self.embedding.hold()?;
             self.embed(ids)?

@@ -1,5 +1,6 @@
 //! The text part of a model that also sees: its tensors stand under a prefix of their own.
 
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -73,6 +74,14 @@ impl WeightSource for TextPart {
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
         self.source.load_quantised(&self.stored(name))
+    }
+
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        self.source.load_rows(&self.stored(name), rows, dtype)
+    }
+
+    fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
+        self.source.load_bytes(&self.stored(name), rows)
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::attention::{KeyRanges, Reach};
 use longdraft_kernels::rope::{Rope, RopeTable};
 
 use crate::config::{Parts, TargetConfig};
@@ -16,10 +16,10 @@ pub(super) struct Visible {
 }
 
 impl Visible {
-    /// `within` makes the visible keys of a reach in tokens, the token itself among them.
-    pub(super) fn new(parts: &Parts, within: impl Fn(Option<usize>) -> KeyRanges) -> Self {
-        let sliding = parts.window.map(|window| Arc::new(within(Some(window))));
-        Self { full: Arc::new(within(None)), sliding }
+    /// `within` makes the visible keys of a reach.
+    pub(super) fn new(parts: &Parts, within: impl Fn(Reach) -> KeyRanges) -> Self {
+        let sliding = parts.reach().map(|reach| Arc::new(within(reach)));
+        Self { full: Arc::new(within(Reach::All)), sliding }
     }
 
     /// Those in a layer with or without a window.
@@ -32,27 +32,49 @@ impl Visible {
 pub(super) struct Ropes {
     full: Rope,
     sliding: Option<Rope>,
+    /// Of long sequences, and how many tokens a short one has at most; `full` are those of short ones.
+    long: Option<(Rope, usize)>,
+    /// Whether the last layer turns nothing.
+    still: Option<Rope>,
 }
 
 impl Ropes {
     /// # Errors
     /// - a base or a scaling is unusable
     pub(super) fn of(config: &TargetConfig) -> Result<Self> {
-        let sliding = config.parts.build_sliding_rope(config.head_dim)?;
-        Ok(Self { full: config.rope.build(config.head_dim)?, sliding })
+        let (parts, head_dim) = (&config.parts, config.head_dim);
+        let sliding = parts.build_sliding_rope(head_dim)?;
+        let last = config.num_hidden_layers.saturating_sub(1);
+        let still = parts.is_still(last).then(|| Rope::still(head_dim));
+        let border = parts.rotary.by_length.as_ref().map_or(0, |lengths| lengths.original_context);
+        Ok(match parts.build_by_length(&config.rope, head_dim)? {
+            Some([short, long]) => Self { full: short, sliding, long: Some((long, border)), still },
+            None => {
+                let full = parts.build_rope(&config.rope, head_dim)?;
+                Self { full, sliding, long: None, still }
+            }
+        })
+    }
+
+    /// Tokens that a short sequence has at most, where frequencies depend on it.
+    pub(super) fn border(&self) -> Option<usize> {
+        self.long.as_ref().map(|(_, border)| *border)
     }
 
     /// Those of full layers alone; `None` where sliding ones have others.
     pub(super) fn only(&mut self) -> Option<&mut Rope> {
-        if self.sliding.is_some() { None } else { Some(&mut self.full) }
+        if self.sliding.is_some() || self.long.is_some() { None } else { Some(&mut self.full) }
     }
 
-    /// Those of a layer with or without a window.
-    pub(super) fn of_layer(&self, slides: bool) -> &Rope {
-        self.sliding.as_ref().filter(|_| slides).unwrap_or(&self.full)
+    /// Those of the last layer, with or without a window, in a sequence that is long or not.
+    pub(super) fn of_last_layer(&self, slides: bool, long: bool) -> &Rope {
+        let own = self.sliding.as_ref().filter(|_| slides);
+        let long = self.long.as_ref().filter(|_| long).map(|(rope, _)| rope);
+        self.still.as_ref().or(own).or(long).unwrap_or(&self.full)
     }
 
-    /// Angles of tokens at their positions.
+    /// Angles of tokens at their positions; `long` says of each whether its sequence is long, where frequencies
+    /// depend on it.
     ///
     /// # Errors
     /// - the device has no memory for them
@@ -60,6 +82,7 @@ impl Ropes {
         &self,
         parts: &Parts,
         position_ids: &[u32],
+        long: &[bool],
         device: &Device,
     ) -> Result<Angles> {
         let table = |rope: &Rope| rope.table(position_ids, device);
@@ -68,10 +91,33 @@ impl Ropes {
             Tensor::from_vec(factors, (position_ids.len(), 1, 1), device)
         });
         Ok(Angles {
-            full: table(&self.full)?,
+            full: self.full_table(position_ids, long, device)?,
             sliding: self.sliding.as_ref().map(table).transpose()?,
             query_growth: growth.transpose()?,
         })
+    }
+
+    /// Angles in full layers, run by run of tokens whose sequences are of one kind.
+    fn full_table(
+        &self,
+        position_ids: &[u32],
+        long: &[bool],
+        device: &Device,
+    ) -> Result<RopeTable> {
+        let Some((of_long, _)) = &self.long else {
+            return Ok(self.full.table(position_ids, device)?);
+        };
+        let mut tables = Vec::new();
+        let mut first = 0;
+        for run in long.chunk_by(|a, b| a == b) {
+            let rope = if run[0] { of_long } else { &self.full };
+            tables.push(rope.table(&position_ids[first..first + run.len()], device)?);
+            first += run.len();
+        }
+        if tables.is_empty() {
+            return Ok(self.full.table(position_ids, device)?);
+        }
+        Ok(RopeTable::concatenated(&tables)?)
     }
 }
 

@@ -14,6 +14,8 @@ pub mod safetensors;
 pub mod streamed;
 pub mod temporary;
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use longdraft_kernels::matrix::QuantisedMatrix;
@@ -66,6 +68,23 @@ pub trait WeightSource {
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
         let _ = name;
         Ok(None)
+    }
+
+    /// Reads some of a tensor's first dimension.
+    ///
+    /// # Errors
+    /// - as [`Self::load`], or there are fewer
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        Ok(self.load(name, dtype)?.narrow(0, rows.start, rows.len())?.force_contiguous()?)
+    }
+
+    /// Reads the bytes of some of the first dimension of a tensor of u8.
+    ///
+    /// # Errors
+    /// - the tensor does not exist, is of another type, or there are fewer
+    fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
+        let problem = format!("tensor `{name}`: no bytes ({rows:?}) are read from this format");
+        Err(ModelError::invalid(self.path(), problem))
     }
 
     /// Reads one tensor of integers or flags (0 and 1), row-major.

@@ -306,23 +306,61 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let rows = self.find(name)?.shape.first().copied();
+        self.load_some(name, rows.map(|rows| 0..rows), dtype)
+    }
+
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        self.load_some(name, Some(rows), dtype)
+    }
+
+    fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
+        let entry = self.find(name)?;
+        if entry.dtype != Dtype::U8 {
+            let problem = format!("tensor `{name}` is {:?}, U8 expected", entry.dtype);
+            return Err(ModelError::invalid(&self.path, problem));
+        }
+        self.files[entry.file].read(self.part(name, entry, &rows)?)
+    }
+
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        self.load_i64(name)
+    }
+}
+
+impl SafetensorsSource {
+    /// Where some of a tensor's first dimension lies.
+    fn part(&self, name: &str, entry: &Entry, rows: &Range<usize>) -> Result<Range<usize>> {
+        let all = entry.shape.first().copied().unwrap_or(0);
+        if rows.start > rows.end || rows.end > all {
+            let problem = format!("tensor `{name}` has {all} rows, {rows:?} expected");
+            return Err(ModelError::invalid(&self.path, problem));
+        }
+        let size = entry.bytes.len() / all.max(1);
+        Ok(entry.bytes.start + rows.start * size..entry.bytes.start + rows.end * size)
+    }
+
+    /// Reads a tensor, or some of its first dimension.
+    fn load_some(&self, name: &str, rows: Option<Range<usize>>, dtype: DType) -> Result<Tensor> {
         let entry = self.find(name)?;
         let Some(size) = float_bytes(entry.dtype) else {
             let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
             return Err(ModelError::invalid(&self.path, problem));
         };
-        let count = entry.shape.iter().product();
+        let mut shape = entry.shape.clone();
+        let mut bytes = entry.bytes.clone();
+        if let (Some(rows), Some(first)) = (rows, shape.first_mut()) {
+            bytes = self.part(name, entry, &rows)?;
+            *first = rows.len();
+        }
+        let count = shape.iter().product();
         let mut collector = Collector::zeros(dtype, count).ok_or_else(|| {
             ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
         })?;
-        self.files[entry.file].read_pieces(entry.bytes.clone(), |start, piece| {
+        self.files[entry.file].read_pieces(bytes, |start, piece| {
             collector.set(start / size, f32_values(entry.dtype, piece));
         })?;
-        collector.into_tensor(&entry.shape)
-    }
-
-    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        self.load_i64(name)
+        collector.into_tensor(&shape)
     }
 }
 

@@ -32,6 +32,7 @@ pub(super) fn defaults(architecture: Architecture) -> Defaults {
         max_position_embeddings: if newer { 131_072 } else { 8192 },
         tie_word_embeddings: true,
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
+        ..Defaults::default()
     }
 }
 
@@ -117,7 +118,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let architecture = sizes.architecture;
     // Norms are stored with the 1 added.
     let mut parts = common(sizes);
-    let softcap = |keys: &mut GgufKeys<'_>, key, absent| keys.positive(key).or(absent);
+    let softcap = |keys: &mut GgufKeys<'_>, key, absent| keys.scale(key).or(absent);
     let older = architecture == Architecture::Gemma2;
     if older {
         let absent = Some(ATTENTION_SOFTCAP);

@@ -1,7 +1,7 @@
 //! Mistral, Mixtral and Ministral 3: a window in every layer where there is one.
 
 use super::super::parts::QueryGrowth;
-use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, Sizes};
+use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, Sizes, limits};
 
 /// The window of a Mistral whose file does not say.
 const WINDOW: usize = 4096;
@@ -34,9 +34,10 @@ fn growth(keys: &mut JsonKeys<'_>) -> Option<QueryGrowth> {
     let (beta, original) = ("llama_4_scaling_beta", "original_max_position_embeddings");
     let mut inner = JsonKeys::of(rope);
     let growth = (|| {
-        let beta = inner.finite(beta)?;
-        let original_context = inner.scale(original, None)?;
-        Some(QueryGrowth { beta, original_context })
+        let value = inner.finite(beta)?;
+        let beta = limits::within(&mut inner.problems, beta, value, &limits::GROWTHS)?;
+        let original_context = inner.tokens_in(original)?;
+        Some(QueryGrowth { beta, original_context, offset: 0, only_still: false })
     })();
     if growth.is_none() && rope.get(beta).is_some_and(|value| !value.is_null()) {
         inner.problems.push(format!("`{beta}` needs a number, and a positive `{original}`"));
@@ -47,14 +48,19 @@ fn growth(keys: &mut JsonKeys<'_>) -> Option<QueryGrowth> {
 
 /// `mistral3` files: no window; the growth of queries has a key of its own.
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, _: Sizes) -> Parts {
-    let beta = keys.finite("attention.temperature_scale").filter(|beta| *beta != 0.0);
-    let original_context = keys.positive("rope.scaling.original_context_length");
+    let key = "attention.temperature_scale";
+    let beta = keys.finite(key).filter(|beta| *beta != 0.0);
+    let beta = beta.and_then(|b| limits::within(&mut keys.problems, key, b, &limits::GROWTHS));
+    let original_context = keys.tokens_in("rope.scaling.original_context_length");
     if beta.is_some() && original_context.is_none() {
         let key = "rope.scaling.original_context_length";
         keys.problems.push(format!("`attention.temperature_scale` needs `{key}`"));
     }
-    let query_growth = beta.zip(original_context);
-    let query_growth =
-        query_growth.map(|(beta, original_context)| QueryGrowth { beta, original_context });
+    let query_growth = beta.zip(original_context).map(|(beta, original_context)| QueryGrowth {
+        beta,
+        original_context,
+        offset: 0,
+        only_still: false,
+    });
     Parts { query_growth, ..Parts::default() }
 }

@@ -2,12 +2,19 @@
 //! the keys of a `config.json` and from those of a GGUF header.
 
 mod gemma;
+mod glm;
+mod gpt_oss;
+mod granite;
+mod llama4;
 mod mistral;
+mod olmo;
+mod phi3;
 mod qwen;
+mod smollm3;
 
 use super::gguf::Keys as GgufKeys;
 use super::hugging_face::Keys as JsonKeys;
-use super::{Architecture, Parts, RopeParameters, limits};
+use super::{Architecture, ExpertsConfig, Parts, RopeParameters, limits};
 
 /// What keys that are left out mean to a family's class; without a value a key is required.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +29,12 @@ pub(super) struct Defaults {
     pub(super) tie_word_embeddings: bool,
     /// The key of the activation, and the only one that is read.
     pub(super) activation: (&'static str, &'static str),
+    pub(super) rope_theta: f64,
+    pub(super) rms_norm_eps: f64,
+    /// The key of the MLP's width.
+    pub(super) mlp_width: &'static str,
+    /// Whether the class has `mlp_bias`.
+    pub(super) reads_mlp_bias: bool,
 }
 
 impl Default for Defaults {
@@ -34,6 +47,10 @@ impl Default for Defaults {
             max_position_embeddings: 2048,
             tie_word_embeddings: false,
             activation: ("hidden_act", "silu"),
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            mlp_width: "intermediate_size",
+            reads_mlp_bias: true,
         }
     }
 }
@@ -44,6 +61,12 @@ impl Defaults {
             Architecture::Qwen3 => Self { head_dim: Some(128), ..Self::default() },
             Architecture::Mistral | Architecture::Ministral3 => mistral::defaults(architecture),
             Architecture::Gemma2 | Architecture::Gemma3 => gemma::defaults(architecture),
+            Architecture::SmolLm3 => smollm3::defaults(),
+            Architecture::Olmo2 | Architecture::Olmo3 => olmo::defaults(architecture),
+            Architecture::Phi3 => phi3::defaults(),
+            Architecture::Glm4 | Architecture::Glm4Moe => glm::defaults(architecture),
+            Architecture::GptOss => gpt_oss::defaults(),
+            Architecture::Llama4 => llama4::defaults(),
             _ => Self::default(),
         }
     }
@@ -56,13 +79,19 @@ pub(super) struct Sizes {
     pub(super) hidden_size: usize,
     pub(super) num_hidden_layers: usize,
     pub(super) num_attention_heads: usize,
+    pub(super) head_dim: usize,
     pub(super) max_position_embeddings: usize,
 }
 
 impl Sizes {
+    /// As many layers as are ever read.
+    fn layers(&self) -> usize {
+        self.num_hidden_layers.min(limits::LAYERS)
+    }
+
     /// One flag a layer; a hostile number of layers lists no more than are ever read.
     fn each_layer(&self, slides: impl Fn(usize) -> bool) -> Vec<bool> {
-        (0..self.num_hidden_layers.min(limits::LAYERS)).map(slides).collect()
+        (0..self.layers()).map(slides).collect()
     }
 }
 
@@ -74,6 +103,13 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
             (keys.rope(sizes), mistral::of_json(keys, sizes))
         }
         Architecture::Llama => (keys.rope(sizes), llama(keys)),
+        Architecture::SmolLm3 => (keys.rope(sizes), smollm3::of_json(keys, sizes)),
+        Architecture::Granite => (keys.rope(sizes), granite::of_json(keys)),
+        Architecture::Olmo2 | Architecture::Olmo3 => olmo::of_json(keys, sizes),
+        Architecture::Phi3 => phi3::of_json(keys, sizes),
+        Architecture::Glm4 | Architecture::Glm4Moe => (keys.rope(sizes), glm::of_json(keys, sizes)),
+        Architecture::GptOss => gpt_oss::of_json(keys, sizes),
+        Architecture::Llama4 => (keys.rope(sizes), llama4::of_json(keys, sizes)),
         _ => (keys.rope(sizes), qwen::of_json(keys, sizes)),
     }
 }
@@ -91,6 +127,64 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     match sizes.architecture {
         Architecture::Gemma2 | Architecture::Gemma3 => gemma::of_gguf(keys, sizes),
         Architecture::Ministral3 => mistral::of_gguf(keys, sizes),
+        Architecture::SmolLm3 => smollm3::of_gguf(sizes),
+        Architecture::Granite => granite::of_gguf(keys),
+        Architecture::Olmo2 | Architecture::Olmo3 => olmo::of_gguf(keys, sizes),
+        Architecture::Phi3 => phi3::of_gguf(keys, sizes),
+        Architecture::Glm4 | Architecture::Glm4Moe => glm::of_gguf(keys, sizes),
+        Architecture::GptOss => gpt_oss::of_gguf(keys, sizes),
+        Architecture::Llama4 => llama4::of_gguf(keys, sizes),
         _ => Parts::default(),
     }
 }
+
+/// The experts of a family whose keys have names of their own.
+pub(super) fn experts_of_json(
+    keys: &mut JsonKeys<'_>,
+    architecture: Architecture,
+) -> Option<ExpertsConfig> {
+    match architecture {
+        Architecture::Glm4Moe => Some(glm::experts(keys)),
+        Architecture::GptOss => Some(gpt_oss::experts(keys)),
+        Architecture::Llama4 => Some(llama4::experts(keys)),
+        _ => None,
+    }
+}
+
+/// Whether the weights of a token's experts sum to one in a GGUF file.
+pub(super) fn normalises(keys: &GgufKeys<'_>, architecture: Architecture) -> bool {
+    match architecture {
+        Architecture::Qwen2Moe | Architecture::Llama4 => false,
+        Architecture::Glm4Moe => keys.flag("expert_weights_norm").unwrap_or(true),
+        _ => true,
+    }
+}
+
+/// Refuses quantised folders but for the one kind that is read.
+pub(super) fn check_quantisation(keys: &mut JsonKeys<'_>, architecture: Architecture) {
+    let Some(method) = keys.object("quantization_config") else { return };
+    let method = method.get("quant_method").and_then(|method| method.as_str()).unwrap_or("unnamed");
+    if architecture != Architecture::GptOss || method != "mxfp4" {
+        keys.problems.push(format!(
+            "`quantization_config` = {method} is not read (of `gpt_oss`, mxfp4 is): take the unquantised \
+             folder or a GGUF file"
+        ));
+    }
+}
+
+/// Which layers turn nothing: as listed, else every `no_rope_layer_interval`-th.
+fn still_layers(keys: &mut JsonKeys<'_>, sizes: Sizes, listed: Option<Vec<bool>>) -> Vec<bool> {
+    let interval = keys.size_from_one("no_rope_layer_interval").unwrap_or(STILL_INTERVAL);
+    match listed {
+        Some(turning) => turning.into_iter().map(|turns| !turns).collect(),
+        None => every(sizes, interval),
+    }
+}
+
+/// Every so manieth layer.
+fn every(sizes: Sizes, interval: usize) -> Vec<bool> {
+    sizes.each_layer(|layer| (layer + 1).is_multiple_of(interval.max(1)))
+}
+
+/// Every so manieth layer is without rotary embedding in files that do not say.
+const STILL_INTERVAL: usize = 4;

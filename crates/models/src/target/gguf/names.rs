@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::source::{Part, Stored};
-use crate::config::{NormPlaces, TargetConfig};
+use crate::config::{Architecture, NormPlaces, TargetConfig};
 use crate::error::Problems;
-use crate::target::names::{ExpertNames, experts};
+use crate::target::names::{ExpertNames, experts, mlp};
 use crate::weights::gguf::header::Header;
 
 /// Every tensor of the file that has a published name; experts one by one.
@@ -19,7 +19,13 @@ pub(super) fn published(
     let mut names = HashMap::new();
     let mut problems = Problems::default();
     for (name, info) in &header.tensors {
-        if let Some(published) = hugging_face_name(name, config.parts.norms) {
+        let pieces = pieces(name, info.shape.first().copied().unwrap_or(0), config);
+        if !pieces.is_empty() {
+            let stored = |part| Stored { name: name.clone(), part };
+            names.extend(pieces.into_iter().map(|(published, part)| (published, stored(part))));
+            continue;
+        }
+        if let Some(published) = hugging_face_name(name, config) {
             names.insert(published, Stored { name: name.clone(), part: Part::Whole });
             continue;
         }
@@ -34,6 +40,23 @@ pub(super) fn published(
         let stored = |part| Stored { name: name.clone(), part };
         match tensor {
             Tensor::Router => drop(names.insert(ours.router(), stored(Part::Whole))),
+            Tensor::RouterBias => {
+                let bias = ours.router_bias(&config.parts.router);
+                names.extend(bias.map(|bias| (bias, stored(Part::Whole))));
+            }
+            Tensor::Biases(matrix) => match info.shape.as_slice() {
+                &[count, _] if count == sizes.num_experts => {
+                    let of =
+                        |expert| ours.biases_of(expert).into_iter().nth(matrix).unwrap_or_default();
+                    names.extend(
+                        (0..count).map(|expert| (of(expert), stored(Part::Expert(expert)))),
+                    );
+                }
+                dims => problems.push(format!(
+                    "tensor `{name}` has shape {dims:?}, biases of {} experts expected",
+                    sizes.num_experts
+                )),
+            },
             Tensor::Shared(matrix) => {
                 drop(
                     names.insert(format!("{}.{matrix}.weight", ours.shared()), stored(Part::Whole)),
@@ -76,6 +99,9 @@ fn stack<'a>(
 #[derive(Debug, PartialEq, Eq)]
 enum Tensor {
     Router,
+    RouterBias,
+    /// Biases of gate, up or down of every expert.
+    Biases(usize),
     /// Gate, up or down (0, 1, 2) of every expert.
     Stack(usize),
     /// A matrix of the expert that every token visits.
@@ -86,6 +112,15 @@ enum Tensor {
 /// Layer and kind of an experts' tensor.
 fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let stacks = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+    if let Some(module) = rest.strip_suffix(".bias") {
+        let tensor = match stacks.iter().position(|stack| *stack == module) {
+            Some(matrix) => Tensor::Biases(matrix),
+            None if matches!(module, "ffn_gate_inp" | "exp_probs_b") => Tensor::RouterBias,
+            None => return None,
+        };
+        return Some((layer.parse().ok()?, tensor));
+    }
     let tensor = match rest.strip_suffix(".weight")? {
         "ffn_gate_inp" => Tensor::Router,
         "ffn_gate_exps" => Tensor::Stack(0),
@@ -122,27 +157,82 @@ const MODULES: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The same where norms stand before and after; these come before those of [`MODULES`].
+/// The same where norms stand after parts or both before and after; these come before those of [`MODULES`].
 const NORMS_ON_BOTH_SIDES: [(&str, &str); 3] = [
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+const NORMS_OF_GLM: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+];
+
+const NORMS_AFTER: [(&str, &str); 2] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+/// The norm before the feed-forward part where files name it by what it follows.
+const NORM_AFTER_ATTENTION: [(&str, &str); 1] =
+    [("post_attention_norm", "post_attention_layernorm")];
+
+/// Published tensors that a GGUF tensor of `rows` rows holds one after the other.
+fn pieces(name: &str, rows: usize, config: &TargetConfig) -> Vec<(String, Part)> {
+    let fused = matches!(config.architecture, Architecture::Phi3 | Architecture::Glm4);
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let Some((Ok(layer), rest)) = layer.map(|(layer, rest)| (layer.parse::<usize>(), rest)) else {
+        return Vec::new();
+    };
+    let cut = |modules: &[(&str, usize)], kind: &str| {
+        let mut first = 0;
+        let named = modules.iter().map(|(module, count)| {
+            first += count;
+            let part = Part::Rows { first: first - count, count: *count };
+            (format!("model.layers.{layer}.{module}.{kind}"), part)
+        });
+        let named: Vec<_> = named.collect();
+        if first == rows { named } else { Vec::new() }
+    };
+    let (query, kv, width) = (config.query_size(), config.kv_size(), config.intermediate_size);
+    match rest {
+        "attn_qkv.weight" | "attn_qkv.bias" if fused => cut(
+            &[("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+            rest.rsplit_once('.').map_or("", |(_, kind)| kind),
+        ),
+        "ffn_up.weight" if fused => {
+            cut(&[("mlp.gate_proj", width), ("mlp.up_proj", width)], "weight")
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// The published name of a GGUF tensor.
-fn hugging_face_name(name: &str, norms: NormPlaces) -> Option<String> {
+fn hugging_face_name(name: &str, config: &TargetConfig) -> Option<String> {
     if let Some((_, published)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
         return Some((*published).to_owned());
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let own: &[_] = match norms {
-        NormPlaces::Before => &[],
-        NormPlaces::BeforeAndAfter => &NORMS_ON_BOTH_SIDES,
+    let prefix = format!("model.layers.{layer}.");
+    if rest == "attn_sinks.weight" {
+        return Some(format!("{prefix}self_attn.sinks"));
+    }
+    let own: &[_] = match (config.parts.norms, config.architecture) {
+        (NormPlaces::Before, Architecture::GptOss | Architecture::Glm4Moe) => &NORM_AFTER_ATTENTION,
+        (NormPlaces::Before, _) => &[],
+        (NormPlaces::BeforeAndAfter, _) => &NORMS_ON_BOTH_SIDES,
+        (NormPlaces::BeforeAndAfterOfGlm, _) => &NORMS_OF_GLM,
+        (NormPlaces::After, _) => &NORMS_AFTER,
     };
     let (_, module) = own.iter().chain(&MODULES).find(|(gguf, _)| *gguf == module)?;
-    Some(format!("model.layers.{layer}.{module}.{kind}"))
+    if let Some(matrix) = module.strip_prefix("mlp.") {
+        return Some(format!("{}.{matrix}.{kind}", mlp(config.architecture, layer)));
+    }
+    Some(format!("{prefix}{module}.{kind}"))
 }
 
 /// The GGUF name of a published tensor of a model without experts and with norms before its parts.

@@ -1,6 +1,6 @@
 //! GGUF files, tensor by tensor, widened or as blocks, under the published Hugging Face names.
 //!
-//! Files of architectures `llama` and `mistral3` store the rows of `attn_q` and `attn_k` for interleaved rotary
+//! Files of architectures `llama`, `mistral3`, `granite` and `smollm3` store the rows of `attn_q` and `attn_k` for interleaved rotary
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
 //! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
 
@@ -46,6 +46,11 @@ pub(super) enum Part {
     Whole,
     /// One of a stack.
     Expert(usize),
+    /// Some rows of several matrices that are stored as one.
+    Rows {
+        first: usize,
+        count: usize,
+    },
     /// All of it, `[I]`, as `[1, I]`.
     Row,
 }
@@ -63,6 +68,7 @@ impl Part {
         match self {
             Self::Whole => dims.to_vec(),
             Self::Expert(_) => dims[1..].to_vec(),
+            Self::Rows { count, .. } => [&[count], &dims[1..]].concat(),
             Self::Row => [&[1], dims].concat(),
         }
     }
@@ -108,13 +114,21 @@ impl GgufSource {
             let divisors = self.load_stored("rope_freqs.weight", DType::F32)?;
             self.config.rope.divisors = Some(divisors.flatten_all()?.to_vec1()?);
         }
+        if let Some(mut by_length) = self.config.parts.rotary.by_length.take() {
+            let numbers = |name: &str| -> Result<Vec<f32>> {
+                Ok(self.load_stored(name, DType::F32)?.flatten_all()?.to_vec1()?)
+            };
+            by_length.short = numbers("rope_factors_short.weight")?;
+            by_length.long = numbers("rope_factors_long.weight")?;
+            self.config.parts.rotary.by_length = Some(by_length);
+        }
         Ok(())
     }
 
     /// Whether a published name's rows have to be put back into half-split order.
     fn is_interleaved(&self, name: &str) -> bool {
-        use Architecture::{Llama, Ministral3, Mixtral};
-        matches!(self.config.architecture, Llama | Mixtral | Ministral3)
+        use Architecture::{Granite, Llama, Ministral3, Mixtral, SmolLm3};
+        matches!(self.config.architecture, Llama | Mixtral | Ministral3 | Granite | SmolLm3)
             && (name.contains(".self_attn.q_proj.") || name.contains(".self_attn.k_proj."))
     }
 
@@ -130,10 +144,14 @@ impl GgufSource {
         }
         let mut bytes = tensor.bytes.clone();
         let dims = part.dims(&tensor.shape);
-        if let Part::Expert(index) = part {
+        let of_first = match part {
+            Part::Expert(index) => Some(*index..index + 1),
+            Part::Rows { first, count } => Some(*first..first + count),
+            Part::Whole | Part::Row => None,
+        };
+        if let Some(rows) = of_first {
             let size = bytes.len() / tensor.shape[0].max(1);
-            let start = bytes.start + index * size;
-            bytes = start..start + size;
+            bytes = bytes.start + rows.start * size..bytes.start + rows.end * size;
         }
         Ok(Located { dims, element, bytes })
     }

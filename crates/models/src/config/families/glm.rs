@@ -1,0 +1,94 @@
+//! GLM-4 and GLM-4.5 (Zeng et al. 2025, <https://arxiv.org/abs/2508.06471>): half of each head turns. GLM-4 has
+//! neighbours turn together and norms on both sides; GLM-4.5 has experts chosen by corrected sigmoid scores.
+
+use super::super::parts::{NormPlaces, QkNorm, Rotary, Router};
+use super::{Architecture, Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, Sizes, limits};
+
+/// The share of a head that turns.
+const TURNING: f64 = 0.5;
+
+pub(super) fn defaults(architecture: Architecture) -> Defaults {
+    let common = Defaults {
+        vocab_size: Some(151_552),
+        max_position_embeddings: 131_072,
+        reads_mlp_bias: false,
+        ..Defaults::default()
+    };
+    if architecture == Architecture::Glm4Moe {
+        let num_key_value_heads = Some(8);
+        return Defaults { num_key_value_heads, rms_norm_eps: 1e-5, ..common };
+    }
+    Defaults {
+        num_key_value_heads: Some(2),
+        head_dim: Some(128),
+        rms_norm_eps: 1.5625e-7,
+        ..common
+    }
+}
+
+fn parts(architecture: Architecture, dimensions: Option<usize>) -> Parts {
+    let rotary = Rotary { dimensions, ..Rotary::default() };
+    if architecture == Architecture::Glm4Moe {
+        return Parts { rotary, ..Parts::default() };
+    }
+    Parts {
+        norms: NormPlaces::BeforeAndAfterOfGlm,
+        rotary: Rotary { neighbours: true, ..rotary },
+        ..Parts::default()
+    }
+}
+
+pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
+    let turning = keys.turning(sizes, TURNING);
+    let dimensions = Some(turning).filter(|turning| *turning < sizes.head_dim);
+    let mut parts = parts(sizes.architecture, dimensions);
+    if sizes.architecture == Architecture::Glm4 {
+        return parts;
+    }
+    if keys.flag("use_qk_norm", false) {
+        parts.qk_norm = QkNorm::PerHead;
+    }
+    parts.router = Router::Sigmoid {
+        groups: keys.size("n_group").unwrap_or(1),
+        kept_groups: keys.size("topk_group").unwrap_or(1),
+        scale: keys.scale("routed_scaling_factor", Some(1.0)).unwrap_or(1.0),
+    };
+    parts
+}
+
+/// The experts of GLM-4.5: from a layer on, with one or several as one that every token visits.
+pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
+    let layers = keys.size("num_hidden_layers").unwrap_or(0).min(limits::LAYERS);
+    let width = keys.required_size("moe_intermediate_size");
+    let shared = keys.size("n_shared_experts").unwrap_or(1);
+    ExpertsConfig {
+        num_experts: keys.required_size("n_routed_experts"),
+        num_experts_per_tok: keys.required_size("num_experts_per_tok"),
+        moe_intermediate_size: width,
+        shared_expert_intermediate_size: (shared > 0).then(|| width.saturating_mul(shared)),
+        norm_topk_prob: keys.flag("norm_topk_prob", true),
+        decoder_sparse_step: 1,
+        mlp_only_layers: (0..keys.size("first_k_dense_replace").unwrap_or(1).min(layers)).collect(),
+    }
+}
+
+pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
+    let dimensions = keys.turning(sizes.head_dim);
+    let mut parts = parts(sizes.architecture, dimensions);
+    if sizes.architecture == Architecture::Glm4 {
+        return parts;
+    }
+    if keys.has("blk.0.attn_q_norm.weight") {
+        parts.qk_norm = QkNorm::PerHead;
+    }
+    // 2 is the sigmoid, which files without the key have, too.
+    if keys.number("expert_gating_func").is_some_and(|kind| kind != 2.0) {
+        keys.problems.push("`glm4moe.expert_gating_func` is not 2 (sigmoid)");
+    }
+    parts.router = Router::Sigmoid {
+        groups: keys.whole("expert_group_count").unwrap_or(1),
+        kept_groups: keys.whole("expert_group_used_count").unwrap_or(1),
+        scale: keys.scale("expert_weights_scale").unwrap_or(1.0),
+    };
+    parts
+}

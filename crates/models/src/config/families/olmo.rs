@@ -1,0 +1,87 @@
+//! OLMo 2 and 3 (OLMo Team 2025, <https://arxiv.org/abs/2501.00656>): norms after attention and MLP alone, and over
+//! all of the queries and keys; in 3 three layers with windows before each full one, which alone are stretched.
+
+use serde_json::{Value, json};
+
+use super::super::parts::{NormPlaces, QkNorm};
+use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, every};
+
+/// Olmo 3's window, pattern and rotary base where a file leaves them out.
+const WINDOW: usize = 4096;
+const PATTERN: usize = 4;
+const BASE: f64 = 5e5;
+
+pub(super) fn defaults(architecture: Architecture) -> Defaults {
+    Defaults {
+        vocab_size: Some(50_304),
+        rope_theta: if architecture == Architecture::Olmo3 { BASE } else { 10_000.0 },
+        rms_norm_eps: 1e-5,
+        reads_mlp_bias: false,
+        ..Defaults::default()
+    }
+}
+
+fn parts() -> Parts {
+    Parts { norms: NormPlaces::After, qk_norm: QkNorm::Whole, ..Parts::default() }
+}
+
+pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, Parts) {
+    let mut parts = parts();
+    if sizes.architecture == Architecture::Olmo2 {
+        return (keys.rope(sizes), parts);
+    }
+    let window = keys.window(Some(WINDOW));
+    let pattern = every(sizes, PATTERN).into_iter().map(|full| !full).collect();
+    let sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
+    parts.set_windows(window, sliding, &mut keys.problems);
+    let (full, sliding) = ropes(keys, sizes);
+    parts.sliding_rope = Some(sliding);
+    (full, parts)
+}
+
+/// Rotary embeddings of full and of sliding layers, from a map by kind or from the older keys, whose base and
+/// scaling are those of full layers: the class gives sliding ones its own base.
+fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
+    let map = keys.object("rope_parameters");
+    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
+    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    if map.is_some() && of_full.is_none() && of_sliding.is_none() {
+        // One for all layers.
+        let rope = keys.rope(sizes);
+        return (rope.clone(), rope);
+    }
+    let older = if map.is_none() { keys.object("rope_scaling") } else { None };
+    let own = keys.value.get("rope_theta").filter(|_| map.is_none());
+    let mut read = |scaling: Option<&Value>, own: Option<&Value>| {
+        let theta = scaling.and_then(|scaling| scaling.get("rope_theta")).or(own);
+        let value = json!({
+            "rope_theta": theta.filter(|theta| !theta.is_null()).cloned().unwrap_or_else(|| BASE.into()),
+            "rope_parameters": scaling.cloned().unwrap_or(Value::Null),
+        });
+        RopeParameters::from_json(&value, sizes.max_position_embeddings, &mut keys.problems)
+    };
+    (read(of_full.or(older), own), read(of_sliding, None))
+}
+
+/// `olmo2` files hold both; windows are listed layer by layer, and full layers alone are stretched beside them.
+pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
+    let mut parts = parts();
+    let window = keys.number("attention.sliding_window").filter(|window| *window != 0.0);
+    let window = window.and_then(|_| keys.whole("attention.sliding_window"));
+    let listed = keys.flags("attention.sliding_window_pattern");
+    let (Some(window), Some(sliding)) = (window, listed) else {
+        if window.is_some() {
+            keys.problems.push("`olmo2.attention.sliding_window_pattern` is no list of flags");
+        }
+        return parts;
+    };
+    if sliding.len() != sizes.num_hidden_layers {
+        let (listed, layers) = (sliding.len(), sizes.num_hidden_layers);
+        let key = "attention.sliding_window_pattern";
+        keys.problems.push(format!("`{key}` lists {listed} of {layers} layers"));
+    }
+    parts.set_windows(Some(window), sliding, &mut keys.problems);
+    let base = keys.number("rope.freq_base").unwrap_or(10_000.0);
+    parts.sliding_rope = Some(RopeParameters::plain(base));
+    parts
+}
