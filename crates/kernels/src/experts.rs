@@ -10,6 +10,8 @@
 //! bits depend neither on the rows beside it nor on what they chose. On a device every expert's outputs
 //! are kept, and one pass over memory adds each row's. Frozen weights only: nothing flows back.
 
+mod scored;
+
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor, bail};
@@ -22,6 +24,8 @@ use crate::sums::Sums;
 use crate::swiglu::swiglu;
 use crate::top_k::row_top_k;
 
+pub use scored::Scored;
+
 /// The matrices of one expert.
 pub struct Expert {
     /// `[I, H]`
@@ -32,10 +36,13 @@ pub struct Expert {
     pub down: Matrix,
 }
 
+/// What gate and up of an expert become before `Down`.
+pub type Gated = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
 impl Expert {
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
+    fn apply(&self, x: &Tensor, gated: Gated) -> Result<Tensor> {
         let [gate, up] = linear_each(x, [(&self.gate, None), (&self.up, None)])?;
-        self.down.linear(&swiglu(&gate, &up)?, None)
+        self.down.linear(&gated(&gate, &up)?, None)
     }
 }
 
@@ -68,18 +75,28 @@ impl Routes {
         for log_probs in chosen.log_probs.chunks_mut(per_row) {
             into_weights(log_probs, normalise);
         }
+        Ok(Self::of_chosen(rows, count, per_row, (&chosen.ids, &chosen.log_probs)))
+    }
+
+    /// Groups rows by expert: `per_row` experts of each and their weights, row after row.
+    fn of_chosen(
+        rows: usize,
+        count: usize,
+        per_row: usize,
+        (ids, of_ids): (&[u32], &[f32]),
+    ) -> Self {
         let mut starts = vec![0; count + 1];
-        chosen.ids.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
+        ids.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
         (0..count).for_each(|expert| starts[expert + 1] += starts[expert]);
         let mut next = starts.clone();
         let (mut visitors, mut weights) = (vec![0; rows * per_row], vec![0.0; rows * per_row]);
-        for (i, (&expert, &weight)) in chosen.ids.iter().zip(&chosen.log_probs).enumerate() {
+        for (i, (&expert, &weight)) in ids.iter().zip(of_ids).enumerate() {
             let place = &mut next[expert as usize];
             visitors[*place] = (i / per_row) as u32;
             weights[*place] = weight;
             *place += 1;
         }
-        Ok(Self { rows, starts, visitors, weights })
+        Self { rows, starts, visitors, weights }
     }
 
     /// Places among the visitors of the rows that visit each expert.
@@ -145,9 +162,26 @@ pub fn experts_onto(
     experts: &[Expert],
     routes: &Routes,
 ) -> Result<Tensor> {
+    gated_experts_onto(residual, x, experts, routes, swiglu)
+}
+
+/// The same with another gated unit than SiLU's, such as [`crate::geglu::geglu`].
+///
+/// # Shapes
+/// - as [`experts_onto`]
+///
+/// # Errors
+/// - as [`experts_onto`]
+pub fn gated_experts_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    routes: &Routes,
+    gated: Gated,
+) -> Result<Tensor> {
     routes.check(residual, x, experts)?;
     if !fused(&[residual, x]) {
-        return gathered(residual, x, experts, routes);
+        return gathered(residual, x, (experts, gated), routes);
     }
     let (rows, width) = x.dims2()?;
     let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;
@@ -156,7 +190,7 @@ pub fn experts_onto(
             continue;
         }
         let (visitors, weights) = (&routes.visitors[visits.clone()], &routes.weights[visits]);
-        let out = outputs_of(expert, &rows_of(x, visitors)?, width)?;
+        let out = outputs_of((expert, gated), &rows_of(x, visitors)?, width)?;
         with_f32(&out, |out| {
             for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
                 let sum = &mut sums[*row as usize * width..][..width];
@@ -176,8 +210,8 @@ fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     select_rows(x, rows)
 }
 
-fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
-    let out = expert.apply(x)?;
+fn outputs_of((expert, gated): (&Expert, Gated), x: &Tensor, width: usize) -> Result<Tensor> {
+    let out = expert.apply(x, gated)?;
     if out.dims() != [x.dim(0)?, width] {
         bail!("experts: output {:?} for rows of {width}", out.shape());
     }
@@ -185,7 +219,12 @@ fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
 }
 
 /// The same grouping on a device: the outputs of all experts, `[R·k, H]`, then each row's sum of them.
-fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) -> Result<Tensor> {
+fn gathered(
+    residual: &Tensor,
+    x: &Tensor,
+    (experts, gated): (&[Expert], Gated),
+    routes: &Routes,
+) -> Result<Tensor> {
     let (_, width) = x.dims2()?;
     let visitors = &routes.visitors;
     if visitors.is_empty() {
@@ -198,7 +237,7 @@ fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) 
             continue;
         }
         let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
-        outputs.slice_set(&outputs_of(expert, &own, width)?.contiguous()?, 0, visits.start)?;
+        outputs.slice_set(&outputs_of((expert, gated), &own, width)?.contiguous()?, 0, visits.start)?;
     }
     routes.sums().of(&outputs, residual)
 }
@@ -275,7 +314,7 @@ mod tests {
             let routes = Routes::choose(&logits, per_row, normalise)?;
             let want = reference(&residual, &x, &experts, &logits, per_row, normalise)?;
             assert_close("fused", &experts_onto(&residual, &x, &experts, &routes)?, &want, 1e-5);
-            assert_close("gathered", &gathered(&residual, &x, &experts, &routes)?, &want, 1e-5);
+            assert_close("gathered", &gathered(&residual, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
             let on_gpu = emulated(|| {
                 let routes = Routes::choose(&logits, per_row, normalise)?;
                 experts_onto(&residual, &x, &experts, &routes)
