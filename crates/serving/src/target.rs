@@ -86,6 +86,12 @@ fn architecture(config: &TargetConfig) -> &'static str {
         Architecture::Ministral3 => "Ministral3ForCausalLM",
         Architecture::Gemma2 => "Gemma2ForCausalLM",
         Architecture::Gemma3 => "Gemma3ForCausalLM",
+        Architecture::Qwen3Next => "Qwen3NextForCausalLM",
+        Architecture::Qwen35 => "Qwen3_5ForCausalLM",
+        Architecture::Qwen35Moe => "Qwen3_5MoeForCausalLM",
+        Architecture::Lfm2 => "Lfm2ForCausalLM",
+        Architecture::DeepseekV3 => "DeepseekV3ForCausalLM",
+        Architecture::Gemma4 => "Gemma4ForCausalLM",
     }
 }
 

@@ -22,11 +22,54 @@ pub struct ExpertsConfig {
     pub mlp_only_layers: Vec<usize>,
 }
 
+/// Routers whose scores are logistic, with a correction that enters the choice alone; keys are the published
+/// ones. The shared expert is not gated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoredRouter {
+    /// Groups of experts.
+    pub n_group: usize,
+    /// Those that count.
+    pub topk_group: usize,
+    /// Factor of weights.
+    pub routed_scaling_factor: f64,
+}
+
+impl ScoredRouter {
+    pub(super) fn validate(&self, experts: &ExpertsConfig, problems: &mut Problems) {
+        let Self { n_group, topk_group, routed_scaling_factor } = *self;
+        limits::check(
+            problems,
+            &[("n_group", n_group, limits::EXPERTS), ("topk_group", topk_group, n_group.max(1))],
+        );
+        if n_group > 0 && !experts.num_experts.is_multiple_of(n_group) {
+            let count = experts.num_experts;
+            problems.push(format!("`n_group` = {n_group} does not divide {count} experts"));
+        } else if n_group > 0 {
+            let eligible = topk_group.saturating_mul(experts.num_experts / n_group);
+            if eligible < experts.num_experts_per_tok {
+                let chosen = experts.num_experts_per_tok;
+                problems.push(format!(
+                    "`num_experts_per_tok` = {chosen} exceeds the {eligible} experts of `topk_group` groups"
+                ));
+            }
+        }
+        if !routed_scaling_factor.is_finite() {
+            problems.push("`routed_scaling_factor` is not finite");
+        }
+    }
+}
+
 impl ExpertsConfig {
     /// Whether layer `index` holds experts.
     pub fn in_layer(&self, index: usize) -> bool {
         (index + 1).is_multiple_of(self.decoder_sparse_step.max(1))
             && !self.mlp_only_layers.contains(&index)
+    }
+
+    /// Inner states that a token makes of its experts.
+    pub(super) fn width_of_a_token(&self) -> usize {
+        let shared = self.shared_expert_intermediate_size.unwrap_or(0);
+        self.num_experts_per_tok.saturating_mul(self.moe_intermediate_size).saturating_add(shared)
     }
 
     pub(super) fn validate(&self, layers: usize, problems: &mut Problems) {

@@ -29,7 +29,12 @@ impl<'a> Keys<'a> {
     /// Base and scaling of the rotary embedding of all layers.
     pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
         let context = sizes.max_position_embeddings;
-        RopeParameters::from_json(self.value, context, &mut self.problems)
+        let rope = RopeParameters::from_json(self.value, context, &mut self.problems);
+        let is_given = |of: &Value| of.get("rope_theta").is_some_and(|theta| !theta.is_null());
+        let nested = ["rope_parameters", "rope_scaling"].map(|key| self.object(key));
+        let given = is_given(self.value) || nested.into_iter().flatten().any(is_given);
+        let theta = if given { rope.theta } else { Defaults::of(sizes.architecture).rope_theta };
+        RopeParameters { theta, ..rope }
     }
 
     /// A finite number, if there is one.
@@ -64,6 +69,15 @@ impl<'a> Keys<'a> {
 
     /// Whether each layer slides, as `layer_types` lists them; none without the key.
     pub(super) fn layer_types(&mut self, layers: usize) -> Option<Vec<bool>> {
+        self.layer_kinds(layers, &[("full_attention", false), ("sliding_attention", true)])
+    }
+
+    /// What `layer_types` says of each layer, of kinds by their names; none without the key.
+    pub(super) fn layer_kinds<T: Copy>(
+        &mut self,
+        layers: usize,
+        kinds: &[(&str, T)],
+    ) -> Option<Vec<T>> {
         let listed = self.present("layer_types")?;
         let Some(listed) = listed.as_array() else {
             self.problems.push("`layer_types` is no list");
@@ -74,21 +88,38 @@ impl<'a> Keys<'a> {
             self.problems.push(format!("`layer_types` lists {count} of {layers} layers"));
             return None;
         }
-        let mut sliding = Vec::with_capacity(listed.len());
-        for (index, kind) in listed.iter().enumerate() {
-            match kind.as_str() {
-                Some("full_attention") => sliding.push(false),
-                Some("sliding_attention") => sliding.push(true),
-                _ => {
-                    self.problems.push(format!(
-                        "`layer_types[{index}]` = {kind} is not supported (full_attention and \
-                         sliding_attention are)"
-                    ));
-                    return None;
-                }
-            }
+        let mut of_layers = Vec::with_capacity(listed.len());
+        for (index, named) in listed.iter().enumerate() {
+            let known = kinds.iter().find(|(name, _)| named.as_str() == Some(name));
+            let Some((_, kind)) = known else {
+                let names: Vec<&str> = kinds.iter().map(|(name, _)| *name).collect();
+                let names = names.join(" and ");
+                self.problems.push(format!(
+                    "`layer_types[{index}]` = {named} is not supported ({names} are)"
+                ));
+                return None;
+            };
+            of_layers.push(*kind);
         }
-        Some(sliding)
+        Some(of_layers)
+    }
+
+    /// Values of a head that are turned: the part that `partial_rotary_factor` says, rounded down.
+    pub(super) fn rotary_dim(&mut self, head_dim: usize, absent: f64) -> usize {
+        let key = "partial_rotary_factor";
+        let nested = self.object("rope_parameters").or_else(|| self.object("rope_scaling"));
+        let value = self.present(key).or_else(|| nested.and_then(|rope| rope.get(key)));
+        let share = match value {
+            None => Some(absent),
+            Some(value) => value.as_f64().filter(|share| *share > 0.0 && *share <= 1.0),
+        };
+        match (share, value) {
+            (None, Some(value)) => {
+                self.problems.push(format!("`{key}` = {value} is not in (0, 1]"));
+                head_dim
+            }
+            (share, _) => (head_dim as f64 * share.unwrap_or(absent)) as usize,
+        }
     }
 
     pub(super) fn size(&mut self, key: &str) -> Option<usize> {
@@ -129,7 +160,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A list of whole numbers.
-    fn sizes(&mut self, key: &str) -> Vec<usize> {
+    pub(super) fn sizes(&mut self, key: &str) -> Vec<usize> {
         let Some(value) = self.present(key) else {
             return Vec::new();
         };
@@ -149,7 +180,18 @@ impl<'a> Keys<'a> {
         if !architecture.is_mixture() {
             return None;
         }
+        if architecture == Architecture::DeepseekV3 {
+            return families::deepseek::experts(self);
+        }
+        if architecture == Architecture::Gemma4 {
+            return families::gemma4::experts(self);
+        }
         let mixtral = architecture == Architecture::Mixtral;
+        let always = mixtral || architecture == Architecture::Qwen35Moe;
+        let newer = architecture == Architecture::Qwen3Next;
+        if newer && self.present("num_experts").and_then(Value::as_u64) == Some(0) {
+            return None;
+        }
         let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
         let num_experts = count.unwrap_or_else(|| {
             let name = if mixtral { "num_local_experts" } else { "num_experts" };
@@ -157,7 +199,8 @@ impl<'a> Keys<'a> {
             1
         });
         let width = if mixtral { "intermediate_size" } else { "moe_intermediate_size" };
-        let shared = (architecture == Architecture::Qwen2Moe)
+        let shared = architecture
+            .has_shared_expert()
             .then(|| self.required_size("shared_expert_intermediate_size"));
         Some(ExpertsConfig {
             num_experts,
@@ -170,10 +213,36 @@ impl<'a> Keys<'a> {
                 1
             }),
             shared_expert_intermediate_size: shared,
-            norm_topk_prob: mixtral || self.flag("norm_topk_prob", false),
-            decoder_sparse_step: self.size("decoder_sparse_step").unwrap_or(1),
-            mlp_only_layers: self.sizes("mlp_only_layers"),
+            norm_topk_prob: always || self.flag("norm_topk_prob", newer),
+            decoder_sparse_step: if architecture == Architecture::Qwen35Moe {
+                1
+            } else {
+                self.size("decoder_sparse_step").unwrap_or(1)
+            },
+            mlp_only_layers: if architecture == Architecture::Qwen35Moe {
+                Vec::new()
+            } else {
+                self.sizes("mlp_only_layers")
+            },
         })
+    }
+
+    /// `I`; of files of nothing but experts, what a token visits of them.
+    fn inner_width(
+        &mut self,
+        architecture: Architecture,
+        defaults: &Defaults,
+        experts: Option<&ExpertsConfig>,
+    ) -> usize {
+        let absent = match (architecture, experts) {
+            (Architecture::Lfm2, _) => families::lfm::inner_width(self),
+            (Architecture::Qwen35Moe, Some(experts)) => Some(experts.width_of_a_token()),
+            _ => defaults.intermediate_size,
+        };
+        match absent {
+            Some(width) if architecture == Architecture::Lfm2 => width,
+            absent => self.size_or("intermediate_size", absent),
+        }
     }
 
     /// Bias on q, k and v, and on the attention's output.
@@ -201,7 +270,13 @@ impl<'a> Keys<'a> {
 
 /// Models whose `config.json` holds that of their text part as `text_config`, and the text part's
 /// `model_type` if it names none.
-const NESTED: [(&str, &str); 2] = [("gemma3", "gemma3_text"), ("mistral3", "mistral")];
+const NESTED: [(&str, &str); 5] = [
+    ("gemma4", "gemma4_text"),
+    ("gemma3", "gemma3_text"),
+    ("mistral3", "mistral"),
+    ("qwen3_5", "qwen3_5_text"),
+    ("qwen3_5_moe", "qwen3_5_moe_text"),
+];
 
 /// Keys that the outer configuration may hold for the text part.
 const OUTER_KEYS: [&str; 4] =
@@ -253,35 +328,42 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         Some(_) => keys.size("num_key_value_heads"),
     };
     let default_head_dim = defaults.head_dim.unwrap_or(hidden_size / num_attention_heads.max(1));
-    let head_dim = keys.size("head_dim").unwrap_or(default_head_dim);
+    let head_dim = match architecture {
+        Architecture::DeepseekV3 => families::deepseek::head_dim(&mut keys),
+        _ => keys.size("head_dim").unwrap_or(default_head_dim),
+    };
     let (qkv_bias, attention_output_bias) = keys.attention_biases(architecture);
     let sizes = Sizes {
         architecture,
         hidden_size,
         num_hidden_layers: keys.required_size("num_hidden_layers"),
         num_attention_heads,
+        head_dim,
         max_position_embeddings: keys
             .size("max_position_embeddings")
             .unwrap_or(defaults.max_position_embeddings),
     };
     let (rope, parts) = families::of_json(&mut keys, sizes);
+    let experts = keys.experts(architecture);
+    let intermediate_size = keys.inner_width(architecture, &defaults, experts.as_ref());
+    let (eps_key, eps) = defaults.norm_eps;
     let config = TargetConfig {
         architecture,
         hidden_size,
-        intermediate_size: keys.required_size("intermediate_size"),
+        intermediate_size,
         num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
         head_dim,
         vocab_size: keys.size_or("vocab_size", defaults.vocab_size),
         max_position_embeddings: sizes.max_position_embeddings,
-        rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
+        rms_norm_eps: keys.number(eps_key, eps),
         rope,
         tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings),
         qkv_bias,
         attention_output_bias,
         mlp_bias: keys.flag("mlp_bias", false),
-        experts: keys.experts(architecture),
+        experts,
         initializer_range: keys.number("initializer_range", 0.02),
         bos_token_id: keys.token("bos_token_id"),
         eos_token_ids: keys.tokens("eos_token_id"),

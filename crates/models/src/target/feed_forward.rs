@@ -1,10 +1,11 @@
 //! Second half of a decoder layer: a gated MLP, or a mixture of them.
 
 use candle_core::Tensor;
-use longdraft_kernels::experts::{Expert, Routes, experts_onto};
+use longdraft_kernels::experts::{Expert, Routes, Scored, experts_onto, gated_experts_onto};
 use longdraft_kernels::geglu::geglu;
 use longdraft_kernels::linear::linear_exact;
 use longdraft_kernels::matrix::{Matrix, linear_each};
+use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::swiglu::swiglu;
 
 use crate::config::Activation;
@@ -19,6 +20,19 @@ pub(super) struct Projection {
 impl Projection {
     pub(super) fn map(&self) -> (&Matrix, Option<&Tensor>) {
         (&self.weight, self.bias.as_ref())
+    }
+
+    /// `x Wᵀ + b`
+    pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.weight.linear(x, self.bias.as_ref())?)
+    }
+
+    /// Some of its outputs, in this order.
+    pub(super) fn select(&self, outputs: &[u32]) -> Result<Self> {
+        let bias = self.bias.as_ref().map(|bias| {
+            bias.index_select(&Tensor::new(outputs, bias.device())?, 0)
+        });
+        Ok(Self { weight: self.weight.select(outputs)?, bias: bias.transpose()? })
     }
 
     /// `residual` plus the projection.
@@ -45,10 +59,10 @@ impl GatedMlp {
     }
 }
 
-/// An expert that every token visits, times `sigmoid(gate · x)` (Qwen2-MoE).
+/// An expert that every token visits, times `sigmoid(gate · x)` (Qwen2-MoE) or as it is (DeepSeek-V3).
 pub(super) struct SharedExpert {
     /// `[1, H]`
-    pub(super) gate: Tensor,
+    pub(super) gate: Option<Tensor>,
     pub(super) mlp: GatedMlp,
 }
 
@@ -56,8 +70,10 @@ impl SharedExpert {
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let gated = self.mlp.gated(x)?;
         let (weight, bias) = self.mlp.down.map();
-        let share = (linear_exact(x, &self.gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
-        Ok(weight.linear(&gated, bias)?.broadcast_mul(&share)?)
+        let out = weight.linear(&gated, bias)?;
+        let Some(gate) = &self.gate else { return Ok(out) };
+        let share = (linear_exact(x, gate, None)?.neg()?.exp()? + 1.0)?.recip()?;
+        Ok(out.broadcast_mul(&share)?)
     }
 }
 
@@ -70,6 +86,8 @@ pub(super) struct Mixture {
     pub(super) experts_per_token: usize,
     /// Whether the weights of a token's experts sum to one.
     pub(super) normalise: bool,
+    /// Where scores are logistic, how experts are chosen by them.
+    pub(super) scored: Option<Scored>,
     pub(super) shared: Option<SharedExpert>,
 }
 
@@ -77,14 +95,44 @@ pub(super) struct Mixture {
 pub(super) enum FeedForward {
     Dense(GatedMlp),
     Experts(Mixture),
+    Beside(Box<Beside>),
+}
+
+/// An MLP and experts side by side (Gemma 4): `norm(mlp(x)) + norm(experts(norm(h)))`, of hidden states `h` whose norm
+/// is `x`. The router reads `h / rms(h) ∘ scale / √H`.
+pub(super) struct Beside {
+    pub(super) mlp: GatedMlp,
+    pub(super) mixture: Mixture,
+    /// `[H]` each: after the MLP, before the experts, after them.
+    pub(super) norms: [Tensor; 3],
+    /// `scale / √H`, `[H]`.
+    pub(super) router_norm: Tensor,
+    /// `[E]`, factors of the experts' weights.
+    pub(super) expert_scales: Vec<f32>,
+    pub(super) eps: f64,
+}
+
+impl Beside {
+    fn apply_onto(&self, residual: &Tensor, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
+        let [after_mlp, before_experts, after_experts] = &self.norms;
+        let mlp = rms_norm(&self.mlp.down.apply(&self.mlp.gated(x)?)?, after_mlp, self.eps)?;
+        let Mixture { router, experts, experts_per_token, normalise, .. } = &self.mixture;
+        let logits = linear_exact(&rms_norm(hidden, &self.router_norm, self.eps)?, router, None)?;
+        let routes = Routes::choose(&logits, *experts_per_token, *normalise)?;
+        let routes = routes.scaled_by(&self.expert_scales)?;
+        let normed = rms_norm(hidden, before_experts, self.eps)?;
+        let sum = gated_experts_onto(&normed.zeros_like()?, &normed, experts, &routes, geglu)?;
+        Ok(((residual + mlp)? + rms_norm(&sum, after_experts, self.eps)?)?)
+    }
 }
 
 impl FeedForward {
-    /// `residual` plus the output for the normed states `x`; `[T, H]` each.
-    pub(super) fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+    /// `residual` plus the output for the normed states `x` of `hidden`; `[T, H]` each.
+    pub(super) fn apply_onto(&self, residual: &Tensor, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.down.apply_onto(residual, &mlp.gated(x)?),
             Self::Experts(mixture) => mixture.apply_onto(residual, x),
+            Self::Beside(both) => both.apply_onto(residual, x, hidden),
         }
     }
 
@@ -92,6 +140,7 @@ impl FeedForward {
     pub(super) fn dense(&self) -> Option<&GatedMlp> {
         match self {
             Self::Dense(mlp) => Some(mlp),
+            Self::Beside(both) => Some(&both.mlp),
             Self::Experts(_) => None,
         }
     }
@@ -100,7 +149,10 @@ impl FeedForward {
 impl Mixture {
     fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
         let logits = linear_exact(x, &self.router, None)?;
-        let routes = Routes::choose(&logits, self.experts_per_token, self.normalise)?;
+        let routes = match &self.scored {
+            Some(scored) => Routes::choose_scored(&logits, self.experts_per_token, scored)?,
+            None => Routes::choose(&logits, self.experts_per_token, self.normalise)?,
+        };
         let sum = experts_onto(residual, x, &self.experts, &routes)?;
         match &self.shared {
             Some(shared) => Ok((sum + shared.apply(x)?)?),

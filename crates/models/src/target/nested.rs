@@ -67,6 +67,10 @@ impl WeightSource for TextPart {
         self.source.load(&self.stored(name), dtype)
     }
 
+    fn load_part(&self, name: &str, part: (usize, usize), dtype: DType) -> Result<Tensor> {
+        self.source.load_part(&self.stored(name), part, dtype)
+    }
+
     fn stored_type(&self, name: &str) -> Option<&'static str> {
         self.source.stored_type(&self.stored(name))
     }

@@ -38,8 +38,14 @@ impl Ropes {
     /// # Errors
     /// - a base or a scaling is unusable
     pub(super) fn of(config: &TargetConfig) -> Result<Self> {
-        let sliding = config.parts.build_sliding_rope(config.head_dim)?;
-        Ok(Self { full: config.rope.build(config.head_dim)?, sliding })
+        let turned_in = |slides: bool| {
+            let of_kind = |layer: &usize| config.window_of(*layer).is_some() == slides;
+            let layer = (0..config.num_hidden_layers).rev().find(of_kind);
+            let head_dim = layer.map_or(config.head_dim, |layer| config.heads_of(layer).head_dim);
+            config.parts.rotary_dim.unwrap_or(head_dim)
+        };
+        let sliding = config.parts.build_sliding_rope(turned_in(true))?;
+        Ok(Self { full: config.rope.build(turned_in(false))?, sliding })
     }
 
     /// Those of full layers alone; `None` where sliding ones have others.

@@ -53,6 +53,20 @@ pub trait WeightSource {
     /// - the tensor does not exist, is of a type that is no weight, or the dtype is another
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor>;
 
+    /// Reads one of several equal parts of a tensor, in row-major order, as a vector.
+    ///
+    /// # Errors
+    /// - as [`Self::load`], or the tensor does not consist of so many parts
+    fn load_part(&self, name: &str, (part, parts): (usize, usize), dtype: DType) -> Result<Tensor> {
+        let whole = self.load(name, dtype)?.flatten_all()?;
+        let values = whole.elem_count() / parts.max(1);
+        if part >= parts || values * parts != whole.elem_count() {
+            let problem = format!("tensor `{name}` has no part {part} of {parts}");
+            return Err(ModelError::invalid(self.path(), problem));
+        }
+        Ok(whole.narrow(0, part * values, values)?.force_contiguous()?)
+    }
+
     /// The file's own name of a tensor's type (`BF16`, `Q4_K`), where the format has such.
     fn stored_type(&self, name: &str) -> Option<&'static str> {
         let _ = name;

@@ -233,6 +233,28 @@ impl SafetensorsSource {
             .ok_or_else(|| ModelError::invalid(&self.path, format!("no tensor `{name}`")))
     }
 
+    /// Weights of a shape that fill some bytes.
+    fn read_floats(
+        &self,
+        name: &str,
+        (entry, shape): (&Entry, &[usize]),
+        bytes: Range<usize>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let Some(size) = float_bytes(entry.dtype) else {
+            let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
+            return Err(ModelError::invalid(&self.path, problem));
+        };
+        let mut collector =
+            Collector::zeros(dtype, shape.iter().product()).ok_or_else(|| {
+                ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
+            })?;
+        self.files[entry.file].read_pieces(bytes, |start, piece| {
+            collector.set(start / size, f32_values(entry.dtype, piece));
+        })?;
+        collector.into_tensor(shape)
+    }
+
     fn bytes(&self, entry: &Entry) -> Result<Vec<u8>> {
         self.files[entry.file].read(entry.bytes.clone())
     }
@@ -307,18 +329,20 @@ impl WeightSource for SafetensorsSource {
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let entry = self.find(name)?;
-        let Some(size) = float_bytes(entry.dtype) else {
-            let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
+        self.read_floats(name, (entry, &entry.shape), entry.bytes.clone(), dtype)
+    }
+
+    fn load_part(&self, name: &str, (part, parts): (usize, usize), dtype: DType) -> Result<Tensor> {
+        let entry = self.find(name)?;
+        let values: usize = entry.shape.iter().product();
+        let values = if part < parts && values.is_multiple_of(parts) { values / parts } else { 0 };
+        if values == 0 {
+            let problem = format!("tensor `{name}` has no part {part} of {parts}");
             return Err(ModelError::invalid(&self.path, problem));
-        };
-        let count = entry.shape.iter().product();
-        let mut collector = Collector::zeros(dtype, count).ok_or_else(|| {
-            ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
-        })?;
-        self.files[entry.file].read_pieces(entry.bytes.clone(), |start, piece| {
-            collector.set(start / size, f32_values(entry.dtype, piece));
-        })?;
-        collector.into_tensor(&entry.shape)
+        }
+        let bytes = entry.bytes.len() / parts;
+        let start = entry.bytes.start + part * bytes;
+        self.read_floats(name, (entry, &[values]), start..start + bytes, dtype)
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {

@@ -32,6 +32,7 @@ pub(super) fn defaults(architecture: Architecture) -> Defaults {
         max_position_embeddings: if newer { 131_072 } else { 8192 },
         tie_word_embeddings: true,
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
+        ..Defaults::default()
     }
 }
 

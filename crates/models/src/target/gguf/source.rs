@@ -48,6 +48,8 @@ pub(super) enum Part {
     Expert(usize),
     /// All of it, `[I]`, as `[1, I]`.
     Row,
+    /// All of it, `[C, n]`, as `[C, 1, n]`.
+    Taps,
 }
 
 /// Shape, format and place in the file of what is to be read.
@@ -64,6 +66,10 @@ impl Part {
             Self::Whole => dims.to_vec(),
             Self::Expert(_) => dims[1..].to_vec(),
             Self::Row => [&[1], dims].concat(),
+            Self::Taps => match dims {
+                [channels, taps] => vec![*channels, 1, *taps],
+                other => other.to_vec(),
+            },
         }
     }
 }

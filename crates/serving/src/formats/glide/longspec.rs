@@ -52,15 +52,10 @@ pub(super) fn tensors(
 pub(super) fn config(draft: &GlideDraft, target: &TargetFacts, dtype: DType) -> Value {
     let (layer, target_config) = (draft.config(), target.config());
     let (class, model_type) = match target_config.architecture {
-        // A draft is dense whatever its target is; targets with parts that a Llama lacks do not come here.
-        Architecture::Llama
-        | Architecture::Mixtral
-        | Architecture::Mistral
-        | Architecture::Ministral3
-        | Architecture::Gemma2
-        | Architecture::Gemma3 => ("LlamaGlideDecoderLayer", "llama"),
         Architecture::Qwen2 | Architecture::Qwen2Moe => ("Qwen2GlideDecoderLayer", "qwen2"),
         Architecture::Qwen3 | Architecture::Qwen3Moe => ("Qwen3GlideDecoderLayer", "qwen3"),
+        // A draft is dense whatever its target is; targets with parts that a Llama lacks do not come here.
+        _ => ("LlamaGlideDecoderLayer", "llama"),
     };
     let mut value = json!({
         "architectures": [class],
