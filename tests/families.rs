@@ -1,11 +1,15 @@
-//! Targets whose layers do otherwise than a Llama's: windows, norms on both sides, soft-caps.
+//! Targets whose layers do otherwise than a Llama's: windows, norms on both sides, soft-caps, recurrent states,
+//! latent rows, shared keys.
 
 use std::path::Path;
 
-use crate::support::runs::trained_alike_from_a_store;
+use crate::support::runs::{metrics, trained_alike_from_a_store};
 use crate::support::{
     Workshop, fail, relative_error, succeed, tiny_config, tiny_mixture, write_target,
 };
+use candle_core::quantized::gguf_file::{Value as Gguf, write};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Tensor};
 use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -20,6 +24,66 @@ fn windowed(family: &str) -> Value {
         ("sliding_window_pattern", json!(3)),
         ("use_sliding_window", json!(true)),
         ("max_window_layers", json!(2)),
+    ] {
+        config[key] = value;
+    }
+    config
+}
+
+/// A tiny target of a family whose layers carry states, four of them; the last one attends or does not.
+fn recurrent(family: &str, last_attends: bool) -> Value {
+    let mut config = tiny_mixture(family);
+    for (key, value) in [
+        ("full_attention_interval", json!(if last_attends { 2 } else { 3 })),
+        ("full_attn_idxs", json!([1, if last_attends { 3 } else { 2 }])),
+        ("block_auto_adjust_ff_dim", json!(false)),
+        ("linear_num_key_heads", json!(2)),
+        ("linear_num_value_heads", json!(4)),
+        ("linear_key_head_dim", json!(8)),
+        ("linear_value_head_dim", json!(6)),
+        ("mlp_only_layers", json!([1])),
+    ] {
+        config[key] = value;
+    }
+    config
+}
+
+/// A tiny DeepSeek-V3.
+fn latent() -> Value {
+    let mut config = tiny_mixture("deepseek_v3");
+    for (key, value) in [
+        ("q_lora_rank", json!(24)),
+        ("kv_lora_rank", json!(20)),
+        ("qk_nope_head_dim", json!(12)),
+        ("qk_rope_head_dim", json!(8)),
+        ("v_head_dim", json!(10)),
+        ("n_routed_experts", json!(8)),
+        ("n_group", json!(4)),
+        ("topk_group", json!(2)),
+        ("first_k_dense_replace", json!(1)),
+    ] {
+        config[key] = value;
+    }
+    config
+}
+
+/// A tiny Gemma 4: six layers, of which the last three share keys, with experts or inputs by layer.
+fn gemma4(experts: bool) -> Value {
+    let mut config = tiny_mixture("gemma4_text");
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    for (key, value) in [
+        ("num_hidden_layers", json!(6)),
+        ("layer_types", json!([sliding, full, sliding, full, sliding, full])),
+        ("num_kv_shared_layers", json!(if experts { 0 } else { 3 })),
+        ("use_double_wide_mlp", json!(!experts)),
+        ("global_head_dim", json!(16)),
+        ("attention_k_eq_v", json!(experts)),
+        ("num_global_key_value_heads", json!(1)),
+        ("sliding_window", json!(6)),
+        ("enable_moe_block", json!(experts)),
+        ("top_k_experts", json!(2)),
+        ("hidden_size_per_layer_input", json!(if experts { 0 } else { 4 })),
+        ("vocab_size_per_layer_input", config["vocab_size"].clone()),
     ] {
         config[key] = value;
     }
@@ -64,7 +128,7 @@ fn nest(from: &Path, to: &Path, prefix: &str) {
         .names()
         .into_iter()
         .map(|name| {
-            let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
+            let tensor = source.load(&name, DType::F32).expect("tensor");
             let rest = name.strip_prefix("model.").expect("a tensor of the text part");
             (format!("{prefix}{rest}"), tensor)
         })
@@ -92,43 +156,310 @@ fn the_text_part_of_a_model_that_sees_has_the_bits_of_the_model_alone() {
     }
 }
 
+/// Writes the tensors of a folder as a GGUF file, by the names and in the form that converters give them.
+fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)]) {
+    let source = SafetensorsSource::open_folder(folder).expect("weights");
+    let mut stacks: std::collections::BTreeMap<String, Vec<Tensor>> =
+        std::collections::BTreeMap::new();
+    let mut tensors: Vec<(String, Tensor)> = Vec::new();
+    let mut names = source.names();
+    // Experts in the order of their numbers.
+    names.sort_by_key(|name| (name.len(), name.clone()));
+    for name in names {
+        let tensor = source.load(&name, DType::F32).expect("tensor");
+        if let Some((layer, rest)) = name.split_once(".mlp.experts.") {
+            let matrix = rest.split('.').nth(1).expect("a matrix").replace("_proj", "");
+            let layer = layer.replace("model.layers.", "blk.");
+            let stack = format!("{layer}.ffn_{matrix}_exps.weight");
+            stacks.entry(stack).or_default().push(tensor);
+            continue;
+        }
+        let renamed = [
+            ("model.embed_tokens", "token_embd"),
+            ("model.norm", "output_norm"),
+            ("model.layers.", "blk."),
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("input_layernorm", "attn_norm"),
+            ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_norm", "attn_q_norm"),
+            ("self_attn.k_norm", "attn_k_norm"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+            ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+            ("mlp.gate.", "ffn_gate_inp."),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+            ("linear_attn.in_proj_qkv.", "attn_qkv."),
+            ("linear_attn.in_proj_z.", "attn_gate."),
+            ("linear_attn.in_proj_b.", "ssm_beta."),
+            ("linear_attn.in_proj_a.", "ssm_alpha."),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.out_proj", "shortconv.out_proj"),
+        ];
+        let stored = renamed.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
+        let is_lfm = matches!(&metadata[0].1, Gguf::String(name) if name == "lfm2");
+        let stored = match is_lfm {
+            true => stored
+                .replace("output_norm", "token_embd_norm")
+                .replace("post_attention_norm", "ffn_norm"),
+            false => stored,
+        };
+        let less_one = !is_lfm && name.ends_with("norm.weight") && !name.contains("linear_attn");
+        let form = match tensor.dims() {
+            &[channels, 1, taps] => tensor.reshape((channels, taps)),
+            &[1, width] => tensor.reshape(width),
+            _ if name.ends_with("A_log") => tensor.exp().and_then(|a| a.neg()),
+            _ if less_one => &tensor + 1.0,
+            _ => Ok(tensor),
+        };
+        tensors.push((stored, form.expect("a form")));
+    }
+    tensors.extend(
+        stacks
+            .into_iter()
+            .map(|(name, experts)| (name, Tensor::stack(&experts, 0).expect("a stack"))),
+    );
+    let quantised: Vec<(String, QTensor)> = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let tensor = tensor.force_contiguous().expect("values");
+            (name.clone(), QTensor::quantize(&tensor, GgmlDType::F32).expect("f32"))
+        })
+        .collect();
+    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(key, value)| (*key, value)).collect();
+    let tensors: Vec<(&str, &QTensor)> =
+        quantised.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let mut file = std::io::Cursor::new(Vec::new());
+    write(&mut file, &metadata, &tensors).expect("GGUF");
+    std::fs::write(to, file.into_inner()).expect("write");
+}
+
+/// Keys of a GGUF header for a tiny target.
+fn gguf_keys(
+    name: &'static str,
+    config: &Value,
+    more: &[(&'static str, Gguf)],
+) -> Vec<(String, Gguf)> {
+    let size = |key: &str| Gguf::U32(config[key].as_u64().expect("a size") as u32);
+    let sizes = [
+        ("block_count", size("num_hidden_layers")),
+        ("context_length", size("max_position_embeddings")),
+        ("embedding_length", size("hidden_size")),
+        ("feed_forward_length", size("intermediate_size")),
+        ("attention.head_count", size("num_attention_heads")),
+        ("attention.head_count_kv", size("num_key_value_heads")),
+        ("attention.key_length", size("head_dim")),
+        ("attention.layer_norm_rms_epsilon", Gguf::F32(1e-5)),
+        ("rope.freq_base", Gguf::F32(10000.0)),
+    ];
+    let given = |key: &str| more.iter().any(|(other, _)| *other == key);
+    let keys = sizes.into_iter().filter(|(key, _)| !given(key)).chain(more.iter().cloned());
+    let mut all = vec![("general.architecture".to_owned(), Gguf::String(name.into()))];
+    all.extend(keys.map(|(key, value)| (format!("{name}.{key}"), value)));
+    all
+}
+
+#[test]
+fn gguf_files_of_recurrent_families_are_read_as_their_folders() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut hybrid = recurrent("qwen3_5_moe_text", true);
+    // As many value heads as key heads: converters leave their order.
+    hybrid["linear_num_value_heads"] = json!(2);
+    let of_hybrid = vec![
+        ("rope.dimension_count", Gguf::U32(2)),
+        ("ssm.conv_kernel", Gguf::U32(4)),
+        ("ssm.state_size", Gguf::U32(8)),
+        ("ssm.group_count", Gguf::U32(2)),
+        ("ssm.time_step_rank", Gguf::U32(2)),
+        ("ssm.inner_size", Gguf::U32(12)),
+        ("expert_count", Gguf::U32(5)),
+        ("expert_used_count", Gguf::U32(2)),
+        ("expert_feed_forward_length", Gguf::U32(32)),
+        (
+            "attention.recurrent_layers",
+            Gguf::Array([true, false, true, false].map(Gguf::Bool).to_vec()),
+        ),
+    ];
+    let heads = Gguf::Array([0, 2, 2, 0].map(Gguf::U32).to_vec());
+    let of_lfm = vec![("attention.head_count_kv", heads), ("shortconv.l_cache", Gguf::U32(3))];
+    for (name, config, more) in
+        [("qwen35moe", hybrid, of_hybrid), ("lfm2", recurrent("lfm2", false), of_lfm)]
+    {
+        let folder = dir.path().join(name);
+        write_target(&folder, &config);
+        let want = logits(&folder, &TargetOptions::default());
+        let keys = gguf_keys(name, &config, &more);
+        let file = dir.path().join(format!("{name}.gguf"));
+        let with = |changed: &[(&str, Gguf)]| {
+            let keys: Vec<(&str, Gguf)> = keys
+                .iter()
+                .map(|(key, value)| {
+                    let change = changed.iter().find(|(other, _)| key.ends_with(other));
+                    (key.as_str(), change.map_or(value, |(_, change)| change).clone())
+                })
+                .collect();
+            write_gguf(&folder, &file, &keys);
+        };
+        with(&[]);
+        assert!(relative_error(&logits(&file, &TargetOptions::default()), &want) < 1e-5, "{name}");
+        let wrong: &[(&str, Gguf)] = if name == "lfm2" {
+            &[
+                ("head_count_kv", Gguf::Array(vec![Gguf::U32(0); 3])),
+                ("head_count_kv", Gguf::Array(vec![Gguf::U32(0); 4])),
+                ("l_cache", Gguf::U32(u32::MAX)),
+            ]
+        } else {
+            &[
+                ("ssm.inner_size", Gguf::U32(13)),
+                ("ssm.inner_size", Gguf::U32(0)),
+                ("ssm.time_step_rank", Gguf::U32(u32::MAX)),
+                ("ssm.group_count", Gguf::F32(f32::NAN)),
+                ("ssm.state_size", Gguf::U32(1 << 30)),
+                ("ssm.conv_kernel", Gguf::U32(0)),
+                ("ssm.conv_kernel", Gguf::String("wide".into())),
+                ("recurrent_layers", Gguf::Array(vec![Gguf::Bool(true)])),
+                ("recurrent_layers", Gguf::Array(vec![Gguf::Bool(true); 4])),
+                ("rope.dimension_count", Gguf::U32(9)),
+            ]
+        };
+        for change in wrong {
+            with(std::slice::from_ref(change));
+            let target = file.display().to_string();
+            let text = fail(&["generate", "--target", &target, "--prompt", "x", "--no-draft"], 2);
+            assert!(text.len() < 20_000, "{change:?}: {text}");
+        }
+    }
+}
+
+const KEPT: &str = "data.anchor.redraw=false";
+const GLIDE: [&str; 2] = ["draft.init=last_layer", KEPT];
+const EAGLE3: [&str; 4] =
+    ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3", KEPT];
+const DFLASH: [&str; 6] = [
+    "draft.method=dflash",
+    "draft.layers=2",
+    "draft.target_layers=[0,2]",
+    "draft.block_size=4",
+    "draft.blocks_per_row=24",
+    "data.anchor.enabled=false",
+];
+
 /// Trains, captures, trains on what was captured, extracts and decodes.
+fn check_drafts(config: &Value, options: &[&str]) {
+    let family = config["model_type"].to_string();
+    let shop = Workshop::new();
+    write_target(&shop.target, config);
+    let drafted = trained_alike_from_a_store(&shop, options);
+    let losses: Vec<f64> =
+        metrics(&shop.path("run")).iter().filter_map(|record| record["loss"].as_f64()).collect();
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(losses.len() > 1 && last < first, "{family} {options:?}: {losses:?}");
+    let target = shop.target();
+    let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+    let say = |more: &[&str]| {
+        succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
+    };
+    for cache in ["f32", "f16"] {
+        let plain = say(&["--no-draft", "--cache", cache]);
+        let of_draft = ["--draft", &drafted, "--cache", cache];
+        assert_eq!(plain, say(&of_draft), "{family} {cache}");
+        let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
+        assert_eq!(plain, say(&tree), "{family} {cache}");
+    }
+}
+
 #[test]
 fn drafts_train_and_decode_on_targets_with_windows() {
-    let kept = "data.anchor.redraw=false";
-    let glide = ["draft.init=last_layer", kept];
-    let eagle3 = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3", kept];
-    let dflash = [
-        "draft.method=dflash",
-        "draft.layers=2",
-        "draft.target_layers=[0,2]",
-        "draft.block_size=4",
-        "draft.blocks_per_row=24",
-        "data.anchor.enabled=false",
-    ];
     let mut mixtral = tiny_mixture("mixtral");
     mixtral["sliding_window"] = json!(6);
     for (config, options) in [
-        (windowed("gemma3_text"), &glide[..]),
-        (windowed("gemma3_text"), &eagle3),
-        (windowed("mistral"), &dflash),
-        (mixtral, &eagle3),
+        (windowed("gemma3_text"), &GLIDE[..]),
+        (windowed("gemma3_text"), &EAGLE3),
+        (windowed("mistral"), &DFLASH),
+        (mixtral, &EAGLE3),
     ] {
-        let family = config["model_type"].to_string();
-        let shop = Workshop::new();
-        write_target(&shop.target, &config);
-        let drafted = trained_alike_from_a_store(&shop, options);
-        let target = shop.target();
-        let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
-        let say = |more: &[&str]| {
-            succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
-        };
-        for cache in ["f32", "f16"] {
-            let plain = say(&["--no-draft", "--cache", cache]);
-            let of_draft = ["--draft", &drafted, "--cache", cache];
-            assert_eq!(plain, say(&of_draft), "{family} {cache}");
-            let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
-            assert_eq!(plain, say(&tree), "{family} {cache}");
+        check_drafts(&config, options);
+    }
+}
+
+#[test]
+fn drafts_train_and_decode_on_targets_with_recurrent_layers() {
+    for (config, options) in [
+        (recurrent("qwen3_5_text", true), &GLIDE[..]),
+        // The last layer has no keys: those of the last one that attends are read.
+        (recurrent("qwen3_5_text", false), &GLIDE),
+        (recurrent("qwen3_next", false), &EAGLE3),
+        (recurrent("lfm2", false), &DFLASH),
+        (recurrent("lfm2", true), &GLIDE),
+        (recurrent("qwen3_5_moe_text", true), &EAGLE3),
+    ] {
+        check_drafts(&config, options);
+    }
+}
+
+#[test]
+fn drafts_train_and_decode_on_targets_with_latent_rows_and_shared_keys() {
+    for (config, options) in [
+        (latent(), &EAGLE3[..]),
+        (latent(), &DFLASH),
+        (gemma4(false), &GLIDE),
+        (gemma4(true), &GLIDE),
+        (gemma4(false), &EAGLE3),
+    ] {
+        check_drafts(&config, options);
+    }
+}
+
+#[test]
+fn a_glide_layer_for_latent_rows_is_refused_with_a_sentence() {
+    let shop = Workshop::new();
+    write_target(&shop.target, &latent());
+    let text = fail(&["train", &shop.config()], 2);
+    assert!(text.contains("latent attention"), "{text}");
+    let mut blind = recurrent("lfm2", false);
+    blind["layer_types"] = json!(["conv", "conv", "conv", "conv"]);
+    write_target(&shop.target, &blind);
+    let text = fail(&["train", &shop.config()], 2);
+    assert!(text.contains("no layer has any"), "{text}");
+}
+
+#[test]
+fn missing_and_misshapen_tensors_of_recurrent_layers_are_listed() {
+    for family in ["qwen3_5_text", "lfm2", "qwen3_next"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        write_target(dir.path(), &recurrent(family, true));
+        let source = SafetensorsSource::open_folder(dir.path()).expect("weights");
+        let taps = if family == "lfm2" { ".conv.conv.weight" } else { ".conv1d.weight" };
+        let mut tensors = Vec::new();
+        for name in source.names() {
+            let tensor = source.load(&name, DType::F32).expect("tensor");
+            if name == "model.layers.2.input_layernorm.weight" {
+                continue;
+            }
+            let tensor = if name.ends_with(taps) {
+                tensor.narrow(2, 0, 1).and_then(|t| t.force_contiguous()).expect("a tap")
+            } else {
+                tensor
+            };
+            tensors.push((name, tensor));
+        }
+        let path = dir.path().join("model.safetensors");
+        save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+        let target = dir.path().display().to_string();
+        let text = fail(&["generate", "--target", &target, "--prompt", "x", "--no-draft"], 2);
+        for part in ["model.layers.2.input_layernorm.weight` [32] is missing", taps, "1, 1]"] {
+            assert!(text.contains(part), "{family}: {part} not in {text}");
         }
     }
 }

@@ -286,7 +286,18 @@ fn every_development_case_passes_where_they_are_at_hand() {
 }
 
 /// Cases of target families that the loader knows.
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 19] = [
+    "deepseek_v3",
+    "gemma4",
+    "gemma4_moe",
+    "lfm2",
+    "qwen3_5",
+    "qwen3_5_gguf",
+    "qwen3_5_moe",
+    "qwen3_5_nested",
+    "qwen3_next",
+    "qwen3_next_moe",
+    "qwen3_next_moe_gguf",
     "gemma2",
     "gemma3",
     "gemma3_old_keys",
@@ -315,6 +326,15 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
             assert_eq!((count("logits_at"), count("last_layer_k")), (3, 3), "{family}");
             assert_eq!(count("greedy, 16 tokens"), 3, "{family}");
             assert!(count("hidden_after_layer_2") == 3, "{family}");
+            // Two prompts are longer than the cut; a layer's convolution, and its matrix where it has one.
+            let recurrent = ["lfm2", "qwen3_5", "qwen3_next"];
+            let states = recurrent.iter().any(|name| family.starts_with(name));
+            assert_eq!(count("conv_state_layer_0_at_37"), if states { 2 } else { 0 }, "{family}");
+            assert_eq!(
+                count("recurrent_state_layer_0") > 0,
+                states && family != "lfm2",
+                "{family}"
+            );
         }
     }
 }

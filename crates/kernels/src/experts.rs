@@ -36,8 +36,11 @@ pub struct Expert {
     pub clamped: Option<Clamped>,
 }
 
+/// What gate and up of an expert become before `Down`.
+pub type Gated = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
 impl Expert {
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
+    fn apply(&self, x: &Tensor, gated: Gated) -> Result<Tensor> {
         let [of_gate, of_up, of_down] = match &self.biases {
             Some([gate, up, down]) => [Some(gate), Some(up), Some(down)],
             None => [None; 3],
@@ -45,7 +48,7 @@ impl Expert {
         let [gate, up] = linear_each(x, [(&self.gate, of_gate), (&self.up, of_up)])?;
         let gated = match self.clamped {
             Some(bounds) => clamped_swiglu(&gate, &up, bounds)?,
-            None => swiglu(&gate, &up)?,
+            None => gated(&gate, &up)?,
         };
         self.down.linear(&gated, of_down)
     }
@@ -154,6 +157,20 @@ impl Routes {
             routes.of_inputs = Some(std::mem::replace(&mut routes.weights, ones));
         }
         Ok(routes)
+    }
+
+    /// Weights times a factor of their expert, `[E]`.
+    ///
+    /// # Errors
+    /// - there is not one factor an expert
+    pub fn scaled_by(mut self, factors: &[f32]) -> Result<Self> {
+        if factors.len() + 1 != self.starts.len() {
+            bail!("experts: {} factors for {} experts", factors.len(), self.starts.len() - 1);
+        }
+        for (factor, visits) in factors.iter().zip(self.starts.windows(2)) {
+            self.weights[visits[0]..visits[1]].iter_mut().for_each(|weight| *weight *= factor);
+        }
+        Ok(self)
     }
 
     /// Rows by expert of what every row chose.
@@ -301,9 +318,26 @@ pub fn experts_onto(
     experts: &[Expert],
     routes: &Routes,
 ) -> Result<Tensor> {
+    gated_experts_onto(residual, x, experts, routes, swiglu)
+}
+
+/// The same with another gated unit than SiLU's, such as [`crate::geglu::geglu`].
+///
+/// # Shapes
+/// - as [`experts_onto`]
+///
+/// # Errors
+/// - as [`experts_onto`]
+pub fn gated_experts_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    routes: &Routes,
+    gated: Gated,
+) -> Result<Tensor> {
     routes.check(residual, x, experts)?;
     if !fused(&[residual, x]) {
-        return gathered(residual, x, experts, routes);
+        return gathered(residual, x, (experts, gated), routes);
     }
     let (rows, width) = x.dims2()?;
     let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;
@@ -314,7 +348,7 @@ pub fn experts_onto(
         let (visitors, weights) =
             (&routes.visitors[visits.clone()], &routes.weights[visits.clone()]);
         let inputs = routes.weigh(rows_of(x, visitors)?, &visits)?;
-        let out = outputs_of(expert, &inputs, width)?;
+        let out = outputs_of((expert, gated), &inputs, width)?;
         with_f32(&out, |out| {
             for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
                 let sum = &mut sums[*row as usize * width..][..width];
@@ -334,8 +368,8 @@ fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     select_rows(x, rows)
 }
 
-fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
-    let out = expert.apply(x)?;
+fn outputs_of((expert, gated): (&Expert, Gated), x: &Tensor, width: usize) -> Result<Tensor> {
+    let out = expert.apply(x, gated)?;
     if out.dims() != [x.dim(0)?, width] {
         bail!("experts: output {:?} for rows of {width}", out.shape());
     }
@@ -343,7 +377,12 @@ fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
 }
 
 /// The same grouping on a device: the outputs of all experts, `[R·k, H]`, then each row's sum of them.
-fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) -> Result<Tensor> {
+fn gathered(
+    residual: &Tensor,
+    x: &Tensor,
+    (experts, gated): (&[Expert], Gated),
+    routes: &Routes,
+) -> Result<Tensor> {
     let (_, width) = x.dims2()?;
     let visitors = &routes.visitors;
     if visitors.is_empty() {
@@ -357,7 +396,8 @@ fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) 
         }
         let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
         let own = routes.weigh(own, &visits)?;
-        outputs.slice_set(&outputs_of(expert, &own, width)?.contiguous()?, 0, visits.start)?;
+        let out = outputs_of((expert, gated), &own, width)?;
+        outputs.slice_set(&out.contiguous()?, 0, visits.start)?;
     }
     routes.sums().of(&outputs, residual)
 }
@@ -436,7 +476,12 @@ mod tests {
             let routes = Routes::choose(&logits, per_row, normalise)?;
             let want = reference(&residual, &x, &experts, &logits, per_row, normalise)?;
             assert_close("fused", &experts_onto(&residual, &x, &experts, &routes)?, &want, 1e-5);
-            assert_close("gathered", &gathered(&residual, &x, &experts, &routes)?, &want, 1e-5);
+            assert_close(
+                "gathered",
+                &gathered(&residual, &x, (&experts, swiglu), &routes)?,
+                &want,
+                1e-5,
+            );
             let on_gpu = emulated(|| {
                 let routes = Routes::choose(&logits, per_row, normalise)?;
                 experts_onto(&residual, &x, &experts, &routes)
@@ -518,7 +563,7 @@ mod tests {
             let own = x.narrow(0, row, 1)?;
             let mut sum = own.zeros_like()?;
             for (expert, weight) in chosen {
-                sum = (sum + (experts[*expert].apply(&own)? * f64::from(*weight))?)?;
+                sum = (sum + (experts[*expert].apply(&own, swiglu)? * f64::from(*weight))?)?;
             }
             Ok(sum)
         });
@@ -576,15 +621,15 @@ mod tests {
         let want = Tensor::cat(&by_hand(&x, &experts, &of_rows.collect::<Vec<_>>())?, 0)?;
         let zeros = x.zeros_like()?;
         assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
-        assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        assert_close("gathered", &gathered(&zeros, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
         let routes = Routes::choose_by(&logits, 1, false, Choice::SigmoidOnInput)?;
         let rows = logits.to_vec2::<f32>()?.into_iter().enumerate().map(|(row, logits)| {
             let expert = best(&logits, 1)[0];
-            experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?)
+            experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?, swiglu)
         });
         let want = Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?;
         assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
-        assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
+        assert_close("gathered", &gathered(&zeros, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
         Ok(())
     }
 

@@ -31,6 +31,7 @@ pub mod matrix;
 pub mod memory;
 pub mod orthogonalise;
 pub mod random;
+pub mod recurrence;
 pub mod relu_squared;
 pub mod rms_norm;
 pub mod rope;

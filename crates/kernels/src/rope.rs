@@ -276,7 +276,8 @@ impl RopeTable {
     }
 }
 
-/// Rotates every head of `x` by its token's angles.
+/// Rotates every head of `x` by its token's angles. Where the table turns `R < D` values, those are the first of
+/// a head and the others stay as they are.
 ///
 /// # Shapes
 /// - `x`: `[T, N, D]`, table over the same `T`, of at most `D` dimensions → `[T, N, D]`
@@ -578,6 +579,19 @@ mod tests {
         assert_eq!(base[0].to_bits(), rope_of.inv_freq[0].to_bits());
         assert!((base[63] / rope_of.inv_freq[63] - 4.0).abs() < 1e-5);
         assert!((rope_of.amplitude - 1.138_629).abs() < 1e-5);
+        Ok(())
+    }
+
+    #[test]
+    fn a_narrower_table_turns_the_first_values_of_a_head() -> Result<()> {
+        let table = Rope::new(4, 1e4, RopeScaling::None)?.table(&[3, 8], &Device::Cpu)?;
+        let x = Noise::new(9).tensor(&[2, 3, 10]);
+        let (some, rest) = (rope(&x, &table)?, x.narrow(2, 4, 6)?);
+        let first = rope(&x.narrow(2, 0, 4)?.contiguous()?, &table)?;
+        assert_close("turned", &some.narrow(2, 0, 4)?, &first, 0.0);
+        assert_close("kept", &some.narrow(2, 4, 6)?, &rest, 0.0);
+        assert!(rope(&x.narrow(2, 0, 2)?, &table).is_err());
+        assert!(rope(&x.narrow(0, 0, 1)?, &table).is_err());
         Ok(())
     }
 

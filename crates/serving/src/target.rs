@@ -95,6 +95,12 @@ fn architecture(config: &TargetConfig) -> &'static str {
         Architecture::Glm4Moe => "Glm4MoeForCausalLM",
         Architecture::GptOss => "GptOssForCausalLM",
         Architecture::Llama4 => "Llama4ForCausalLM",
+        Architecture::Qwen3Next => "Qwen3NextForCausalLM",
+        Architecture::Qwen35 => "Qwen3_5ForCausalLM",
+        Architecture::Qwen35Moe => "Qwen3_5MoeForCausalLM",
+        Architecture::Lfm2 => "Lfm2ForCausalLM",
+        Architecture::DeepseekV3 => "DeepseekV3ForCausalLM",
+        Architecture::Gemma4 => "Gemma4ForCausalLM",
     }
 }
 

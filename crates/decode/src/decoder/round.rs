@@ -107,9 +107,10 @@ pub(super) fn run_target(
         .map(|((request, round), rows)| round.judged(rows.0.len(), request))
         .collect();
     let mut extensions: Vec<Extension<'_>> = Vec::with_capacity(parts.len());
-    for ((request, _), (ids, position_ids, parents)) in parts.iter_mut().zip(&rows) {
+    for ((request, round), (ids, position_ids, parents)) in parts.iter_mut().zip(&rows) {
         let (parents, cache) = (parents.as_deref(), &mut request.cache);
-        extensions.push(Extension { ids, position_ids, parents, cache });
+        let is_text = round.reads();
+        extensions.push(Extension { ids, position_ids, parents, is_text, cache });
     }
     let features = target.extend_each(&mut extensions, taps)?;
     drop(extensions);

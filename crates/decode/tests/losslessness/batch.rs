@@ -50,8 +50,11 @@ fn requests_of_a_batch_are_as_alone() {
         ("llama", (4, 2)),
         ("gemma2", (2, 2)),
         ("qwen2", (2, 2)),
+        ("qwen3_5_text", (2, 2)),
         ("gemma3_text", (1, 2)),
+        ("lfm2", (2, 1)),
         ("qwen3", (3, 1)),
+        ("qwen3_next", (1, 2)),
     ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {

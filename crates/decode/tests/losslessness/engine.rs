@@ -34,7 +34,14 @@ fn whoever_comes_and_goes_changes_nobody_else() {
     // Longer than what is read beside others in a round, and than what is read at once.
     jobs.push(Job { prompt: prompt(300, 3), options: jobs[4].options.clone() });
     jobs.push(Job { prompt: prompt(700, 4), options: jobs[5].options.clone() });
-    let targets = [("llama", (4, 2)), ("qwen2", (2, 2)), ("qwen3", (3, 1))];
+    let targets = [
+        ("llama", (4, 2)),
+        ("qwen3_5_text", (2, 2)),
+        ("qwen2", (2, 2)),
+        ("lfm2", (1, 2)),
+        ("qwen3", (3, 1)),
+        ("qwen3_5_moe_text", (2, 1)),
+    ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (seed, (kind, (architecture, kv))) in kinds.zip(targets.into_iter().cycle()).enumerate() {
         let target = target(architecture, 16, kv, 1);
@@ -79,7 +86,13 @@ fn whoever_comes_and_goes_changes_nobody_else() {
 
 #[test]
 fn a_conversation_goes_on_where_its_text_is_kept() {
-    let target = target("llama", 16, (2, 2), 2);
+    for family in ["llama", "qwen3_next", "lfm2"] {
+        check_conversations(family);
+    }
+}
+
+fn check_conversations(family: &str) {
+    let target = target(family, 16, (2, 2), 2);
     let drafts = Drafts::new(&target, 2);
     for kind in [None, Some(Kind::Eagle3), Some(Kind::MergedDflash)] {
         let mut engine = BatchEngine::new(&target, places(kind, 2, &target, &drafts));

@@ -11,7 +11,7 @@ use crate::models::{
 };
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn no_drafter_and_no_shape_changes_a_token(
@@ -21,6 +21,7 @@ proptest! {
         architecture in prop::sample::select(vec![
             "llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
             "mistral", "mixtral_window", "qwen3_window", "ministral3", "gemma2", "gemma3_text",
+            "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2",
         ]),
         length in prop::sample::select(vec![1_usize, 7, 64]),
         kind in prop::sample::select(KINDS.to_vec()),

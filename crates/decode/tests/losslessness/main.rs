@@ -14,4 +14,5 @@ mod models;
 mod noted;
 mod pacing;
 mod plumbing;
+mod recurrent_enumeration;
 mod statistics;

@@ -24,6 +24,9 @@ use serde_json::json;
 
 pub(crate) const VOCABULARY: usize = 61;
 
+/// Families with recurrent layers.
+pub(crate) const RECURRENT: [&str; 4] = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2"];
+
 /// A random target; a large deviation makes its choices vary.
 pub(crate) fn target(
     kind: &str,
@@ -55,6 +58,23 @@ pub(crate) fn target(
             "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.4,
             "original_max_position_embeddings": 16
         });
+    }
+    if RECURRENT.contains(&kind) {
+        // The last layer attends, or has a state.
+        config["full_attention_interval"] = [2, 3][seed as usize % 2].into();
+        config["full_attn_idxs"] = json!([[1], [0, 2]][seed as usize % 2]);
+        config["conv_L_cache"] = [1, 3, 4][seed as usize % 3].into();
+        config["conv_bias"] = seed.is_multiple_of(5).into();
+        config["block_auto_adjust_ff_dim"] = false.into();
+        for (key, sizes) in [
+            ("linear_num_key_heads", [1, 2, 3]),
+            ("linear_num_value_heads", [2, 2, 6]),
+            ("linear_key_head_dim", [8, 5, 16]),
+            ("linear_value_head_dim", [12, 8, 4]),
+            ("linear_conv_kernel_dim", [4, 2, 3]),
+        ] {
+            config[key] = sizes[seed as usize % 3].into();
+        }
     }
     let config = TargetConfig::from_json(&config).expect("valid configuration");
     Target::random(config, seed, &TargetOptions::default()).expect("random target")

@@ -29,6 +29,12 @@ impl ExpertsConfig {
             && !self.mlp_only_layers.contains(&index)
     }
 
+    /// Inner states that a token makes of its experts.
+    pub(super) fn width_of_a_token(&self) -> usize {
+        let shared = self.shared_expert_intermediate_size.unwrap_or(0);
+        self.num_experts_per_tok.saturating_mul(self.moe_intermediate_size).saturating_add(shared)
+    }
+
     pub(super) fn validate(&self, layers: usize, problems: &mut Problems) {
         let shared = self.shared_expert_intermediate_size;
         limits::check(

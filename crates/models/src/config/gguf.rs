@@ -67,6 +67,26 @@ impl Keys<'_> {
         self.header.flags(&format!("{}.{key}", self.prefix))
     }
 
+    /// A list of whole numbers, if there is one.
+    pub(super) fn integers(&self, key: &str) -> Option<Vec<i64>> {
+        self.header.integers(&format!("{}.{key}", self.prefix))
+    }
+
+    /// Whether some layer holds a tensor of this name.
+    pub(super) fn holds(&self, tensor: &str) -> bool {
+        let in_layer = |name: &String| {
+            let rest = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            rest.is_some_and(|(_, rest)| rest == tensor)
+        };
+        self.header.tensors.keys().any(in_layer)
+    }
+
+    /// One number, or the largest of those of all layers.
+    fn largest(&self, key: &str) -> Option<f64> {
+        let listed = || self.integers(key)?.into_iter().max().map(|largest| largest as f64);
+        self.number(key).or_else(listed)
+    }
+
     /// Decoder layers; blocks that predict further tokens come after them.
     fn layers(&mut self) -> usize {
         let blocks = self.size("block_count");
@@ -185,7 +205,10 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     let architecture =
         if named == Architecture::Llama && counted { Architecture::Mixtral } else { named };
     let hidden_size = keys.size("embedding_length");
-    let num_attention_heads = keys.size("attention.head_count");
+    let num_attention_heads = match keys.largest("attention.head_count") {
+        Some(heads) if heads >= 0.0 => heads as usize,
+        _ => keys.size("attention.head_count"),
+    };
     let context = keys.size("context_length");
     let head_dim = keys
         .number("attention.key_length")
@@ -205,14 +228,20 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         head_dim,
         max_position_embeddings: context,
     };
+    let experts = keys.experts(architecture);
+    let intermediate_size = match (keys.largest("feed_forward_length"), &experts) {
+        (Some(width), _) if width >= 1.0 => width as usize,
+        (None, Some(experts)) => experts.width_of_a_token(),
+        _ => keys.size("feed_forward_length"),
+    };
     let config = TargetConfig {
         architecture,
         hidden_size,
-        intermediate_size: keys.size("feed_forward_length"),
+        intermediate_size,
         num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: keys
-            .number("attention.head_count_kv")
+            .largest("attention.head_count_kv")
             .map_or(num_attention_heads, |x| x as usize),
         head_dim,
         vocab_size,
@@ -220,10 +249,10 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
         rope: keys.rope(context),
         tie_word_embeddings: !keys.has("output.weight"),
-        qkv_bias: keys.has("blk.0.attn_q.bias"),
-        attention_output_bias: keys.has("blk.0.attn_output.bias"),
+        qkv_bias: keys.holds("attn_q.bias"),
+        attention_output_bias: keys.holds("attn_output.bias"),
         mlp_bias: keys.has("blk.0.ffn_gate.bias"),
-        experts: keys.experts(architecture),
+        experts,
         initializer_range: 0.02,
         bos_token_id: keys.token("bos_token_id"),
         eos_token_ids: keys

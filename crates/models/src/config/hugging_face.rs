@@ -128,12 +128,15 @@ impl<'a> Keys<'a> {
 
     /// Whether each layer slides, as `layer_types` lists them; none without the key.
     pub(super) fn layer_types(&mut self, layers: usize) -> Option<Vec<bool>> {
-        self.layer_kinds(layers, "sliding_attention")
+        self.layer_kinds(layers, &[("full_attention", false), ("sliding_attention", true)])
     }
 
-    /// Whether each layer is of the kind `other` and not full, as `layer_types` lists them; none without the
-    /// key.
-    pub(super) fn layer_kinds(&mut self, layers: usize, other: &str) -> Option<Vec<bool>> {
+    /// What `layer_types` says of each layer, of kinds by their names; none without the key.
+    pub(super) fn layer_kinds<T: Copy>(
+        &mut self,
+        layers: usize,
+        kinds: &[(&str, T)],
+    ) -> Option<Vec<T>> {
         let listed = self.present("layer_types")?;
         let Some(listed) = listed.as_array() else {
             self.problems.push("`layer_types` is no list");
@@ -144,21 +147,20 @@ impl<'a> Keys<'a> {
             self.problems.push(format!("`layer_types` lists {count} of {layers} layers"));
             return None;
         }
-        let mut sliding = Vec::with_capacity(listed.len());
-        for (index, kind) in listed.iter().enumerate() {
-            match kind.as_str() {
-                Some("full_attention") => sliding.push(false),
-                Some(kind) if kind == other => sliding.push(true),
-                _ => {
-                    self.problems.push(format!(
-                        "`layer_types[{index}]` = {kind} is not supported (full_attention and \
-                         {other} are)"
-                    ));
-                    return None;
-                }
-            }
+        let mut of_layers = Vec::with_capacity(listed.len());
+        for (index, named) in listed.iter().enumerate() {
+            let known = kinds.iter().find(|(name, _)| named.as_str() == Some(name));
+            let Some((_, kind)) = known else {
+                let names: Vec<&str> = kinds.iter().map(|(name, _)| *name).collect();
+                let names = names.join(" and ");
+                self.problems.push(format!(
+                    "`layer_types[{index}]` = {named} is not supported ({names} are)"
+                ));
+                return None;
+            };
+            of_layers.push(*kind);
         }
-        Some(sliding)
+        Some(of_layers)
     }
 
     pub(super) fn size(&mut self, key: &str) -> Option<usize> {
@@ -219,10 +221,21 @@ impl<'a> Keys<'a> {
         if !architecture.is_mixture() {
             return None;
         }
+        if architecture == Architecture::DeepseekV3 {
+            return families::deepseek::experts(self);
+        }
+        if architecture == Architecture::Gemma4 {
+            return families::gemma4::experts(self);
+        }
         if let Some(experts) = families::experts_of_json(self, architecture) {
             return Some(experts);
         }
         let mixtral = architecture == Architecture::Mixtral;
+        let always = mixtral || architecture == Architecture::Qwen35Moe;
+        let newer = architecture == Architecture::Qwen3Next;
+        if newer && self.present("num_experts").and_then(Value::as_u64) == Some(0) {
+            return None;
+        }
         let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
         let num_experts = count.unwrap_or_else(|| {
             let name = if mixtral { "num_local_experts" } else { "num_experts" };
@@ -230,7 +243,8 @@ impl<'a> Keys<'a> {
             1
         });
         let width = if mixtral { "intermediate_size" } else { "moe_intermediate_size" };
-        let shared = (architecture == Architecture::Qwen2Moe)
+        let shared = architecture
+            .has_shared_expert()
             .then(|| self.required_size("shared_expert_intermediate_size"));
         Some(ExpertsConfig {
             num_experts,
@@ -243,10 +257,36 @@ impl<'a> Keys<'a> {
                 1
             }),
             shared_expert_intermediate_size: shared,
-            norm_topk_prob: mixtral || self.flag("norm_topk_prob", false),
-            decoder_sparse_step: self.size("decoder_sparse_step").unwrap_or(1),
-            mlp_only_layers: self.sizes("mlp_only_layers"),
+            norm_topk_prob: always || self.flag("norm_topk_prob", newer),
+            decoder_sparse_step: if architecture == Architecture::Qwen35Moe {
+                1
+            } else {
+                self.size("decoder_sparse_step").unwrap_or(1)
+            },
+            mlp_only_layers: if architecture == Architecture::Qwen35Moe {
+                Vec::new()
+            } else {
+                self.sizes("mlp_only_layers")
+            },
         })
+    }
+
+    /// `I`; of files of nothing but experts, what a token visits of them.
+    fn inner_width(
+        &mut self,
+        architecture: Architecture,
+        defaults: &Defaults,
+        experts: Option<&ExpertsConfig>,
+    ) -> usize {
+        let absent = match (architecture, experts) {
+            (Architecture::Lfm2, _) => families::lfm::inner_width(self),
+            (Architecture::Qwen35Moe, Some(experts)) => Some(experts.width_of_a_token()),
+            _ => defaults.intermediate_size,
+        };
+        match absent {
+            Some(width) if architecture == Architecture::Lfm2 => width,
+            absent => self.size_or(defaults.mlp_width, absent),
+        }
     }
 
     /// Bias on q, k and v, and on the attention's output.
@@ -277,8 +317,14 @@ impl<'a> Keys<'a> {
 
 /// Models whose `config.json` holds that of their text part as `text_config`, and the text part's
 /// `model_type` if it names none.
-const NESTED: [(&str, &str); 3] =
-    [("gemma3", "gemma3_text"), ("mistral3", "mistral"), ("llama4", "llama4_text")];
+const NESTED: [(&str, &str); 6] = [
+    ("gemma4", "gemma4_text"),
+    ("gemma3", "gemma3_text"),
+    ("mistral3", "mistral"),
+    ("qwen3_5", "qwen3_5_text"),
+    ("qwen3_5_moe", "qwen3_5_moe_text"),
+    ("llama4", "llama4_text"),
+];
 
 /// Keys that the outer configuration may hold for the text part.
 const OUTER_KEYS: [&str; 4] =
@@ -330,7 +376,10 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         Some(_) => keys.size("num_key_value_heads"),
     };
     let default_head_dim = defaults.head_dim.unwrap_or(hidden_size / num_attention_heads.max(1));
-    let head_dim = keys.size("head_dim").unwrap_or(default_head_dim);
+    let head_dim = match architecture {
+        Architecture::DeepseekV3 => families::deepseek::head_dim(&mut keys),
+        _ => keys.size("head_dim").unwrap_or(default_head_dim),
+    };
     let (qkv_bias, attention_output_bias) = keys.attention_biases(architecture);
     let sizes = Sizes {
         architecture,
@@ -344,23 +393,26 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
     };
     families::check_quantisation(&mut keys, architecture);
     let (rope, parts) = families::of_json(&mut keys, sizes);
+    let experts = keys.experts(architecture);
+    let intermediate_size = keys.inner_width(architecture, &defaults, experts.as_ref());
+    let (eps_key, eps) = defaults.norm_eps;
     let config = TargetConfig {
         architecture,
         hidden_size,
-        intermediate_size: keys.required_size(defaults.mlp_width),
+        intermediate_size,
         num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
         head_dim,
         vocab_size: keys.size_or("vocab_size", defaults.vocab_size),
         max_position_embeddings: sizes.max_position_embeddings,
-        rms_norm_eps: keys.number("rms_norm_eps", defaults.rms_norm_eps),
+        rms_norm_eps: keys.number(eps_key, eps),
         rope,
         tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings),
         qkv_bias,
         attention_output_bias,
         mlp_bias: defaults.reads_mlp_bias && keys.flag("mlp_bias", false),
-        experts: keys.experts(architecture),
+        experts,
         initializer_range: keys.number("initializer_range", 0.02),
         bos_token_id: keys.token("bos_token_id"),
         eos_token_ids: keys.tokens("eos_token_id"),

@@ -55,6 +55,11 @@ pub(crate) fn within(
     None
 }
 
+/// Taps of a short convolution; published up to 4.
+pub(crate) const TAPS: usize = 1 << 8;
+/// Values of a layer's recurrent state; published up to 1 048 576.
+pub(crate) const STATE: usize = 1 << 26;
+
 /// Names every size that is not between 1 and its limit.
 pub(crate) fn check(problems: &mut Problems, sizes: &[(&str, usize, usize)]) {
     for (name, size, largest) in sizes {

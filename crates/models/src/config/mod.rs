@@ -4,9 +4,12 @@ mod experts;
 mod families;
 mod gguf;
 mod hugging_face;
+pub(crate) mod latent;
 pub(crate) mod limits;
+pub(crate) mod mixers;
 mod parts;
 pub(crate) mod rope;
+mod shared_keys;
 mod sharing;
 
 use std::path::Path;
@@ -16,8 +19,11 @@ use serde_json::Value;
 use crate::error::{ModelError, Problems, Result};
 
 pub use experts::ExpertsConfig;
+pub use latent::LatentConfig;
+pub use mixers::{DeltaNetConfig, Mixer, ShortConvolutionConfig};
 pub use parts::{Activation, LongRope, NormPlaces, Parts, QkNorm, QueryGrowth, Rotary, Router};
 pub use rope::RopeParameters;
+pub use shared_keys::LayerHeads;
 
 /// Decoder families that the loader knows. They share one layer with these switches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,11 +67,24 @@ pub enum Architecture {
     GptOss,
     /// `llama4_text`: chunks, layers without rotary embedding, experts whose inputs are weighed.
     Llama4,
+    /// `qwen3_next`: gated delta nets among layers with gated attention, experts.
+    Qwen3Next,
+    /// `qwen3_5_text`: the same with a plain MLP.
+    Qwen35,
+    /// `qwen3_5_moe_text`: the same with experts.
+    Qwen35Moe,
+    /// `lfm2`: short convolutions between gates among layers with attention.
+    Lfm2,
+    /// `deepseek_v3`: attention over latent rows, experts by groups of logistic scores.
+    DeepseekV3,
+    /// `gemma4_text`: as `gemma3_text` with wider heads in full layers, keys shared by late layers, tables of
+    /// inputs for every layer.
+    Gemma4,
 }
 
 impl Architecture {
     /// Names as `model_type`.
-    pub const NAMES: [(&'static str, Self); 19] = [
+    pub const NAMES: [(&'static str, Self); 25] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -85,11 +104,17 @@ impl Architecture {
         ("glm4_moe", Self::Glm4Moe),
         ("gpt_oss", Self::GptOss),
         ("llama4_text", Self::Llama4),
+        ("qwen3_next", Self::Qwen3Next),
+        ("qwen3_5_text", Self::Qwen35),
+        ("qwen3_5_moe_text", Self::Qwen35Moe),
+        ("lfm2", Self::Lfm2),
+        ("deepseek_v3", Self::DeepseekV3),
+        ("gemma4_text", Self::Gemma4),
     ];
 
     /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, and an OLMo 3 an
     /// `olmo2` with windows.
-    pub const GGUF_NAMES: [(&'static str, Self); 16] = [
+    pub const GGUF_NAMES: [(&'static str, Self); 20] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -106,12 +131,24 @@ impl Architecture {
         ("glm4moe", Self::Glm4Moe),
         ("gpt-oss", Self::GptOss),
         ("llama4", Self::Llama4),
+        ("qwen3next", Self::Qwen3Next),
+        ("qwen35", Self::Qwen35),
+        ("qwen35moe", Self::Qwen35Moe),
+        ("lfm2", Self::Lfm2),
     ];
 
     /// Whether layers hold experts.
     pub fn is_mixture(self) -> bool {
-        use Architecture::{Glm4Moe, GptOss, Llama4, Mixtral, Qwen2Moe, Qwen3Moe};
-        matches!(self, Mixtral | Qwen2Moe | Qwen3Moe | Glm4Moe | GptOss | Llama4)
+        use Architecture::{
+            DeepseekV3, Gemma4, Glm4Moe, GptOss, Llama4, Mixtral, Qwen2Moe, Qwen3Moe,
+        };
+        let plain = matches!(self, Mixtral | Qwen2Moe | Qwen3Moe | DeepseekV3 | Gemma4);
+        plain || matches!(self, Glm4Moe | GptOss | Llama4) || self.has_shared_expert()
+    }
+
+    /// Whether every token also visits an expert of its own weight.
+    pub(crate) fn has_shared_expert(self) -> bool {
+        matches!(self, Self::Qwen2Moe | Self::Qwen3Next | Self::Qwen35Moe)
     }
 
     fn parse(name: &str, known: &[(&str, Self)], problems: &mut Problems) -> Self {
@@ -205,11 +242,64 @@ impl TargetConfig {
 
     /// How queries and keys are normalised.
     pub fn qk_norm(&self) -> QkNorm {
-        use Architecture::{Gemma3, Qwen3, Qwen3Moe};
+        use Architecture::{Gemma3, Gemma4, Lfm2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe};
         match self.architecture {
-            Qwen3 | Qwen3Moe | Gemma3 => QkNorm::PerHead,
+            Qwen3 | Qwen3Moe | Gemma3 | Gemma4 | Qwen3Next | Qwen35 | Qwen35Moe | Lfm2 => {
+                QkNorm::PerHead
+            }
             _ => self.parts.qk_norm,
         }
+    }
+
+    /// What mixes the tokens of layer `index`.
+    pub fn mixer_of(&self, index: usize) -> Mixer {
+        self.parts.mixer_of(index)
+    }
+
+    /// Whether layers carry a state from token to token in place of keys.
+    pub fn is_recurrent(&self) -> bool {
+        self.parts.mixers.iter().any(|mixer| *mixer != Mixer::Attention)
+    }
+
+    /// Values of the recurrent states of one sequence, those of the convolutions' windows among them.
+    pub fn state_values(&self) -> usize {
+        (0..self.num_hidden_layers).map(|layer| self.state_values_of(layer)).sum()
+    }
+
+    /// The same of layer `index`.
+    pub fn state_values_of(&self, index: usize) -> usize {
+        match self.mixer_of(index) {
+            Mixer::Attention => 0,
+            Mixer::DeltaNet => self.parts.delta_net.map_or(0, |net| {
+                net.sizes.state() + net.kernel.saturating_sub(1) * net.sizes.channels()
+            }),
+            Mixer::Convolution => self
+                .parts
+                .convolution
+                .map_or(0, |own| own.kernel.saturating_sub(1) * self.hidden_size),
+        }
+    }
+
+    /// Dim of what is cached of a head.
+    pub fn cached_dim(&self) -> usize {
+        self.parts.latent.map_or(self.head_dim, |latent| latent.cached())
+    }
+
+    /// Values that layer `index` caches of a token in keys and values.
+    pub fn cached_values(&self, index: usize) -> usize {
+        let LayerHeads { kv_heads, head_dim } = self.heads_of(index);
+        match (self.mixer_of(index), self.parts.latent) {
+            (Mixer::Attention, None) if self.keys_owner(index).is_some() => 0,
+            (Mixer::Attention, None) => 2 * kv_heads * head_dim,
+            (Mixer::Attention, Some(latent)) => latent.cached(),
+            _ => 0,
+        }
+    }
+
+    /// Layers with keys and values of their own.
+    pub fn attention_layers(&self) -> usize {
+        let attends = |layer: &usize| self.mixer_of(*layer) == Mixer::Attention;
+        (0..self.num_hidden_layers).filter(attends).count()
     }
 
     /// Tokens that layer `index` sees at most, the token itself among them, if it has a window.
@@ -232,14 +322,27 @@ impl TargetConfig {
         self.experts.as_ref().filter(|experts| experts.in_layer(index))
     }
 
-    /// `N·D`, width of the query projection.
+    /// `N·D`, width of the query projection; where layers differ, of the widest one.
     pub fn query_size(&self) -> usize {
-        self.num_attention_heads * self.head_dim
+        let widest = self.parts.heads.iter().map(|heads| heads.head_dim).max();
+        self.num_attention_heads * widest.unwrap_or(self.head_dim)
     }
 
-    /// `K·D`, width of the key and value projections.
+    /// `K·D`, width of the key and value projections; where layers differ, of the last one that has some.
     pub fn kv_size(&self) -> usize {
-        self.num_key_value_heads * self.head_dim
+        let LayerHeads { kv_heads, head_dim } = self.last_heads();
+        kv_heads * head_dim
+    }
+
+    /// Values that a layer with a state holds of a token while it runs, at most: inputs of the state before and
+    /// after the convolution, gates, outputs by head and in order, their norm.
+    pub fn recurrent_values(&self) -> usize {
+        let has = |mixer| self.parts.mixers.contains(&mixer);
+        let delta_net = self.parts.delta_net.filter(|_| has(Mixer::DeltaNet));
+        let of_delta_net =
+            delta_net.map_or(0, |net| 3 * net.sizes.channels() + 5 * net.sizes.values());
+        let of_convolution = if has(Mixer::Convolution) { 6 * self.hidden_size } else { 0 };
+        of_delta_net.max(of_convolution)
     }
 
     fn validate(&self, problems: &mut Problems) {
@@ -272,6 +375,40 @@ impl TargetConfig {
         }
         self.rope.check(problems);
         self.parts.check(self.experts.as_ref(), problems);
+        let Parts { mixers, delta_net, convolution, latent, rotary, .. } = &self.parts;
+        if let Some(latent) = latent {
+            latent.validate(problems);
+        }
+        self.check_heads(problems);
+        if self.parts.per_layer_input > 0 {
+            limits::check(
+                problems,
+                &[
+                    ("hidden_size_per_layer_input", self.parts.per_layer_input, limits::HIDDEN),
+                    (
+                        "vocab_size_per_layer_input",
+                        self.parts.per_layer_vocabulary,
+                        limits::VOCABULARY,
+                    ),
+                ],
+            );
+            if self.parts.per_layer_vocabulary < self.vocab_size {
+                let (own, all) = (self.parts.per_layer_vocabulary, self.vocab_size);
+                problems.push(format!(
+                    "`vocab_size_per_layer_input` = {own}, below `vocab_size` = {all}"
+                ));
+            }
+        }
+        mixers::validate(mixers, delta_net.as_ref(), convolution.as_ref(), problems);
+        if let Some(turned) = rotary.dimensions
+            && !(turned > 0 && turned.is_multiple_of(2) && turned <= self.head_dim)
+        {
+            let head_dim = self.head_dim;
+            problems.push(format!(
+                "{turned} values of a head of {head_dim} are turned: an even part of it is expected \
+                 (`partial_rotary_factor`)"
+            ));
+        }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }

@@ -6,8 +6,11 @@ use longdraft_kernels::rope::Rope;
 use longdraft_kernels::swiglu::Clamped;
 
 use super::experts::ExpertsConfig;
+use super::latent::LatentConfig;
 use super::limits;
+use super::mixers::{DeltaNetConfig, Mixer, ShortConvolutionConfig};
 use super::rope::RopeParameters;
+use super::shared_keys::LayerHeads;
 use crate::error::{Problems, Result};
 
 /// Where a layer's norms stand.
@@ -140,6 +143,7 @@ impl QueryGrowth {
 
 /// A table of parts, which a family's file fills in. The default is the plain Llama layer.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the families")]
 pub struct Parts {
     /// Where norms stand.
     pub norms: NormPlaces,
@@ -181,6 +185,33 @@ pub struct Parts {
     pub expert_biases: bool,
     /// Bounds of the experts' gates.
     pub clamped: Option<Clamped>,
+    /// What mixes the tokens of each layer; empty: all attend.
+    pub mixers: Vec<Mixer>,
+    /// Of layers of [`Mixer::DeltaNet`].
+    pub delta_net: Option<DeltaNetConfig>,
+    /// Of layers of [`Mixer::Convolution`].
+    pub convolution: Option<ShortConvolutionConfig>,
+    /// Whether what heads attended to is multiplied by `σ` of a gate, whose rows stand after each head's of the
+    /// query projection.
+    pub output_gate: bool,
+    /// Attention over latent rows, in layers that attend.
+    pub latent: Option<LatentConfig>,
+    /// Heads of every layer, where they differ; empty: they do not.
+    pub heads: Vec<LayerHeads>,
+    /// Layers from which on keys and values are those of the last earlier layer of the same kind.
+    pub shared_keys_from: Option<usize>,
+    /// Whether the MLPs of these layers are twice as wide.
+    pub wide_after_sharing: bool,
+    /// Whether values of full layers are their keys before norm and rotary embedding.
+    pub values_are_keys: bool,
+    /// Whether every head's values are divided by their root mean square.
+    pub value_norm: bool,
+    /// Values that a table holds of every token for every layer; 0: there is none.
+    pub per_layer_input: usize,
+    /// Tokens of that table.
+    pub per_layer_vocabulary: usize,
+    /// Whether a layer's output is multiplied by a number of its own.
+    pub layer_scalars: bool,
 }
 
 impl Parts {
@@ -243,6 +274,11 @@ impl Parts {
         let [short, long] =
             [&by_length.short, &by_length.long].map(|divisors| plain.clone().divided_by(divisors));
         Ok(Some([short?, long?]))
+    }
+
+    /// What mixes the tokens of layer `index`.
+    pub fn mixer_of(&self, index: usize) -> Mixer {
+        self.mixers.get(index).copied().unwrap_or_default()
     }
 
     /// The window of layer `index`, if it slides.

@@ -5,14 +5,23 @@ use super::TargetConfig;
 impl TargetConfig {
     /// What keeps `ranks` ranks from sharing the layers (tensor parallel), by key; nothing if they can.
     pub fn sharing_problems(&self, ranks: usize) -> Vec<String> {
+        if ranks > 1 && self.is_recurrent() {
+            let problem = "layers with a recurrent state are not shared by ranks";
+            return vec![problem.to_owned()];
+        }
+        if ranks > 1 && !self.parts.heads.is_empty() {
+            return vec!["layers whose heads differ are not shared by ranks".to_owned()];
+        }
+        if ranks > 1 && self.parts.latent.is_some() {
+            return vec!["layers with latent attention are not shared by ranks".to_owned()];
+        }
         let undivided = self.shared_sizes().into_iter().filter(|(_, size)| !fits(*size, ranks));
         undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}")).collect()
     }
 
     /// The numbers of ranks that can share the layers, from 1.
     pub fn sharing_ranks(&self) -> Vec<usize> {
-        let sizes = self.shared_sizes();
-        let can = |ranks: &usize| sizes.iter().all(|(_, size)| fits(*size, *ranks));
+        let can = |ranks: &usize| self.sharing_problems(*ranks).is_empty();
         (1..=self.num_key_value_heads).filter(can).collect()
     }
 

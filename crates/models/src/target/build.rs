@@ -7,13 +7,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
 use longdraft_kernels::matrix::{BlockFormat, Matrix};
+use longdraft_kernels::recurrence::Convolution;
 
-use super::feed_forward::{FeedForward, GatedMlp, Mixture, Projection, Router, SharedExpert};
-use super::layer::{DecoderLayer, LayerSizes};
+use super::feed_forward::{
+    Beside, FeedForward, GatedMlp, Mixture, Projection, Router, SharedExpert,
+};
+use super::latent::Latent;
+use super::layer::{Attention, DecoderLayer, LayerSizes, Mixer};
 use super::load::TargetOptions;
 use super::names;
+use super::per_layer::{InputGate, LayerEnd, PerLayerInputs};
+use super::recurrent::{DeltaNet, Recurrent, Rule, ShortConvolution};
+use super::refused;
 use super::tensor::LayerShare;
-use crate::config::{Activation, QkNorm, Router as Choice, TargetConfig};
+use crate::config::{
+    self, Activation, Architecture, DeltaNetConfig, LatentConfig, LayerHeads, QkNorm,
+    Router as Choice, TargetConfig,
+};
 use crate::error::Result;
 use crate::weights::WeightSource;
 
@@ -24,6 +34,23 @@ pub(super) trait Weights {
 
     /// What is held in f32 whatever the dtype: norms, biases, routers.
     fn vector(&self, name: &str) -> Result<Tensor>;
+}
+
+/// What makes the inputs that tokens bring to every layer, in families where they do.
+pub(super) fn per_layer_inputs(
+    config: &TargetConfig,
+    weights: &dyn Weights,
+) -> Result<Option<PerLayerInputs>> {
+    if config.parts.per_layer_input == 0 {
+        return Ok(None);
+    }
+    let [table, projection, of_norm] = names::PER_LAYER;
+    Ok(Some(PerLayerInputs {
+        table: weights.matrix(table)?,
+        projection: weights.matrix(projection)?,
+        norm: norm(config, weights, of_norm)?,
+        eps: config.rms_norm_eps,
+    }))
 }
 
 /// Tensors that were checked before, in the form that is asked for.
@@ -114,28 +141,72 @@ pub(super) fn layer(
     let prefix = names::layer(index);
     let parts = Parts { weights, share };
     let norm = |name: &str| norm(config, weights, &format!("{prefix}{name}"));
-    let outputs = |name: &str| parts.outputs(&format!("{prefix}{name}"), config.qkv_bias);
-    let [q_norm, k_norm] = names::QK_NORMS;
-    let qk_norm = match config.qk_norm() {
-        QkNorm::PerHead | QkNorm::Whole => Some((norm(q_norm)?, norm(k_norm)?)),
-        QkNorm::Unweighted | QkNorm::None => None,
+    let mixer = match config.mixer_of(index) {
+        config::Mixer::Attention => match config.parts.latent {
+            Some(latent) => Mixer::Latent(Box::new(parts.latent(config, latent, &prefix)?)),
+            None => Mixer::Attention(parts.attention(config, index, &prefix)?),
+        },
+        config::Mixer::DeltaNet | config::Mixer::Convolution => {
+            let Some(rule) = rule(config, weights, index)? else {
+                return Err(refused("a recurrent layer without sizes"));
+            };
+            let recurrent = match config.parts.delta_net.filter(|_| rule.delta.is_some()) {
+                Some(sizes) => {
+                    let name = format!("{prefix}{}", names::DELTA_NET);
+                    Recurrent::Delta(Box::new(parts.delta_net(
+                        &name,
+                        sizes,
+                        config.rms_norm_eps,
+                    )?))
+                }
+                None => {
+                    let bias = config.parts.convolution.is_some_and(|own| own.bias);
+                    let own = |name: &str| format!("{prefix}{}.{name}", names::CONVOLUTION);
+                    Recurrent::Convolution(Box::new(ShortConvolution {
+                        input: parts.outputs(&own("in_proj"), bias)?,
+                        out: parts.inputs(&own("out_proj"), bias)?,
+                    }))
+                }
+            };
+            Mixer::Recurrent(recurrent, rule)
+        }
     };
-    let sinks = format!("{prefix}{}", names::SINKS);
-    let sinks = config.parts.sinks.then(|| share.output_bias(&weights.vector(&sinks)?));
-    let o_proj = format!("{prefix}self_attn.o_proj");
     Ok(DecoderLayer {
         norms: names::norms(config.parts.norms).try_map(|name| norm(name))?,
         norm_places: config.parts.norms,
-        q_proj: outputs("self_attn.q_proj")?,
-        k_proj: outputs("self_attn.k_proj")?,
-        v_proj: outputs("self_attn.v_proj")?,
-        o_proj: parts.inputs(&o_proj, config.attention_output_bias)?,
-        qk_norm,
-        sinks: sinks.transpose()?,
+        mixer,
         feed_forward: parts.feed_forward(config, index)?,
+        end: parts.end(config, &prefix)?,
         sizes: LayerSizes::new(config, index, share),
         share: share.clone(),
     })
+}
+
+/// How the state of layer `index` steps, if it has one.
+pub(super) fn rule(
+    config: &TargetConfig,
+    weights: &dyn Weights,
+    index: usize,
+) -> Result<Option<Arc<Rule>>> {
+    let values =
+        |name: String| -> Result<Vec<f32>> { Ok(weights.vector(&name)?.flatten_all()?.to_vec1()?) };
+    let prefix = names::layer(index);
+    let rule = match (config.mixer_of(index), config.parts.delta_net, config.parts.convolution) {
+        (config::Mixer::DeltaNet, Some(net), _) => {
+            let taps = values(format!("{prefix}{}.conv1d.weight", names::DELTA_NET))?;
+            let convolution = Convolution::new(&taps, None, net.sizes.channels(), true)?;
+            Rule { convolution, delta: Some(net.sizes) }
+        }
+        (config::Mixer::Convolution, _, Some(own)) => {
+            let name = format!("{prefix}{}.conv", names::CONVOLUTION);
+            let taps = values(format!("{name}.weight"))?;
+            let bias = own.bias.then(|| values(format!("{name}.bias"))).transpose()?;
+            let convolution = Convolution::new(&taps, bias, config.hidden_size, false)?;
+            Rule { convolution, delta: None }
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(Arc::new(rule)))
 }
 
 /// A layer's matrices, cut to this rank's share.
@@ -145,6 +216,144 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
+    fn attention(&self, config: &TargetConfig, index: usize, prefix: &str) -> Result<Attention> {
+        let LayerHeads { head_dim, .. } = config.heads_of(index);
+        let has_keys = config.keys_owner(index).is_none();
+        let has_values = has_keys && names::has_values(config, index);
+        let outputs =
+            |name: &str| self.outputs(&format!("{prefix}self_attn.{name}"), config.qkv_bias);
+        let norm = |name: &str| norm(config, self.weights, &format!("{prefix}self_attn.{name}"));
+        let qk_norm = match config.qk_norm() {
+            QkNorm::PerHead | QkNorm::Whole => {
+                let of_keys = has_keys.then(|| norm("k_norm.weight")).transpose()?;
+                Some((norm("q_norm.weight")?, of_keys))
+            }
+            QkNorm::Unweighted | QkNorm::None => None,
+        };
+        // Values are only divided by their size: their norm's weight is one.
+        let ones = qk_norm.as_ref().filter(|_| config.parts.value_norm);
+        let v_norm = ones.map(|(norm, _): &(Tensor, _)| norm.ones_like()).transpose()?;
+        let mut q_proj = outputs("q_proj")?;
+        let mut gate = None;
+        if config.parts.output_gate {
+            // Of every head, rows of the query stand before as many of the gate.
+            let rows = |half: usize| -> Vec<u32> {
+                let of_head =
+                    |head: usize| (2 * head + half) * head_dim..(2 * head + half + 1) * head_dim;
+                (0..config.num_attention_heads).flat_map(of_head).map(|row| row as u32).collect()
+            };
+            gate = Some(q_proj.select(&rows(1))?);
+            q_proj = q_proj.select(&rows(0))?;
+        }
+        let sinks = format!("{prefix}{}", names::SINKS);
+        let sinks =
+            config.parts.sinks.then(|| self.share.output_bias(&self.weights.vector(&sinks)?));
+        let o_proj = format!("{prefix}self_attn.o_proj");
+        Ok(Attention {
+            sinks: sinks.transpose()?,
+            q_proj,
+            k_proj: has_keys.then(|| outputs("k_proj")).transpose()?,
+            v_proj: has_values.then(|| outputs("v_proj")).transpose()?,
+            v_norm,
+            o_proj: self.inputs(&o_proj, config.attention_output_bias)?,
+            gate,
+            qk_norm,
+        })
+    }
+
+    /// Attention over latent rows; neighbouring pairs of turned values are put in half-split order.
+    fn latent(&self, config: &TargetConfig, latent: LatentConfig, prefix: &str) -> Result<Latent> {
+        let name = |tensor: &str| format!("{prefix}self_attn.{tensor}");
+        let LatentConfig { rank, plain_dim, turned_dim, value_dim, interleaved, .. } = latent;
+        let (head_dim, heads) = (latent.head_dim(), config.num_attention_heads);
+        let turned = |first: usize| {
+            (0..turned_dim).map(move |i| {
+                let half = turned_dim / 2;
+                let within = if interleaved { i % half * 2 + i / half } else { i };
+                (first + within) as u32
+            })
+        };
+        let (query, from) = match latent.query_rank {
+            Some(_) => {
+                let norm = self.weights.vector(&name("q_a_layernorm.weight"))?;
+                let projection = self.outputs(&name("q_a_proj"), config.qkv_bias)?;
+                (Some((projection, norm)), self.outputs(&name("q_b_proj"), false)?)
+            }
+            None => (None, self.outputs(&name("q_proj"), false)?),
+        };
+        let plain =
+            |head: usize| (head * head_dim..head * head_dim + plain_dim).map(|row| row as u32);
+        let q_plain: Vec<u32> = (0..heads).flat_map(plain).collect();
+        let q_turned: Vec<u32> =
+            (0..heads).flat_map(|head| turned(head * head_dim + plain_dim)).collect();
+        let both = self.outputs(&name("kv_a_proj_with_mqa"), config.qkv_bias)?;
+        let rows: Vec<u32> = (0..rank as u32).collect();
+        let of_heads = self.weights.matrix(&name("kv_b_proj.weight"))?.to_dense()?;
+        let of_head = |head: usize| -> Result<(Matrix, Matrix)> {
+            let all = of_heads.narrow(0, head * (plain_dim + value_dim), plain_dim + value_dim)?;
+            let keys = all.narrow(0, 0, plain_dim)?.t()?.contiguous()?;
+            let values = all.narrow(0, plain_dim, value_dim)?.force_contiguous()?;
+            Ok((Matrix::Dense(keys), Matrix::Dense(values)))
+        };
+        Ok(Latent {
+            sizes: latent,
+            query,
+            q_plain: from.select(&q_plain)?,
+            q_turned: from.select(&q_turned)?,
+            rows: both.select(&rows)?,
+            k_turned: both.select(&turned(rank).collect::<Vec<_>>())?,
+            norm: self.weights.vector(&name("kv_a_layernorm.weight"))?,
+            heads: (0..heads).map(of_head).collect::<Result<_>>()?,
+            o_proj: self.inputs(&name("o_proj"), config.attention_output_bias)?,
+        })
+    }
+
+    /// A gated delta net; rows that files hold by key head are put in the order of the heads.
+    fn delta_net(&self, name: &str, net: DeltaNetConfig, eps: f64) -> Result<DeltaNet> {
+        let vector = |tensor: &str| self.weights.vector(&format!("{name}.{tensor}"));
+        let doubles = |tensor: Tensor| -> Result<Vec<f64>> {
+            Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f64::from).collect())
+        };
+        let (qkv, gate) = if net.grouped_inputs {
+            let all = self.outputs(&format!("{name}.in_proj_qkvz"), false)?;
+            let (qkv, gate) = names::rows_by_key_head(net);
+            (all.select(&qkv)?, all.select(&gate)?)
+        } else {
+            let outputs = |tensor: &str| self.outputs(&format!("{name}.{tensor}"), false);
+            (outputs("in_proj_qkv")?, outputs("in_proj_z")?)
+        };
+        let (b, a) = if net.grouped_gates {
+            let all = vector("in_proj_ba.weight")?;
+            let of_head = net.sizes.value_heads / net.sizes.key_heads;
+            let rows = |half: usize| -> Result<Tensor> {
+                let of_key =
+                    |key: usize| (2 * key + half) * of_head..(2 * key + half + 1) * of_head;
+                let rows = (0..net.sizes.key_heads).flat_map(of_key).map(|row| row as u32);
+                let rows = Tensor::new(rows.collect::<Vec<_>>(), all.device())?;
+                Ok(all.index_select(&rows, 0)?)
+            };
+            (rows(0)?, rows(1)?)
+        } else {
+            (vector("in_proj_b.weight")?, vector("in_proj_a.weight")?)
+        };
+        let rates = if net.negated_rates {
+            doubles(vector("A")?)?
+        } else {
+            doubles(vector("A_log")?)?.into_iter().map(|log| -log.exp()).collect()
+        };
+        Ok(DeltaNet {
+            qkv,
+            gate,
+            b,
+            a,
+            rates,
+            dt: doubles(vector("dt_bias")?)?,
+            norm: vector("norm.weight")?,
+            eps,
+            out: self.inputs(&format!("{name}.out_proj"), false)?,
+        })
+    }
+
     /// A projection of which the ranks hold some outputs each.
     fn outputs(&self, name: &str, bias: bool) -> Result<Projection> {
         let weight = self.output_rows(&format!("{name}.weight"))?;
@@ -167,6 +376,54 @@ impl Parts<'_> {
 
     fn input_columns(&self, name: &str) -> Result<Matrix> {
         self.share.inputs(name, self.weights.matrix(name)?)
+    }
+
+    /// What a layer does at its end.
+    fn end(&self, config: &TargetConfig, prefix: &str) -> Result<LayerEnd> {
+        let parts = &config.parts;
+        let inputs = match parts.per_layer_input {
+            0 => None,
+            _ => Some(InputGate {
+                gate: self.outputs(&format!("{prefix}per_layer_input_gate"), false)?,
+                projection: self.outputs(&format!("{prefix}per_layer_projection"), false)?,
+                norm: norm(
+                    config,
+                    self.weights,
+                    &format!("{prefix}post_per_layer_input_norm.weight"),
+                )?,
+                eps: config.rms_norm_eps,
+            }),
+        };
+        let scalar = |name: String| -> Result<Option<f64>> {
+            let values = self.weights.vector(&name)?.flatten_all()?.to_vec1::<f32>()?;
+            Ok(values.first().copied().map(f64::from))
+        };
+        let scalar = match parts.layer_scalars {
+            true => scalar(format!("{prefix}layer_scalar"))?,
+            false => None,
+        };
+        Ok(LayerEnd { inputs, scalar })
+    }
+
+    /// An MLP with experts beside it.
+    fn beside(&self, config: &TargetConfig, index: usize, mixture: Mixture) -> Result<FeedForward> {
+        let prefix = names::layer(index);
+        let norm = |name: &str| norm(config, self.weights, &format!("{prefix}{name}.weight"));
+        let [after_mlp, before_experts, after_experts] = names::NORMS_BESIDE;
+        let router = |name: &str| self.weights.vector(&format!("{prefix}router.{name}"));
+        let scale = (config.hidden_size as f64).powf(-0.5);
+        Ok(FeedForward::Beside(Box::new(Beside {
+            mlp: self.gated_mlp(
+                &format!("{prefix}mlp"),
+                config.mlp_bias,
+                config.parts.activation,
+            )?,
+            mixture,
+            norms: [norm(after_mlp)?, norm(before_experts)?, norm(after_experts)?],
+            router_norm: (router("scale")? * scale)?,
+            expert_scales: router("per_expert_scale")?.flatten_all()?.to_vec1()?,
+            eps: config.rms_norm_eps,
+        })))
     }
 
     fn feed_forward(&self, config: &TargetConfig, index: usize) -> Result<FeedForward> {
@@ -205,7 +462,7 @@ impl Parts<'_> {
         let of_router = &config.parts.router;
         let bias =
             names.router_bias(of_router).map(|name| self.weights.vector(&name)).transpose()?;
-        Ok(FeedForward::Experts(Mixture {
+        let mixture = Mixture {
             router: match (of_router, bias) {
                 (Choice::SigmoidOnInput, _) => Router::SigmoidOnInput,
                 (Choice::Sigmoid { .. }, Some(bias)) => of_router
@@ -218,7 +475,11 @@ impl Parts<'_> {
             experts_per_token: experts.num_experts_per_tok,
             normalise: experts.norm_topk_prob,
             shared,
-        }))
+        };
+        match config.architecture {
+            Architecture::Gemma4 => self.beside(config, index, mixture),
+            _ => Ok(FeedForward::Experts(mixture)),
+        }
     }
 
     /// Biases of an expert's matrices: the ranks hold some inner states each, and the first adds the last one.

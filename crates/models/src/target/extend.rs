@@ -1,14 +1,17 @@
 //! Appending tokens to cached sequences: decoding.
 
+use std::sync::Arc;
+
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::threads::awake;
 
-use super::cache::KvCache;
+use super::cache::{KvCache, Layout};
 use super::features::{Features, Taps};
 use super::layer::{Appended, Context};
 use super::pass::Visible;
 use super::{Keeping, Target, refused};
-use crate::config::TargetConfig;
+use crate::config::LayerHeads;
 use crate::error::Result;
 
 /// Tokens to append to one sequence.
@@ -20,6 +23,9 @@ pub struct Extension<'a> {
     /// Of a token tree, the parent of every node (none: the cache's last token); without it the
     /// tokens follow one another.
     pub parents: Option<&'a [Option<usize>]>,
+    /// Whether the tokens are text that stays: no more than the last of them is taken back. States of recurrent
+    /// layers are then put aside at the pass's end.
+    pub is_text: bool,
     /// Of the sequence.
     pub cache: &'a mut KvCache,
 }
@@ -42,7 +48,10 @@ impl Target {
         cache: &mut KvCache,
         taps: &Taps,
     ) -> Result<Features> {
-        self.extend_each(&mut [Extension { ids, position_ids, parents: None, cache }], taps)
+        self.extend_each(
+            &mut [Extension { ids, position_ids, parents: None, is_text: false, cache }],
+            taps,
+        )
     }
 
     /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
@@ -60,24 +69,37 @@ impl Target {
         taps: &Taps,
     ) -> Result<Features> {
         let parents = Some(parents);
-        self.extend_each(&mut [Extension { ids, position_ids, parents, cache }], taps)
+        self.extend_each(
+            &mut [Extension { ids, position_ids, parents, is_text: false, cache }],
+            taps,
+        )
     }
 
     /// Appends to several sequences in one pass, which reads every weight once. The rows of the
     /// features stand one sequence after the other, with the bits that each would have alone.
     ///
     /// # Errors
-    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length
+    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length. Where the device fails
+    ///   within a pass, caches with recurrent states take no other pass until they are truncated
     pub fn extend_each(&self, sequences: &mut [Extension<'_>], taps: &Taps) -> Result<Features> {
         self.require_whole_layers("decoding")?;
         let (mut ids, mut position_ids) = (Vec::new(), Vec::new());
         let mut appended = Vec::with_capacity(sequences.len());
         let mut long = Vec::new();
-        for Extension { ids: new, position_ids: positions, parents, cache } in sequences.iter_mut()
-        {
+        self.check(taps)?;
+        for Extension { ids, position_ids, parents, cache, .. } in sequences.iter() {
+            self.check_ids(ids)?;
+            cache.check_open()?;
             if parents.is_some_and(|parents| !ordered(parents)) {
                 return Err(refused("a tree's parents must come before their children"));
             }
+            if ids.len() != position_ids.len() {
+                return Err(refused("every appended token needs a position"));
+            }
+        }
+        for Extension { ids: new, position_ids: positions, parents, is_text, cache } in
+            sequences.iter_mut()
+        {
             let (cached, parents) = (cache.len(), *parents);
             let visible = Visible::new(&self.config.parts, |reach| match parents {
                 None => KeyRanges::appended_in(cached, new.len(), reach),
@@ -90,13 +112,19 @@ impl Target {
             ids.extend_from_slice(new);
             position_ids.extend_from_slice(positions);
             cache.reserve(new.len())?;
-            appended.push(Appended { cache, visible, rows: new.len() });
+            cache.begin(&match parents {
+                None => Walk::chain(new.len()),
+                Some(parents) => Walk::tree(parents),
+            });
+            let is_text = *is_text && parents.is_none();
+            appended.push(Appended { cache, visible, rows: new.len(), is_text });
         }
-        let (context, taps) = (Context::Cached(appended), (taps, Keeping::All));
+        let (mut context, taps) = (Context::Cached(appended), (taps, Keeping::All));
         let tokens = (&ids[..], &position_ids[..]);
-        let features = awake(|| self.run(tokens, &long, &context, taps))?;
-        for Extension { ids, cache, .. } in sequences {
-            cache.commit(ids.len());
+        let features = awake(|| self.run(tokens, &long, &mut context, taps))?;
+        drop(context);
+        for Extension { ids, cache, parents, is_text, .. } in sequences {
+            cache.end_pass(ids.len(), *is_text && parents.is_none());
         }
         Ok(features)
     }
@@ -107,9 +135,19 @@ impl Target {
     /// # Errors
     /// - the device has no memory for it
     pub fn new_cache(&self) -> Result<KvCache> {
-        let TargetConfig { num_hidden_layers, num_key_value_heads, head_dim, .. } = self.config;
-        let heads = (num_key_value_heads, head_dim);
-        KvCache::of(num_hidden_layers, heads, self.cache_dtype, &self.device)
+        let config = &self.config;
+        let layout = |index: usize| match (self.rules.get(index), config.parts.latent) {
+            (Some(Some(rule)), _) => Layout::State(Arc::clone(rule)),
+            (_, Some(latent)) => Layout::Rows(latent.cached()),
+            _ if config.keys_owner(index).is_some() => Layout::Shared,
+            _ => {
+                let LayerHeads { kv_heads, head_dim } = config.heads_of(index);
+                Layout::Keys(kv_heads, head_dim)
+            }
+        };
+        let layouts = (0..config.num_hidden_layers).map(layout);
+        let cache = KvCache::of(layouts, self.cache_dtype, &self.device)?;
+        Ok(cache.ending_with(config.last_attention_layer()))
     }
 
     /// Tells a cache how many tokens its sequence will have at most: where that decides on rotary frequencies

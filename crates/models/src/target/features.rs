@@ -11,7 +11,7 @@ use crate::ids::LayerId;
 /// One thing that the target's forward pass can hand out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tap {
-    /// Keys (after rotary embedding) and values of the last decoder layer.
+    /// Keys (after rotary embedding) and values of the last decoder layer that attends.
     LastKv,
     /// The residual stream after a layer.
     Hidden(LayerId),
@@ -42,20 +42,24 @@ impl Taps {
         set
     }
 
-    /// Whether layer `index` of `layers` has to put out its hidden states.
-    pub(super) fn needs_output_of(&self, index: usize, layers: usize) -> bool {
-        let for_last_kv = self.last_kv && index + 1 < layers;
+    /// Whether layer `index` has to put out its hidden states; `last_kv` is the last one with keys.
+    pub(super) fn needs_output_of(&self, index: usize, last_kv: Option<usize>) -> bool {
+        let for_last_kv = self.last_kv && last_kv.is_some_and(|last| index < last);
         self.final_hidden || for_last_kv || self.hidden.iter().any(|layer| layer.0 >= index)
     }
 
     /// How many of `layers` a pass over packed documents reads: those that have to put out hidden
     /// states, and the one after them.
-    pub(super) fn layers_read(&self, layers: usize) -> usize {
-        let outputs = (0..layers).take_while(|index| self.needs_output_of(*index, layers));
+    pub(super) fn layers_read(&self, layers: usize, last_kv: Option<usize>) -> usize {
+        let outputs = (0..layers).take_while(|index| self.needs_output_of(*index, last_kv));
         layers.min(outputs.count() + 1)
     }
 
-    pub(super) fn check(&self, layers: usize) -> Result<()> {
+    pub(super) fn check(&self, layers: usize, last_kv: Option<usize>) -> Result<()> {
+        if self.last_kv && last_kv.is_none() {
+            let problem = "keys and values of a target of which no layer attends";
+            return Err(ModelError::Tensor(candle_core::Error::Msg(problem.into())));
+        }
         match self.hidden.iter().find(|layer| layer.0 >= layers) {
             Some(layer) => Err(ModelError::Tensor(candle_core::Error::Msg(format!(
                 "tap of layer {} of a target with {layers} layers (counted from 0)",

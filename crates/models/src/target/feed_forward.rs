@@ -1,10 +1,13 @@
 //! Second half of a decoder layer: a gated MLP, or a mixture of them.
 
 use candle_core::Tensor;
-use longdraft_kernels::experts::{Choice, Expert, Routes, SigmoidChoice, experts_onto};
+use longdraft_kernels::experts::{
+    Choice, Expert, Routes, SigmoidChoice, experts_onto, gated_experts_onto,
+};
 use longdraft_kernels::geglu::geglu;
 use longdraft_kernels::linear::linear_exact;
 use longdraft_kernels::matrix::{Matrix, linear_each};
+use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::swiglu::swiglu;
 
 use crate::config::Activation;
@@ -19,6 +22,20 @@ pub(super) struct Projection {
 impl Projection {
     pub(super) fn map(&self) -> (&Matrix, Option<&Tensor>) {
         (&self.weight, self.bias.as_ref())
+    }
+
+    /// `x Wᵀ + b`
+    pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.weight.linear(x, self.bias.as_ref())?)
+    }
+
+    /// Some of its outputs, in this order.
+    pub(super) fn select(&self, outputs: &[u32]) -> Result<Self> {
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| bias.index_select(&Tensor::new(outputs, bias.device())?, 0));
+        Ok(Self { weight: self.weight.select(outputs)?, bias: bias.transpose()? })
     }
 
     /// `residual` plus the projection.
@@ -88,14 +105,50 @@ pub(super) struct Mixture {
 pub(super) enum FeedForward {
     Dense(GatedMlp),
     Experts(Mixture),
+    Beside(Box<Beside>),
+}
+
+/// An MLP and experts side by side (Gemma 4): `norm(mlp(x)) + norm(experts(norm(h)))`, of hidden states `h` whose norm
+/// is `x`. The router reads `h / rms(h) ∘ scale / √H`.
+pub(super) struct Beside {
+    pub(super) mlp: GatedMlp,
+    pub(super) mixture: Mixture,
+    /// `[H]` each: after the MLP, before the experts, after them.
+    pub(super) norms: [Tensor; 3],
+    /// `scale / √H`, `[H]`.
+    pub(super) router_norm: Tensor,
+    /// `[E]`, factors of the experts' weights.
+    pub(super) expert_scales: Vec<f32>,
+    pub(super) eps: f64,
+}
+
+impl Beside {
+    fn apply_onto(&self, residual: &Tensor, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
+        let [after_mlp, before_experts, after_experts] = &self.norms;
+        let mlp = rms_norm(&self.mlp.down.apply(&self.mlp.gated(x)?)?, after_mlp, self.eps)?;
+        let Mixture { router_weight, experts, experts_per_token, normalise, .. } = &self.mixture;
+        let normed = rms_norm(hidden, &self.router_norm, self.eps)?;
+        let logits = linear_exact(&normed, router_weight, None)?;
+        let routes = Routes::choose(&logits, *experts_per_token, *normalise)?;
+        let routes = routes.scaled_by(&self.expert_scales)?;
+        let normed = rms_norm(hidden, before_experts, self.eps)?;
+        let sum = gated_experts_onto(&normed.zeros_like()?, &normed, experts, &routes, geglu)?;
+        Ok(((residual + mlp)? + rms_norm(&sum, after_experts, self.eps)?)?)
+    }
 }
 
 impl FeedForward {
-    /// `residual` plus the output for the normed states `x`; `[T, H]` each.
-    pub(super) fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+    /// `residual` plus the output for the normed states `x` of `hidden`; `[T, H]` each.
+    pub(super) fn apply_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        hidden: &Tensor,
+    ) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.down.apply_onto(residual, &mlp.gated(x)?),
             Self::Experts(mixture) => mixture.apply_onto(residual, x),
+            Self::Beside(both) => both.apply_onto(residual, x, hidden),
         }
     }
 
@@ -103,6 +156,7 @@ impl FeedForward {
     pub(super) fn dense(&self) -> Option<&GatedMlp> {
         match self {
             Self::Dense(mlp) => Some(mlp),
+            Self::Beside(both) => Some(&both.mlp),
             Self::Experts(_) => None,
         }
     }

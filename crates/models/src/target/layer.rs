@@ -11,17 +11,21 @@ use longdraft_kernels::rope::rope;
 use super::cache::KvCache;
 use super::features::KeyValues;
 use super::feed_forward::{FeedForward, Projection};
+use super::latent::Latent;
 use super::names::{self, Norms};
 use super::part::RowPart;
 use super::pass::{Angles, Visible};
+use super::per_layer::LayerEnd;
+use super::recurrent::{Recurrent, Rule, of_documents};
+use super::refused;
 use super::tensor::LayerShare;
-use crate::config::{NormPlaces, QkNorm, TargetConfig};
+use crate::config::{LayerHeads, NormPlaces, QkNorm, TargetConfig};
 use crate::error::Result;
 
 /// What the tokens of a forward pass attend to.
 pub(super) enum Context<'a> {
-    /// Themselves, within their documents.
-    Packed(Visible),
+    /// Themselves, within their documents, whose ids these are.
+    Packed(Visible, &'a [i32]),
     /// Those of a whole row, of which this rank runs a part.
     Part(RowPart, Visible),
     /// Caches of sequences whose rows stand one after the other.
@@ -33,6 +37,8 @@ pub(super) struct Appended<'a> {
     pub(super) cache: &'a mut KvCache,
     pub(super) visible: Visible,
     pub(super) rows: usize,
+    /// Whether no more than the last row is taken back.
+    pub(super) is_text: bool,
 }
 
 impl Appended<'_> {
@@ -44,34 +50,77 @@ impl Appended<'_> {
         first: usize,
     ) -> Result<Tensor> {
         let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
-        let (k, v) = self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?;
-        layer.attend([&own(&heads.q)?, &k, &v], self.visible.of(layer.sizes.slides))
+        let (k, v) = match layer.sizes.keys_owner {
+            Some(owner) => self.cache.appended(owner, self.rows)?,
+            None => self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?,
+        };
+        layer.scored([&own(&heads.q)?, &k, &v], self.visible.of(layer.sizes.slides))
     }
 }
 
 /// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`, `N` and `K` being this
 /// rank's heads where ranks share the layer.
+#[derive(Clone)]
 pub(super) struct Heads {
     pub(super) q: Tensor,
     pub(super) k: Tensor,
     /// Keys before rotary embedding.
     pub(super) unrotated_k: Tensor,
     pub(super) v: Tensor,
+    /// What outputs are multiplied by the logistic of, `[T, N·D]`.
+    pub(super) gate: Option<Tensor>,
+}
+
+/// Projections of a layer that attends.
+pub(super) struct Attention {
+    pub(super) q_proj: Projection,
+    /// Of keys and, unless these are the keys, of values; none where an earlier layer's are read.
+    pub(super) k_proj: Option<Projection>,
+    pub(super) v_proj: Option<Projection>,
+    pub(super) o_proj: Projection,
+    /// Of the gate on outputs, `[N·D, H]`.
+    pub(super) gate: Option<Projection>,
+    /// Norms of queries and, where the layer has some, of keys: `[D]`, or `[N·D]` and `[K·D]`.
+    pub(super) qk_norm: Option<(Tensor, Option<Tensor>)>,
+    /// Ones `[D]`, where values are normed.
+    pub(super) v_norm: Option<Tensor>,
+    /// Logits of the heads without values, `[N]`.
+    pub(super) sinks: Option<Tensor>,
+}
+
+impl Attention {
+    /// Queries of normed states, and keys and values where the layer has some: values that are the keys are
+    /// left out.
+    fn project(&self, normed: &Tensor) -> Result<(Tensor, Option<(Tensor, Option<Tensor>)>)> {
+        Ok(match (&self.k_proj, &self.v_proj) {
+            (Some(k), Some(v)) => {
+                let [q, k, v] = linear_each(normed, [self.q_proj.map(), k.map(), v.map()])?;
+                (q, Some((k, Some(v))))
+            }
+            (Some(k), None) => {
+                let [q, k] = linear_each(normed, [self.q_proj.map(), k.map()])?;
+                (q, Some((k, None)))
+            }
+            (None, _) => (self.q_proj.apply(normed)?, None),
+        })
+    }
+}
+
+/// What mixes the tokens of a layer.
+pub(super) enum Mixer {
+    Attention(Attention),
+    /// Over latent rows.
+    Latent(Box<Latent>),
+    Recurrent(Recurrent, Arc<Rule>),
 }
 
 pub(super) struct DecoderLayer {
     /// `[H]` each.
     pub(super) norms: Norms<Tensor>,
     pub(super) norm_places: NormPlaces,
-    pub(super) q_proj: Projection,
-    pub(super) k_proj: Projection,
-    pub(super) v_proj: Projection,
-    pub(super) o_proj: Projection,
-    /// Norms of queries and keys, `[D]`, or `[N·D]` and `[K·D]`.
-    pub(super) qk_norm: Option<(Tensor, Tensor)>,
-    /// Logits of the heads without values, `[N]`.
-    pub(super) sinks: Option<Tensor>,
+    pub(super) mixer: Mixer,
     pub(super) feed_forward: FeedForward,
+    pub(super) end: LayerEnd,
     pub(super) sizes: LayerSizes,
     /// What this rank holds of it.
     pub(super) share: LayerShare,
@@ -98,13 +147,25 @@ pub(super) struct LayerSizes {
     grows: bool,
     /// Factor of what is added to the stream.
     residual_scale: Option<f64>,
+    /// The earlier layer whose keys and values are read.
+    pub(super) keys_owner: Option<usize>,
 }
 
 impl LayerSizes {
     pub(super) fn new(config: &TargetConfig, index: usize, share: &LayerShare) -> Self {
+        let latent = config.parts.latent;
+        let LayerHeads { kv_heads, head_dim } = config.heads_of(index);
         Self {
+            keys_owner: config.keys_owner(index),
             slides: config.window_of(index).is_some(),
-            query_factor: config.parts.query_factor(config.head_dim),
+            query_factor: match latent {
+                // Scores of latent rows are scaled by their own width.
+                Some(latent) => {
+                    let scalar = config.parts.query_scalar.unwrap_or(config.head_dim as f64);
+                    Some((latent.cached() as f64 / scalar).sqrt())
+                }
+                None => config.parts.query_factor(head_dim),
+            },
             softcap: config.parts.attention_softcap,
             qk_norm: config.qk_norm(),
             still: config.parts.is_still(index),
@@ -114,16 +175,29 @@ impl LayerSizes {
                 .is_some_and(|growth| !growth.only_still || config.parts.is_still(index)),
             residual_scale: config.parts.residual_scale,
             heads: config.num_attention_heads / share.size(),
-            kv_heads: config.num_key_value_heads / share.size(),
-            head_dim: config.head_dim,
+            kv_heads: kv_heads / share.size(),
+            head_dim,
             eps: config.rms_norm_eps,
         }
     }
 }
 
+/// What heads attended to side by side, `[T, N·D]`, times the logistic of the gate where there is one.
+fn gated(attended: &Tensor, heads: &Heads) -> Result<Tensor> {
+    let attended = attended.flatten_from(1)?;
+    Ok(match &heads.gate {
+        Some(gate) => (attended * (gate.neg()?.exp()? + 1.0)?.recip()?)?,
+        None => attended,
+    })
+}
+
 impl DecoderLayer {
-    fn attend(&self, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Tensor> {
-        let scores = Scores { softcap: self.sizes.softcap, sinks: self.sinks.as_ref() };
+    fn scored(&self, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Tensor> {
+        let sinks = match &self.mixer {
+            Mixer::Attention(own) => own.sinks.as_ref(),
+            Mixer::Latent(_) | Mixer::Recurrent(..) => None,
+        };
+        let scores = Scores { softcap: self.sizes.softcap, sinks };
         Ok(match scores {
             Scores { softcap: None, sinks: None } => attention(q, k, v, ranges)?,
             bent => frozen_attention(q, k, v, ranges, bent)?,
@@ -138,30 +212,42 @@ impl DecoderLayer {
         Ok(rope(heads, angles.of(self.sizes.slides))?)
     }
 
-    /// First half: norm, projections, rotary embedding. `hidden`: `[T, H]`.
-    pub(super) fn project(&self, hidden: &Tensor, angles: &Angles) -> Result<Heads> {
-        let LayerSizes { heads, kv_heads, head_dim, eps, qk_norm, .. } = self.sizes;
-        let tokens = hidden.dim(0)?;
-        let normed = self.normed(hidden, self.norms.before_attention.as_ref())?;
-        let maps = [self.q_proj.map(), self.k_proj.map(), self.v_proj.map()];
-        let [mut q, mut k, v] = linear_each(&normed, maps)?;
-        if let (QkNorm::Whole, Some((q_norm, k_norm))) = (qk_norm, &self.qk_norm) {
-            q = rms_norm(&q, q_norm, eps)?;
-            k = rms_norm(&k, k_norm, eps)?;
-        }
-        let mut q = q.reshape((tokens, heads, head_dim))?;
-        let mut k = k.reshape((tokens, kv_heads, head_dim))?;
-        let v = v.reshape((tokens, kv_heads, head_dim))?;
-        match (qk_norm, &self.qk_norm) {
-            (QkNorm::PerHead, Some((q_norm, k_norm))) => {
-                (q, k) = (rms_norm(&q, q_norm, eps)?, rms_norm(&k, k_norm, eps)?);
+    /// First half of a layer that attends: norm, projections, rotary embedding. `hidden`: `[T, H]`. A layer
+    /// with a state has no heads; one that reads an earlier layer's keys takes those of `shared`.
+    pub(super) fn project(
+        &self,
+        hidden: &Tensor,
+        angles: &Angles,
+        shared: Option<&Heads>,
+    ) -> Result<Option<Heads>> {
+        let normed = || self.normed(hidden, self.norms.before_attention.as_ref());
+        match &self.mixer {
+            Mixer::Attention(own) => self.heads(own, &normed()?, angles, shared).map(Some),
+            Mixer::Latent(own) => {
+                let mut heads = own.project(&normed()?, angles.of(self.sizes.slides))?;
+                if let Some(factor) = self.sizes.query_factor {
+                    heads.q = (heads.q * factor)?;
+                }
+                Ok(Some(heads))
             }
-            (QkNorm::Unweighted, _) if !self.sizes.still => {
-                let ones = Tensor::ones(head_dim, DType::F32, hidden.device())?;
-                (q, k) = (rms_norm(&q, &ones, eps)?, rms_norm(&k, &ones, eps)?);
-            }
-            _ => {}
+            Mixer::Recurrent(..) => Ok(None),
         }
+    }
+
+    /// Heads of normed states, `[T, H]`.
+    fn heads(
+        &self,
+        own: &Attention,
+        normed: &Tensor,
+        angles: &Angles,
+        shared: Option<&Heads>,
+    ) -> Result<Heads> {
+        let LayerSizes { heads, kv_heads, head_dim, .. } = self.sizes;
+        let tokens = normed.dim(0)?;
+        let (q, kv) = own.project(normed)?;
+        let gate = own.gate.as_ref().map(|gate| gate.apply(normed)).transpose()?;
+        let norms = own.qk_norm.as_ref();
+        let q = self.normed_heads(&q, heads, norms.map(|(q_norm, _)| q_norm))?;
         let mut q = self.rotated(&q, angles)?;
         if let Some(factor) = self.sizes.query_factor {
             q = (q * factor)?;
@@ -169,7 +255,34 @@ impl DecoderLayer {
         if let Some(growth) = angles.query_growth.as_ref().filter(|_| self.sizes.grows) {
             q = q.broadcast_mul(growth)?;
         }
-        Ok(Heads { q, k: self.rotated(&k, angles)?, unrotated_k: k, v })
+        let Some((k, v)) = kv else {
+            let Some(Heads { k, unrotated_k, v, .. }) = shared else {
+                return Err(refused("keys of an earlier layer that did not run"));
+            };
+            let (k, unrotated_k, v) = (k.clone(), unrotated_k.clone(), v.clone());
+            return Ok(Heads { q, k, unrotated_k, v, gate });
+        };
+        let mut v = v.unwrap_or_else(|| k.clone()).reshape((tokens, kv_heads, head_dim))?;
+        let k = self.normed_heads(&k, kv_heads, norms.and_then(|(_, k_norm)| k_norm.as_ref()))?;
+        if let Some(ones) = &own.v_norm {
+            v = rms_norm(&v, ones, self.sizes.eps)?;
+        }
+        Ok(Heads { q, k: self.rotated(&k, angles)?, unrotated_k: k, v, gate })
+    }
+
+    /// Queries or keys `[T, N·D]` as heads `[T, N, D]`, normed as the family does.
+    fn normed_heads(&self, all: &Tensor, heads: usize, norm: Option<&Tensor>) -> Result<Tensor> {
+        let LayerSizes { head_dim, eps, qk_norm, still, .. } = self.sizes;
+        let shape = (all.dim(0)?, heads, head_dim);
+        Ok(match (qk_norm, norm) {
+            (QkNorm::Whole, Some(norm)) => rms_norm(all, norm, eps)?.reshape(shape)?,
+            (QkNorm::PerHead, Some(norm)) => rms_norm(&all.reshape(shape)?, norm, eps)?,
+            (QkNorm::Unweighted, _) if !still => {
+                let ones = Tensor::ones(head_dim, DType::F32, all.device())?;
+                rms_norm(&all.reshape(shape)?, &ones, eps)?
+            }
+            _ => all.reshape(shape)?,
+        })
     }
 
     /// The stream as a norm leaves it, or as it is.
@@ -183,6 +296,9 @@ impl DecoderLayer {
     /// Keys and values of all heads, whichever rank holds them, and the keys before rotary embedding.
     /// The ranks that share the layer all call it.
     pub(super) fn all_heads(&self, heads: &Heads, angles: &Angles) -> Result<(KeyValues, Tensor)> {
+        if let Mixer::Latent(own) = &self.mixer {
+            return Ok((own.expanded(&heads.k)?, heads.unrotated_k.clone()));
+        }
         if self.share.size() == 1 {
             let kv = KeyValues { k: heads.k.clone(), v: heads.v.clone() };
             return Ok((kv, heads.unrotated_k.clone()));
@@ -192,21 +308,46 @@ impl DecoderLayer {
         Ok((KeyValues { k: self.rotated(&unrotated, angles)?, v }, unrotated))
     }
 
-    /// Second half: attention, output projection, feed-forward, with both residual additions. The ranks
+    /// Second half: attention or a state, output projection, feed-forward, with both residual additions. The ranks
     /// that share the layer sum their parts after either projection.
     pub(super) fn finish(
         &self,
         hidden: &Tensor,
-        heads: &Heads,
+        heads: Option<&Heads>,
         index: usize,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
     ) -> Result<Tensor> {
-        let LayerSizes { heads: count, head_dim, .. } = self.sizes;
-        let tokens = hidden.dim(0)?;
-        let attended = match context {
-            Context::Packed(visible) | Context::Part(_, visible) => {
+        let Norms { after_attention, before_feed_forward, after_feed_forward, .. } = &self.norms;
+        let hidden = match (&self.mixer, heads) {
+            (Mixer::Attention(own), Some(heads)) => {
+                let attended = gated(&self.attend(heads, index, context)?, heads)?;
+                self.onto(hidden, after_attention.as_ref(), |sum| {
+                    own.o_proj.apply_onto(sum, &attended)
+                })?
+            }
+            (Mixer::Latent(own), Some(heads)) => {
+                let attended = own.values(&self.attend(heads, index, context)?)?;
+                self.onto(hidden, after_attention.as_ref(), |sum| {
+                    own.o_proj.apply_onto(sum, &attended)
+                })?
+            }
+            (Mixer::Recurrent(own, rule), _) => self.recur((own, rule), hidden, index, context)?,
+            (Mixer::Attention(_) | Mixer::Latent(_), None) => {
+                return Err(refused("attention without heads"));
+            }
+        };
+        let normed = self.normed(&hidden, before_feed_forward.as_ref())?;
+        self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
+            self.feed_forward.apply_onto(sum, &normed, &hidden)
+        })
+    }
+
+    /// What heads attend to, `[T, N, D]`.
+    fn attend(&self, heads: &Heads, index: usize, context: &Context<'_>) -> Result<Tensor> {
+        match context {
+            Context::Packed(visible, _) | Context::Part(_, visible) => {
                 let ranges = visible.of(self.sizes.slides);
-                self.attend([&heads.q, &heads.k, &heads.v], ranges)?
+                self.scored([&heads.q, &heads.k, &heads.v], ranges)
             }
             Context::Cached(sequences) => {
                 let mut first = 0;
@@ -215,16 +356,45 @@ impl DecoderLayer {
                     attended.push(sequence.attend((index, self), heads, first)?);
                     first += sequence.rows;
                 }
-                if attended.len() == 1 { attended.remove(0) } else { Tensor::cat(&attended, 0)? }
+                Ok(if attended.len() == 1 {
+                    attended.remove(0)
+                } else {
+                    Tensor::cat(&attended, 0)?
+                })
+            }
+        }
+    }
+
+    /// `hidden` plus the output of a layer with a state.
+    fn recur(
+        &self,
+        (own, rule): (&Recurrent, &Rule),
+        hidden: &Tensor,
+        index: usize,
+        context: &mut Context<'_>,
+    ) -> Result<Tensor> {
+        let normed = self.normed(hidden, self.norms.before_attention.as_ref())?;
+        let inputs = own.inputs(&normed)?;
+        let mixed = match context {
+            Context::Packed(_, document_ids) => of_documents(rule, &inputs.rows, document_ids)?,
+            Context::Part(..) => {
+                return Err(refused(
+                    "ranks do not share the rows of layers with a recurrent state",
+                ));
+            }
+            Context::Cached(sequences) => {
+                let (mut first, mut mixed) = (0, Vec::new());
+                for Appended { cache, rows, is_text, .. } in sequences.iter_mut() {
+                    let of_sequence: Vec<usize> = (first..first + *rows).collect();
+                    let inputs = rule.select(&inputs.rows, &of_sequence);
+                    mixed.extend(cache.step(index, inputs, *is_text)?);
+                    first += *rows;
+                }
+                mixed
             }
         };
-        let attended = attended.reshape((tokens, count * head_dim))?;
-        let Norms { after_attention, before_feed_forward, after_feed_forward, .. } = &self.norms;
-        let hidden = self
-            .onto(hidden, after_attention.as_ref(), |sum| self.o_proj.apply_onto(sum, &attended))?;
-        let normed = self.normed(&hidden, before_feed_forward.as_ref())?;
-        self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
-            self.feed_forward.apply_onto(sum, &normed)
+        self.onto(hidden, self.norms.after_attention.as_ref(), |sum| {
+            own.apply_onto(sum, mixed, inputs.gate())
         })
     }
 
@@ -253,13 +423,19 @@ impl DecoderLayer {
     pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let names = names::norms(self.norm_places);
         let mut tensors: Vec<_> = names.all().copied().zip(self.norms.all().cloned()).collect();
-        let mut by_outputs = vec![
-            ("self_attn.q_proj.weight", "self_attn.q_proj.bias", &self.q_proj),
-            ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &self.k_proj),
-            ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &self.v_proj),
-        ];
-        let mut by_inputs =
-            vec![("self_attn.o_proj.weight", "self_attn.o_proj.bias", &self.o_proj)];
+        let (mut by_outputs, mut by_inputs) = (Vec::new(), Vec::new());
+        if let Mixer::Attention(own) = &self.mixer {
+            by_outputs.push(("self_attn.q_proj.weight", "self_attn.q_proj.bias", &own.q_proj));
+            let kv = [
+                ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &own.k_proj),
+                ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &own.v_proj),
+            ];
+            by_outputs.extend(
+                kv.into_iter()
+                    .filter_map(|(weight, bias, own)| Some((weight, bias, own.as_ref()?))),
+            );
+            by_inputs.push(("self_attn.o_proj.weight", "self_attn.o_proj.bias", &own.o_proj));
+        }
         if let Some(mlp) = self.feed_forward.dense() {
             by_outputs.extend([
                 ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &mlp.gate),
@@ -280,10 +456,11 @@ impl DecoderLayer {
                 tensors.push((bias, share.sum(values.clone())?));
             }
         }
-        let qk_norm = self.qk_norm.as_ref().filter(|_| self.sizes.qk_norm == QkNorm::PerHead);
-        if let Some((q_norm, k_norm)) = qk_norm {
+        if let (QkNorm::PerHead, Mixer::Attention(own)) = (self.sizes.qk_norm, &self.mixer) {
             let [q_name, k_name] = names::QK_NORMS;
-            tensors.extend([(q_name, q_norm.clone()), (k_name, k_norm.clone())]);
+            let (q_norm, k_norm) = own.qk_norm.clone().unzip();
+            tensors.extend(q_norm.map(|norm| (q_name, norm)));
+            tensors.extend(k_norm.flatten().map(|norm| (k_name, norm)));
         }
         Ok(tensors)
     }

@@ -21,7 +21,7 @@ use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
 use super::views::Views;
-use super::{Target, names};
+use super::{Target, names, renamed};
 use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
@@ -59,24 +59,28 @@ pub enum Layers {
     /// All: the target can run.
     #[default]
     All,
-    /// The last one alone, to start a draft from.
+    /// The last one that attends (the last one if none does) alone, to start a draft from.
     Last,
     /// None; the files need not hold them.
     None,
 }
 
 impl Layers {
-    fn of(self, layers: usize) -> Range<usize> {
+    fn of(self, config: &TargetConfig) -> Range<usize> {
+        let layers = config.num_hidden_layers;
         match self {
             Self::All => 0..layers,
-            Self::Last => layers.saturating_sub(1)..layers,
+            Self::Last => {
+                let last = config.last_attention_layer().unwrap_or(layers.saturating_sub(1));
+                last..layers.min(last + 1)
+            }
             Self::None => 0..0,
         }
     }
 
     /// Names and shapes of the tensors that are loaded.
     pub fn tensor_specs(self, config: &TargetConfig) -> Vec<TensorSpec> {
-        names::specs_of(config, self.of(config.num_hidden_layers))
+        names::specs_of(config, self.of(config))
     }
 }
 
@@ -102,8 +106,8 @@ impl TargetOptions {
             CacheType::F16 | CacheType::Q8 if !self.device.is_cpu() => {
                 "a cache of f16 or q8 is for the CPU only: leave the cache's type out".to_owned()
             }
-            CacheType::Q8 if !is_quantisable(config.head_dim) => {
-                let head_dim = config.head_dim;
+            CacheType::Q8 if !is_quantisable(config.cached_dim()) => {
+                let head_dim = config.cached_dim();
                 format!("a cache of q8 takes heads of whole blocks of 32 values, not of {head_dim}")
             }
             _ => return Ok(()),
@@ -130,6 +134,7 @@ fn files(path: &Path) -> Result<Files> {
         let config = TargetConfig::from_file(&path.join("config.json"))?;
         let source = SafetensorsSource::open_folder(path)?;
         let source = Views::of(&config, TextPart::of(source))?;
+        let source = renamed::of(source, config.architecture);
         return Ok(Files::Folder(Box::new(config), source));
     }
     match gguf_files(path).as_slice() {
@@ -274,7 +279,7 @@ pub(crate) fn from_source(
     source: &dyn WeightSource,
     options: &TargetOptions,
 ) -> Result<Target> {
-    let loaded = options.layers.of(config.num_hidden_layers);
+    let loaded = options.layers.of(&config);
     check_tensor_count(source, &config, loaded.clone())?;
     check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
     options.check_cache(&config)?;
@@ -293,7 +298,7 @@ pub(crate) fn from_source(
     } else {
         Some(table(weights.matrix("lm_head.weight")?)?)
     };
-    let loaded = options.layers.of(config.num_hidden_layers);
+    let loaded = options.layers.of(&config);
     let layers: Box<dyn LayerSource> = match &options.spread {
         None => {
             let layers = loaded.map(|index| build::layer(&config, &weights, index, &share));
@@ -308,6 +313,16 @@ pub(crate) fn from_source(
             Box::new(layers.gathering_ahead(options.gather_ahead))
         }
     };
+    let rules = match options.layers {
+        Layers::All => (0..config.num_hidden_layers)
+            .map(|index| build::rule(&config, &weights, index))
+            .collect::<Result<_>>()?,
+        _ => Vec::new(),
+    };
+    let per_layer = match options.layers {
+        Layers::All => build::per_layer_inputs(&config, &weights)?,
+        _ => None,
+    };
     let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
     let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
     let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -321,7 +336,9 @@ pub(crate) fn from_source(
         has_blocks,
         ropes: Ropes::of(&config)?,
         embedding,
+        per_layer,
         layers,
+        rules,
         final_norm,
         head,
         device: options.device.clone(),

@@ -11,6 +11,7 @@ mod extend;
 mod features;
 mod feed_forward;
 pub mod gguf;
+mod latent;
 mod layer;
 mod layers;
 mod load;
@@ -19,11 +20,16 @@ pub(crate) mod names;
 mod nested;
 mod part;
 mod pass;
+mod per_layer;
+mod recurrent;
+mod renamed;
 mod spread;
 mod tensor;
 mod views;
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::KeyRanges;
@@ -47,9 +53,11 @@ pub use names::tensor_specs;
 pub use part::RowPart;
 pub use spread::Ranks;
 
-use layer::Context;
+use layer::{Context, Heads};
 use layers::LayerSource;
 use pass::{Ropes, Visible};
+use per_layer::PerLayerInputs;
+use recurrent::Rule;
 use spread::{Held, Table};
 use tensor::LayerShare;
 
@@ -59,8 +67,12 @@ pub struct Target {
     fingerprint: String,
     ropes: Ropes,
     embedding: Table,
+    /// What tokens bring to every layer, in families where they do.
+    per_layer: Option<PerLayerInputs>,
     /// All of them, the last one, or none.
     layers: Box<dyn LayerSource>,
+    /// How the state of each layer steps, of those that have one.
+    rules: Vec<Option<Arc<Rule>>>,
     /// `[H]`
     final_norm: Tensor,
     /// `None` if tied to the embedding.
@@ -213,8 +225,8 @@ impl Target {
         &self.held
     }
 
-    /// Rotary frequencies of the last layer, whose keys [`Tap::LastKv`] hands out; those of short sequences
-    /// where they depend on the length.
+    /// Rotary frequencies of the last layer that attends, whose keys [`Tap::LastKv`] hands out; those of short
+    /// sequences where they depend on the length.
     pub fn rope(&self) -> &Rope {
         self.rope_of_last(false)
     }
@@ -225,7 +237,7 @@ impl Target {
     }
 
     fn rope_of_last(&self, long: bool) -> &Rope {
-        let last = self.config.num_hidden_layers.saturating_sub(1);
+        let last = self.config.last_attention_layer().unwrap_or(0);
         self.ropes.of_last_layer(self.config.window_of(last).is_some(), long)
     }
 
@@ -235,7 +247,8 @@ impl Target {
     /// # Errors
     /// - `stretch` is not positive, or layers have rotary bases of two kinds
     pub fn stretch_rope(&mut self, stretch: f64) -> Result<f64> {
-        let Some(only) = self.ropes.only() else {
+        let is_even = self.config.parts.heads.is_empty();
+        let Some(only) = self.ropes.only().filter(|_| is_even) else {
             return Err(refused("a target with two rotary bases is not stretched"));
         };
         let head_dim = self.config.parts.turning(self.config.head_dim);
@@ -310,14 +323,20 @@ impl Target {
         &self.final_norm
     }
 
-    /// The last decoder layer's tensors under their published names without a prefix. All ranks of
-    /// a spread target call it.
+    /// Tensors of the last decoder layer that attends (the last one if none does) under their published names
+    /// without a prefix. All ranks of a spread target call it.
     ///
     /// # Errors
     /// - they are quantised and there is no memory for their values
     pub fn last_layer(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let (mut tensors, layers) = (Vec::new(), self.layers.len());
-        self.layers.visit(layers.saturating_sub(1)..layers, &mut |_, layer| {
+        let last = layers.saturating_sub(1);
+        let place = if layers == self.config.num_hidden_layers {
+            self.config.last_attention_layer().unwrap_or(last)
+        } else {
+            last
+        };
+        self.layers.visit(place..layers.min(place + 1), &mut |_, layer| {
             tensors = layer.tensors()?;
             Ok(())
         })?;
@@ -332,16 +351,21 @@ impl Target {
     /// # Errors
     /// - an id lies outside the vocabulary, or the table is spread and not held
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        if let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
-            let message =
-                format!("token {id} lies outside the vocabulary of {}", self.config.vocab_size);
-            return Err(ModelError::Tokenizer(message));
-        }
+        self.check_ids(ids)?;
         let rows = self.embedding.matrix()?.rows(ids)?;
         Ok(match self.config.parts.embedding_scale {
             Some(scale) => (rows * scale)?,
             None => rows,
         })
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) else {
+            return Ok(());
+        };
+        let vocabulary = self.config.vocab_size;
+        let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
+        Err(ModelError::Tokenizer(message))
     }
 
     /// Runs packed documents and returns what `taps` ask for; layers after the last tap are
@@ -360,9 +384,10 @@ impl Target {
     }
 
     fn run_packed(&self, row: &PackedSequence, taps: (&Taps, Keeping)) -> Result<Features> {
-        let context = Context::Packed(self.visible(&row.document_ids, |ranges| ranges));
+        let visible = self.visible(&row.document_ids, |ranges| ranges);
+        let mut context = Context::Packed(visible, &row.document_ids);
         let long = self.long_tokens(row);
-        self.run((&row.ids, &row.position_ids), &long, &context, taps)
+        self.run((&row.ids, &row.position_ids), &long, &mut context, taps)
     }
 
     /// The keys that packed tokens see, or those of some of them.
@@ -398,13 +423,16 @@ impl Target {
         sequence.check()?;
         self.require_whole_layers("parts of rows")?;
         part.check(sequence.ids.len())?;
+        if self.config.is_recurrent() {
+            return Err(refused("ranks do not share the rows of layers with a recurrent state"));
+        }
         let rows = part.rows();
         let visible = self.visible(&sequence.document_ids, |whole| part.ranges(&whole));
-        let context = Context::Part(part.clone(), visible);
+        let mut context = Context::Part(part.clone(), visible);
         let long = self.long_tokens(sequence);
         let long = long.get(rows.clone()).unwrap_or_default();
         let tokens = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
-        self.run(tokens, long, &context, (taps, Keeping::All))
+        self.run(tokens, long, &mut context, (taps, Keeping::All))
     }
 
     /// Takes part in what the ranks of a spread target gather for a pass with the same taps, or runs
@@ -418,7 +446,8 @@ impl Target {
             return self.run_in_turn(ranks, None, taps).map(drop);
         }
         drop(self.embedding.hold()?);
-        self.layers.visit(0..taps.layers_read(self.layers.len()), &mut |_, _| Ok(()))
+        let last_kv = self.config.last_attention_layer();
+        self.layers.visit(0..taps.layers_read(self.layers.len(), last_kv), &mut |_, _| Ok(()))
     }
 
     /// Logits of final hidden states (after the final norm), in f32.
@@ -439,7 +468,7 @@ impl Target {
                 "the target's {layers} layers were not loaded: it cannot run"
             ))));
         }
-        taps.check(layers)
+        taps.check(layers, self.config.last_attention_layer())
     }
 
     fn require_whole_layers(&self, what: &str) -> Result<()> {
@@ -455,34 +484,48 @@ impl Target {
         &self,
         (ids, position_ids): (&[u32], &[u32]),
         long: &[bool],
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         (taps, keeping): (&Taps, Keeping),
     ) -> Result<Features> {
         self.check(taps)?;
         let layers = self.layers.len();
         let cached = matches!(context, Context::Cached(..));
-        let read = if cached { layers } else { taps.layers_read(layers) };
+        let last_kv = self.config.last_attention_layer();
+        let read = if cached { layers } else { taps.layers_read(layers, last_kv) };
         let angles = self.ropes.angles(&self.config.parts, position_ids, long, &self.device)?;
         let mut hidden = {
             let _held = self.embedding.hold()?;
             self.embed(ids)?
         };
+        let per_layer =
+            self.per_layer.as_ref().map(|inputs| inputs.of(ids, &hidden)).transpose()?;
+        // Keys and values that later layers read.
+        let mut shared: BTreeMap<usize, Heads> = BTreeMap::new();
         let (mut features, keeps) = (Features::default(), keeping == Keeping::All);
         self.layers.visit(0..read, &mut |index, layer| {
-            let mut heads = layer.project(&hidden, &angles)?;
-            if let Context::Part(part, _) = context {
-                (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
+            let owner = layer.sizes.keys_owner.and_then(|owner| shared.get(&owner));
+            let mut heads = layer.project(&hidden, &angles, owner)?;
+            if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads) {
+                if layer.sizes.keys_owner.is_none() {
+                    (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
+                }
             }
-            if index + 1 == layers && taps.last_kv {
-                let (kv, unrotated) = layer.all_heads(&heads, &angles)?;
+            if let Some(heads) = heads.as_ref().filter(|_| self.config.owns_keys(index)) {
+                shared.insert(index, heads.clone());
+            }
+            if let Some(heads) = heads.as_ref().filter(|_| last_kv == Some(index) && taps.last_kv) {
+                let (kv, unrotated) = layer.all_heads(heads, &angles)?;
                 let whole = !matches!(context, Context::Part(..));
                 features.last_keys_unrotated = (keeps && whole).then_some(unrotated);
                 features.last_kv = keeps.then_some(kv);
             }
-            if !cached && !taps.needs_output_of(index, layers) {
+            if !cached && !taps.needs_output_of(index, last_kv) {
                 return Ok(());
             }
-            hidden = layer.finish(&hidden, &heads, index, context)?;
+            hidden = layer.finish(&hidden, heads.as_ref(), index, context)?;
+            let inputs =
+                per_layer.as_ref().map(|all| all.narrow(1, index, 1)?.squeeze(1)?.contiguous());
+            hidden = layer.end.apply(hidden.clone(), inputs.transpose()?.as_ref())?;
             if keeps && taps.hidden.iter().any(|layer| layer.0 == index) {
                 features.hidden.insert(crate::LayerId(index), hidden.clone());
             }

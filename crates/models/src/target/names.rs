@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
-use crate::config::{Architecture, ExpertsConfig, NormPlaces, QkNorm, Router, TargetConfig};
+use longdraft_kernels::recurrence::DeltaSizes;
+
+use crate::config::{
+    Architecture, DeltaNetConfig, ExpertsConfig, LatentConfig, LayerHeads, Mixer, NormPlaces,
+    QkNorm, Router, TargetConfig,
+};
 use crate::error::Result;
 use crate::weights::TensorSpec;
 
@@ -21,34 +26,203 @@ pub(super) fn specs_of(config: &TargetConfig, loaded: Range<usize>) -> Vec<Tenso
     if !config.tie_word_embeddings {
         specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
     }
+    if config.parts.per_layer_input > 0 && loaded == (0..config.num_hidden_layers) {
+        let width = config.parts.per_layer_input;
+        let all = config.num_hidden_layers * width;
+        let [table, projection, norm] = PER_LAYER;
+        specs.push(TensorSpec::new(table, &[config.parts.per_layer_vocabulary, all]));
+        specs.push(TensorSpec::new(projection, &[all, hidden]));
+        specs.push(TensorSpec::new(norm, &[width]));
+    }
     for index in loaded {
         let prefix = layer(index);
+        add_end(&mut specs, config, &prefix);
         for norm in norms(config.parts.norms).all() {
             specs.push(TensorSpec::new(format!("{prefix}{norm}"), &[hidden]));
         }
-        let widths = match config.qk_norm() {
-            QkNorm::PerHead => Some([config.head_dim; 2]),
-            QkNorm::Whole => Some([config.query_size(), config.kv_size()]),
-            QkNorm::None | QkNorm::Unweighted => None,
-        };
-        for (name, width) in QK_NORMS.iter().zip(widths.into_iter().flatten()) {
-            specs.push(TensorSpec::new(format!("{prefix}{name}"), &[width]));
-        }
-        if config.parts.sinks {
-            specs.push(TensorSpec::new(format!("{prefix}{SINKS}"), &[config.num_attention_heads]));
-        }
-        for (name, outputs, inputs, bias) in attention(config) {
-            add(&mut specs, &format!("{prefix}{name}"), outputs, inputs, bias);
+        match config.mixer_of(index) {
+            Mixer::Attention => match config.parts.latent {
+                Some(latent) => add_latent(&mut specs, config, latent, &prefix),
+                None => add_attention(&mut specs, config, index),
+            },
+            Mixer::DeltaNet => {
+                if let Some(net) = config.parts.delta_net {
+                    add_delta_net(&mut specs, &format!("{prefix}{DELTA_NET}"), net, hidden);
+                }
+            }
+            Mixer::Convolution => {
+                if let Some(own) = config.parts.convolution {
+                    let prefix = format!("{prefix}{CONVOLUTION}");
+                    add(&mut specs, &format!("{prefix}.in_proj"), 3 * hidden, hidden, own.bias);
+                    add(&mut specs, &format!("{prefix}.out_proj"), hidden, hidden, own.bias);
+                    let taps = [hidden, 1, own.kernel];
+                    specs.push(TensorSpec::new(format!("{prefix}.conv.weight"), &taps));
+                    if own.bias {
+                        specs.push(TensorSpec::new(format!("{prefix}.conv.bias"), &[hidden]));
+                    }
+                }
+            }
         }
         if let Some(sizes) = config.experts_in(index) {
             let names = experts(config.architecture, index);
             add_experts(&mut specs, &names, sizes, config);
+            if config.architecture == Architecture::Gemma4 {
+                add_beside(&mut specs, config, sizes, index);
+            }
         } else {
             let prefix = mlp(config.architecture, index);
-            add_mlp(&mut specs, &prefix, config.intermediate_size, hidden, config.mlp_bias);
+            add_mlp(&mut specs, &prefix, config.inner_of(index), hidden, config.mlp_bias);
         }
     }
     specs
+}
+
+fn add_attention(specs: &mut Vec<TensorSpec>, config: &TargetConfig, index: usize) {
+    let prefix = layer(index);
+    let LayerHeads { kv_heads, head_dim } = config.heads_of(index);
+    let (query, kv) = (config.num_attention_heads * head_dim, kv_heads * head_dim);
+    let gated = if config.parts.output_gate { 2 * query } else { query };
+    let (hidden, bias) = (config.hidden_size, config.qkv_bias);
+    let has_keys = config.keys_owner(index).is_none();
+    let has_values = has_keys && has_values(config, index);
+    let widths = match config.qk_norm() {
+        QkNorm::PerHead => [head_dim; 2],
+        QkNorm::Whole => [query, kv],
+        QkNorm::None | QkNorm::Unweighted => [0; 2],
+    };
+    for ((norm, width), is_there) in QK_NORMS.iter().zip(widths).zip([true, has_keys]) {
+        if width > 0 && is_there {
+            specs.push(TensorSpec::new(format!("{prefix}{norm}"), &[width]));
+        }
+    }
+    if config.parts.sinks {
+        specs.push(TensorSpec::new(format!("{prefix}{SINKS}"), &[config.num_attention_heads]));
+    }
+    for (name, outputs, is_there) in
+        [("q_proj", gated, true), ("k_proj", kv, has_keys), ("v_proj", kv, has_values)]
+    {
+        if is_there {
+            add(specs, &format!("{prefix}self_attn.{name}"), outputs, hidden, bias);
+        }
+    }
+    let output = format!("{prefix}self_attn.o_proj");
+    add(specs, &output, hidden, query, config.attention_output_bias);
+}
+
+/// Whether a layer with keys has a projection of values.
+pub(super) fn has_values(config: &TargetConfig, index: usize) -> bool {
+    !config.parts.values_are_keys || config.window_of(index).is_some()
+}
+
+/// The table of inputs of every layer, what projects embeddings to them, and their norm.
+pub(super) const PER_LAYER: [&str; 3] = [
+    "model.embed_tokens_per_layer.weight",
+    "model.per_layer_model_projection.weight",
+    "model.per_layer_projection_norm.weight",
+];
+
+/// Norms of a layer with experts beside its MLP: after the MLP, before the experts, after them.
+pub(super) const NORMS_BESIDE: [&str; 3] =
+    ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"];
+
+fn add_end(specs: &mut Vec<TensorSpec>, config: &TargetConfig, prefix: &str) {
+    let (hidden, width) = (config.hidden_size, config.parts.per_layer_input);
+    if width > 0 {
+        add(specs, &format!("{prefix}per_layer_input_gate"), width, hidden, false);
+        add(specs, &format!("{prefix}per_layer_projection"), hidden, width, false);
+        let norm = format!("{prefix}post_per_layer_input_norm.weight");
+        specs.push(TensorSpec::new(norm, &[hidden]));
+    }
+    if config.parts.layer_scalars {
+        specs.push(TensorSpec::new(format!("{prefix}layer_scalar"), &[1]));
+    }
+}
+
+fn add_beside(
+    specs: &mut Vec<TensorSpec>,
+    config: &TargetConfig,
+    sizes: &ExpertsConfig,
+    index: usize,
+) {
+    let (prefix, hidden) = (layer(index), config.hidden_size);
+    for norm in NORMS_BESIDE {
+        specs.push(TensorSpec::new(format!("{prefix}{norm}.weight"), &[hidden]));
+    }
+    specs.push(TensorSpec::new(format!("{prefix}router.scale"), &[hidden]));
+    specs.push(TensorSpec::new(format!("{prefix}router.per_expert_scale"), &[sizes.num_experts]));
+    let width = config.inner_of(index);
+    add_mlp(specs, &format!("{prefix}mlp"), width, hidden, config.mlp_bias);
+}
+
+fn add_latent(
+    specs: &mut Vec<TensorSpec>,
+    config: &TargetConfig,
+    latent: LatentConfig,
+    prefix: &str,
+) {
+    let (hidden, heads, bias) = (config.hidden_size, config.num_attention_heads, config.qkv_bias);
+    let LatentConfig { rank, plain_dim, turned_dim, value_dim, .. } = latent;
+    let own = |name: &str| format!("{prefix}self_attn.{name}");
+    let query = heads * latent.head_dim();
+    if let Some(width) = latent.query_rank {
+        add(specs, &own("q_a_proj"), width, hidden, bias);
+        specs.push(TensorSpec::new(own("q_a_layernorm.weight"), &[width]));
+        add(specs, &own("q_b_proj"), query, width, false);
+    } else {
+        add(specs, &own("q_proj"), query, hidden, false);
+    }
+    add(specs, &own("kv_a_proj_with_mqa"), rank + turned_dim, hidden, bias);
+    specs.push(TensorSpec::new(own("kv_a_layernorm.weight"), &[rank]));
+    add(specs, &own("kv_b_proj"), heads * (plain_dim + value_dim), rank, false);
+    add(specs, &own("o_proj"), hidden, heads * value_dim, config.attention_output_bias);
+}
+
+/// What the names of a gated delta net's tensors begin with, below the layer's prefix.
+pub(super) const DELTA_NET: &str = "linear_attn";
+/// The same of a short convolution.
+pub(super) const CONVOLUTION: &str = "conv";
+
+fn add_delta_net(specs: &mut Vec<TensorSpec>, prefix: &str, net: DeltaNetConfig, hidden: usize) {
+    let DeltaSizes { value_heads, value_dim, .. } = net.sizes;
+    let (channels, values) = (net.sizes.channels(), net.sizes.values());
+    let inputs: &[_] = if net.grouped_inputs {
+        &[("in_proj_qkvz", net.input_size())]
+    } else {
+        &[("in_proj_qkv", channels), ("in_proj_z", values)]
+    };
+    let gates: &[_] = if net.grouped_gates {
+        &[("in_proj_ba", 2 * value_heads)]
+    } else {
+        &[("in_proj_b", value_heads), ("in_proj_a", value_heads)]
+    };
+    for (name, outputs) in inputs.iter().chain(gates) {
+        add(specs, &format!("{prefix}.{name}"), *outputs, hidden, false);
+    }
+    add(specs, &format!("{prefix}.out_proj"), hidden, values, false);
+    let rates = if net.negated_rates { "A" } else { "A_log" };
+    for (name, shape) in [
+        ("conv1d.weight", &[channels, 1, net.kernel][..]),
+        ("dt_bias", &[value_heads]),
+        (rates, &[value_heads]),
+        ("norm.weight", &[value_dim]),
+    ] {
+        specs.push(TensorSpec::new(format!("{prefix}.{name}"), shape));
+    }
+}
+
+/// Rows of `[q | k | v | z]` by key head: those of `[q | k | v]` in the order of the heads, and those of `z`.
+pub(super) fn rows_by_key_head(net: DeltaNetConfig) -> (Vec<u32>, Vec<u32>) {
+    let DeltaSizes { key_heads, key_dim, .. } = net.sizes;
+    let values = net.sizes.values() / key_heads;
+    let group = 2 * (key_dim + values);
+    let rows = |first: usize, count: usize| {
+        let of_group = move |key: usize| {
+            (key * group + first..key * group + first + count).map(|row| row as u32)
+        };
+        (0..key_heads).flat_map(of_group)
+    };
+    let qkv = rows(0, key_dim).chain(rows(key_dim, key_dim)).chain(rows(2 * key_dim, values));
+    (qkv.collect(), rows(2 * key_dim + values, values).collect())
 }
 
 fn add(specs: &mut Vec<TensorSpec>, name: &str, outputs: usize, inputs: usize, bias: bool) {
@@ -93,18 +267,6 @@ fn add_experts(
         }
         add_mlp(specs, &names.shared(), width, hidden, false);
     }
-}
-
-/// Name, outputs, inputs and bias of a layer's attention projections.
-fn attention(config: &TargetConfig) -> [(&'static str, usize, usize, bool); 4] {
-    let hidden = config.hidden_size;
-    let (query, kv) = (config.query_size(), config.kv_size());
-    [
-        ("self_attn.q_proj", query, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, query, config.attention_output_bias),
-    ]
 }
 
 /// Norms of queries and keys.
@@ -205,12 +367,14 @@ pub(crate) fn experts(architecture: Architecture, index: usize) -> ExpertNames {
         _ => ["gate_proj", "up_proj", "down_proj"],
     };
     let prefix = match architecture {
-        Architecture::Mixtral => format!("{}block_sparse_moe", layer(index)),
-        _ => mlp(architecture, index),
+        Architecture::Mixtral => format!("{}block_sparse_moe.", layer(index)),
+        Architecture::Gemma4 => layer(index),
+        _ => format!("{}.", mlp(architecture, index)),
     };
     let (router, shared) = match architecture {
         Architecture::GptOss | Architecture::Llama4 => ("router", "shared_expert"),
-        Architecture::Glm4Moe => ("gate", "shared_experts"),
+        Architecture::Glm4Moe | Architecture::DeepseekV3 => ("gate", "shared_experts"),
+        Architecture::Gemma4 => ("router.proj", "shared_expert"),
         _ => ("gate", "shared_expert"),
     };
     ExpertNames { prefix, matrices, router, shared }
@@ -219,7 +383,7 @@ pub(crate) fn experts(architecture: Architecture, index: usize) -> ExpertNames {
 impl ExpertNames {
     /// `[E, H]`
     pub(crate) fn router(&self) -> String {
-        format!("{}.{}.weight", self.prefix, self.router)
+        format!("{}{}.weight", self.prefix, self.router)
     }
 
     /// `[E]`, of a router that has any.
@@ -229,26 +393,26 @@ impl ExpertNames {
             Router::Sigmoid { .. } => "e_score_correction_bias",
             Router::Softmax | Router::SigmoidOnInput => return None,
         };
-        Some(format!("{}.{}.{bias}", self.prefix, self.router))
+        Some(format!("{}{}.{bias}", self.prefix, self.router))
     }
 
     /// Biases of gate, up and down of an expert.
     pub(crate) fn biases_of(&self, expert: usize) -> [String; 3] {
-        self.matrices.map(|matrix| format!("{}.experts.{expert}.{matrix}.bias", self.prefix))
+        self.matrices.map(|matrix| format!("{}experts.{expert}.{matrix}.bias", self.prefix))
     }
 
     /// What the names of all experts' tensors begin with.
     pub(crate) fn all(&self) -> String {
-        format!("{}.experts", self.prefix)
+        format!("{}experts", self.prefix)
     }
 
     /// Gate, up and down of an expert.
     pub(crate) fn of(&self, expert: usize) -> [String; 3] {
-        self.matrices.map(|matrix| format!("{}.experts.{expert}.{matrix}.weight", self.prefix))
+        self.matrices.map(|matrix| format!("{}experts.{expert}.{matrix}.weight", self.prefix))
     }
 
     /// What the names of the expert that every token visits begin with.
     pub(crate) fn shared(&self) -> String {
-        format!("{}.{}", self.prefix, self.shared)
+        format!("{}{}", self.prefix, self.shared)
     }
 }

@@ -42,9 +42,14 @@ impl Ropes {
     /// # Errors
     /// - a base or a scaling is unusable
     pub(super) fn of(config: &TargetConfig) -> Result<Self> {
-        let (parts, head_dim) = (&config.parts, config.head_dim);
-        let sliding = parts.build_sliding_rope(head_dim)?;
-        let last = config.num_hidden_layers.saturating_sub(1);
+        let head_dim_of = |slides: bool| {
+            let of_kind = |layer: &usize| config.window_of(*layer).is_some() == slides;
+            let layer = (0..config.num_hidden_layers).rev().find(of_kind);
+            layer.map_or(config.head_dim, |layer| config.heads_of(layer).head_dim)
+        };
+        let (parts, head_dim) = (&config.parts, head_dim_of(false));
+        let sliding = parts.build_sliding_rope(head_dim_of(true))?;
+        let last = config.last_attention_layer().unwrap_or(0);
         let still = parts.is_still(last).then(|| Rope::still(head_dim));
         let border = parts.rotary.by_length.as_ref().map_or(0, |lengths| lengths.original_context);
         Ok(match parts.build_by_length(&config.rope, head_dim)? {

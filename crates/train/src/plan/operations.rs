@@ -11,7 +11,8 @@ use longdraft_models::TargetConfig;
 use longdraft_models::weights::TensorSpec;
 
 /// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
-/// token visits, and attention over half of a row, `2 T N·D` a layer, as in one document.
+/// token visits, attention over half of a row, `2 T N·D` a layer that attends, as in one document, and `6` for every
+/// value of recurrent states.
 pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
     let experts = config.experts.as_ref();
     let share = experts.map_or(1.0, |e| e.num_experts_per_tok as f64 / e.num_experts as f64);
@@ -22,7 +23,9 @@ pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens:
     let layers =
         specs.iter().filter(|spec| spec.name.contains(".layers.") && spec.shape.len() == 2);
     let attention = 2.0 * row_tokens as f64 * config.query_size() as f64;
-    2.0 * layers.map(of_spec).sum::<f64>() + attention * config.num_hidden_layers as f64
+    // The delta rule reads and corrects its state: three products of a row with it.
+    let states = 6.0 * config.state_values() as f64;
+    2.0 * layers.map(of_spec).sum::<f64>() + attention * config.attention_layers() as f64 + states
 }
 
 /// What a rank can do.

@@ -45,7 +45,8 @@ impl ForwardPass {
     /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
     /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
     /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP, and on a GPU the
-    /// outputs of its `k` experts, `k H`. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
+    /// outputs of its `k` experts, `k H`. A layer with a recurrent state holds its inputs, gates and outputs in place
+    /// of heads, and two states whatever the number of tokens. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
     /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's.
     pub(super) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
@@ -60,12 +61,17 @@ impl ForwardPass {
                 2 + if self.accelerator { experts.num_experts_per_tok as u64 } else { 0 }
             });
             let mlp = (3 * inner).max(inner + width).max(summing) + mixed * width;
-            projected.max(3 * width + 2 * query + 3 * kv + gathered + mlp)
+            let recurrent = config.recurrent_values() as u64;
+            let mixer = (2 * query + 3 * kv + gathered).max(recurrent);
+            projected.max(3 * width + mixer + mlp)
         } else {
             projected
         };
         let angles = config.head_dim as u64;
-        F32 * self.tokens * (per_token + angles + self.tapped * width)
+        // The state before a row's documents, and the one that steps.
+        let states = (0..config.num_hidden_layers).map(|layer| config.state_values_of(layer)).max();
+        let states = 2 * states.unwrap_or(0) as u64;
+        F32 * (self.tokens * (per_token + angles + self.tapped * width) + states)
     }
 
     /// Bytes of packed operands that its products leave.

@@ -281,7 +281,8 @@ fn what_shared_layers_cannot_do_is_an_error() {
         let part = RowPart::of(&world.as_ranks(), 4);
         assert!(target.forward_part(&row, &part, &taps).is_err());
         let mut cache = target.new_cache().expect("cache");
-        let tokens = Extension { ids: &[1], position_ids: &[0], parents: None, cache: &mut cache };
+        let (ids, position_ids, cache) = (&[1], &[0], &mut cache);
+        let tokens = Extension { ids, position_ids, parents: None, is_text: false, cache };
         let error = target.extend_each(&mut [tokens], &taps).expect_err("decoding");
         assert!(error.to_string().contains("2 ranks share the target's layers"), "{error}");
     });

@@ -4,6 +4,7 @@
 //! implementation stays within about ten times that.
 
 mod files;
+mod states;
 
 use std::path::Path;
 
@@ -94,8 +95,10 @@ pub(super) fn run(
         .unwrap_or_default();
     let tokenizer = tokenizer.as_ref();
     let has_keys = meta["last_layer_has_kv"] != false;
+    let state_cut = meta["state_cut"].as_u64().map(|cut| cut as usize);
+    let target = &target;
     let case =
-        ForwardCase { folder, place, target: &target, tokenizer, capture, has_keys, prompts };
+        ForwardCase { folder, place, target, tokenizer, capture, has_keys, state_cut, prompts };
     for prompt in prompts {
         case.check_prompt(prompt, &mut report)?;
     }
@@ -112,6 +115,8 @@ struct ForwardCase<'a> {
     capture: Vec<LayerId>,
     /// Whether the last layer has keys and values.
     has_keys: bool,
+    /// Tokens from which on recurrent states are taken back.
+    state_cut: Option<usize>,
     prompts: &'a [Value],
 }
 
@@ -163,6 +168,7 @@ impl ForwardCase<'_> {
         }
         self.check_capture(prompt, &features, &label, report)?;
         self.check_tensors(prompt, name, &features, &label, report)?;
+        self.check_states(name, &sequence, &label, report)?;
         self.check_greedy(prompt, &sequence, &label, report)
     }
 

@@ -16,12 +16,12 @@ pub(super) fn defaults(architecture: Architecture) -> Defaults {
     };
     if architecture == Architecture::Glm4Moe {
         let num_key_value_heads = Some(8);
-        return Defaults { num_key_value_heads, rms_norm_eps: 1e-5, ..common };
+        return Defaults { num_key_value_heads, norm_eps: ("rms_norm_eps", 1e-5), ..common };
     }
     Defaults {
         num_key_value_heads: Some(2),
         head_dim: Some(128),
-        rms_norm_eps: 1.5625e-7,
+        norm_eps: ("rms_norm_eps", 1.5625e-7),
         ..common
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn defaults() -> Defaults {
         head_dim: Some(64),
         max_position_embeddings: 131_072,
         rope_theta: 150_000.0,
-        rms_norm_eps: 1e-5,
+        norm_eps: ("rms_norm_eps", 1e-5),
         reads_mlp_bias: false,
         ..Defaults::default()
     }

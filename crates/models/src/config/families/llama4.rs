@@ -23,7 +23,7 @@ pub(super) fn defaults() -> Defaults {
         head_dim: Some(128),
         max_position_embeddings: 131_072,
         rope_theta: 5e5,
-        rms_norm_eps: 1e-5,
+        norm_eps: ("rms_norm_eps", 1e-5),
         mlp_width: "intermediate_size_mlp",
         reads_mlp_bias: false,
         ..Defaults::default()
@@ -53,7 +53,10 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
         Some(_) => keys.size_from_one("attention_chunk_size"),
     };
     let pattern = still.iter().map(|still| !still && chunk.is_some()).collect();
-    let kinds = keys.layer_kinds(sizes.num_hidden_layers, "chunked_attention");
+    let kinds = keys.layer_kinds(
+        sizes.num_hidden_layers,
+        &[("full_attention", false), ("chunked_attention", true)],
+    );
     let mut parts = parts(still, keys.flag("use_qk_norm", true));
     parts.set_windows(chunk, kinds.unwrap_or(pattern), &mut keys.problems);
     if keys.flag("attn_temperature_tuning", true) {

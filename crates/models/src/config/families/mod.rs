@@ -1,10 +1,14 @@
 //! What each family's keys say about its layers. A family is a file: it fills in the table of parts, from
 //! the keys of a `config.json` and from those of a GGUF header.
 
+pub(super) mod deepseek;
 mod gemma;
+pub(super) mod gemma4;
 mod glm;
 mod gpt_oss;
 mod granite;
+mod hybrid;
+pub(super) mod lfm;
 mod llama4;
 mod mistral;
 mod olmo;
@@ -27,10 +31,14 @@ pub(super) struct Defaults {
     pub(super) head_dim: Option<usize>,
     pub(super) max_position_embeddings: usize,
     pub(super) tie_word_embeddings: bool,
+    /// Without it a key is required.
+    pub(super) intermediate_size: Option<usize>,
+    /// The key of what is added under the root of norms, and its value.
+    pub(super) norm_eps: (&'static str, f64),
+    /// Base of the rotary embedding.
+    pub(super) rope_theta: f64,
     /// The key of the activation, and the only one that is read.
     pub(super) activation: (&'static str, &'static str),
-    pub(super) rope_theta: f64,
-    pub(super) rms_norm_eps: f64,
     /// The key of the MLP's width.
     pub(super) mlp_width: &'static str,
     /// Whether the class has `mlp_bias`.
@@ -46,9 +54,10 @@ impl Default for Defaults {
             head_dim: None,
             max_position_embeddings: 2048,
             tie_word_embeddings: false,
-            activation: ("hidden_act", "silu"),
+            intermediate_size: None,
+            norm_eps: ("rms_norm_eps", 1e-6),
             rope_theta: 10_000.0,
-            rms_norm_eps: 1e-6,
+            activation: ("hidden_act", "silu"),
             mlp_width: "intermediate_size",
             reads_mlp_bias: true,
         }
@@ -67,6 +76,12 @@ impl Defaults {
             Architecture::Glm4 | Architecture::Glm4Moe => glm::defaults(architecture),
             Architecture::GptOss => gpt_oss::defaults(),
             Architecture::Llama4 => llama4::defaults(),
+            Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
+                hybrid::defaults(architecture)
+            }
+            Architecture::Lfm2 => lfm::defaults(),
+            Architecture::DeepseekV3 => deepseek::defaults(),
+            Architecture::Gemma4 => gemma4::defaults(),
             _ => Self::default(),
         }
     }
@@ -89,9 +104,9 @@ impl Sizes {
         self.num_hidden_layers.min(limits::LAYERS)
     }
 
-    /// One flag a layer; a hostile number of layers lists no more than are ever read.
-    fn each_layer(&self, slides: impl Fn(usize) -> bool) -> Vec<bool> {
-        (0..self.layers()).map(slides).collect()
+    /// One value a layer; a hostile number of layers lists no more than are ever read.
+    fn each_layer<T>(&self, of: impl Fn(usize) -> T) -> Vec<T> {
+        (0..self.layers()).map(of).collect()
     }
 }
 
@@ -110,6 +125,12 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         Architecture::Glm4 | Architecture::Glm4Moe => (keys.rope(sizes), glm::of_json(keys, sizes)),
         Architecture::GptOss => gpt_oss::of_json(keys, sizes),
         Architecture::Llama4 => (keys.rope(sizes), llama4::of_json(keys, sizes)),
+        Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
+            (keys.rope(sizes), hybrid::of_json(keys, sizes))
+        }
+        Architecture::Lfm2 => (keys.rope(sizes), lfm::of_json(keys, sizes)),
+        Architecture::Gemma4 => gemma4::of_json(keys, sizes),
+        Architecture::DeepseekV3 => (keys.rope(sizes), deepseek::of_json(keys, sizes)),
         _ => (keys.rope(sizes), qwen::of_json(keys, sizes)),
     }
 }
@@ -134,6 +155,10 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
         Architecture::Glm4 | Architecture::Glm4Moe => glm::of_gguf(keys, sizes),
         Architecture::GptOss => gpt_oss::of_gguf(keys, sizes),
         Architecture::Llama4 => llama4::of_gguf(keys, sizes),
+        Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
+            hybrid::of_gguf(keys, sizes)
+        }
+        Architecture::Lfm2 => lfm::of_gguf(keys, sizes),
         _ => Parts::default(),
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn defaults(architecture: Architecture) -> Defaults {
     Defaults {
         vocab_size: Some(50_304),
         rope_theta: if architecture == Architecture::Olmo3 { BASE } else { 10_000.0 },
-        rms_norm_eps: 1e-5,
+        norm_eps: ("rms_norm_eps", 1e-5),
         reads_mlp_bias: false,
         ..Defaults::default()
     }

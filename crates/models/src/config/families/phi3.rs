@@ -15,7 +15,7 @@ pub(super) fn defaults() -> Defaults {
     Defaults {
         vocab_size: Some(32_064),
         max_position_embeddings: 4096,
-        rms_norm_eps: 1e-5,
+        norm_eps: ("rms_norm_eps", 1e-5),
         reads_mlp_bias: false,
         ..Defaults::default()
     }

@@ -67,13 +67,13 @@ impl GlideConfig {
     pub fn for_target(target: &TargetConfig, compat: Option<Compat>) -> Self {
         let head_dim = match compat {
             Some(Compat::Longspec) => target.hidden_size / target.num_attention_heads,
-            None => target.head_dim,
+            None => target.last_heads().head_dim,
         };
         Self {
             hidden_size: target.hidden_size,
             intermediate_size: target.intermediate_size,
             num_attention_heads: target.num_attention_heads,
-            num_key_value_heads: target.num_key_value_heads,
+            num_key_value_heads: target.last_heads().kv_heads,
             head_dim,
             vocab_size: target.vocab_size,
             rms_norm_eps: target.rms_norm_eps,
@@ -99,10 +99,19 @@ impl GlideConfig {
     /// What does not fit the target, or itself.
     pub fn problems_with(&self, target: &TargetConfig) -> Problems {
         let mut problems = Problems::default();
+        if target.parts.latent.is_some() {
+            problems.push(
+                "the layer attends to the target's keys and values: those of latent attention \
+                 (`kv_lora_rank`) are not cached",
+            );
+        }
+        if target.last_attention_layer().is_none() {
+            problems.push("the layer attends to the target's keys and values: no layer has any");
+        }
         let pairs = [
             ("hidden_size", self.hidden_size, target.hidden_size),
-            ("num_key_value_heads", self.num_key_value_heads, target.num_key_value_heads),
-            ("head_dim", self.head_dim, target.head_dim),
+            ("num_key_value_heads", self.num_key_value_heads, target.last_heads().kv_heads),
+            ("head_dim", self.head_dim, target.last_heads().head_dim),
             ("vocab_size", self.vocab_size, target.vocab_size),
         ];
         for (name, draft, wanted) in pairs {

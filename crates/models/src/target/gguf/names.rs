@@ -26,7 +26,10 @@ pub(super) fn published(
             continue;
         }
         if let Some(published) = hugging_face_name(name, config) {
-            names.insert(published, Stored { name: name.clone(), part: Part::Whole });
+            let taps = [".conv1d.weight", ".conv.conv.weight"];
+            let is_taps = taps.iter().any(|taps| published.ends_with(taps));
+            let part = if is_taps { Part::Taps } else { Part::Whole };
+            names.insert(published, Stored { name: name.clone(), part });
             continue;
         }
         let Some((layer, tensor)) = expert_tensor(name) else {
@@ -136,14 +139,16 @@ fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
 }
 
 /// Tensors outside of the layers: GGUF name, published name.
-const OUTER: [(&str, &str); 3] = [
+const OUTER: [(&str, &str); 4] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
     ("output.weight", "lm_head.weight"),
+    // LFM2's name of the norm before the head.
+    ("token_embd_norm.weight", "model.norm.weight"),
 ];
 
 /// Modules of a layer: GGUF name, published name.
-const MODULES: [(&str, &str); 11] = [
+const MODULES: [(&str, &str); 21] = [
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -155,6 +160,24 @@ const MODULES: [(&str, &str); 11] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    // Of families that name the norm before the MLP after what stands before it.
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_in", "linear_attn.in_proj_qkvz"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+];
+
+/// Tensors of a layer without a module of their own.
+const VECTORS: [(&str, &str); 3] = [
+    ("ssm_a", "linear_attn.A"),
+    ("ssm_dt.bias", "linear_attn.dt_bias"),
+    ("ssm_dt", "linear_attn.dt_bias"),
 ];
 
 /// The same where norms stand after parts or both before and after; these come before those of [`MODULES`].
@@ -216,6 +239,12 @@ fn hugging_face_name(name: &str, config: &TargetConfig) -> Option<String> {
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
+    if let Some((_, published)) = VECTORS.iter().find(|(gguf, _)| *gguf == rest) {
+        return Some(format!("model.layers.{layer}.{published}"));
+    }
+    if let Some(rest) = rest.strip_prefix("shortconv.") {
+        return Some(format!("model.layers.{layer}.conv.{rest}"));
+    }
     let (module, kind) = rest.rsplit_once('.')?;
     let prefix = format!("model.layers.{layer}.");
     if rest == "attn_sinks.weight" {
@@ -269,6 +298,15 @@ mod tests {
         }
         assert_eq!(gemma("blk.2.attn_norm.weight"), format!("{layer}input_layernorm.weight"));
         assert_eq!(name("blk.2.post_ffw_norm.weight"), "");
+        for (gguf, published) in [
+            ("ssm_a", "linear_attn.A"),
+            ("ssm_dt.bias", "linear_attn.dt_bias"),
+            ("ssm_conv1d.weight", "linear_attn.conv1d.weight"),
+            ("shortconv.in_proj.weight", "conv.in_proj.weight"),
+            ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ] {
+            assert_eq!(name(&format!("blk.1.{gguf}")), format!("model.layers.1.{published}"));
+        }
         assert_eq!(name("blk.x.attn_q.weight"), "");
         assert_eq!(name("rope_freqs.weight"), "");
         assert_eq!(expert_tensor("blk.3.ffn_up_exps.weight"), Some((3, Tensor::Stack(1))));

@@ -53,6 +53,8 @@ pub(super) enum Part {
     },
     /// All of it, `[I]`, as `[1, I]`.
     Row,
+    /// All of it, `[C, n]`, as `[C, 1, n]`.
+    Taps,
 }
 
 /// Shape, format and place in the file of what is to be read.
@@ -70,6 +72,10 @@ impl Part {
             Self::Expert(_) => dims[1..].to_vec(),
             Self::Rows { count, .. } => [&[count], &dims[1..]].concat(),
             Self::Row => [&[1], dims].concat(),
+            Self::Taps => match dims {
+                [channels, taps] => vec![*channels, 1, *taps],
+                other => other.to_vec(),
+            },
         }
     }
 }
@@ -147,7 +153,7 @@ impl GgufSource {
         let of_first = match part {
             Part::Expert(index) => Some(*index..index + 1),
             Part::Rows { first, count } => Some(*first..first + count),
-            Part::Whole | Part::Row => None,
+            Part::Whole | Part::Row | Part::Taps => None,
         };
         if let Some(rows) = of_first {
             let size = bytes.len() / tensor.shape[0].max(1);

@@ -1,0 +1,21 @@
+//! Layers that carry a state from token to token in place of keys: the gated delta rule and the causal short
+//! convolution.
+//!
+//! Rows are stepped one after the other, however many a call has: a row's result is made of its ancestors'
+//! rows by the same operations in the same order, so that it has the bits that it would have if it came
+//! alone. Decoding without loss rests on it. Heads and channels run in parallel, tokens never do.
+//!
+//! A [`Walk`] says which row goes on from which: a chain, a token tree, or documents laid end to end. At a
+//! branch the state is copied for every child but the last. Inputs are read on the host, states live there:
+//! tensors of other devices are fetched and brought back.
+
+mod convolution;
+mod delta;
+mod walk;
+
+pub use convolution::{Convolution, causal_convolution};
+pub use delta::{DeltaRows, DeltaSizes, gated_delta_rule, reference};
+pub use walk::Walk;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Gemma 4: norms on both sides as in Gemma 3, norms on values too, wider heads in full layers, late layers that read
+//! earlier ones' keys and values, tables of inputs for every layer, experts beside an MLP.
+
+use serde_json::Value;
+
+use super::super::experts::ExpertsConfig;
+use super::super::parts::{Activation, NormPlaces};
+use super::super::shared_keys::LayerHeads;
+use super::{Defaults, JsonKeys, Parts, RopeParameters, Sizes, limits};
+
+/// What the class has where a file leaves the key out.
+const WINDOW: usize = 512;
+/// Every so manieth layer is full, and the last one.
+const PATTERN: usize = 6;
+const FULL_BASE: f64 = 1e6;
+const SLIDING_BASE: f64 = 1e4;
+/// The part of a full layer's head that is turned.
+const ROTARY_SHARE: f64 = 0.25;
+/// Dim of a full layer's heads.
+const FULL_HEAD_DIM: usize = 512;
+/// Values of a token for each layer.
+const PER_LAYER_INPUT: usize = 256;
+/// What frequencies of values that are not turned are divided by.
+const STANDSTILL: f32 = 1e30;
+
+pub(super) fn defaults() -> Defaults {
+    Defaults {
+        vocab_size: Some(262_144),
+        num_attention_heads: Some(8),
+        num_key_value_heads: Some(4),
+        head_dim: Some(256),
+        max_position_embeddings: 131_072,
+        tie_word_embeddings: true,
+        activation: ("hidden_activation", "gelu_pytorch_tanh"),
+        ..Defaults::default()
+    }
+}
+
+pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, Parts) {
+    let bidirectional = keys.value.get("use_bidirectional_attention");
+    if bidirectional.is_some_and(|of| of == true || of == "all") {
+        keys.problems.push("`use_bidirectional_attention` is not supported");
+    }
+    let layers = sizes.num_hidden_layers.min(limits::LAYERS);
+    let window = keys.window(Some(WINDOW));
+    let pattern =
+        sizes.each_layer(|layer| !(layer + 1).is_multiple_of(PATTERN) && layer + 1 < layers);
+    let mut sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
+    if let Some(last) = sliding.last_mut() {
+        *last = false;
+    }
+    let values_are_keys = keys.flag("attention_k_eq_v", false);
+    let heads = layer_heads(keys, sizes, &sliding, values_are_keys);
+    let shared = keys.size("num_kv_shared_layers").unwrap_or(0);
+    if shared >= layers && shared > 0 {
+        keys.problems.push(format!("`num_kv_shared_layers` = {shared} of {layers} layers"));
+    }
+    let full_dim = sliding.iter().zip(&heads).rev().find(|(slides, _)| !**slides);
+    let (full, of_sliding) =
+        ropes(keys, full_dim.map_or(sizes.head_dim, |(_, heads)| heads.head_dim));
+    let mut parts = Parts {
+        norms: NormPlaces::BeforeAndAfter,
+        embedding_scale: Some((sizes.hidden_size as f64).sqrt()),
+        activation: Activation::GeluTanh,
+        query_scalar: Some(1.0),
+        logits_softcap: keys.scale("final_logit_softcapping", None),
+        sliding_rope: Some(of_sliding),
+        heads,
+        shared_keys_from: (shared > 0).then(|| layers.saturating_sub(shared)),
+        wide_after_sharing: keys.flag("use_double_wide_mlp", false),
+        values_are_keys,
+        value_norm: true,
+        per_layer_input: keys.size("hidden_size_per_layer_input").unwrap_or(PER_LAYER_INPUT),
+        per_layer_vocabulary: keys.size("vocab_size_per_layer_input").unwrap_or(262_144),
+        layer_scalars: true,
+        ..Parts::default()
+    };
+    let has_windows = sliding.contains(&true);
+    parts.set_windows(window, sliding, &mut keys.problems);
+    if !has_windows {
+        parts.sliding_rope = None;
+    }
+    (full, parts)
+}
+
+/// Heads of every layer: of full ones as the older keys say, unless a table by layer says otherwise.
+fn layer_heads(
+    keys: &mut JsonKeys<'_>,
+    sizes: Sizes,
+    sliding: &[bool],
+    values_are_keys: bool,
+) -> Vec<LayerHeads> {
+    let of_layer = keys.object("per_layer_config");
+    let plain = LayerHeads {
+        kv_heads: keys.size("num_key_value_heads").unwrap_or(4),
+        head_dim: sizes.head_dim,
+    };
+    let full_dim = keys.size("global_head_dim");
+    let absent = if of_layer.is_some() { plain.head_dim } else { FULL_HEAD_DIM };
+    let full = LayerHeads {
+        kv_heads: keys
+            .size("num_global_key_value_heads")
+            .filter(|_| values_are_keys)
+            .unwrap_or(plain.kv_heads),
+        head_dim: full_dim.unwrap_or(absent),
+    };
+    let mut problems = Vec::new();
+    let heads = sliding.iter().enumerate().map(|(layer, slides)| {
+        let mut heads = if *slides { plain } else { full };
+        let own = of_layer.and_then(|table| table.get(layer.to_string()));
+        for (key, size) in
+            [("head_dim", &mut heads.head_dim), ("num_key_value_heads", &mut heads.kv_heads)]
+        {
+            let Some(value) = own.and_then(|own| own.get(key)).filter(|value| !value.is_null())
+            else {
+                continue;
+            };
+            match value.as_u64() {
+                Some(whole) => *size = whole as usize,
+                None => problems
+                    .push(format!("`per_layer_config.{layer}.{key}` = {value} is no whole number")),
+            }
+        }
+        heads
+    });
+    let heads = heads.collect();
+    problems.into_iter().for_each(|problem| keys.problems.push(problem));
+    heads
+}
+
+/// Rotary embeddings of full layers, of whose heads a part turns, and of sliding ones.
+fn ropes(keys: &mut JsonKeys<'_>, full_dim: usize) -> (RopeParameters, RopeParameters) {
+    let map = keys.object("rope_parameters");
+    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
+    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    let theta = |of: Option<&Value>, absent: f64| {
+        of.and_then(|of| of.get("rope_theta")).and_then(Value::as_f64).unwrap_or(absent)
+    };
+    let mut read = |name: &str, of: Option<&Value>, absent: f64| {
+        let base = theta(of, absent);
+        if !(base.is_finite() && base > 0.0) {
+            keys.problems.push(format!("`rope_theta` of {name} = {base} is not positive"));
+        }
+        let kind = of.and_then(|of| of.get("rope_type")).and_then(Value::as_str);
+        let known = kind.is_none_or(|kind| kind == "default" || kind == "proportional");
+        if !known {
+            let kind = kind.unwrap_or_default();
+            keys.problems
+                .push(format!("unknown rope scaling `{kind}` (known: default, proportional)"));
+        }
+        RopeParameters::plain(base)
+    };
+    let mut full = read("full_attention", of_full, FULL_BASE);
+    let sliding = read("sliding_attention", of_sliding, SLIDING_BASE);
+    let kind = of_full.and_then(|of| of.get("rope_type")).and_then(Value::as_str);
+    if kind != Some("default") {
+        let share = of_full.and_then(|of| of.get("partial_rotary_factor"));
+        let share = share.map_or(Some(ROTARY_SHARE), Value::as_f64);
+        let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
+        if share.is_none() {
+            keys.problems.push("`partial_rotary_factor` of full_attention is not in (0, 1]");
+        }
+        let full_dim = full_dim.min(limits::HEAD_DIM);
+        let turned = (share.unwrap_or(1.0) * full_dim as f64 / 2.0) as usize;
+        let divisor = |pair: usize| if pair < turned { 1.0 } else { STANDSTILL };
+        full.divisors = Some((0..full_dim / 2).map(divisor).collect());
+    }
+    (full, sliding)
+}
+
+/// Experts beside the MLP of every layer.
+pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> Option<ExpertsConfig> {
+    if !keys.flag("enable_moe_block", false) {
+        return None;
+    }
+    let mut required = |key: &str| {
+        keys.size(key).unwrap_or_else(|| {
+            keys.problems.push(format!("`{key}` is missing"));
+            1
+        })
+    };
+    Some(ExpertsConfig {
+        num_experts: required("num_experts"),
+        num_experts_per_tok: required("top_k_experts"),
+        moe_intermediate_size: required("moe_intermediate_size"),
+        shared_expert_intermediate_size: None,
+        norm_topk_prob: true,
+        decoder_sparse_step: 1,
+        mlp_only_layers: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::TargetConfig;
+    use super::*;
+
+    fn config() -> Value {
+        json!({
+            "model_type": "gemma4_text", "hidden_size": 32, "num_hidden_layers": 8, "vocab_size": 61,
+            "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+            "attention_k_eq_v": true, "num_kv_shared_layers": 3, "use_double_wide_mlp": true,
+            "sliding_window": 9, "hidden_size_per_layer_input": 0
+        })
+    }
+
+    #[test]
+    fn full_layers_have_wider_heads_and_late_ones_read_earlier_keys() {
+        let mut value = config();
+        value["num_kv_shared_layers"] = json!(0);
+        let read = TargetConfig::from_json(&value).expect("valid");
+        let full: Vec<usize> = (0..8).filter(|layer| read.window_of(*layer).is_none()).collect();
+        assert_eq!(full, [5, 7]);
+        assert_eq!(read.heads_of(7), LayerHeads { kv_heads: 1, head_dim: 32 });
+        assert_eq!(read.heads_of(0), LayerHeads { kv_heads: 2, head_dim: 16 });
+        // Layer 5 shares too, and no full layer stands before it.
+        value["num_kv_shared_layers"] = json!(3);
+        assert!(TargetConfig::from_json(&value).is_err());
+        value["layer_types"] = json!([
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention"
+        ]);
+        let read = TargetConfig::from_json(&value).expect("valid");
+        let owners: Vec<Option<usize>> = (0..8).map(|layer| read.keys_owner(layer)).collect();
+        assert_eq!(owners[..5], [None; 5]);
+        assert_eq!(owners[5..], [Some(3), Some(3), Some(4)]);
+        assert_eq!(read.last_attention_layer(), Some(4));
+        assert_eq!((read.inner_of(4), read.inner_of(5)), (40, 80));
+        assert_eq!((read.cached_values(4), read.cached_values(7)), (2 * 32, 0));
+        let divisors = read.rope.divisors.clone().expect("divisors");
+        assert_eq!((divisors.len(), divisors[3], divisors[4]), (16, 1.0, STANDSTILL));
+    }
+
+    #[test]
+    fn heads_by_layer_come_from_either_spelling() {
+        let mut value = config();
+        value["num_kv_shared_layers"] = json!(0);
+        let older = TargetConfig::from_json(&value).expect("valid");
+        for key in ["global_head_dim", "num_global_key_value_heads"] {
+            value.as_object_mut().expect("an object").remove(key);
+        }
+        value["per_layer_config"] = json!({
+            "5": {"head_dim": 32, "num_key_value_heads": 1}, "7": {"head_dim": 32, "num_key_value_heads": 1}
+        });
+        assert_eq!(TargetConfig::from_json(&value).expect("valid"), older);
+    }
+
+    #[test]
+    fn hostile_keys_are_named() {
+        for (key, wrong, told) in [
+            ("num_kv_shared_layers", json!(8), "num_kv_shared_layers"),
+            ("num_kv_shared_layers", json!(u64::MAX), "num_kv_shared_layers"),
+            ("global_head_dim", json!(0), "head_dim"),
+            ("global_head_dim", json!(7), "head_dim"),
+            ("global_head_dim", json!(u64::MAX), "head_dim"),
+            ("num_global_key_value_heads", json!(3), "num_key_value_heads"),
+            ("per_layer_config", json!({"5": {"head_dim": "wide"}}), "per_layer_config.5.head_dim"),
+            ("per_layer_config", json!({"7": {"head_dim": 8}}), "several widths"),
+            ("hidden_size_per_layer_input", json!(u64::MAX), "hidden_size_per_layer_input"),
+            ("use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
+            ("enable_moe_block", json!(true), "num_experts"),
+            ("sliding_window", json!(0), "sliding_window"),
+        ] {
+            let mut value = config();
+            if key != "num_kv_shared_layers" {
+                value["num_kv_shared_layers"] = json!(0);
+            }
+            value[key] = wrong.clone();
+            let problem = TargetConfig::from_json(&value).expect_err("invalid").to_string();
+            assert!(problem.contains(told), "{key} = {wrong}: {problem}");
+        }
+        let mut value = config();
+        value["rope_parameters"] = json!({"full_attention": {"partial_rotary_factor": 3.0}});
+        let problem = TargetConfig::from_json(&value).expect_err("invalid").to_string();
+        assert!(problem.contains("partial_rotary_factor"), "{problem}");
+    }
+}
