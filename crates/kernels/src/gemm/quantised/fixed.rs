@@ -87,9 +87,9 @@ vectorised! {
     ) {
         let values = values.as_chunks::<BLOCK>().0;
         let codes = codes.as_chunks_mut::<BLOCK>().0;
-        for block in 0..values.len() {
+        for (block, values) in values.iter().enumerate() {
             let place = block * rows + row;
-            blocks[place] = FixedBlock::of(&values[block], &mut codes[place]);
+            blocks[place] = FixedBlock::of(values, &mut codes[place]);
         }
     }
 }
