@@ -2,6 +2,7 @@
 
 mod answers;
 mod ending;
+mod forms;
 mod refused;
 mod room;
 

@@ -73,9 +73,9 @@ fn wrong_requests_are_told_what_is_wrong() {
         ),
         (
             chat,
-            json!({ "messages": user, "response_format": { "type": "json_object" } }).to_string(),
+            json!({ "messages": user, "response_format": { "type": "xml" } }).to_string(),
             400,
-            Some("response_format"),
+            Some("response_format.type"),
         ),
         (chat, json!({ "messages": user, "model": "other" }).to_string(), 404, None),
         (text, json!({}).to_string(), 400, Some("prompt")),

@@ -36,6 +36,9 @@ pub enum DecodeError {
     /// A shape of proposals that cannot be.
     #[error("{0}")]
     Shape(String),
+    /// A grammar that cannot be followed.
+    #[error("the answer cannot follow its grammar any further: {0}")]
+    Grammar(String),
     /// Logits without a single number.
     #[error("the logits are not numbers: the weights are damaged, or of another model")]
     NoDistribution,

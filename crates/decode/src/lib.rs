@@ -13,6 +13,7 @@ pub mod drafter;
 pub mod draws;
 pub mod error;
 pub mod evaluate;
+pub mod grammar;
 pub mod log_probs;
 mod match_class;
 pub mod metrics;
@@ -28,6 +29,7 @@ pub use decoder::{
 };
 pub use distribution::Sampling;
 pub use error::{DecodeError, Result};
+pub use grammar::Grammar;
 pub use log_probs::LogProbs;
 pub use shape::DraftShape;
 pub use tree::{Origin, Tree};

@@ -251,6 +251,17 @@ impl Tree {
         (0..self.rows()).map(|row| (root + self.depth_of(row)) as u32).collect()
     }
 
+    /// Tokens from below the root down to a row.
+    pub fn path(&self, mut row: usize) -> Vec<TargetTokenId> {
+        let mut path = Vec::new();
+        while let Some(node) = self.node(row) {
+            path.push(node.token);
+            row = node.parent;
+        }
+        path.reverse();
+        path
+    }
+
     /// Keeps the `count` most likely nodes of a certain tree. Log-probabilities never grow along a
     /// path and ties go to the lower depth, parent and token, so ancestors are always kept.
     #[must_use]
@@ -265,10 +276,17 @@ impl Tree {
             b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3)))
         });
         order.truncate(count);
-        order.sort_unstable();
+        let mut kept = vec![false; self.rows()];
+        order.iter().for_each(|row| kept[*row] = true);
+        self.keep(|row| kept[row])
+    }
+
+    /// The rows of a certain tree that are to be kept and whose ancestors are.
+    #[must_use]
+    pub fn keep(&self, keeps: impl Fn(usize) -> bool) -> Self {
         let mut kept = Self::new(self.root);
         let mut new_rows = HashMap::from([(0, 0)]);
-        for row in order {
+        for row in (1..self.rows()).filter(|row| keeps(*row)) {
             let node = self.nodes[row - 1];
             if let Some(parent) = new_rows.get(&node.parent) {
                 let new = kept.push(*parent, node.token, node.log_prob, node.origin);
@@ -276,6 +294,11 @@ impl Tree {
                 new_rows.insert(row, new);
             }
         }
+        kept.lookup = self.lookup.as_ref().and_then(|(class, rows)| {
+            let rows: Vec<usize> =
+                rows.iter().map_while(|row| new_rows.get(row).copied()).collect();
+            (!rows.is_empty()).then_some((*class, rows))
+        });
         kept
     }
 }

@@ -13,7 +13,7 @@ use longdraft_kernels::threads::awake;
 use longdraft_models::target::{KvCache, Tap, Taps, Target, TargetOptions};
 
 /// Tokens of a pass, one after the other.
-const ROWS: [usize; 7] = [1, 2, 3, 4, 5, 8, 16];
+const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 16];
 /// Passes of each.
 const PASSES: usize = 40;
 /// Threads of ours.

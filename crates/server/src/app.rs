@@ -6,12 +6,14 @@ use std::time::{Instant, SystemTime};
 
 use longdraft_decode::DecodeError;
 use longdraft_models::tokenizer::TextTokenizer;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::Settings;
 use crate::error::{ApiError, Result};
 use crate::events::{Event, Task};
+use crate::grammar::{Form, FormState, Vocabulary};
 use crate::meters::Meters;
 use crate::request::Asked;
 
@@ -29,6 +31,7 @@ pub(crate) struct App {
     room: Arc<Semaphore>,
     capacity: usize,
     meters: Arc<Meters>,
+    vocabulary: Vocabulary,
     /// Requests so far.
     requests: AtomicU64,
 }
@@ -63,6 +66,7 @@ impl App {
             room: Arc::new(Semaphore::new(capacity)),
             capacity,
             meters: Arc::new(Meters::new()),
+            vocabulary: Vocabulary::default(),
             requests: AtomicU64::new(0),
         };
         (Arc::new(app), receiver)
@@ -93,12 +97,20 @@ impl App {
         }
     }
 
+    /// What a request asks for, with the form that it wants its answers to have.
+    pub(crate) fn formed(&self, asked: Asked, value: &Value) -> Result<Asked> {
+        let Some((field, form)) = Form::of(value)? else { return Ok(asked) };
+        let Settings { model, .. } = &self.settings;
+        let form = self.vocabulary.start((field, &form), model, &self.tokenizer)?;
+        Ok(Asked { form: Some(form), ..asked })
+    }
+
     /// Hands answers to the decoder, all of them or none.
     ///
     /// # Errors
     /// - a prompt does not fit, there is no room, or the server ends
     pub(crate) fn submit(&self, asked: Asked) -> Result<Submitted> {
-        let Asked { prompts, count, options, is_seeded, stops, .. } = asked;
+        let Asked { prompts, count, options, is_seeded, stops, form, .. } = asked;
         let context = self.settings.model.context;
         for prompt in &prompts {
             if prompt.is_empty() {
@@ -138,6 +150,7 @@ impl App {
                     prompt: Arc::clone(&prompt),
                     options,
                     stops: stops.clone(),
+                    form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),
                     asked,
                     _permit: share,

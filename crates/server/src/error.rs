@@ -82,7 +82,7 @@ impl From<DecodeError> for ApiError {
             E::PromptTooLong { .. } => {
                 Self::new(StatusCode::BAD_REQUEST, message).code("context_length_exceeded")
             }
-            E::EmptyPrompt | E::Sampling(_) | E::Shape(_) => {
+            E::EmptyPrompt | E::Sampling(_) | E::Shape(_) | E::Grammar(_) => {
                 Self::new(StatusCode::BAD_REQUEST, message)
             }
             // A bias may leave no token.

@@ -9,6 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::error::ApiError;
+use crate::grammar::FormState;
 
 /// One answer that is asked for.
 pub(crate) struct Task {
@@ -18,6 +19,8 @@ pub(crate) struct Task {
     pub(crate) options: DecodeOptions,
     /// Texts that end it.
     pub(crate) stops: Vec<String>,
+    /// The form that it has.
+    pub(crate) form: Option<FormState>,
     /// Closed when the client is gone.
     pub(crate) events: UnboundedSender<(usize, Event)>,
     pub(crate) asked: Instant,

@@ -12,6 +12,7 @@ mod answer;
 mod app;
 mod error;
 mod events;
+mod grammar;
 mod meters;
 mod request;
 mod routes;

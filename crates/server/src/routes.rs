@@ -131,7 +131,10 @@ async fn chat(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Resp
     let value = json_of(&headers, body)?;
     require_model(&app, &value)?;
     app.require_room()?;
-    let read = move |app: &App| ChatRequest::asked(&value, &app.settings, &app.tokenizer);
+    let read = move |app: &App| {
+        let asked = ChatRequest::asked(&value, &app.settings, &app.tokenizer)?;
+        app.formed(asked, &value)
+    };
     let asked = app.aside(read).await?;
     answer(app, asked).await
 }
@@ -140,7 +143,10 @@ async fn completions(State(app): Shared, headers: HeaderMap, body: Body) -> Resu
     let value = json_of(&headers, body)?;
     require_model(&app, &value)?;
     app.require_room()?;
-    let read = move |app: &App| CompletionRequest::asked(&value, &app.settings, &app.tokenizer);
+    let read = move |app: &App| {
+        let asked = CompletionRequest::asked(&value, &app.settings, &app.tokenizer)?;
+        app.formed(asked, &value)
+    };
     let asked = app.aside(read).await?;
     answer(app, asked).await
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use longdraft_decode::stop::AnswerText;
-use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, LogProbs};
+use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, Grammar, LogProbs};
 use longdraft_models::tokenizer::TextTokenizer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -99,10 +99,11 @@ impl Worker<'_, '_> {
 
     fn join(&mut self) {
         while self.engine.has_room()
-            && let Some(task) = self.waiting.pop_front()
+            && let Some(mut task) = self.waiting.pop_front()
         {
             self.joined += 1;
-            match self.engine.join(self.joined, &task.prompt, &task.options) {
+            let form = task.form.take().map(|form| Box::new(form) as Box<dyn Grammar>);
+            match self.engine.join_with(self.joined, &task.prompt, &task.options, form) {
                 Ok(()) => {
                     let text = AnswerText::new(self.tokenizer, &task.stops);
                     let answer = Answer { task, text, has_begun: false, problem: None };

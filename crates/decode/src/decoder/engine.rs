@@ -19,6 +19,7 @@ use super::sequence::Sequence;
 use super::{Committed, DecodeOptions, EndReason, Generation};
 use crate::drafter::Drafter;
 use crate::error::{DecodeError, Result};
+use crate::grammar::Grammar;
 use crate::log_probs::LogProbs;
 
 /// Tokens of prompts that a round reads.
@@ -93,6 +94,20 @@ impl<'a> BatchEngine<'a> {
         prompt: &[TargetTokenId],
         options: &DecodeOptions,
     ) -> Result<()> {
+        self.join_with(key, prompt, options, None)
+    }
+
+    /// The same of an answer that follows a grammar, which stands at its start.
+    ///
+    /// # Errors
+    /// - as [`Self::join`]
+    pub fn join_with(
+        &mut self,
+        key: usize,
+        prompt: &[TargetTokenId],
+        options: &DecodeOptions,
+        grammar: Option<Box<dyn Grammar>>,
+    ) -> Result<()> {
         let reuse = options.reuse_prefix;
         let of_prompt = |place: &Place<'_>| {
             let (common, kept) = place.sequence.kept_of(prompt);
@@ -101,7 +116,7 @@ impl<'a> BatchEngine<'a> {
         let free = self.places.iter_mut().filter(|place| place.running.is_none());
         let best = free.max_by_key(|place| (of_prompt(place), Reverse(place.last)));
         let place = best.ok_or(DecodeError::NoPlace)?;
-        let request = place.sequence.begin(self.target, prompt, options)?;
+        let request = place.sequence.begin(self.target, prompt, (options, grammar))?;
         self.joined += 1;
         place.last = self.joined;
         place.running = Some(Running { key, request, error: None });

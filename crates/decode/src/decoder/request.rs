@@ -9,6 +9,7 @@ use longdraft_models::target::KvCache;
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
+use crate::grammar::{Grammar, SoFar, fitting};
 use crate::log_probs::LogProbs;
 use crate::metrics::AcceptanceMetrics;
 use crate::tree::Tree;
@@ -18,6 +19,8 @@ pub(super) struct Request {
     pub(super) options: DecodeOptions,
     verifier: Verifier,
     pub(super) draws: CounterDraws,
+    /// What the answer follows, after its tokens so far.
+    grammar: Option<Box<dyn Grammar>>,
     pub(super) tokens: Vec<TargetTokenId>,
     pub(super) prompt_len: usize,
     pub(super) cache: KvCache,
@@ -60,13 +63,14 @@ impl Request {
     pub(super) fn new(
         prompt: &[TargetTokenId],
         context: usize,
-        options: &DecodeOptions,
+        (options, grammar): (&DecodeOptions, Option<Box<dyn Grammar>>),
         cache: KvCache,
     ) -> Self {
         Self {
             options: options.clone(),
             verifier: Verifier { sampling: options.sampling.clone(), rule: options.rule },
             draws: CounterDraws::new(options.seed, &options.request),
+            grammar,
             tokens: prompt.to_vec(),
             prompt_len: prompt.len(),
             reused_tokens: cache.len(),
@@ -107,22 +111,39 @@ impl Request {
 
     /// Judges a tree below the root by the logits `[rows, V]` of its rows.
     pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
-        let (round, generated) = (self.round_key(), &self.tokens[self.prompt_len..]);
-        self.verifier.verify_after(generated, tree, logits, round, &mut self.draws)
+        let round = self.round_key();
+        let generated = &self.tokens[self.prompt_len..];
+        let grammar = self.grammar.as_mut().map(|grammar| &mut **grammar as &mut dyn Grammar);
+        let so_far = SoFar { generated, grammar };
+        self.verifier.verify_after(so_far, tree, logits, round, &mut self.draws)
+    }
+
+    /// The proposals that the answer's grammar lets pass.
+    pub(super) fn fitting(&mut self, tree: Tree) -> Result<Tree> {
+        match &mut self.grammar {
+            Some(grammar) => fitting(tree, &mut **grammar),
+            None => Ok(tree),
+        }
     }
 
     /// Adds a token, which the target's `logits` `[V]` decided, unless the request has ended; checks
     /// stop token, listener (stop strings), budget and context in order.
+    ///
+    /// # Errors
+    /// - the answer's grammar cannot go on by it
     pub(super) fn commit(
         &mut self,
         committed: Committed,
         logits: &[f32],
         listener: &mut RoundListener<'_>,
-    ) -> bool {
+    ) -> Result<bool> {
         if self.end.is_some() {
-            return false;
+            return Ok(false);
         }
         self.tokens.push(committed.token);
+        if let Some(grammar) = &mut self.grammar {
+            grammar.advance(committed.token)?;
+        }
         let of = |count| LogProbs::of(committed.token, logits, count);
         let told = listener(committed, self.options.log_probs.map(of).as_ref());
         if self.options.stop_tokens.contains(&committed.token) {
@@ -136,7 +157,7 @@ impl Request {
         }
         let now = Instant::now();
         self.times = Some((self.times.map_or(now, |(first, _)| first), now));
-        true
+        Ok(true)
     }
 
     /// Levels that still fit: a round commits at most one more token than it drafts levels.

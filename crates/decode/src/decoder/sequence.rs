@@ -13,6 +13,7 @@ use super::round::{Round, Step};
 use super::{Committed, DecodeOptions, EndReason, Generation, Pacing, RoundListener};
 use crate::drafter::{DraftContext, Drafted, Drafter, Plan};
 use crate::error::Result;
+use crate::grammar::Grammar;
 use crate::metrics::RoundRecord;
 use crate::pace::{Mode, Pace, Proposals};
 use crate::tree::{Origin, Tree};
@@ -41,14 +42,14 @@ impl<'a> Sequence<'a> {
         &mut self,
         target: &Target,
         prompt: &[TargetTokenId],
-        options: &DecodeOptions,
+        (options, grammar): (&DecodeOptions, Option<Box<dyn Grammar>>),
     ) -> Result<Request> {
         let context = target.config().max_position_embeddings;
         Request::check(prompt, context, options)?;
         let limit = prompt.len().saturating_add(options.max_new_tokens).min(context);
         let mut cache = self.cache_for(target, prompt, options.reuse_prefix)?;
         target.prepare_cache(&mut cache, limit);
-        let request = Request::new(prompt, context, options, cache);
+        let request = Request::new(prompt, context, (options, grammar), cache);
         if let Some(drafter) = &mut self.drafter {
             drafter.begin(request.reused_tokens)?;
         }
@@ -104,6 +105,7 @@ impl<'a> Sequence<'a> {
                 self.draft(target, request, mode == Mode::Draft, together)?
             }
         };
+        let tree = request.fitting(tree)?;
         // Looking up takes no time to speak of.
         let is_paid = drafted != Drafted::Nothing;
         let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
@@ -179,14 +181,14 @@ impl<'a> Sequence<'a> {
         for &row in &verdict.path {
             let proposed_by = tree.node(row).map(|node| node.origin);
             let committed = Committed { token: tree.token(row), proposed_by };
-            if request.commit(committed, &logits[decided_by], listener) {
+            if request.commit(committed, &logits[decided_by], listener)? {
                 record.committed += 1;
                 record.from_lookup += usize::from(proposed_by == Some(Origin::Lookup));
             }
             decided_by = row;
         }
         let own = Committed { token: verdict.next, proposed_by: None };
-        record.committed += usize::from(request.commit(own, &logits[decided_by], listener));
+        record.committed += usize::from(request.commit(own, &logits[decided_by], listener)?);
         seconds.rest = started.elapsed().as_secs_f64();
         record.seconds = seconds;
         let is_paced = self.drafter.is_some() && request.options.pacing == Pacing::Measured;
@@ -216,7 +218,7 @@ impl<'a> Sequence<'a> {
         }
         if let Some(last) = logits.first() {
             let token = request.verify(&Tree::new(request.root()), logits)?.next;
-            request.commit(Committed { token, proposed_by: None }, last, listener);
+            request.commit(Committed { token, proposed_by: None }, last, listener)?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::distribution::{Sampling, most_likely};
 use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
+use crate::grammar::SoFar;
 use crate::tree::Tree;
 
 pub use ratio::{Outcome, test_children};
@@ -74,20 +75,20 @@ impl Verifier {
         round: Round,
         draws: &mut dyn Draws,
     ) -> Result<Verdict> {
-        self.verify_after(&[], tree, logits, round, draws)
+        self.verify_after(SoFar::of(&[]), tree, logits, round, draws)
     }
 
-    /// The same where `generated` are the tokens of the answer so far, a root that belongs to it
-    /// included: penalties count them, and those of the path down to a row.
+    /// The same below what an answer has so far: penalties count its tokens and those of the path down
+    /// to a row, and its grammar restricts the distribution. The grammar is left where it stood.
     ///
     /// # Errors
-    /// - logits of a row are not numbers
+    /// - logits of a row are not numbers, or the grammar cannot be followed
     ///
     /// # Panics
     /// - fewer rows of logits than of the tree
     pub fn verify_after(
         &self,
-        generated: &[TargetTokenId],
+        mut so_far: SoFar<'_>,
         tree: &Tree,
         logits: &[Vec<f32>],
         round: Round,
@@ -97,8 +98,8 @@ impl Verifier {
         let mut row = 0;
         loop {
             let path = verdict.path.iter().map(|row| tree.token(*row));
-            let before = generated.iter().copied().chain(path);
-            let logits = self.sampling.adjusted(&logits[row], before);
+            let before = so_far.generated.iter().copied().chain(path);
+            let logits = so_far.allowed(self.sampling.adjusted(&logits[row], before))?;
             let accepted = if self.sampling.is_greedy() {
                 match_child(tree, row, most_likely(&logits)?)
             } else {
@@ -116,10 +117,12 @@ impl Verifier {
             };
             match accepted {
                 Ok(child) => {
+                    so_far.advance(tree.token(child))?;
                     verdict.path.push(child);
                     row = child;
                 }
                 Err(token) => {
+                    so_far.take_back(verdict.path.len())?;
                     verdict.next = token;
                     return Ok(verdict);
                 }

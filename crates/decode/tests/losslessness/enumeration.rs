@@ -10,6 +10,7 @@ use longdraft_decode::drafter::{
     grow,
 };
 use longdraft_decode::draws::{Draws, Place};
+use longdraft_decode::grammar::{Grammar, SoFar};
 use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
@@ -17,6 +18,8 @@ use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
+
+use crate::grammar::Thirds;
 
 /// Goes through outcomes: follows a script, then takes the first possible branch.
 #[derive(Default)]
@@ -160,6 +163,8 @@ struct Case {
     lookup: Option<Vec<u32>>,
     /// Where the draft tells a confidence: from which on it proposes, and what pays.
     confidence: Option<(f64, Option<Worth>)>,
+    /// Whether the target's tokens follow [`Thirds`].
+    has_grammar: bool,
 }
 
 impl Case {
@@ -196,7 +201,11 @@ impl Case {
                 .collect();
             let round = Round { index: 1, position: tokens.len() as u64 };
             // Token 0 is the prompt.
-            let verdict = verifier.verify_after(&tokens[1..], &tree, &logits, round, plan.draws);
+            let generated = &tokens[1..];
+            let mut grammar = Thirds::after(self.target.vocabulary, generated);
+            let grammar = self.has_grammar.then_some(&mut grammar as &mut dyn Grammar);
+            let so_far = SoFar { generated, grammar };
+            let verdict = verifier.verify_after(so_far, &tree, &logits, round, plan.draws);
             let verdict = verdict.expect("verdict");
             fallbacks.set(fallbacks.get() + verdict.residual_fallbacks);
             let path = verdict.path.iter().map(|row| tree.token(*row).0);
@@ -210,7 +219,13 @@ impl Case {
         let of_target = |text: &[u32]| {
             let before = text[1..].iter().map(|id| TargetTokenId(*id));
             let logits = self.target.logits(text);
-            let adjusted = self.of_target.adjusted(&logits, before);
+            let last = text[1..].last().copied();
+            let mut adjusted = self.of_target.adjusted(&logits, before).into_owned();
+            for (id, logit) in adjusted.iter_mut().enumerate() {
+                if self.has_grammar && !Thirds::allows(last, id as u32) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
             self.of_target.distribution(&adjusted).expect("distribution")
         };
         error(length, |text| self.round(carrier, text), of_target)
@@ -245,13 +260,7 @@ pub(crate) fn error(
 
 /// Text at a row of a tree below the last of `tokens`.
 pub(crate) fn path_text(tokens: &[TargetTokenId], tree: &Tree, row: usize) -> Vec<u32> {
-    let mut path = Vec::new();
-    let mut at = row;
-    while let Some(node) = tree.node(at) {
-        path.push(node.token.0);
-        at = node.parent;
-    }
-    tokens.iter().map(|token| token.0).chain(path.into_iter().rev()).collect()
+    tokens.iter().copied().chain(tree.path(row)).map(|token| token.0).collect()
 }
 
 /// Lends its vocabulary size.
@@ -279,6 +288,7 @@ fn check(vocabulary: usize, length: usize, cases: u64, change: impl Fn(u64, &mut
             rule: VerifyRule::Ratio,
             lookup: None,
             confidence: None,
+            has_grammar: false,
         };
         change(seed, &mut case);
         let error = case.error(&carrier, length);
@@ -328,6 +338,23 @@ fn bias_and_penalties_count_the_tokens_of_the_path() {
             bias: [(TargetTokenId(1), 0.8), (TargetTokenId(9), 3.0)].into(),
             ..truncated(seed / 3)
         };
+    });
+}
+
+#[test]
+fn what_a_grammar_forbids_has_no_part_in_the_distribution() {
+    let shapes = [
+        DraftShape::Chain { length: 2 },
+        DraftShape::Sampled { children: vec![2, 1] },
+        DraftShape::Static { widths: vec![2, 2] },
+    ];
+    check(5, 3, 48, |seed, case| {
+        case.has_grammar = true;
+        case.target.holes = false;
+        case.shape = shapes[seed as usize % 3].clone();
+        case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
+        case.lookup = (seed % 4 == 0).then(|| vec![1, 2]);
+        case.of_target = truncated(seed / 3);
     });
 }
 

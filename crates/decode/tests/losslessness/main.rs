@@ -9,6 +9,7 @@ mod block_enumeration;
 mod eagle3;
 mod engine;
 mod enumeration;
+mod grammar;
 mod greedy;
 mod models;
 mod noted;

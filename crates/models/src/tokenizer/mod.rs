@@ -5,6 +5,7 @@ mod checked;
 mod gguf;
 mod sentence_piece;
 mod stream;
+mod token_bytes;
 mod train;
 
 use std::ops::Range;

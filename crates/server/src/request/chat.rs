@@ -50,7 +50,7 @@ impl ChatRequest {
         let telling = Telling { is_chat: true, streams, streams_usage, log_probs, origins };
         let (count, stops) = (common.count()?, common.stops()?);
         let (prompts, is_seeded) = (vec![prompt], common.seed.is_some());
-        Ok(Asked { prompts, count, options, is_seeded, stops, telling })
+        Ok(Asked { prompts, count, options, is_seeded, stops, form: None, telling })
     }
 
     fn log_probs(&self) -> Result<Option<usize>> {

@@ -97,6 +97,6 @@ impl CompletionRequest {
         let (log_probs, origins) = (own.logprobs.is_some(), common.origins.unwrap_or(false));
         let telling = Telling { is_chat: false, streams, streams_usage, log_probs, origins };
         let (stops, is_seeded) = (common.stops()?, common.seed.is_some());
-        Ok(Asked { prompts, count, options, is_seeded, stops, telling })
+        Ok(Asked { prompts, count, options, is_seeded, stops, form: None, telling })
     }
 }

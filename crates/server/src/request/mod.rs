@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{ApiError, Result};
+use crate::grammar::FormState;
 
 pub(crate) use chat::ChatRequest;
 pub(crate) use completion::{CompletionRequest, Prompt};
@@ -32,6 +33,8 @@ pub(crate) struct Asked {
     /// Whether the draws are to be those of a seed.
     pub(crate) is_seeded: bool,
     pub(crate) stops: Vec<String>,
+    /// What form they have.
+    pub(crate) form: Option<FormState>,
     /// How the answers are told.
     pub(crate) telling: Telling,
 }

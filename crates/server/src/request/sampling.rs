@@ -135,9 +135,7 @@ impl SamplingRequest {
 
 /// Refuses what neither kind of request can have.
 pub(crate) fn refuse_unsupported(value: &Value) -> Result<()> {
-    refuse(value, "response_format", |format| format["type"] == "text")?;
-    for grammar in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"] {
-        refuse(value, grammar, |_| false)?;
-    }
-    Ok(())
+    // Grammars in notations of other servers.
+    refuse(value, "grammar", |_| false)?;
+    refuse(value, "structured_outputs", |_| false)
 }

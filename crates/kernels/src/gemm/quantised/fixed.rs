@@ -3,11 +3,9 @@
 use rayon::prelude::*;
 
 use super::super::Mat;
-use super::BLOCK;
+use super::{BLOCK, MOST_ROWS};
 use crate::simd::vectorised;
 
-/// Values below which handing parts to threads costs more than it saves.
-const SMALLEST_TASK: usize = 1 << 14;
 /// The largest code.
 const LARGEST: f32 = 127.0;
 /// Added to a number below 2^22, it leaves the nearest integer in the low bits.
@@ -15,13 +13,16 @@ const ROUNDING: f32 = 12_582_912.0;
 
 /// Rows of activations, each in blocks of 32 values with a scale: value = code x scale, rounded to
 /// the nearest.
+///
+/// The rows of a tile, [`MOST_ROWS`] of them or what is left, lie side by side: one block of each, then
+/// the next. A kernel reads them as one stream, from one address.
 #[derive(Debug, Default)]
 pub(crate) struct FixedRows {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// `[rows, cols]`
+    /// `[cols / 32, rows, 32]` of every tile.
     pub(super) codes: Vec<i8>,
-    /// `[rows, cols / 32]`
+    /// `[cols / 32, rows]` of every tile.
     pub(super) blocks: Vec<FixedBlock>,
 }
 
@@ -44,15 +45,19 @@ impl FixedRows {
         assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
         let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
-        let row = |(row, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
-            fix(&a.data[row * a.row_stride..][..cols], codes, blocks);
+        let tile = |(tile, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
+            let rows = MOST_ROWS.min(rows - tile * MOST_ROWS);
+            for row in 0..rows {
+                let values = &a.data[(tile * MOST_ROWS + row) * a.row_stride..][..cols];
+                fix(values, codes, blocks, row, rows);
+            }
         };
-        let (width, height) = (cols.max(1), (cols / BLOCK).max(1));
-        if codes.len() < SMALLEST_TASK {
-            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(row);
+        let (width, height) = ((MOST_ROWS * cols).max(1), (MOST_ROWS * cols / BLOCK).max(1));
+        if rows <= MOST_ROWS {
+            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(tile);
         } else {
             let codes = codes.par_chunks_mut(width);
-            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(row);
+            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(tile);
         }
         Self { rows, cols, codes, blocks }
     }
@@ -72,27 +77,38 @@ impl FixedRows {
 }
 
 vectorised! {
-    /// One row.
-    fn fix(values: &[f32], codes: &mut [i8], blocks: &mut [FixedBlock]) {
+    /// One of a tile's rows.
+    fn fix(
+        values: &[f32],
+        codes: &mut [i8],
+        blocks: &mut [FixedBlock],
+        row: usize,
+        rows: usize,
+    ) {
         let values = values.as_chunks::<BLOCK>().0;
         let codes = codes.as_chunks_mut::<BLOCK>().0;
-        for ((values, codes), block) in values.iter().zip(codes).zip(blocks) {
-            *block = FixedBlock::of(values, codes);
+        for (block, values) in values.iter().enumerate() {
+            let place = block * rows + row;
+            blocks[place] = FixedBlock::of(values, &mut codes[place]);
         }
     }
 }
 
 impl FixedBlock {
+    // Loops over indices and sums of their own: that is what the compiler turns into vectors.
     #[allow(
         clippy::inline_always,
         reason = "vectorised only inside the function that it is part of"
     )]
+    #[allow(clippy::needless_range_loop, reason = "vectorised")]
     #[inline(always)]
     fn of(values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> Self {
         // Bits of magnitudes are in the order of the magnitudes, infinity and NaN last.
-        let magnitude = |value: &f32| value.abs().to_bits().cast_signed();
-        let largest =
-            f32::from_bits(values.iter().map(magnitude).fold(0, i32::max).cast_unsigned());
+        let mut largest = 0;
+        for i in 0..BLOCK {
+            largest = (values[i].to_bits() & (u32::MAX >> 1)).cast_signed().max(largest);
+        }
+        let largest = f32::from_bits(largest.cast_unsigned());
         let inverse = LARGEST / largest;
         if !largest.is_finite() {
             return Self { scale: f32::NAN, offset: f32::NAN, sums: [0; 2] };
@@ -101,17 +117,18 @@ impl FixedBlock {
             // Zeros, or numbers below 1e-34.
             return Self::default();
         }
-        let mut sums = [0; 2];
-        let halves = codes.chunks_exact_mut(BLOCK / 2).zip(values.chunks_exact(BLOCK / 2));
-        for (sum, (codes, values)) in sums.iter_mut().zip(halves) {
-            for (code, value) in codes.iter_mut().zip(values) {
-                let rounded = (value * inverse + ROUNDING).to_bits().cast_signed();
-                let rounded = rounded - ROUNDING.to_bits().cast_signed();
-                *sum += rounded;
-                *code = rounded as i8;
-            }
+        let mut rounded = [0; BLOCK];
+        for i in 0..BLOCK {
+            let moved = (values[i] * inverse + ROUNDING).to_bits().cast_signed();
+            rounded[i] = moved - ROUNDING.to_bits().cast_signed();
+            codes[i] = rounded[i] as i8;
+        }
+        let (mut first, mut second) = (0, 0);
+        for i in 0..BLOCK / 2 {
+            first += rounded[i];
+            second += rounded[BLOCK / 2 + i];
         }
         let scale = largest / LARGEST;
-        Self { scale, offset: scale * (sums[0] + sums[1]) as f32, sums }
+        Self { scale, offset: scale * (first + second) as f32, sums: [first, second] }
     }
 }

@@ -136,26 +136,31 @@ impl Layout {
     }
 
     /// Blocks of 32 values.
+    #[inline]
     pub(super) const fn parts(&self) -> usize {
         self.values / BLOCK
     }
 
     /// Bytes of a row's floats.
+    #[inline]
     pub(super) const fn float_bytes(&self) -> usize {
         if matches!(self.floats, Floats::ScaleAndLeast) { 4 } else { 2 }
     }
 
     /// Bytes of a row's 32 codes, with the bytes that scale them.
+    #[inline]
     pub(super) const fn part_bytes(&self) -> usize {
         self.scales.bytes() + BLOCK / 8 * (self.planes[0] + self.planes[1])
     }
 
     /// Bytes of a row's block in memory.
+    #[inline]
     pub(super) const fn held_bytes(&self) -> usize {
         self.float_bytes() + self.parts() * self.part_bytes()
     }
 
     /// Whether there are minima.
+    #[inline]
     pub(super) const fn has_least(&self) -> bool {
         matches!(self.floats, Floats::ScaleAndLeast)
     }

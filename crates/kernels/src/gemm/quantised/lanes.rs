@@ -115,7 +115,7 @@ pub(super) unsafe fn columns<V: Lanes, const FORMAT: usize, const ROWS: usize>(
         // SAFETY: the group lies within the operand, all else is passed on to the caller.
         unsafe {
             let mut acc = [V::splat(0.0); MOST_ROWS];
-            of_group::<V, FORMAT>(&tile, group, &mut acc[..rows]);
+            of_group::<V, FORMAT, ROWS>(&tile, group, rows, &mut acc);
             let is_whole = dst.cols - first >= GROUP;
             for (row, acc) in acc[..rows].iter().enumerate() {
                 if is_whole {
@@ -133,13 +133,14 @@ pub(super) unsafe fn columns<V: Lanes, const FORMAT: usize, const ROWS: usize>(
 }
 
 /// # Safety
-/// As [`columns`], for the 16 columns from `group` on.
+/// As [`columns`], for the 16 columns from `group` on; `rows` are the tile's.
 #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
 #[inline(always)]
-unsafe fn of_group<V: Lanes, const FORMAT: usize>(
+unsafe fn of_group<V: Lanes, const FORMAT: usize, const ROWS: usize>(
     tile: &Tile<'_>,
     group: *const u8,
-    acc: &mut [V::Floats],
+    rows: usize,
+    acc: &mut [V::Floats; MOST_ROWS],
 ) {
     let layout = const { layout::<FORMAT>() };
     for block in 0..tile.blocks / layout.parts() {
@@ -158,10 +159,22 @@ unsafe fn of_group<V: Lanes, const FORMAT: usize>(
                 }
                 let factors = factors::<V, FORMAT>(at, d, m);
                 let codes = unpacked::<V, FORMAT>(at);
-                let first = block * layout.parts() + part;
-                for (row, acc) in acc.iter_mut().enumerate() {
-                    let place = row * tile.blocks + first;
-                    *acc = added::<V, FORMAT>(*acc, &codes, &factors, tile, place);
+                let place = (block * layout.parts() + part) * rows;
+                // Written out, so that the sums stay in registers.
+                macro_rules! each_row {
+                    ($($row:literal)*) => {$(
+                        if $row < ROWS {
+                            let place = place + $row;
+                            acc[$row] =
+                                added::<V, FORMAT>(acc[$row], &codes, &factors, tile, place);
+                        }
+                    )*};
+                }
+                each_row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+                if ROWS == 0 {
+                    for (row, acc) in acc[..rows].iter_mut().enumerate() {
+                        *acc = added::<V, FORMAT>(*acc, &codes, &factors, tile, place + row);
+                    }
                 }
             }
         }

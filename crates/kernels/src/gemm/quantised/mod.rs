@@ -47,8 +47,8 @@ use crate::threads::split;
 
 /// Most rows for which a block is unpacked once.
 const MOST_ROWS: usize = 16;
-/// Rows of a task: their fixed-point numbers fit the second-level cache.
-const TASK_ROWS: usize = 256;
+/// Rows of a task, a whole number of tiles: their fixed-point numbers fit the second-level cache.
+const TASK_ROWS: usize = 16 * MOST_ROWS;
 
 /// A `[steps, columns]` operand: a column is a row of the stored matrix, and 16 columns lie side by
 /// side, as [`put_side_by_side`] leaves them.
@@ -167,7 +167,7 @@ fn product(kernel: Kernel, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumu
 ///
 /// # Safety
 /// `dst` is writable for the rows x `b.cols` elements, and nobody else touches them; `a` has as many
-/// columns as `b` rows.
+/// columns as `b` rows, and `rows` begin and end where tiles do.
 pub(super) unsafe fn columns(
     kernel: Kernel,
     dst: Output,
@@ -202,7 +202,7 @@ pub(super) unsafe fn columns(
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     format: BlockFormat,
-    /// From the first row on, row after row.
+    /// From the first row on, as [`FixedRows`] has them.
     codes: &'a [i8],
     fixed: &'a [FixedBlock],
     /// Blocks of 32 of a row, and of a column.

@@ -23,7 +23,7 @@ pub(super) unsafe fn columns(tile: Tile<'_>, dst: Destination) {
                 codes[lane] = bits.map(|bits| layout.signed(bits));
             }
             for (row, acc) in acc.iter_mut().take(dst.rows).enumerate() {
-                let place = row * tile.blocks + block;
+                let place = block * dst.rows + row;
                 let x = &tile.codes[place * BLOCK..][..BLOCK];
                 for ((acc, codes), factors) in acc.iter_mut().zip(&codes).zip(&factors) {
                     let exact = [0, BLOCK / 2].map(|half| {

@@ -20,11 +20,13 @@ pub(super) const WORDS: usize = 4 * GROUP;
 
 impl Layout {
     /// Bytes of a block of 16 rows.
+    #[inline]
     pub(super) const fn size(&self) -> usize {
         GROUP * self.held_bytes()
     }
 
     /// Where 32 of its values begin.
+    #[inline]
     pub(super) const fn part_at(&self, part: usize) -> usize {
         GROUP * (self.float_bytes() + part * self.part_bytes())
     }
@@ -35,6 +37,7 @@ impl Layout {
     }
 
     /// Where the words of a plane begin, from [`Self::part_at`] on.
+    #[inline]
     pub(super) const fn plane_at(&self, plane: usize) -> usize {
         let before = if plane == 0 { 0 } else { self.planes[0] };
         GROUP * self.scales.bytes() + WORDS * before

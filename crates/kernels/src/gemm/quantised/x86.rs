@@ -288,7 +288,7 @@ pub(super) unsafe fn run(kernel: Kernel, tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
     unsafe {
         match kernel {
-            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5 8], tile, dst),
+            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5 6 7 8 16], tile, dst),
             Kernel::Avx512 => by_format_and_rows!(avx512, [1], tile, dst),
             Kernel::AvxVnni => by_format_and_rows!(avx_vnni, [1 2], tile, dst),
             Kernel::Avx2 => by_format_and_rows!(avx2, [1 2], tile, dst),

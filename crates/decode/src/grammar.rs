@@ -1,0 +1,92 @@
+//! Answers of a given form: what a grammar forbids has no part in the distribution.
+
+use std::borrow::Cow;
+
+use longdraft_models::TargetTokenId;
+
+use crate::error::Result;
+use crate::tree::Tree;
+
+/// A grammar's state along one answer, from its first token on.
+///
+/// The target's distribution after a text is restricted to the tokens that may follow it, and so is what
+/// verification tests proposals against: an answer with a draft follows the same restricted
+/// distribution as one without.
+pub trait Grammar: Send {
+    /// The tokens that may come next, bit `id % 32` of word `id / 32`. Where the answer may end, its stop
+    /// tokens are among them.
+    ///
+    /// # Errors
+    /// - the grammar cannot be followed here (too many states)
+    fn allowed(&mut self) -> Result<Vec<u32>>;
+
+    /// How many of these tokens, one after the other, may come next.
+    ///
+    /// # Errors
+    /// - as [`Self::allowed`]
+    fn accepts(&mut self, tokens: &[TargetTokenId]) -> Result<usize>;
+
+    /// Goes on by a token that may come next.
+    ///
+    /// # Errors
+    /// - it may not
+    fn advance(&mut self, token: TargetTokenId) -> Result<()>;
+
+    /// Takes back the last `count` tokens.
+    ///
+    /// # Errors
+    /// - there are fewer
+    fn take_back(&mut self, count: usize) -> Result<()>;
+}
+
+/// What an answer has so far.
+pub struct SoFar<'a> {
+    /// Its tokens, a root that belongs to it included.
+    pub generated: &'a [TargetTokenId],
+    /// The grammar that it follows, after those tokens.
+    pub grammar: Option<&'a mut dyn Grammar>,
+}
+
+impl<'a> SoFar<'a> {
+    /// Tokens of an answer that follows no grammar.
+    pub fn of(generated: &'a [TargetTokenId]) -> Self {
+        Self { generated, grammar: None }
+    }
+
+    /// The logits `[V]` of the next token, those of forbidden ones −∞.
+    pub(crate) fn allowed<'l>(&mut self, logits: Cow<'l, [f32]>) -> Result<Cow<'l, [f32]>> {
+        let Some(grammar) = &mut self.grammar else { return Ok(logits) };
+        let allowed = grammar.allowed()?;
+        let mut logits = logits.into_owned();
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if allowed.get(id / 32).is_none_or(|word| word >> (id % 32) & 1 == 0) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(Cow::Owned(logits))
+    }
+
+    /// Goes on by an accepted token.
+    pub(crate) fn advance(&mut self, token: TargetTokenId) -> Result<()> {
+        self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.advance(token))
+    }
+
+    /// Returns to where it stood before the last `count` accepted tokens.
+    pub(crate) fn take_back(&mut self, count: usize) -> Result<()> {
+        self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.take_back(count))
+    }
+}
+
+/// The proposals that the grammar lets pass: what it forbids would be refused, and its row is saved.
+/// Drawn ones all stay, because which were drawn is part of how they are tested.
+pub(crate) fn fitting(tree: Tree, grammar: &mut dyn Grammar) -> Result<Tree> {
+    if tree.is_empty() || tree.nodes().iter().any(|node| node.drawn) {
+        return Ok(tree);
+    }
+    let mut keeps = Vec::with_capacity(tree.rows());
+    for row in 0..tree.rows() {
+        let path = tree.path(row);
+        keeps.push(grammar.accepts(&path)? == path.len());
+    }
+    Ok(tree.keep(|row| keeps[row]))
+}

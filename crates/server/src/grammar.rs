@@ -1,0 +1,213 @@
+//! Answers of a given form: `response_format` and its relatives, compiled by llguidance.
+
+use std::sync::{Arc, OnceLock};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use longdraft_decode::{DecodeError, Grammar};
+use longdraft_models::TargetTokenId;
+use longdraft_models::tokenizer::TextTokenizer;
+use serde_json::{Value, json};
+
+use crate::Model;
+use crate::error::{ApiError, Result};
+
+/// Largest description of a form, in bytes.
+const LARGEST: usize = 1 << 16;
+/// Fields that ask for a form; a request has one of them.
+const FIELDS: [&str; 5] =
+    ["response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+
+/// The form that a request asks its answers to have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Form {
+    /// JSON that a schema describes.
+    Schema(Value),
+    /// What a regular expression matches as a whole.
+    Regex(String),
+    /// One of some texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in Lark's notation.
+    Lark(String),
+}
+
+impl Form {
+    /// What a request asks for, if it does.
+    pub(crate) fn of(value: &Value) -> Result<Option<(&'static str, Self)>> {
+        let asked = |field: &&str| value.get(field).is_some_and(|asked| !asked.is_null());
+        let mut fields = FIELDS.into_iter().filter(asked);
+        let Some(field) = fields.next() else { return Ok(None) };
+        if let Some(second) = fields.next() {
+            let message = format!("{second} and {field}: an answer has one form");
+            return Err(ApiError::field(second, message));
+        }
+        let asked = &value[field];
+        let wrong = |problem: &str| ApiError::field(field, format!("{field}: {problem}"));
+        if asked.to_string().len() > LARGEST {
+            return Err(wrong(&format!("at most {LARGEST} bytes are read")));
+        }
+        let text = || asked.as_str().map(str::to_owned).ok_or_else(|| wrong("a text is needed"));
+        let form = match field {
+            "response_format" => return Ok(response_format(asked)?.map(|form| (field, form))),
+            "guided_json" => Self::Schema(match asked {
+                Value::String(text) => {
+                    serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?
+                }
+                schema => schema.clone(),
+            }),
+            "guided_regex" => Self::Regex(text()?),
+            "guided_choice" => {
+                let texts = asked.as_array().into_iter().flatten();
+                let texts: Option<Vec<String>> =
+                    texts.map(|text| text.as_str().map(str::to_owned)).collect();
+                let texts = texts.filter(|texts| !texts.is_empty());
+                Self::Choice(texts.ok_or_else(|| wrong("a list of texts is needed"))?)
+            }
+            _ => Self::Lark(text()?),
+        };
+        Ok(Some((field, form)))
+    }
+
+    fn compiled(&self) -> TopLevelGrammar {
+        match self {
+            Self::Schema(schema) => TopLevelGrammar::from_json_schema(on_one_line(schema)),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Choice(texts) => {
+                let texts: Vec<String> =
+                    texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            }
+            Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        }
+    }
+}
+
+/// The schema of JSON on one line, unless it says how it is to be laid out: small models else write spaces
+/// for ever.
+fn on_one_line(schema: &Value) -> Value {
+    let layout =
+        json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    let mut schema = match schema {
+        Value::Object(schema) => schema.clone(),
+        // `true` allows everything, `false` nothing.
+        other => [("allOf".to_owned(), json!([other]))].into_iter().collect(),
+    };
+    schema.entry("x-guidance").or_insert(layout);
+    Value::Object(schema)
+}
+
+fn response_format(format: &Value) -> Result<Option<Form>> {
+    let wrong =
+        |param: &str, problem: &str| Err(ApiError::field(param, format!("{param}: {problem}")));
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Form::Schema(json!({ "type": "object" })))),
+        Some("json_schema") => match &format["json_schema"]["schema"] {
+            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Form::Schema(schema.clone()))),
+            _ => wrong("response_format.json_schema.schema", "a JSON schema is needed"),
+        },
+        _ => wrong("response_format.type", "text, json_object or json_schema is needed"),
+    }
+}
+
+/// The vocabulary as grammars see it; made when the first request needs it.
+#[derive(Default)]
+pub(crate) struct Vocabulary(OnceLock<std::result::Result<ParserFactory, String>>);
+
+impl Vocabulary {
+    /// A form's state at the start of an answer.
+    pub(crate) fn start(
+        &self,
+        (field, form): (&str, &Form),
+        model: &Model,
+        tokenizer: &TextTokenizer,
+    ) -> Result<FormState> {
+        let refused = |problem: String| ApiError::field(field, format!("{field}: {problem}"));
+        let factory = self.0.get_or_init(|| factory(model, tokenizer));
+        let factory = factory.as_ref().map_err(|problem| refused(problem.clone()))?;
+        let parser = factory.create_parser(form.compiled());
+        let matcher = Matcher::new(Ok(parser.map_err(|error| refused(format!("{error:#}")))?));
+        match matcher.get_error() {
+            Some(problem) => Err(refused(problem)),
+            None => Ok(FormState { matcher, after: 0 }),
+        }
+    }
+}
+
+fn factory(model: &Model, tokenizer: &TextTokenizer) -> std::result::Result<ParserFactory, String> {
+    let ends: Vec<u32> = model.stop_tokens.iter().map(|token| token.0).collect();
+    let ends: Vec<u32> = ends.into_iter().filter(|id| (*id as usize) < model.vocabulary).collect();
+    let Some(first) = ends.first() else {
+        return Err("this model has no token that ends an answer".into());
+    };
+    let mut tokens = tokenizer.token_bytes();
+    tokens.resize(model.vocabulary, None);
+    let words: Vec<Vec<u8>> = tokens
+        .into_iter()
+        .enumerate()
+        // No grammar's text leads to a special token.
+        .map(|(id, bytes)| bytes.unwrap_or_else(|| special(id)))
+        .collect();
+    let info = TokRxInfo::new(model.vocabulary as u32, *first);
+    let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = SlicedBiasComputer::general_slices();
+    let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
+    let mut factory = factory.map_err(|error| error.to_string())?;
+    factory.quiet().limits_mut().verbose_errors = false;
+    Ok(factory)
+}
+
+fn special(id: usize) -> Vec<u8> {
+    let mut bytes = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+    bytes.extend_from_slice(format!("[{id}]").as_bytes());
+    bytes
+}
+
+/// Where an answer stands in its form.
+pub(crate) struct FormState {
+    matcher: Matcher,
+    /// Tokens after the form's end.
+    after: usize,
+}
+
+impl FormState {
+    /// The same for another answer.
+    pub(crate) fn copy(&self) -> Self {
+        Self { matcher: self.matcher.deep_clone(), after: self.after }
+    }
+}
+
+fn unfit(error: impl std::fmt::Display) -> DecodeError {
+    DecodeError::Grammar(format!("{error:#}"))
+}
+
+impl Grammar for FormState {
+    fn allowed(&mut self) -> longdraft_decode::Result<Vec<u32>> {
+        Ok(self.matcher.compute_mask_or_eos().map_err(unfit)?.as_slice().to_vec())
+    }
+
+    fn accepts(&mut self, tokens: &[TargetTokenId]) -> longdraft_decode::Result<usize> {
+        let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+        self.matcher.validate_tokens(&ids).map_err(unfit)
+    }
+
+    fn advance(&mut self, token: TargetTokenId) -> longdraft_decode::Result<()> {
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            self.after += 1;
+            return Ok(());
+        }
+        self.matcher.consume_token(token.0).map_err(unfit)
+    }
+
+    fn take_back(&mut self, count: usize) -> longdraft_decode::Result<()> {
+        let after = count.min(self.after);
+        self.after -= after;
+        self.matcher.rollback(count - after).map_err(unfit)
+    }
+}
+
+#[cfg(test)]
+mod tests;
