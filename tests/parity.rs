@@ -286,7 +286,7 @@ fn every_development_case_passes_where_they_are_at_hand() {
 }
 
 /// Cases of target families that the loader knows.
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 25] = [
     "gemma2",
     "gemma3",
     "gemma3_old_keys",
@@ -295,6 +295,23 @@ const FAMILIES: [&str; 8] = [
     "mistral_window",
     "mixtral_window",
     "qwen2_window",
+    "smollm3",
+    "smollm3_gguf",
+    "granite",
+    "granite_gguf",
+    "olmo2",
+    "olmo3",
+    "olmo3_gguf",
+    "phi3_longrope",
+    "phi3_longrope_gguf",
+    "phi3_window",
+    "glm4",
+    "glm4_gguf",
+    "glm4_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
+    "gpt_oss_mxfp4_gguf",
+    "llama4",
 ];
 
 #[test]

@@ -9,7 +9,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Tap, Taps};
 
 use crate::models::{
-    Drafts, KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
+    Drafts, FAMILIES, KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes,
+    target,
 };
 
 #[test]
@@ -45,7 +46,8 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
 /// What is in the cache after rounds with trees equals a plain pass over the same tokens.
 #[test]
 fn a_compacted_cache_equals_a_plain_one() {
-    for family in ["qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3_text", "ministral3"] {
+    let older = ["qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3_text", "ministral3"];
+    for family in older.into_iter().chain(FAMILIES) {
         check_compacted_cache(family);
     }
 }
@@ -81,7 +83,8 @@ fn check_compacted_cache(family: &str) {
 
 #[test]
 fn a_kept_prefix_changes_nothing_but_time() {
-    for (kind, family) in KINDS.into_iter().zip(["llama", "gemma3_text"].into_iter().cycle()) {
+    let families = ["llama", "gpt_oss", "gemma3_text", "llama4_text", "olmo3"];
+    for (kind, family) in KINDS.into_iter().zip(families.into_iter().cycle()) {
         let target = target(family, 32, (2, 2), 31);
         let drafts = Drafts::new(&target, 31);
         let mut options = options(24);
@@ -101,6 +104,30 @@ fn a_kept_prefix_changes_nothing_but_time() {
                 text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
             }
         }
+    }
+}
+
+/// A conversation that grows beyond what a short sequence may have is read anew under other frequencies.
+#[test]
+fn a_conversation_across_the_border_of_short_sequences_equals_fresh_texts() {
+    for kind in KINDS {
+        let target = target("phi3", 32, (2, 2), 31);
+        let drafts = Drafts::new(&target, 31);
+        let mut options = options(12);
+        options.reuse_prefix = true;
+        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
+        let mut text = prompt(20, 31);
+        let mut reused = Vec::new();
+        for turn in 0..4 {
+            let kept = decode(&mut decoder, &text, &options);
+            let fresh = generate(&target, None, &text, &options);
+            assert_eq!(kept.tokens, fresh.tokens, "{kind:?}, turn {turn}");
+            reused.push(kept.reused_tokens > 0);
+            text.extend(&kept.tokens);
+            text.extend(prompt(5, turn));
+        }
+        // Limits of 32, 49, 66 and 83 tokens; short ones have 60.
+        assert_eq!(reused, [false, true, false, true], "{kind:?}");
     }
 }
 

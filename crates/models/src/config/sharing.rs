@@ -1,18 +1,21 @@
 //! How many ranks can share a target's layers.
 
-use super::TargetConfig;
+use super::{QkNorm, TargetConfig};
 
 impl TargetConfig {
     /// What keeps `ranks` ranks from sharing the layers (tensor parallel), by key; nothing if they can.
     pub fn sharing_problems(&self, ranks: usize) -> Vec<String> {
         let undivided = self.shared_sizes().into_iter().filter(|(_, size)| !fits(*size, ranks));
-        undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}")).collect()
+        let told =
+            undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}"));
+        let whole = (ranks > 1 && self.qk_norm() == QkNorm::Whole)
+            .then(|| "norms over all of the queries and keys are not shared by ranks".to_owned());
+        told.chain(whole).collect()
     }
 
     /// The numbers of ranks that can share the layers, from 1.
     pub fn sharing_ranks(&self) -> Vec<usize> {
-        let sizes = self.shared_sizes();
-        let can = |ranks: &usize| sizes.iter().all(|(_, size)| fits(*size, *ranks));
+        let can = |ranks: &usize| self.sharing_problems(*ranks).is_empty();
         (1..=self.num_key_value_heads).filter(can).collect()
     }
 
