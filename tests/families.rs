@@ -102,7 +102,17 @@ fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
 #[test]
 fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
     let dir = tempfile::tempdir().expect("tempdir");
-    for family in ["mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"] {
+    for family in [
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "olmo3",
+        "phi3",
+        "gpt_oss",
+        "smollm3",
+    ] {
         let mut config = windowed(family);
         write_target(dir.path(), &config);
         let some = logits(dir.path(), &TargetOptions::default());
@@ -464,18 +474,123 @@ fn missing_and_misshapen_tensors_of_recurrent_layers_are_listed() {
     }
 }
 
-#[test]
-fn a_target_with_soft_capped_logits_decodes_and_refuses_the_rest() {
-    let shop = Workshop::new();
-    write_target(&shop.target, &windowed("gemma2"));
-    let told = "soft-capped at 30 (`final_logit_softcapping`)";
-    let features = format!("train.features={}", shop.path("features"));
-    for (verb, more) in [("train", &[][..]), ("capture", &[features.as_str()])] {
-        let text = fail(&[&[verb, &shop.config()], more].concat(), 2);
-        assert!(text.contains(told), "{verb}: {text}");
+/// Options of every method.
+fn methods() -> [Vec<&'static str>; 5] {
+    let kept = "data.anchor.redraw=false";
+    let blocks = |method, more: &[&'static str]| {
+        let common = [
+            method,
+            "draft.layers=2",
+            "draft.target_layers=[0,2]",
+            "draft.block_size=4",
+            "draft.blocks_per_row=24",
+            "data.anchor.enabled=false",
+        ];
+        [&common[..], more].concat()
+    };
+    [
+        vec!["draft.init=last_layer", kept],
+        vec!["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3", kept],
+        blocks("draft.method=dflash", &[]),
+        blocks("draft.method=dspark", &[]),
+        blocks("draft.method=dflash2", &[]),
+    ]
+}
+
+/// A tiny target of a family with parts of its own.
+fn of_family(kind: &str) -> Value {
+    let mut config = windowed(kind);
+    let keys = match kind {
+        "smollm3" => json!({"no_rope_layer_interval": 2}),
+        "granite" => json!({
+            "attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+            "logits_scaling": 0.7
+        }),
+        "phi3" => json!({
+            "partial_rotary_factor": 0.5, "original_max_position_embeddings": 40,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [1.1, 4.0]}
+        }),
+        "glm4_moe" => json!({
+            "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "use_qk_norm": true, "routed_scaling_factor": 1.5,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24
+        }),
+        "gpt_oss" => json!({"swiglu_limit": 1.0, "num_local_experts": 5, "num_experts_per_tok": 2}),
+        "llama4_text" => json!({
+            "attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.4, "intermediate_size_mlp": 56,
+            "interleave_moe_layer_step": 2, "num_local_experts": 5, "num_experts_per_tok": 1
+        }),
+        _ => json!({}),
+    };
+    for (key, value) in keys.as_object().into_iter().flatten() {
+        config[key] = value.clone();
     }
+    config
+}
+
+/// Trains a step, extracts, and decodes as without a draft: chains, trees, f16 caches.
+fn check_method(config: &Value, options: &[&str], stored: bool) {
+    let family = config["model_type"].to_string();
+    let shop = Workshop::new();
+    write_target(&shop.target, config);
+    let drafted = if stored {
+        trained_alike_from_a_store(&shop, options)
+    } else {
+        let config = shop.config();
+        let run = [&["train", &config, "train.steps=1"], options].concat();
+        succeed(&run);
+        succeed(&["extract", &shop.path("run")]);
+        shop.path("run/draft")
+    };
     let target = shop.target();
-    let prompt = ["generate", "--target", &target, "--prompt", "the cat sat", "--ignore-eos"];
-    let say = |more: &[&str]| succeed(&[&prompt[..], &["--max-tokens", "40"], more].concat());
-    assert_eq!(say(&["--no-draft"]), say(&[]));
+    let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+    let say = |more: &[&str]| {
+        succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
+    };
+    for cache in ["f32", "f16"] {
+        let plain = say(&["--no-draft", "--cache", cache]);
+        let of_draft = ["--draft", &drafted, "--cache", cache];
+        assert_eq!(plain, say(&of_draft), "{family} {cache} {options:?}");
+        let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
+        assert_eq!(plain, say(&tree), "{family} {cache} {options:?}");
+    }
+}
+
+const FAMILIES: [&str; 9] =
+    ["smollm3", "granite", "olmo2", "olmo3", "phi3", "glm4", "glm4_moe", "gpt_oss", "llama4_text"];
+
+#[test]
+fn drafts_of_every_method_train_and_decode_on_every_family() {
+    for family in FAMILIES {
+        for options in methods() {
+            check_method(&of_family(family), &options, false);
+        }
+    }
+}
+
+#[test]
+fn what_a_store_holds_of_families_and_soft_capped_logits_trains_alike() {
+    let methods = methods();
+    for (family, method) in
+        [("gemma2", 0), ("gemma2", 1), ("gemma2", 3), ("granite", 2), ("phi3", 0), ("gpt_oss", 1)]
+    {
+        let config = if family == "gemma2" { windowed(family) } else { of_family(family) };
+        check_method(&config, &methods[method], true);
+    }
+}
+
+#[test]
+fn a_cache_of_8_bits_changes_nothing_with_sinks_or_chunks() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for family in ["gpt_oss", "llama4_text"] {
+        let mut config = of_family(family);
+        config["head_dim"] = json!(32);
+        write_target(dir.path(), &config);
+        let target = dir.path().display().to_string();
+        let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+        let say = |more: &[&str]| {
+            succeed(&[&prompt[..], &["--max-tokens", "40", "--cache", "q8"], more].concat())
+        };
+        assert_eq!(say(&["--no-draft"]), say(&[]), "{family}");
+    }
 }

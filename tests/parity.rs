@@ -286,7 +286,7 @@ fn every_development_case_passes_where_they_are_at_hand() {
 }
 
 /// Cases of target families that the loader knows.
-const FAMILIES: [&str; 19] = [
+const FAMILIES: [&str; 36] = [
     "deepseek_v3",
     "gemma4",
     "gemma4_moe",
@@ -306,6 +306,23 @@ const FAMILIES: [&str; 19] = [
     "mistral_window",
     "mixtral_window",
     "qwen2_window",
+    "smollm3",
+    "smollm3_gguf",
+    "granite",
+    "granite_gguf",
+    "olmo2",
+    "olmo3",
+    "olmo3_gguf",
+    "phi3_longrope",
+    "phi3_longrope_gguf",
+    "phi3_window",
+    "glm4",
+    "glm4_gguf",
+    "glm4_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
+    "gpt_oss_mxfp4_gguf",
+    "llama4",
 ];
 
 #[test]

@@ -16,6 +16,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod bend;
 pub mod block_convolution;
 pub mod channel_scale;
 pub mod check;

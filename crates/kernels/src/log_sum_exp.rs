@@ -9,6 +9,7 @@
 use candle_core::{D, DType, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::bend::Bend;
 use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
 use crate::linear::linear;
@@ -38,15 +39,23 @@ pub struct HeadSummary {
 /// # Errors
 /// - shapes do not fit
 pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+    bent_log_sum_exp(hidden, head, Bend::default())
+}
+
+/// The same of bent logits.
+///
+/// # Errors
+/// - as [`linear_log_sum_exp`]
+pub fn bent_log_sum_exp(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
     let rows = hidden.dim(0)?;
     let vocabulary = head.dim(0)?;
     if !fused(&[hidden]) || vocabulary == 0 {
-        return composed(hidden, head);
+        return composed_bent(hidden, head, bend);
     }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
         let chunk = hidden.narrow(0, first, CHUNK_ROWS.min(rows - first))?;
-        let logits = as_of_type(&linear(&chunk, head, None)?, head.dtype())?;
+        let logits = as_of_type(&bend.of(linear(&chunk, head, None)?)?, head.dtype())?;
         let results: Vec<(f64, u32)> =
             with_f32(&logits, |z| Ok(z.par_chunks(vocabulary).map(summary_of_row).collect()))?;
         for (log_sum_exp, argmax) in results {
@@ -62,11 +71,16 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
 /// # Errors
 /// - as [`linear_log_sum_exp`]
 pub fn composed(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+    composed_bent(hidden, head, Bend::default())
+}
+
+fn composed_bent(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
     let rows = hidden.dim(0)?;
     let chunk_rows = (CHUNK_VALUES / head.dim(0)?.max(1)).max(1);
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(chunk_rows) {
-        let chunk = reference(&hidden.narrow(0, first, chunk_rows.min(rows - first))?, head)?;
+        let part = hidden.narrow(0, first, chunk_rows.min(rows - first))?;
+        let chunk = reference_bent(&part, head, bend)?;
         summary.log_sum_exp.extend(chunk.log_sum_exp);
         summary.argmax.extend(chunk.argmax);
     }
@@ -78,7 +92,11 @@ pub fn composed(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
 /// # Errors
 /// - as [`linear_log_sum_exp`]
 pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
-    let logits = crate::linear::composed(hidden, head, None)?;
+    reference_bent(hidden, head, Bend::default())
+}
+
+fn reference_bent(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
+    let logits = bend.of(crate::linear::composed(hidden, head, None)?)?;
     let logits = as_of_type(&logits, head.dtype())?;
     let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = logits.to_dtype(wide)?;

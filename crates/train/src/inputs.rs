@@ -103,9 +103,6 @@ impl InputCheck {
                 Reach::All => describe(spec),
             };
             let opened = problems.take("target", opened).map(Rc::new);
-            if let Some(problem) = opened.as_ref().and_then(|opened| opened.0.head_problem()) {
-                problems.add("target", problem);
-            }
             self.targets.insert(spec.clone(), opened);
         }
         let description = self.targets.get(spec).cloned().flatten()?;

@@ -205,6 +205,73 @@ fn target_configs() -> Vec<Named> {
                 ("layer_types", json!(["sliding_attention", 7])),
             ]),
         ),
+        (
+            "scale-of-nothing",
+            of(&[("model_type", json!("gemma2")), ("query_pre_attn_scalar", json!(1e-300))]),
+        ),
+        (
+            "growth-beyond-numbers",
+            of(&[
+                ("model_type", json!("ministral3")),
+                (
+                    "rope_parameters",
+                    json!({"rope_type": "default", "llama_4_scaling_beta": 1e300,
+                           "original_max_position_embeddings": 1}),
+                ),
+            ]),
+        ),
+        (
+            "divisors-of-other-heads",
+            of(&[
+                ("model_type", json!("phi3")),
+                ("partial_rotary_factor", json!(1e-9)),
+                (
+                    "rope_scaling",
+                    json!({"type": "longrope", "short_factor": [0.0], "long_factor": [1e300]}),
+                ),
+            ]),
+        ),
+        (
+            "groups-of-no-experts",
+            of(&[
+                ("model_type", json!("glm4_moe")),
+                ("n_routed_experts", json!(1_u64 << 40)),
+                ("moe_intermediate_size", json!(4)),
+                ("num_experts_per_tok", json!(2)),
+                ("n_group", json!(0)),
+                ("n_shared_experts", json!(u64::MAX)),
+                ("first_k_dense_replace", json!(u64::MAX)),
+            ]),
+        ),
+        (
+            "unbounded-units",
+            of(&[
+                ("model_type", json!("gpt_oss")),
+                ("num_local_experts", json!(4)),
+                ("num_experts_per_tok", json!(2)),
+                ("swiglu_limit", json!(1e300)),
+                ("sliding_window", json!(0)),
+            ]),
+        ),
+        (
+            "layers-of-no-chunks",
+            of(&[
+                ("model_type", json!("llama4_text")),
+                ("intermediate_size_mlp", json!(16)),
+                ("attention_chunk_size", json!(0)),
+                ("interleave_moe_layer_step", json!(0)),
+                ("moe_layers", json!([1_u64 << 40])),
+                ("no_rope_layers", json!([1, 2, "x"])),
+            ]),
+        ),
+        (
+            "multipliers-of-nothing",
+            of(&[
+                ("model_type", json!("granite")),
+                ("attention_multiplier", json!(1e-300)),
+                ("logits_scaling", json!(0)),
+            ]),
+        ),
         ("wide-heads", of(&[("head_dim", json!(1_u64 << 32))])),
         ("long-context", of(&[("max_position_embeddings", json!(u64::MAX))])),
         ("wide", of(&[("hidden_size", many.clone()), ("num_attention_heads", many)])),

@@ -75,11 +75,20 @@ pub(super) fn head_logits(
     target: &Target,
     states: &Tensor,
 ) -> Result<Tensor> {
+    Ok(target.bend().of(head_products(head, target, states)?)?)
+}
+
+/// What [`head_logits`] makes logits of.
+pub(super) fn head_products(
+    head: Option<&ReducedHead>,
+    target: &Target,
+    states: &Tensor,
+) -> Result<Tensor> {
     // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
     let states = states.detach();
     Ok(match head {
-        Some(head) => target.softcapped(head.matrix().linear(&states, None)?)?,
-        None => target.logits(&states)?,
+        Some(head) => head.matrix().linear(&states, None)?,
+        None => target.head_matrix()?.linear(&states, None)?,
     })
 }
 

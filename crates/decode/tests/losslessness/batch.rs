@@ -55,6 +55,14 @@ fn requests_of_a_batch_are_as_alone() {
         ("lfm2", (2, 1)),
         ("qwen3", (3, 1)),
         ("qwen3_next", (1, 2)),
+        ("gpt_oss", (2, 2)),
+        ("llama4_text", (1, 2)),
+        ("phi3", (2, 2)),
+        ("granite", (2, 1)),
+        ("glm4", (1, 3)),
+        ("olmo3", (2, 2)),
+        ("smollm3", (1, 2)),
+        ("glm4_moe", (2, 1)),
     ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {

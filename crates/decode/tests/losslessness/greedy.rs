@@ -7,11 +7,11 @@ use longdraft_models::TargetTokenId;
 use proptest::prelude::*;
 
 use crate::models::{
-    Drafts, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
+    Drafts, FAMILIES, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
 };
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 280, ..ProptestConfig::default() })]
 
     #[test]
     fn no_drafter_and_no_shape_changes_a_token(
@@ -22,7 +22,7 @@ proptest! {
             "llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
             "mistral", "mixtral_window", "qwen3_window", "ministral3", "gemma2", "gemma3_text",
             "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2",
-        ]),
+        ].into_iter().chain(FAMILIES).collect::<Vec<_>>()),
         length in prop::sample::select(vec![1_usize, 7, 64]),
         kind in prop::sample::select(KINDS.to_vec()),
         shape in prop::sample::select(shapes()),

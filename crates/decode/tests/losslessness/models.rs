@@ -20,7 +20,7 @@ use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) const VOCABULARY: usize = 61;
 
@@ -76,8 +76,55 @@ pub(crate) fn target(
             config[key] = sizes[seed as usize % 3].into();
         }
     }
+    add_parts(&mut config, kind, head_dim, seed);
     let config = TargetConfig::from_json(&config).expect("valid configuration");
     Target::random(config, seed, &TargetOptions::default()).expect("random target")
+}
+
+/// Families whose layers have parts of their own, beside Gemma's and Mistral's.
+pub(crate) const FAMILIES: [&str; 9] =
+    ["smollm3", "granite", "olmo2", "olmo3", "phi3", "glm4", "glm4_moe", "gpt_oss", "llama4_text"];
+
+/// Keys of those families, with numbers that are felt within a prompt.
+fn add_parts(config: &mut Value, kind: &str, head_dim: usize, seed: u64) {
+    let reach = [1, 3, 6, 40][seed as usize % 4];
+    let divisors = |step: f64| -> Vec<f64> {
+        let turning = head_dim / 2 / 2 * 2;
+        (0..turning / 2).map(|i| 1.0 + step * i as f64).collect()
+    };
+    let keys = match kind {
+        "smollm3" => {
+            json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": reach})
+        }
+        "granite" => json!({
+            "attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+            "logits_scaling": 0.7
+        }),
+        "olmo3" => json!({
+            "sliding_window": reach,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]
+        }),
+        "phi3" => json!({
+            "sliding_window": reach, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 60,
+            "rope_scaling": {
+                "type": "longrope", "short_factor": divisors(0.1), "long_factor": divisors(0.7)
+            }
+        }),
+        "glm4_moe" => json!({
+            "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "use_qk_norm": true, "attention_bias": true,
+            "routed_scaling_factor": 1.5
+        }),
+        "gpt_oss" => json!({"sliding_window": reach, "swiglu_limit": 1.0}),
+        "llama4_text" => json!({
+            "attention_chunk_size": reach, "no_rope_layer_interval": 3, "floor_scale": 4, "attn_scale": 0.4,
+            "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2
+        }),
+        _ => json!({}),
+    };
+    for (key, value) in keys.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
 }
 
 pub(crate) fn glide(target: &Target, seed: u64) -> GlideDraft {

@@ -9,8 +9,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target::{Extension, KvCache, Tap, Taps};
 
 use crate::models::{
-    Drafts, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, generate, options, prompt, shapes,
-    target,
+    Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, generate, options,
+    prompt, shapes, target,
 };
 
 #[test]
@@ -46,7 +46,8 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
 /// What is in the cache after rounds with trees equals a plain pass over the same tokens.
 #[test]
 fn a_compacted_cache_equals_a_plain_one() {
-    for family in ["qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3_text", "ministral3"] {
+    let older = ["qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3_text", "ministral3"];
+    for family in older.into_iter().chain(FAMILIES) {
         check_compacted_cache(family, 21);
     }
     for (family, seed) in RECURRENT.into_iter().cycle().zip(21..27) {
@@ -88,8 +89,11 @@ fn check_compacted_cache(family: &str, seed: u64) {
 
 #[test]
 fn a_kept_prefix_changes_nothing_but_time() {
-    let families = ["llama", "qwen3_5_text", "gemma3_text", "lfm2", "qwen3_next"].into_iter();
-    for (seed, (kind, family)) in (30..).zip(KINDS.into_iter().zip(families.cycle())) {
+    let families = [
+        "llama", "qwen3_5_text", "gpt_oss", "gemma3_text", "lfm2", "llama4_text", "qwen3_next",
+        "olmo3",
+    ];
+    for (seed, (kind, family)) in (30..).zip(KINDS.into_iter().zip(families.into_iter().cycle())) {
         let target = target(family, 32, (2, 2), seed);
         let drafts = Drafts::new(&target, seed);
         let mut options = options(24);
@@ -178,6 +182,30 @@ fn states_are_cut_where_there_is_one_and_go_on_as_if_nothing_had_been_after() {
         target.extend(&[1], &[11], &mut cache, &taps).expect("goes on");
         assert!(target.extend(&[VOCABULARY as u32], &[12], &mut cache, &taps).is_err());
         target.extend(&[1], &[12], &mut cache, &taps).expect("goes on after a wrong token");
+    }
+}
+
+/// A conversation that grows beyond what a short sequence may have is read anew under other frequencies.
+#[test]
+fn a_conversation_across_the_border_of_short_sequences_equals_fresh_texts() {
+    for kind in KINDS {
+        let target = target("phi3", 32, (2, 2), 31);
+        let drafts = Drafts::new(&target, 31);
+        let mut options = options(12);
+        options.reuse_prefix = true;
+        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
+        let mut text = prompt(20, 31);
+        let mut reused = Vec::new();
+        for turn in 0..4 {
+            let kept = decode(&mut decoder, &text, &options);
+            let fresh = generate(&target, None, &text, &options);
+            assert_eq!(kept.tokens, fresh.tokens, "{kind:?}, turn {turn}");
+            reused.push(kept.reused_tokens > 0);
+            text.extend(&kept.tokens);
+            text.extend(prompt(5, turn));
+        }
+        // Limits of 32, 49, 66 and 83 tokens; short ones have 60.
+        assert_eq!(reused, [false, true, false, true], "{kind:?}");
     }
 }
 

@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::{self as by_ops, composed_within};
 use super::{
-    Delays, KeyRanges, attention, composed, keys, quantised_keys, reference, softcapped_attention,
+    Delays, KeyRanges, Reach, Scores, attention, composed, frozen_attention, keys, quantised_keys,
+    reference, softcapped_attention,
 };
 use crate::test_support::{Noise, assert_close, gradcheck};
 
@@ -150,6 +151,9 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
             let tree = Arc::new(KeyRanges::tree_within(cached, &parents, window));
             let together = attention(&q, &k, &v, &tree)?;
             let bent = softcapped_attention(&q, &k, &v, &tree, 0.7)?;
+            let sinks = noise.tensor(&[q.dim(1)?]);
+            let sinking = Scores { softcap: None, sinks: Some(&sinks) };
+            let sunk = frozen_attention(&q, &k, &v, &tree, sinking)?;
             for node in 0..nodes {
                 let path: Vec<u32> =
                     (0..cached as u32).chain(whole.singles_of(node).iter().copied()).collect();
@@ -161,10 +165,63 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
                 assert_same_bits(&alone, &together.narrow(0, node, 1)?);
                 let alone = softcapped_attention(&q, &k, &v, &ranges, 0.7)?;
                 assert_same_bits(&alone, &bent.narrow(0, node, 1)?);
+                let alone = frozen_attention(&q, &k, &v, &ranges, sinking)?;
+                assert_same_bits(&alone, &sunk.narrow(0, node, 1)?);
             }
         }
     }
     Ok(())
+}
+
+#[test]
+fn sinks_take_their_share_of_the_softmax_in_every_version_and_cache() -> Result<()> {
+    let mut noise = Noise::new(82);
+    let ([q, k, v], parents) = random_tree(&mut noise, 300, 9);
+    let ranges = Arc::new(KeyRanges::tree_within(300, &parents, 290));
+    let heads = q.dim(1)?;
+    let sinks = (noise.tensor(&[heads]) * 3.0)?;
+    let scores = Scores { softcap: None, sinks: Some(&sinks) };
+    let got = frozen_attention(&q, &k, &v, &ranges, scores)?;
+    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, scores)?, &got, 1e-5);
+    // As one more key per head: q · k' / √D is the sink, and its value is 0.
+    let (query, head) = (5, 3);
+    let kv = head / (heads / k.dim(1)?);
+    let seen = ranges.of(query).map(|key| key as u32).chain(ranges.singles_of(query).to_vec());
+    let seen = Tensor::from_iter(seen, &Device::Cpu)?;
+    let of = |t: &Tensor| t.narrow(1, kv, 1)?.squeeze(1)?.contiguous()?.index_select(&seen, 0);
+    let row = q.get(query)?.narrow(0, head, 1)?;
+    let weights = (row.matmul(&of(&k)?.t()?)? / (q.dim(2)? as f64).sqrt())?.exp()?;
+    let sink = f64::from(sinks.to_vec1::<f32>()?[head]).exp();
+    let sum = f64::from(weights.sum_all()?.to_scalar::<f32>()?) + sink;
+    let want = (weights.matmul(&of(&v)?)? / sum)?;
+    assert_close("one row", &got.get(query)?.narrow(0, head, 1)?, &want, 1e-5);
+    // Caches of 16 and of 8 bits, and queries beyond one tile.
+    let half = |t: &Tensor| t.to_dtype(DType::F16);
+    let halves = frozen_attention(&q, &half(&k)?, &half(&v)?, &ranges, scores)?;
+    assert_close("f16", &halves, &got, 2e-2);
+    let many = Arc::new(KeyRanges::appended_within(0, 309, 290));
+    let q = noise.tensor(&[309, heads, q.dim(2)?]);
+    let got = frozen_attention(&q, &k, &v, &many, scores)?;
+    assert_close("many", &by_ops::frozen(&q, &k, &v, &many, scores)?, &got, 1e-5);
+    let few = noise.tensor(&[heads - 1]);
+    assert!(frozen_attention(&q, &k, &v, &many, Scores { sinks: Some(&few), ..scores }).is_err());
+    Ok(())
+}
+
+#[test]
+fn chunks_are_cut_at_multiples_of_positions_in_packed_cached_and_tree_tokens() {
+    let reach = Reach::Chunk(4);
+    let packed = KeyRanges::packed_in(&[0, 0, 0, 0, 0, 0, 1, 1, -1], reach);
+    let starts: Vec<_> = (0..9).map(|t| packed.of(t)).collect();
+    let want = [0..1, 0..2, 0..3, 0..4, 4..5, 4..6, 6..7, 6..8, 0..0];
+    assert_eq!(starts, want);
+    let appended = KeyRanges::appended_in(6, 3, reach);
+    assert_eq!([appended.of(0), appended.of(1), appended.of(2)], [4..7, 4..8, 8..9]);
+    // A path of three nodes after six tokens; the last begins a chunk.
+    let tree = KeyRanges::tree_in(6, &[None, Some(0), Some(1), None], reach);
+    assert_eq!([tree.of(0), tree.of(1), tree.of(3)], [4..6, 4..6, 4..6]);
+    assert_eq!((tree.of(2), tree.singles_of(2)), (8..8, &[8][..]));
+    assert_eq!(tree.singles_of(1), [6, 7]);
 }
 
 #[test]
@@ -174,7 +231,8 @@ fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {
     let q = (q * 6.0)?;
     let ranges = Arc::new(KeyRanges::tree_within(40, &parents, 30));
     let got = softcapped_attention(&q, &k, &v, &ranges, 1.5)?;
-    assert_close("composed", &by_ops::softcapped(&q, &k, &v, &ranges, 1.5)?, &got, 1e-5);
+    let capped = Scores { softcap: Some(1.5), sinks: None };
+    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, capped)?, &got, 1e-5);
     assert!(
         (got.sub(&attention(&q, &k, &v, &ranges)?)?).abs()?.max_all()?.to_scalar::<f32>()? > 0.05
     );

@@ -33,8 +33,13 @@ pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Outp
     products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
     in_chunks(logits, &products, order, |rows, products| {
         let part = Part::of(inputs, rows)?;
-        let part = part.inputs(products, inputs.soft_weight);
-        if cuda::takes(&[part.hidden]) { gpu::output(&part) } else { reference(&part) }
+        let part = Inputs {
+            bend: inputs.bend,
+            teacher_bend: inputs.teacher_bend,
+            ..part.inputs(products, inputs.soft_weight)
+        };
+        let plain = part.bend.is_plain() && part.teacher_bend.is_plain();
+        if plain && cuda::takes(&[part.hidden]) { gpu::output(&part) } else { reference(&part) }
     })
 }
 
@@ -338,7 +343,8 @@ impl<'a> Part<'a> {
         let low_rank = products.get(1).map(|&(hidden, head)| LowRank { hidden, head });
         let labels = &self.labels;
         let label_weights = self.label_weights.as_deref();
-        Inputs { hidden, head, low_rank, labels, label_weights, soft, soft_weight, teacher }
+        let labels = Inputs::of_labels(hidden, head, labels);
+        Inputs { low_rank, label_weights, soft, soft_weight, teacher, ..labels }
     }
 }
 

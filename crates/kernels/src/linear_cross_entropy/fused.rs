@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::row::{Row, row};
 use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
+use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::storage::with_f32;
@@ -47,6 +48,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
             for (i, part) in parts.iter().enumerate() {
                 part.add_logits(&mut logits, rows, vocabulary, i > 0);
             }
+            let bent = bend_rows(&mut logits, vocabulary, inputs.bend, want_grad);
             let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
             let of_chunk: Vec<Row> = logits
                 .par_chunks_mut(vocabulary)
@@ -60,6 +62,12 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
             for (&index, row) in rows.iter().zip(of_chunk) {
                 results[index as usize] = row;
             }
+            if let Some(bent) = bent {
+                let gradients = logits.par_chunks_mut(vocabulary);
+                gradients
+                    .zip(bent.par_chunks(vocabulary))
+                    .for_each(|(dz, z)| inputs.bend.back(dz, z));
+            }
             for part in parts.iter_mut() {
                 part.add_gradients(&logits, rows, vocabulary);
             }
@@ -68,6 +76,15 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     })?;
     let loss = results.iter().map(|row| row.loss).sum();
     Ok((loss, statistics(&results), gradients))
+}
+
+/// Turns products into logits; hands out a copy of them where gradients take their slopes from them.
+fn bend_rows(logits: &mut [f32], vocabulary: usize, bend: Bend, kept: bool) -> Option<Vec<f32>> {
+    if bend.is_plain() {
+        return None;
+    }
+    logits.par_chunks_mut(vocabulary).for_each(|row| bend.bend(row));
+    kept.then(|| logits.to_vec())
 }
 
 /// Calls `f` with the parts of the logits and returns their gradients.

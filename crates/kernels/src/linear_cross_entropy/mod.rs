@@ -21,6 +21,8 @@
 //! the gradients are computed in the forward pass, `dh = dz W` and, if the head trains, `dW = dzᵀ
 //! h`, and scaled when backward comes. Top-1 agreement and `Σ min(p, q)` come from the same pass.
 //!
+//! Logits may be bent ([`Bend`]): `z = c tanh(h Wᵀ / c)`, and gradients of products have the slope as a further factor.
+//!
 //! A frozen head may have a trained part of low rank beside it, `z = h Wᵀ + m W₂ᵀ`: no gradient of
 //! the size of `W` is made then.
 
@@ -37,6 +39,7 @@ mod weighted;
 
 use candle_core::{Result, Tensor, bail};
 
+use crate::bend::Bend;
 use crate::composed::differentiable;
 
 pub use composed::composed;
@@ -161,6 +164,10 @@ pub struct Inputs<'a> {
     /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it
     /// makes the statistics exact.
     pub teacher: Option<Teacher<'a>>,
+    /// What becomes of the products before they are logits: `z = bend(h Wᵀ)`.
+    pub bend: Bend,
+    /// The same of the teacher's.
+    pub teacher_bend: Bend,
 }
 
 impl<'a> Inputs<'a> {
@@ -175,7 +182,15 @@ impl<'a> Inputs<'a> {
             soft: SoftTargets::None,
             soft_weight: 0.0,
             teacher: None,
+            bend: Bend::default(),
+            teacher_bend: Bend::default(),
         }
+    }
+
+    /// The same with logits of draft and teacher bent alike.
+    #[must_use]
+    pub fn bent(self, bend: Bend) -> Self {
+        Self { bend, teacher_bend: bend, ..self }
     }
 
     /// `h` of a row.
@@ -253,6 +268,8 @@ fn with_gradients(loss: f64, gradients: fused::Gradients, trained: [&Tensor; 3])
 }
 
 fn check(inputs: &Inputs<'_>) -> Result<()> {
+    inputs.bend.check()?;
+    inputs.teacher_bend.check()?;
     let (rows, hidden) = inputs.hidden.dims2()?;
     let (vocabulary, head_hidden) = inputs.head.dims2()?;
     if hidden != head_hidden || inputs.labels.len() != rows {

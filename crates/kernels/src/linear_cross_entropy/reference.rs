@@ -29,6 +29,7 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let teacher = match inputs.teacher {
         Some(teacher) => {
             let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
+            let logits = inputs.teacher_bend.of(logits)?;
             let logits = match teacher.rows {
                 Some(rows) => {
                     let rows = Tensor::from_slice(rows, rows.len(), logits.device())?;
@@ -67,10 +68,10 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
 /// `h Wᵀ`, with `m W₂ᵀ` where there is a second part.
 pub(super) fn logits(inputs: &Inputs<'_>) -> Result<Tensor> {
     let logits = linear(inputs.hidden, inputs.head, None)?;
-    match &inputs.low_rank {
-        Some(LowRank { hidden, head }) => logits + linear(hidden, head, None)?,
-        None => Ok(logits),
-    }
+    inputs.bend.of(match &inputs.low_rank {
+        Some(LowRank { hidden, head }) => (logits + linear(hidden, head, None)?)?,
+        None => logits,
+    })
 }
 
 /// Losses against the labels `[R]` under their weights.

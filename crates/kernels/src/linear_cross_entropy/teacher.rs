@@ -42,6 +42,8 @@ impl TeacherChunk {
         let mut probabilities = with_f32(&hidden, |hidden| {
             with_weight(teacher.head, |head| {
                 let mut logits = product_nt(hidden, head, width, vocabulary);
+                let bend = inputs.teacher_bend;
+                logits.par_chunks_mut(vocabulary).for_each(|row| bend.bend(row));
                 if matches!(inputs.soft, SoftTargets::Weighted(_)) {
                     round_like(&mut logits, head);
                 }

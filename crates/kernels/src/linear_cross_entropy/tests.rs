@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::composed_within;
 use super::{
-    Inputs, Output, Rejection, SoftTargets, Tail, Teacher, Weighted, composed,
+    Bend, Inputs, Output, Rejection, SoftTargets, Tail, Teacher, Weighted, composed,
     linear_cross_entropy, reference,
 };
 use crate::test_support::{Noise, assert_close, gradcheck};
@@ -97,6 +97,52 @@ impl Case {
 
 const KINDS: [&str; 7] =
     ["none", "full", "bucket", "renormalise", "linear", "log", "log of the whole"];
+
+#[test]
+fn bent_logits_have_the_slope_in_their_gradients_in_every_version() -> Result<()> {
+    let bends = [
+        Bend { divisor: 1.0, softcap: Some(1.2) },
+        Bend { divisor: 1.6, softcap: None },
+        Bend { divisor: 0.7, softcap: Some(2.0) },
+    ];
+    for (seed, (rows, width, vocabulary, k)) in (41..).zip([(3, 8, 17, 4), (70, 12, 40, 6)]) {
+        let case = Case::random(seed, rows, width, vocabulary, k);
+        for (soft, bend) in KINDS.into_iter().zip(bends.into_iter().cycle()) {
+            let inputs = case.inputs(case.hidden.as_tensor(), soft, true).bent(bend);
+            let plain = reference(&inputs)?;
+            let straight = reference(&case.inputs(case.hidden.as_tensor(), soft, true))?;
+            let [bent, straight] = [&plain, &straight].map(|of| of.loss_sum.to_scalar::<f32>());
+            assert!((bent? - straight?).abs() > 1e-3, "{soft}: nothing was bent");
+            let want = plain.loss_sum.backward()?;
+            for (name, other) in
+                [("fused", linear_cross_entropy(&inputs)?), ("composed", composed(&inputs)?)]
+            {
+                assert_close(name, &other.loss_sum, &plain.loss_sum, 2e-6);
+                assert_eq!(other.rows.agrees, plain.rows.agrees);
+                let got = other.loss_sum.backward()?;
+                for (part, var) in [("dh", &case.hidden), ("dW", &case.head)] {
+                    let (got, want) = (got.get(var).expect("own"), want.get(var).expect("plain"));
+                    assert_close(&format!("{soft} {name} {part}"), got, want, 2e-5);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bent_labels_are_those_of_the_op_for_labels_alone() -> Result<()> {
+    let case = Case::random(43, 20, 6, 30, 3);
+    let bend = Bend { divisor: 1.0, softcap: Some(1.5) };
+    let inputs = case.inputs(case.hidden.as_tensor(), "none", false).bent(bend);
+    let (hidden, head) = (case.hidden.as_tensor(), case.head.as_tensor());
+    let other = super::softcapped_linear_cross_entropy(hidden, head, &case.labels, 1.5)?;
+    let own = linear_cross_entropy(&inputs)?;
+    assert_close("loss", &own.loss_sum, &other.loss_sum, 2e-6);
+    let (a, b) = (own.loss_sum.backward()?, other.loss_sum.backward()?);
+    assert_close("dh", a.get(hidden).expect("own"), b.get(hidden).expect("other"), 1e-5);
+    Ok(())
+}
 
 #[test]
 fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {

@@ -10,6 +10,7 @@ mod gpu;
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
+use crate::bend::Bend;
 use crate::composed::{CHUNK_VALUES, FULL_ROWS};
 use crate::linear::{factor_type, linear};
 
@@ -36,9 +37,17 @@ pub struct TopK {
 /// # Errors
 /// - shapes do not fit
 pub fn linear_top_k(hidden: &Tensor, head: &Tensor, k: usize) -> Result<TopK> {
+    bent_top_k(hidden, head, k, Bend::default())
+}
+
+/// The same of bent logits.
+///
+/// # Errors
+/// - as [`linear_top_k`]
+pub fn bent_top_k(hidden: &Tensor, head: &Tensor, k: usize, bend: Bend) -> Result<TopK> {
     let (rows, vocabulary) = (hidden.dim(0)?, head.dim(0)?);
     let logits = |head: &Tensor, first: usize, chunk: usize| {
-        linear(&hidden.narrow(0, first, chunk.min(rows - first))?, head, None)
+        bend.of(linear(&hidden.narrow(0, first, chunk.min(rows - first))?, head, None)?)
     };
     if gpu::finds(hidden, vocabulary, k.min(vocabulary)) {
         let chunk = (CHUNK_VALUES / vocabulary).max(1);

@@ -31,6 +31,12 @@ impl Keys<'_> {
         limits::scale(&mut self.problems, &format!("{}.{key}", self.prefix), number)
     }
 
+    /// The same, of which 0 is none.
+    pub(super) fn scale_or_none(&mut self, key: &str) -> Option<f64> {
+        self.number(key).filter(|scale| *scale != 0.0)?;
+        self.scale(key)
+    }
+
     /// A number of tokens from 1, if there is one; what is wrong with another is told.
     pub(super) fn tokens_in(&mut self, key: &str) -> Option<f64> {
         let most = limits::CONTEXT as f64;

@@ -666,7 +666,7 @@ mod tests {
         let config = read(&value).expect("valid");
         assert_eq!(
             config.parts.query_growth,
-            Some(QueryGrowth { beta: 0.1, original_context: 48.0 })
+            Some(QueryGrowth { beta: 0.1, original_context: 48.0, offset: 0, only_still: false })
         );
         assert_eq!((config.head_dim, config.window_of(0)), (128, None));
         for (key, wrong) in [

@@ -14,6 +14,7 @@ mod sharing;
 
 use std::path::Path;
 
+use longdraft_kernels::bend::Bend;
 use serde_json::Value;
 
 use crate::error::{ModelError, Problems, Result};
@@ -307,14 +308,10 @@ impl TargetConfig {
         self.parts.window_of(index)
     }
 
-    /// What keeps losses, teachers and exports from this target, if anything does: they multiply by the head
-    /// alone.
-    pub fn head_problem(&self) -> Option<String> {
-        let softcap = self.parts.logits_softcap?;
-        Some(format!(
-            "the target's logits are soft-capped at {softcap} (`final_logit_softcapping`): training, \
-             scoring and exports do not bend logits yet; such a target decodes only"
-        ))
+    /// What becomes of the head's products before they are logits.
+    pub fn bend(&self) -> Bend {
+        let Parts { logits_divisor, logits_softcap, .. } = self.parts;
+        Bend { divisor: logits_divisor.unwrap_or(1.0), softcap: logits_softcap }
     }
 
     /// The experts of layer `index`, if it holds any.

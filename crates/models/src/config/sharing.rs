@@ -1,6 +1,6 @@
 //! How many ranks can share a target's layers.
 
-use super::TargetConfig;
+use super::{QkNorm, TargetConfig};
 
 impl TargetConfig {
     /// What keeps `ranks` ranks from sharing the layers (tensor parallel), by key; nothing if they can.
@@ -16,7 +16,11 @@ impl TargetConfig {
             return vec!["layers with latent attention are not shared by ranks".to_owned()];
         }
         let undivided = self.shared_sizes().into_iter().filter(|(_, size)| !fits(*size, ranks));
-        undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}")).collect()
+        let told =
+            undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}"));
+        let whole = (ranks > 1 && self.qk_norm() == QkNorm::Whole)
+            .then(|| "norms over all of the queries and keys are not shared by ranks".to_owned());
+        told.chain(whole).collect()
     }
 
     /// The numbers of ranks that can share the layers, from 1.

@@ -33,9 +33,11 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::Rope;
+use longdraft_kernels::top_k::{TopK, bent_top_k};
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -270,20 +272,32 @@ impl Target {
         Ok(Ends { _tables: [self.embedding.hold()?, self.head_table().hold()?] })
     }
 
-    /// Output head, `[V, H]`, whose products are the logits.
+    /// Output head, `[V, H]`; [`Self::bend`] makes logits of its products.
     ///
     /// # Errors
-    /// - logits are soft-capped: what multiplies by the head alone (losses, teachers, exports) would not have
-    ///   the target's distribution
     /// - it is quantised and there is no memory for its values, or it is spread and not held
     pub fn head(&self) -> Result<Tensor> {
-        match self.config.head_problem() {
-            None => self.head_table().tensor(),
-            Some(problem) => Err(refused(&problem)),
-        }
+        self.head_table().tensor()
     }
 
-    /// Output head as it is held; [`Self::softcapped`] makes logits of its products.
+    /// What becomes of the head's products before they are logits.
+    pub fn bend(&self) -> Bend {
+        self.config.bend()
+    }
+
+    /// The `k` most likely tokens after final hidden states, of `k` up to the vocabulary.
+    ///
+    /// # Shapes
+    /// - `[R, H]` → `[R, k]`
+    ///
+    /// # Errors
+    /// - as [`Self::head`], or the width differs
+    pub fn top_k(&self, final_hidden: &Tensor, k: usize) -> Result<TopK> {
+        let k = k.min(self.config.vocab_size);
+        Ok(bent_top_k(final_hidden, &self.head()?, k, self.bend())?)
+    }
+
+    /// Output head as it is held; [`Self::bend`] makes logits of its products.
     ///
     /// # Errors
     /// - it is spread and not held
@@ -293,21 +307,6 @@ impl Target {
 
     fn head_table(&self) -> &Table {
         self.head.as_ref().unwrap_or(&self.embedding)
-    }
-
-    /// Logits of the head's products: bent to `c tanh(z / c)` where the family does so.
-    ///
-    /// # Errors
-    /// - there is no memory for them
-    pub fn softcapped(&self, products: Tensor) -> Result<Tensor> {
-        let products = match self.config.parts.logits_divisor {
-            Some(divisor) => (products / divisor)?,
-            None => products,
-        };
-        Ok(match self.config.parts.logits_softcap {
-            Some(softcap) => ((products / softcap)?.tanh()? * softcap)?,
-            None => products,
-        })
     }
 
     /// Embedding table, `[V, H]`, as the file holds it: [`Self::embed`] scales where the family does.
@@ -458,7 +457,7 @@ impl Target {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
-        self.softcapped(self.head_matrix()?.linear(final_hidden, None)?)
+        Ok(self.bend().of(self.head_matrix()?.linear(final_hidden, None)?)?)
     }
 
     fn check(&self, taps: &Taps) -> Result<()> {

@@ -247,12 +247,18 @@ impl Fit {
         }
     }
 
-    /// What engines do not do for drafts of families that scale embeddings or bend logits.
-    pub(crate) fn check_parts(&mut self, parts: &Parts) {
+    /// What engines do not do for drafts of families that scale embeddings or bend logits; a draft with a head
+    /// of its own bends nothing.
+    pub(crate) fn check_parts(&mut self, parts: &Parts, own_head: bool) {
         self.refuse(
-            parts.logits_softcap.is_none(),
+            own_head || parts.logits_softcap.is_none(),
             "the target's logits are soft-capped (`final_logit_softcapping`), which engines do not do to a \
              draft's",
+        );
+        self.warn(
+            own_head || parts.logits_divisor.is_none(),
+            "the target divides its logits and engines do not divide a draft's: its most likely tokens are the \
+             same, its probabilities are not",
         );
         self.warn(
             parts.embedding_scale.is_none(),

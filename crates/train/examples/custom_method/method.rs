@@ -145,7 +145,9 @@ impl TwoHeadsObjective {
             let states = self.draft.states(&select_rows(hidden, rows)?, head)?;
             let states = if train { states } else { states.detach() };
             let labels: Vec<u32> = rows.iter().map(|t| batch.ids[*t as usize + 1 + head]).collect();
-            let output = linear_cross_entropy(&Inputs::of_labels(&states, &head_table, &labels))?;
+            let output = linear_cross_entropy(
+                &Inputs::of_labels(&states, &head_table, &labels).bent(self.target.bend()),
+            )?;
             let statistics = &output.rows;
             for row in 0..rows.len() {
                 let (hard, soft) = (statistics.hard[row], statistics.soft[row]);

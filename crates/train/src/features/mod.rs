@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::top_k::TopK;
 use longdraft_models::ModelError;
 use longdraft_models::target::{Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target};
 
@@ -295,7 +295,7 @@ pub fn run_target(
         TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
             let k = k.min(target.config().vocab_size);
-            let entries = linear_top_k(&learned_hidden()?, &target.head()?, k)?;
+            let entries = target.top_k(&learned_hidden()?, k)?;
             TeacherFeatures::TopK { entries, k, hidden: None }
         }
     };

@@ -325,11 +325,10 @@ impl Stage {
             }
             let own = part.as_ref().map(RowPart::rows);
             let learned = learned_of(batch, own.as_ref());
-            let output = linear_cross_entropy(&Inputs::of_labels(
-                &select_rows(features.final_hidden()?, &learned)?,
-                &self.target.head()?,
-                &batch.labels(),
-            ))?;
+            let states = select_rows(features.final_hidden()?, &learned)?;
+            let (head, labels) = (self.target.head()?, batch.labels());
+            let inputs = Inputs::of_labels(&states, &head, &labels).bent(self.target.bend());
+            let output = linear_cross_entropy(&inputs)?;
             sum += output.rows.hard.iter().sum::<f64>();
             rows += batch.learned.len();
         }

@@ -79,7 +79,9 @@ fn features(
     let learned = Tensor::from_slice(&batch.learned, batch.learned.len(), target.device())?;
     let hidden = features.final_hidden()?.index_select(&learned, 0)?;
     let labels = batch.labels();
-    let own = linear_cross_entropy(&Inputs::of_labels(&hidden, &target.head()?, &labels))?;
+    let own = linear_cross_entropy(
+        &Inputs::of_labels(&hidden, &target.head()?, &labels).bent(target.bend()),
+    )?;
     let config = objective_config(case);
     let teacher = match config.soft_targets {
         SoftTargetKind::Full if config.soft_weight > 0.0 => TeacherFeatures::Full { hidden },

@@ -1,6 +1,7 @@
 //! Slots to whose logits a chain adds what the tokens before them say, and how sure the draft is of them.
 
 use candle_core::Tensor;
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::block::Chain;
@@ -14,16 +15,18 @@ use crate::error::Result;
 pub(super) struct Chained {
     /// `[G, H]`
     states: Tensor,
-    /// Of the head alone, `[Vd]` a slot.
-    logits: Vec<Vec<f32>>,
+    /// Products of the head alone, `[Vd]` a slot.
+    products: Vec<Vec<f32>>,
+    /// What makes logits of the sums.
+    bend: Bend,
     /// The chain's own state after each of the tokens that the newest slot follows, `[N, r]`.
     carried: Option<Tensor>,
 }
 
 impl Chained {
-    /// Slots with states `[G, H]` and logits `[Vd]` each.
-    pub(super) fn new(states: Tensor, logits: Vec<Vec<f32>>) -> Self {
-        Self { states, logits, carried: None }
+    /// Slots with states `[G, H]` and products `[Vd]` of the head each.
+    pub(super) fn new(states: Tensor, products: Vec<Vec<f32>>, bend: Bend) -> Self {
+        Self { states, products, bend, carried: None }
     }
 
     /// As [`super::BlockModel::forecasts`]; `output` is the chain's matrix for the tokens of a reduced
@@ -34,7 +37,7 @@ impl Chained {
         slot: usize,
         before: &[Chosen],
     ) -> Result<Vec<Forecast>> {
-        let logits = self.logits.get(slot).ok_or_else(|| beyond(slot))?;
+        let products = self.products.get(slot).ok_or_else(|| beyond(slot))?;
         let tokens: Vec<u32> = before.iter().map(|chosen| chosen.token.0).collect();
         let embedded = chain.embed(&tokens)?.ok_or_else(|| beyond(slot))?.detach();
         let states = repeated(&self.states, slot, before.len())?;
@@ -52,7 +55,8 @@ impl Chained {
         };
         let mut sums: Vec<Vec<f32>> = sums.detach().to_vec2()?;
         for sum in &mut sums {
-            sum.iter_mut().zip(logits).for_each(|(sum, logit)| *sum += logit);
+            sum.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
+            self.bend.bend(sum);
         }
         let confidence = confidences(chain, &states, Some(&embedded))?;
         let mut confidence = confidence.into_iter().flatten();

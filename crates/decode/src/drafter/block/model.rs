@@ -18,7 +18,7 @@ use longdraft_models::target::{Features, KvCache, Tap, Target};
 use super::chained::{Chained, confidences};
 use super::selected::Selected;
 use super::{BlockDrafter, BlockModel, Chosen};
-use crate::drafter::reduced_head::head_logits;
+use crate::drafter::reduced_head::{head_logits, head_products};
 use crate::drafter::{DraftContext, Drafter, Forecast, ReducedHead};
 use crate::error::{DecodeError, Result};
 
@@ -92,6 +92,11 @@ impl<'a> BlockDraftModel<'a> {
     /// What slots with these states, `[G, H]`, propose. All of them go through the head at once.
     fn slots(&self, target: &Target, states: Tensor) -> Result<Slots> {
         let head = self.head.as_deref();
+        let sequential = self.draft.chain().is_some_and(|chain| chain.is_sequential());
+        if sequential && self.draft.selector().is_none() {
+            let products = head_products(head, target, &states)?.to_vec2()?;
+            return Ok(Slots::Chained(Chained::new(states, products, target.bend())));
+        }
         let logits = head_logits(head, target, &states)?;
         if let Some(selector) = self.draft.selector() {
             let kept = head.map(|head| head.vocabulary().kept());
@@ -100,9 +105,6 @@ impl<'a> BlockDraftModel<'a> {
         }
         let logits = logits.to_vec2()?;
         let confidence = match self.draft.chain() {
-            Some(chain) if chain.is_sequential() => {
-                return Ok(Slots::Chained(Chained::new(states, logits)));
-            }
             Some(chain) => confidences(chain, &states, None)?,
             None => None,
         };

@@ -88,7 +88,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     parts.router = Router::Sigmoid {
         groups: keys.whole("expert_group_count").unwrap_or(1),
         kept_groups: keys.whole("expert_group_used_count").unwrap_or(1),
-        scale: keys.scale("expert_weights_scale").unwrap_or(1.0),
+        scale: keys.scale_or_none("expert_weights_scale").unwrap_or(1.0),
     };
     parts
 }

@@ -29,8 +29,5 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>) -> Parts {
             "`granite.rope.scaling.finetuned` = false (no rotary embedding) is not supported",
         );
     }
-    parts(names.map(|name| {
-        let given = keys.number(name).filter(|scale| *scale != 0.0);
-        given.and_then(|_| keys.scale(name))
-    }))
+    parts(names.map(|name| keys.scale_or_none(name)))
 }

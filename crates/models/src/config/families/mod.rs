@@ -213,3 +213,6 @@ fn every(sizes: Sizes, interval: usize) -> Vec<bool> {
 
 /// Every so manieth layer is without rotary embedding in files that do not say.
 const STILL_INTERVAL: usize = 4;
+
+#[cfg(test)]
+mod tests;

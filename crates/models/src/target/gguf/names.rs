@@ -282,7 +282,16 @@ mod tests {
 
     #[test]
     fn names_map_to_the_published_ones() {
-        let name = |n: &str| hugging_face_name(n, NormPlaces::Before).unwrap_or_default();
+        let of = |kind: &str| {
+            let config = serde_json::json!({
+                "model_type": kind, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 3,
+                "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 9,
+                "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 6
+            });
+            TargetConfig::from_json(&config).expect("configuration")
+        };
+        let (llama, gemma) = (of("llama"), of("gemma2"));
+        let name = |n: &str| hugging_face_name(n, &llama).unwrap_or_default();
         assert_eq!(name("blk.7.attn_q.bias"), "model.layers.7.self_attn.q_proj.bias");
         assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
         assert_eq!(name("token_embd.weight"), "model.embed_tokens.weight");
@@ -290,7 +299,7 @@ mod tests {
             assert_eq!(gguf_name(&name(gguf)).as_deref(), Some(gguf));
         }
         assert_eq!(gguf_name("model.layers.0.mlp.experts.0.up_proj.weight"), None);
-        let gemma = |n: &str| hugging_face_name(n, NormPlaces::BeforeAndAfter).unwrap_or_default();
+        let gemma = |n: &str| hugging_face_name(n, &gemma).unwrap_or_default();
         let layer = "model.layers.2.";
         for (gguf, published) in NORMS_ON_BOTH_SIDES {
             let published = format!("{layer}{published}.weight");
@@ -310,6 +319,26 @@ mod tests {
         assert_eq!(name("blk.x.attn_q.weight"), "");
         assert_eq!(name("rope_freqs.weight"), "");
         assert_eq!(expert_tensor("blk.3.ffn_up_exps.weight"), Some((3, Tensor::Stack(1))));
-        assert_eq!(expert_tensor("blk.3.ffn_up_exps.bias"), None);
+        assert_eq!(expert_tensor("blk.3.ffn_up_exps.bias"), Some((3, Tensor::Biases(1))));
+        assert_eq!(expert_tensor("blk.3.exp_probs_b.bias"), Some((3, Tensor::RouterBias)));
+        assert_eq!(expert_tensor("blk.3.ffn_up.bias"), None);
+        for (kind, gguf, published) in [
+            ("gpt_oss", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+            ("gpt_oss", "attn_sinks.weight", "self_attn.sinks"),
+            ("glm4", "post_attention_norm.weight", "post_self_attn_layernorm.weight"),
+            ("glm4", "ffn_norm.weight", "post_attention_layernorm.weight"),
+            ("olmo2", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+            ("llama4_text", "ffn_up.weight", "feed_forward.up_proj.weight"),
+        ] {
+            let found = hugging_face_name(&format!("blk.1.{gguf}"), &of(kind)).unwrap_or_default();
+            assert_eq!(found, format!("model.layers.1.{published}"), "{kind}");
+        }
+        let phi3 = of("phi3");
+        let cut = pieces("blk.1.attn_qkv.weight", 16, &phi3);
+        let rows: Vec<_> = cut.into_iter().map(|(_, part)| part).collect();
+        let part = |first, count| Part::Rows { first, count };
+        assert_eq!(rows, [part(0, 8), part(8, 4), part(12, 4)]);
+        assert!(pieces("blk.1.attn_qkv.weight", 15, &phi3).is_empty());
+        assert!(pieces("blk.1.ffn_up.weight", 12, &llama).is_empty());
     }
 }

@@ -10,7 +10,7 @@ use crate::target::TargetFacts;
 /// Whether a block draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
-    fit.check_parts(&target.config().parts);
+    fit.check_parts(&target.config().parts, false);
     let layers = target.config().num_hidden_layers;
     fit.refuse(
         config.target_layers.iter().all(|layer| layer.0 + 1 < layers),

@@ -47,7 +47,8 @@ pub(super) fn record(
     let visible = Visible::new(config, &anchors, slots, count);
     let (tokens, at) = config.inputs(starts.iter().map(|start| (ids[*start], *start as u32)));
     let states = draft.blocks(&tokens, &at, &context, &visible)?.detach();
-    let mut logits = target.logits(&states)?.detach();
+    // Engines make nothing else of a draft's products.
+    let mut logits = target.head_matrix()?.linear(&states.detach(), None)?;
     let rows = || starts.iter().flat_map(|start| (0..slots).map(move |slot| (*start, slot)));
     let mut more = Vec::new();
     if let Some(chain) = draft.chain() {

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
 use longdraft_kernels::rows::{scatter_rows, select_rows};
-use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::top_k::TopK;
 use longdraft_models::target::{KeyValues, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
@@ -199,8 +199,7 @@ impl StoredFeatures {
                 let entries = if let Some(stored) = &record.top_k {
                     select(stored, record.teacher_rows.len(), &places)
                 } else {
-                    let head = self.target.head().map_err(TrainError::from)?;
-                    linear_top_k(&hidden()?, &head, k)?
+                    self.target.top_k(&hidden()?, k).map_err(TrainError::from)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }

@@ -17,7 +17,7 @@
 use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::top_k::TopK;
 use longdraft_kernels::transfer::{download, upload_ahead};
 use longdraft_models::target::Target;
 use longdraft_models::weights::WeightSource;
@@ -146,7 +146,7 @@ impl Record {
         match contents.teacher {
             StoredTeacher::TopK(k) => {
                 let k = k.min(target.config().vocab_size);
-                self.top_k = Some(linear_top_k(&hidden, &target.head()?, k)?);
+                self.top_k = Some(target.top_k(&hidden, k)?);
             }
             _ => self.final_hidden = Some(hidden),
         }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::SavedDraft;
@@ -32,12 +33,12 @@ pub(in crate::method) fn check_start(
 }
 
 /// The draft of a network, whose token of unknown slots is `set` if it is known, begun as `init` says if it
-/// starts from no other, and the target's head `[V, H]`.
+/// starts from no other, and the target's head `[V, H]` with what makes logits of its products.
 pub(in crate::method) fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
     (set, init): (Option<u32>, Init),
-) -> Result<(BlockDraft, Tensor)> {
+) -> Result<(BlockDraft, (Tensor, Bend))> {
     let Materials { config, target, .. } = materials;
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
@@ -49,7 +50,7 @@ pub(in crate::method) fn build(
         (None, Init::Random) => BlockDraft::initialise(&sizes, &embedding, seed)?,
         (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, seed)?,
     };
-    Ok((draft, target.head()?))
+    Ok((draft, (target.head()?, target.bend())))
 }
 
 /// Refuses a network that does not fit a target.

@@ -73,7 +73,7 @@ impl BlockObjective {
         let selected = self.select(&states, &slots)?;
         let observed = |distribution| {
             let Some(soft) = self.loss.soft else { return self.observe(&states, &slots) };
-            let labels = Inputs::of_labels(&states, &self.head, &slots.labels);
+            let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
             let weights = vec![0.0; slots.learned.len()];
             let soft = SoftLoss { distribution, ..soft };
             Ok(soft.cross_entropy(labels, (batch, &slots), features, &weights)?.rows)

@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, RowStatistics, linear_cross_entropy,
 };
@@ -53,6 +54,8 @@ pub struct BlockObjective {
     pub(super) draft: BlockDraft,
     /// The target's frozen head, `[V, H]`.
     pub(super) head: Tensor,
+    /// What makes logits of its products.
+    pub(super) bend: Bend,
     pub(super) loss: BlockLoss,
     starts: Starts,
 }
@@ -70,7 +73,13 @@ impl BlockObjective {
     /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
     pub fn new(draft: BlockDraft, head: &Tensor, loss: BlockLoss, draws: BlockDraws) -> Self {
         let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.clone(), loss, starts }
+        Self { draft, head: head.clone(), bend: Bend::default(), loss, starts }
+    }
+
+    /// The same with logits that are bent as the target's are.
+    #[must_use]
+    pub fn with_bend(self, bend: Bend) -> Self {
+        Self { bend, ..self }
     }
 
     /// Begins blocks where `starts` says: ascending tokens of the row, for comparisons with others.
@@ -113,7 +122,7 @@ impl BlockObjective {
         features: &BatchFeatures,
         weights: &[f32],
     ) -> Result<(Tensor, RowStatistics)> {
-        let labels = Inputs::of_labels(states, &self.head, &of.1.labels);
+        let labels = Inputs::of_labels(states, &self.head, &of.1.labels).bent(self.bend);
         let Output { loss_sum, rows } = match self.loss.soft {
             None => linear_cross_entropy(&Inputs { label_weights: Some(weights), ..labels })?,
             Some(soft) => soft.cross_entropy(labels, of, features, weights)?,
@@ -124,7 +133,7 @@ impl BlockObjective {
     /// What the head makes of learned slots' states `[S, H]`, without a gradient.
     pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
         let states = states.detach();
-        let labels = Inputs::of_labels(&states, &self.head, &slots.labels);
+        let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
         Ok(linear_cross_entropy(&labels)?.rows)
     }
 
@@ -186,7 +195,7 @@ impl BlockObjective {
     ) -> Result<Option<(Hits, Option<Selected>)>> {
         let Some(hits) = self.hits(states, slots)? else { return Ok(None) };
         let Some((_, selector)) = self.selector() else { return Ok(None) };
-        let selected = hits.select(selector, (states, &self.head), slots)?;
+        let selected = hits.select(selector, (states, &self.head, self.bend), slots)?;
         Ok(Some((hits, selected)))
     }
 

@@ -5,6 +5,7 @@
 //! ```
 
 use candle_core::{Result as TensorResult, Tensor};
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::chosen_products::chosen_products;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
@@ -66,7 +67,7 @@ impl Hits {
     pub(super) fn select(
         &self,
         selector: Selector<'_>,
-        (states, head): (&Tensor, &Tensor),
+        (states, head, bend): (&Tensor, &Tensor, Bend),
         slots: &Slots,
     ) -> Result<Option<Selected>> {
         if self.rows.is_empty() {
@@ -74,7 +75,7 @@ impl Hits {
         }
         let states = select_rows(states, &self.rows)?;
         let before: Vec<u32> = self.rows.iter().map(|row| slots.before[*row as usize]).collect();
-        let logits = chosen_products(&states, head, &self.candidates)?;
+        let logits = bend.of(chosen_products(&states, head, &self.candidates)?)?;
         let preferences =
             selector.preferences(&selector.project(&states)?, &before, &self.candidates)?;
         let scores = (logits + preferences)?;

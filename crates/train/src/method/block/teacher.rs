@@ -9,7 +9,7 @@ use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::top_k::{TopK, bent_top_k};
 use longdraft_models::draft::VocabularyMap;
 
 use super::blocks::{Slots, is_learned};
@@ -83,7 +83,7 @@ impl SoftLoss {
                 tokens.dedup();
                 let k = k.min(head.dim(0)?);
                 let hidden = select_rows(hidden, &from_first(&tokens))?;
-                sparse((&linear_top_k(&hidden, head, k)?, k, tail), &tokens)
+                sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)
             }
             (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {
                 sparse((entries, *k, tail), &teacher_rows(batch, slots.of_a_block()))

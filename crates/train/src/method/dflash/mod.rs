@@ -59,10 +59,11 @@ impl DraftMethod for Dflash {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, (self.mask_token_id, self.init))?;
+        let (draft, (head, bend)) =
+            block::build(materials, sizes, (self.mask_token_id, self.init))?;
         let draws = self.draws(materials.config.train.seed);
         let loss = self.loss(None, &materials.config.teacher);
-        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))
+        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }
 

@@ -82,11 +82,11 @@ impl DraftMethod for Dflash2 {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) =
+        let (draft, (head, bend)) =
             block::build(materials, sizes, (self.block.mask_token_id, self.block.init))?;
         let draws = self.block.draws(materials.config.train.seed);
         let loss = self.loss(&materials.config.teacher);
-        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws)))
+        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }
 

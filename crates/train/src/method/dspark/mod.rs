@@ -80,7 +80,8 @@ impl DraftMethod for Dspark {
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, head) = block::build(materials, sizes, (self.mask_token_id, self.init))?;
+        let (draft, (head, bend)) =
+            block::build(materials, sizes, (self.mask_token_id, self.init))?;
         let loss = ChainLoss {
             decay: self.slot_decay,
             hard: self.hard_weight,
@@ -88,7 +89,7 @@ impl DraftMethod for Dspark {
             confidence: self.confidence_weight,
         };
         let draws = self.block().draws(materials.config.train.seed);
-        Ok(Box::new(ChainObjective::new(draft, &head, loss, draws)))
+        Ok(Box::new(ChainObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }
 

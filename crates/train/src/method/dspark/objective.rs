@@ -8,6 +8,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Teacher, Weighted,
     linear_cross_entropy,
@@ -43,6 +44,8 @@ pub struct ChainObjective {
     draft: BlockDraft,
     /// The target's frozen head, `[V, H]`.
     head: Tensor,
+    /// What makes logits of its products.
+    bend: Bend,
     loss: ChainLoss,
     starts: Starts,
 }
@@ -82,7 +85,13 @@ impl ChainObjective {
     /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
     pub fn new(draft: BlockDraft, head: &Tensor, loss: ChainLoss, draws: BlockDraws) -> Self {
         let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.clone(), loss, starts }
+        Self { draft, head: head.clone(), bend: Bend::default(), loss, starts }
+    }
+
+    /// The same with logits that are bent as the target's are.
+    #[must_use]
+    pub fn with_bend(self, bend: Bend) -> Self {
+        Self { bend, ..self }
     }
 
     /// Begins blocks where `starts` says: ascending tokens of the row, for comparisons with others.
@@ -185,7 +194,7 @@ impl ChainObjective {
             }),
             soft_weight: 1.0,
             teacher: Some(Teacher { hidden: teacher, rows: Some(&teachers), head: &self.head }),
-            ..pass.labels(&self.head, slots)
+            ..pass.labels(&self.head, slots).bent(self.bend)
         })?;
         if let Some(logits) = &pass.confidence {
             let loss = confidence_loss(logits, &rows.acceptance, &scaled(self.loss.confidence))?;
@@ -296,7 +305,7 @@ impl Objective for ChainObjective {
                 return Ok(Vec::new());
             }
             let pass = self.pass(batch, &context, slots, false)?;
-            Ok(linear_cross_entropy(&pass.labels(&self.head, slots))?.rows.agrees)
+            Ok(linear_cross_entropy(&pass.labels(&self.head, slots).bent(self.bend))?.rows.agrees)
         };
         // Ranks that share a row know a part of it each.
         let replayed = match features.part {

@@ -160,6 +160,7 @@ fn build(
     };
     report(&trained, &counts, observer);
     let objective = Eagle3Objective::new(trained, &target.head()?, draft.objective.clone())?;
+    let objective = objective.with_bend(target.bend());
     Ok(Box::new(objective.with_distribution(config.teacher.distribution())))
 }
 

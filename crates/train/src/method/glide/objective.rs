@@ -13,7 +13,6 @@ use longdraft_kernels::linear_cross_entropy::{
     Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::target::{Tap, Target};
@@ -171,7 +170,7 @@ impl GlideObjective {
             TeacherKind::None => Some(TeacherFeatures::None),
             TeacherKind::TopK(k) => {
                 let k = k.min(self.target.config().vocab_size);
-                let entries = linear_top_k(hidden, &self.target.head()?, k)?;
+                let entries = self.target.top_k(hidden, k)?;
                 Some(TeacherFeatures::TopK { entries, k, hidden: None })
             }
             _ => None,
@@ -213,7 +212,7 @@ impl GlideObjective {
             }
         };
         let labels = batch.labels();
-        let labels = Inputs::of_labels(hidden, head, &labels);
+        let labels = Inputs::of_labels(hidden, head, &labels).bent(self.target.bend());
         let output = linear_cross_entropy(&Inputs { soft, soft_weight, teacher, ..labels })?;
         let mut metrics = DraftMetrics::default();
         for (row, &t) in batch.learned.iter().enumerate() {

@@ -21,8 +21,9 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::{TopK, linear_top_k};
+use longdraft_kernels::top_k::{TopK, bent_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
@@ -48,6 +49,8 @@ pub struct Eagle3Objective {
     head: Tensor,
     /// Its rows of the draft's vocabulary, `[Vd, Ht]`.
     kept_head: Tensor,
+    /// What makes logits of the target's products; the draft's head has none.
+    bend: Bend,
     config: Eagle3ObjectiveConfig,
     distribution: TeacherDistribution,
 }
@@ -87,6 +90,7 @@ impl Eagle3Objective {
             draft,
             head: head.clone(),
             kept_head,
+            bend: Bend::default(),
             config,
             distribution: TeacherDistribution::Whole,
         })
@@ -97,6 +101,12 @@ impl Eagle3Objective {
     #[must_use]
     pub fn with_distribution(self, distribution: TeacherDistribution) -> Self {
         Self { distribution, ..self }
+    }
+
+    /// The same for a target that makes logits of its head's products so.
+    #[must_use]
+    pub fn with_bend(self, bend: Bend) -> Self {
+        Self { bend, ..self }
     }
 
     /// The draft.
@@ -187,7 +197,7 @@ impl Eagle3Objective {
         match (&features.teacher, distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
                 let hidden = states(hidden)?;
-                TeacherSummary::new(&hidden, &self.head, vocabulary, (rows, tokens))
+                TeacherSummary::new(&hidden, (&self.head, self.bend), vocabulary, (rows, tokens))
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let hidden = states(hidden)?;
@@ -195,7 +205,7 @@ impl Eagle3Objective {
                 if rows.is_empty() {
                     return Ok(of_entries(&TopK::default(), k, tail));
                 }
-                Ok(of_entries(&linear_top_k(&hidden, &self.head, k)?, k, tail))
+                Ok(of_entries(&bent_top_k(&hidden, &self.head, k, self.bend)?, k, tail))
             }
             // A store hands out nothing where nothing is read.
             (TeacherFeatures::None, TeacherDistribution::TopK { k, tail }) if rows.is_empty() => {

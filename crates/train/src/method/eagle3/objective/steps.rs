@@ -210,7 +210,8 @@ impl Eagle3Objective {
             (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's distributions")),
         };
         let labels = Inputs::of_labels(hidden, head, &labels);
-        let inputs = Inputs { soft, soft_weight: 1.0, teacher, ..labels };
+        let teacher_bend = self.bend;
+        let inputs = Inputs { soft, soft_weight: 1.0, teacher, teacher_bend, ..labels };
         let output = linear_cross_entropy(&inputs)?;
         Ok((output.loss_sum, output.rows))
     }

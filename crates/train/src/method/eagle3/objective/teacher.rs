@@ -3,7 +3,8 @@
 //! tokens.
 
 use candle_core::Tensor;
-use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
+use longdraft_kernels::bend::Bend;
+use longdraft_kernels::log_sum_exp::bent_log_sum_exp;
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
@@ -44,7 +45,7 @@ impl TeacherSummary {
     /// Summarises the teacher at some of `tokens` tokens from its states there.
     pub(super) fn new(
         hidden: &Tensor,
-        head: &Tensor,
+        (head, bend): (&Tensor, Bend),
         vocabulary: &VocabularyMap,
         (rows, tokens): (&[u32], usize),
     ) -> Result<Self> {
@@ -52,7 +53,7 @@ impl TeacherSummary {
         if rows.is_empty() {
             return Ok(summary);
         }
-        let of_rows = linear_log_sum_exp(hidden, head)?;
+        let of_rows = bent_log_sum_exp(hidden, head, bend)?;
         for (index, &t) in rows.iter().enumerate() {
             summary.set(t, of_rows.argmax[index], of_rows.log_sum_exp[index], vocabulary);
         }

@@ -1,0 +1,202 @@
+//! What families read, and what they refuse, key by key.
+
+use serde_json::{Value, json};
+
+use crate::config::{Parts, QkNorm, Router, TargetConfig};
+
+/// A small valid configuration.
+fn of(kind: &str) -> Value {
+    let mut config = json!({
+        "model_type": kind, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 512
+    });
+    let keys = match kind {
+        "phi3" => json!({
+            "partial_rotary_factor": 0.5, "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 1.5], "long_factor": [1, 2, 3, 4]}
+        }),
+        "glm4_moe" => json!({
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+            "topk_group": 2
+        }),
+        "gpt_oss" => json!({"num_local_experts": 6, "num_experts_per_tok": 2}),
+        "llama4_text" => json!({
+            "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 128,
+            "interleave_moe_layer_step": 2
+        }),
+        _ => json!({}),
+    };
+    for (key, value) in keys.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    config
+}
+
+fn read(kind: &str, change: impl Fn(&mut Value)) -> TargetConfig {
+    let mut config = of(kind);
+    change(&mut config);
+    TargetConfig::from_json(&config).expect("valid")
+}
+
+fn parts(kind: &str) -> Parts {
+    read(kind, |_| {}).parts
+}
+
+#[test]
+fn layers_without_rotary_embedding_are_every_fourth_or_as_listed() {
+    let still =
+        |config: &TargetConfig| (0..8).filter(|i| config.parts.is_still(*i)).collect::<Vec<_>>();
+    assert_eq!(still(&read("smollm3", |_| {})), [3, 7]);
+    let third = read("smollm3", |config| config["no_rope_layer_interval"] = 3.into());
+    assert_eq!(still(&third), [2, 5]);
+    let listed = json!([0, 1, 1, 1, 1, 1, 1, 1]);
+    let set = |config: &mut Value| config["no_rope_layers"] = listed.clone();
+    assert_eq!(still(&read("smollm3", set)), [0]);
+    assert!((read("smollm3", set).rope.theta - 2e6).abs() < 1e-9);
+    let windowed = read("smollm3", |config| {
+        set(config);
+        config["use_sliding_window"] = true.into();
+        config["sliding_window"] = 9.into();
+    });
+    assert_eq!((windowed.window_of(0), windowed.window_of(1)), (Some(9), None));
+    let empty = read("llama4_text", |config| config["no_rope_layers"] = json!([]));
+    assert_eq!(still(&empty), [3, 7]);
+    assert_eq!((empty.window_of(0), empty.window_of(3)), (Some(8192), None));
+}
+
+#[test]
+fn multipliers_fold_into_scales() {
+    let granite = read("granite", |config| {
+        config["attention_multiplier"] = 0.5.into();
+        config["logits_scaling"] = 8.into();
+    });
+    assert_eq!(granite.parts.query_factor(16), Some(2.0));
+    assert_eq!((granite.bend().divisor, granite.parts.residual_scale), (8.0, None));
+    // A multiplier of scores that is left out is 1, not 1/√D.
+    assert_eq!(parts("granite").query_factor(16), Some(4.0));
+}
+
+#[test]
+fn experts_and_routers_are_those_of_their_families() {
+    let glm = read("glm4_moe", |config| config["first_k_dense_replace"] = 3.into());
+    let dense: Vec<_> = (0..8).filter(|i| glm.experts_in(*i).is_none()).collect();
+    assert_eq!(dense, [0, 1, 2]);
+    let experts = glm.experts.as_ref().expect("experts");
+    assert_eq!(experts.shared_expert_intermediate_size, Some(24));
+    assert_eq!(glm.parts.router, Router::Sigmoid { groups: 4, kept_groups: 2, scale: 1.0 });
+    assert_eq!((glm.qk_norm(), glm.parts.turning(16)), (QkNorm::None, 8));
+    let llama = read("llama4_text", |_| {});
+    let sparse: Vec<_> = (0..8).filter(|i| llama.experts_in(*i).is_some()).collect();
+    assert_eq!((sparse, llama.intermediate_size), (vec![1, 3, 5, 7], 128));
+    let listed = read("llama4_text", |config| config["moe_layers"] = json!([0, 5]));
+    let sparse: Vec<_> = (0..8).filter(|i| listed.experts_in(*i).is_some()).collect();
+    assert_eq!(sparse, [0, 5]);
+    let oss = read("gpt_oss", |_| {});
+    assert_eq!((oss.window_of(0), oss.window_of(1)), (Some(128), None));
+    assert!(oss.attention_output_bias && oss.parts.sinks && oss.parts.expert_biases);
+}
+
+#[test]
+fn long_sequences_have_their_frequencies_and_both_a_common_factor() {
+    let by_length = parts("phi3").rotary.by_length.expect("frequencies by length");
+    assert_eq!((by_length.original_context, by_length.long[3]), (64, 4.0));
+    let stretch: f64 = 512.0 / 64.0;
+    let want = (1.0 + stretch.ln() / 64.0_f64.ln()).sqrt();
+    assert!((by_length.attention_factor - want).abs() < 1e-12);
+    let given = read("phi3", |config| config["rope_scaling"]["attention_factor"] = 1.25.into());
+    let by_length = given.parts.rotary.by_length.expect("frequencies by length");
+    assert!((by_length.attention_factor - 1.25).abs() < 1e-12);
+}
+
+/// Values that files may hold and that no layer can be made of.
+#[test]
+fn hostile_values_are_named() {
+    let huge = 1e300;
+    for (kind, key, value) in [
+        ("gemma2", "query_pre_attn_scalar", json!(1e-300)),
+        ("gemma2", "final_logit_softcapping", json!(huge)),
+        ("gemma3_text", "rope_local_base_freq", json!(1e-300)),
+        ("granite", "attention_multiplier", json!(1e-30)),
+        ("granite", "embedding_multiplier", json!(huge)),
+        ("granite", "residual_multiplier", json!("half")),
+        ("granite", "logits_scaling", json!(0)),
+        ("smollm3", "no_rope_layers", json!([1])),
+        ("smollm3", "no_rope_layers", json!("none")),
+        ("smollm3", "no_rope_layer_interval", json!(0)),
+        ("smollm3", "rope_theta", json!(0.5)),
+        ("olmo3", "sliding_window", json!(0)),
+        ("olmo3", "layer_types", json!(["linear_attention"])),
+        ("olmo3", "rope_theta", json!(1e-300)),
+        ("phi3", "partial_rotary_factor", json!(0)),
+        ("phi3", "partial_rotary_factor", json!(1e-3)),
+        ("phi3", "partial_rotary_factor", json!(huge)),
+        ("phi3", "original_max_position_embeddings", json!(0)),
+        ("glm4", "partial_rotary_factor", json!(1.5)),
+        ("glm4_moe", "n_group", json!(0)),
+        ("glm4_moe", "n_group", json!(3)),
+        ("glm4_moe", "topk_group", json!(5)),
+        ("glm4_moe", "num_experts_per_tok", json!(7)),
+        ("glm4_moe", "routed_scaling_factor", json!(huge)),
+        ("glm4_moe", "shared_expert_intermediate_size", Value::Null),
+        ("gpt_oss", "swiglu_limit", json!(-1)),
+        ("gpt_oss", "swiglu_alpha", json!(huge)),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "fp8"})),
+        ("llama", "quantization_config", json!({"quant_method": "mxfp4"})),
+        ("llama4_text", "attention_chunk_size", json!(0)),
+        ("llama4_text", "attn_scale", json!(huge)),
+        ("llama4_text", "floor_scale", json!(0)),
+        ("llama4_text", "moe_layers", json!([8])),
+        ("llama4_text", "decoder_sparse_step", Value::Null),
+        ("llama4_text", "layer_types", json!(["chunked_attention", 3])),
+    ] {
+        let mut config = of(kind);
+        match key {
+            // Derived from these keys.
+            "shared_expert_intermediate_size" => config["n_shared_experts"] = json!(1_u64 << 60),
+            "decoder_sparse_step" => config["interleave_moe_layer_step"] = json!(0),
+            _ => config[key] = value.clone(),
+        }
+        let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+        assert!(text.contains(key), "{kind}: {key} = {value} not in {text}");
+    }
+    for (scaling, part) in [
+        (
+            json!({"type": "longrope", "short_factor": [1], "long_factor": [1, 1, 1, 1]}),
+            "short_factor",
+        ),
+        (
+            json!({"type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1, 1, 1, 1]}),
+            "short_factor",
+        ),
+        (
+            json!({"type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 1, 1e300]}),
+            "long_factor",
+        ),
+        (
+            json!({"type": "longrope", "short_factor": "x", "long_factor": [1, 1, 1, 1]}),
+            "short_factor",
+        ),
+    ] {
+        let mut config = of("phi3");
+        config["rope_scaling"] = scaling;
+        let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let mut config = of("ministral3");
+    config["rope_parameters"] = json!({
+        "rope_type": "default", "llama_4_scaling_beta": huge, "original_max_position_embeddings": 16
+    });
+    let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+    assert!(text.contains("llama_4_scaling_beta"), "{text}");
+    let mut config = of("llama");
+    for scaling in [
+        json!({"rope_type": "linear", "factor": 1e-300}),
+        json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": huge}),
+        json!({"rope_type": "yarn", "factor": huge}),
+    ] {
+        config["rope_scaling"] = scaling;
+        let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+        assert!(text.contains("factor"), "{text}");
+    }
+}
