@@ -159,7 +159,8 @@ fn the_text_part_of_a_model_that_sees_has_the_bits_of_the_model_alone() {
 /// Writes the tensors of a folder as a GGUF file, by the names and in the form that converters give them.
 fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)]) {
     let source = SafetensorsSource::open_folder(folder).expect("weights");
-    let mut stacks: std::collections::BTreeMap<String, Vec<Tensor>> = std::collections::BTreeMap::new();
+    let mut stacks: std::collections::BTreeMap<String, Vec<Tensor>> =
+        std::collections::BTreeMap::new();
     let mut tensors: Vec<(String, Tensor)> = Vec::new();
     let mut names = source.names();
     // Experts in the order of their numbers.
@@ -208,25 +209,27 @@ fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)]) {
         ];
         let stored = renamed.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
         let is_lfm = matches!(&metadata[0].1, Gguf::String(name) if name == "lfm2");
-        let stored = match is_lfm {
-            true => stored
-                .replace("output_norm", "token_embd_norm")
-                .replace("post_attention_norm", "ffn_norm"),
-            false => stored,
+        let stored = if is_lfm {
+            let stored = stored.replace("output_norm", "token_embd_norm");
+            stored.replace("post_attention_norm", "ffn_norm")
+        } else {
+            stored
         };
         let less_one = !is_lfm && name.ends_with("norm.weight") && !name.contains("linear_attn");
         let form = match tensor.dims() {
-            &[channels, 1, taps] => tensor.reshape((channels, taps)),
-            &[1, width] => tensor.reshape(width),
+            [channels, 1, taps] => tensor.reshape((*channels, *taps)),
+            [1, width] => tensor.reshape(*width),
             _ if name.ends_with("A_log") => tensor.exp().and_then(|a| a.neg()),
             _ if less_one => &tensor + 1.0,
             _ => Ok(tensor),
         };
         tensors.push((stored, form.expect("a form")));
     }
-    tensors.extend(stacks.into_iter().map(|(name, experts)| {
-        (name, Tensor::stack(&experts, 0).expect("a stack"))
-    }));
+    tensors.extend(
+        stacks
+            .into_iter()
+            .map(|(name, experts)| (name, Tensor::stack(&experts, 0).expect("a stack"))),
+    );
     let quantised: Vec<(String, QTensor)> = tensors
         .iter()
         .map(|(name, tensor)| {
@@ -243,7 +246,11 @@ fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)]) {
 }
 
 /// Keys of a GGUF header for a tiny target.
-fn gguf_keys(name: &'static str, config: &Value, more: &[(&'static str, Gguf)]) -> Vec<(String, Gguf)> {
+fn gguf_keys(
+    name: &'static str,
+    config: &Value,
+    more: &[(&'static str, Gguf)],
+) -> Vec<(String, Gguf)> {
     let size = |key: &str| Gguf::U32(config[key].as_u64().expect("a size") as u32);
     let sizes = [
         ("block_count", size("num_hidden_layers")),
@@ -279,7 +286,10 @@ fn gguf_files_of_recurrent_families_are_read_as_their_folders() {
         ("expert_count", Gguf::U32(5)),
         ("expert_used_count", Gguf::U32(2)),
         ("expert_feed_forward_length", Gguf::U32(32)),
-        ("attention.recurrent_layers", Gguf::Array([true, false, true, false].map(Gguf::Bool).to_vec())),
+        (
+            "attention.recurrent_layers",
+            Gguf::Array([true, false, true, false].map(Gguf::Bool).to_vec()),
+        ),
     ];
     let heads = Gguf::Array([0, 2, 2, 0].map(Gguf::U32).to_vec());
     let of_lfm = vec![("attention.head_count_kv", heads), ("shortconv.l_cache", Gguf::U32(3))];

@@ -330,7 +330,11 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
             let recurrent = ["lfm2", "qwen3_5", "qwen3_next"];
             let states = recurrent.iter().any(|name| family.starts_with(name));
             assert_eq!(count("conv_state_layer_0_at_37"), if states { 2 } else { 0 }, "{family}");
-            assert_eq!(count("recurrent_state_layer_0") > 0, states && family != "lfm2", "{family}");
+            assert_eq!(
+                count("recurrent_state_layer_0") > 0,
+                states && family != "lfm2",
+                "{family}"
+            );
         }
     }
 }

@@ -237,7 +237,11 @@ fn gathered(
             continue;
         }
         let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
-        outputs.slice_set(&outputs_of((expert, gated), &own, width)?.contiguous()?, 0, visits.start)?;
+        outputs.slice_set(
+            &outputs_of((expert, gated), &own, width)?.contiguous()?,
+            0,
+            visits.start,
+        )?;
     }
     routes.sums().of(&outputs, residual)
 }
@@ -314,7 +318,12 @@ mod tests {
             let routes = Routes::choose(&logits, per_row, normalise)?;
             let want = reference(&residual, &x, &experts, &logits, per_row, normalise)?;
             assert_close("fused", &experts_onto(&residual, &x, &experts, &routes)?, &want, 1e-5);
-            assert_close("gathered", &gathered(&residual, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
+            assert_close(
+                "gathered",
+                &gathered(&residual, &x, (&experts, swiglu), &routes)?,
+                &want,
+                1e-5,
+            );
             let on_gpu = emulated(|| {
                 let routes = Routes::choose(&logits, per_row, normalise)?;
                 experts_onto(&residual, &x, &experts, &routes)

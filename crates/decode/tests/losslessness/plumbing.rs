@@ -130,7 +130,8 @@ fn states_are_cut_where_there_is_one_and_go_on_as_if_nothing_had_been_after() {
             let from = cache.len();
             let position_ids: Vec<u32> = (from as u32..to as u32).collect();
             let ids = &tokens[from..to];
-            let tokens = Extension { ids, position_ids: &position_ids, parents: None, is_text, cache };
+            let tokens =
+                Extension { ids, position_ids: &position_ids, parents: None, is_text, cache };
             let features = target.extend_each(&mut [tokens], &taps).expect("a pass");
             let hidden = features.final_hidden().expect("tapped").to_vec2::<f32>();
             hidden.expect("values").pop().expect("a row")

@@ -28,7 +28,12 @@ fn toy(family: &str, seed: u64) -> Target {
     Target::random(config, seed, &TargetOptions::default()).expect("target")
 }
 
-fn logits(target: &Target, ids: &[u32], parents: Option<&[Option<usize>]>, cache: &mut KvCache) -> Vec<Vec<f32>> {
+fn logits(
+    target: &Target,
+    ids: &[u32],
+    parents: Option<&[Option<usize>]>,
+    cache: &mut KvCache,
+) -> Vec<Vec<f32>> {
     let first = cache.len() as u32;
     let mut positions: Vec<u32> = (first..first + ids.len() as u32).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);
@@ -42,7 +47,10 @@ fn logits(target: &Target, ids: &[u32], parents: Option<&[Option<usize>]>, cache
         }
     };
     let hidden = features.expect("a pass");
-    target.logits(hidden.final_hidden().expect("tapped")).and_then(|l| Ok(l.to_vec2()?)).expect("logits")
+    target
+        .logits(hidden.final_hidden().expect("tapped"))
+        .and_then(|l| Ok(l.to_vec2()?))
+        .expect("logits")
 }
 
 /// A cache of all but the last token of a text, made by the rounds that committed it: chains and trees, of which
@@ -82,7 +90,9 @@ fn rounds_over_a_recurrent_target_follow_its_distribution() {
             let last = rows.last().flatten().expect("a row");
             sampling.distribution(&last).expect("distribution")
         };
-        for (shape, rule) in trees.into_iter().zip([VerifyRule::Match, VerifyRule::Ratio, VerifyRule::Match]) {
+        for (shape, rule) in
+            trees.into_iter().zip([VerifyRule::Match, VerifyRule::Ratio, VerifyRule::Match])
+        {
             let known: RefCell<BTreeMap<Vec<u32>, Vec<Vec<f32>>>> = RefCell::default();
             let round = |text: &[u32]| {
                 let mut tree = Tree::new(TargetTokenId(text[text.len() - 1]));
@@ -96,7 +106,8 @@ fn rounds_over_a_recurrent_target_follow_its_distribution() {
                 });
                 known.borrow_mut().insert(text.to_vec(), of_rows.clone());
                 let verifier = Verifier { sampling: sampling.clone(), rule };
-                let generated: Vec<TargetTokenId> = text[1..].iter().map(|id| TargetTokenId(*id)).collect();
+                let generated: Vec<TargetTokenId> =
+                    text[1..].iter().map(|id| TargetTokenId(*id)).collect();
                 distribution_of(|draws| {
                     let round = Round { index: 1, position: text.len() as u64 };
                     let verdict = verifier.verify_after(&generated, &tree, &of_rows, round, draws);

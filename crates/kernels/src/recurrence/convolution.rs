@@ -29,7 +29,12 @@ impl Convolution {
     ///
     /// # Errors
     /// - there is no channel or no whole number of taps, or the bias has another length
-    pub fn new(weight: &[f32], bias: Option<Vec<f32>>, channels: usize, silu: bool) -> Result<Self> {
+    pub fn new(
+        weight: &[f32],
+        bias: Option<Vec<f32>>,
+        channels: usize,
+        silu: bool,
+    ) -> Result<Self> {
         let kernel = weight.len() / channels.max(1);
         if kernel == 0 || kernel * channels != weight.len() {
             bail!("convolution: {} weights for {channels} channels", weight.len());
@@ -99,15 +104,12 @@ pub fn causal_convolution(
         let mut next = Some(row);
         let mut earlier = reach;
         while sources.len() <= reach {
-            match next {
-                Some(row) => {
-                    sources.push(&inputs[row * channels..][..channels]);
-                    next = walk.parent(row);
-                }
-                None => {
-                    earlier -= 1;
-                    sources.push(&before[earlier * channels..][..channels]);
-                }
+            if let Some(row) = next {
+                sources.push(&inputs[row * channels..][..channels]);
+                next = walk.parent(row);
+            } else {
+                earlier -= 1;
+                sources.push(&before[earlier * channels..][..channels]);
             }
         }
         for (source, tap) in sources.iter().rev().zip(convolution.taps.chunks_exact(channels)) {

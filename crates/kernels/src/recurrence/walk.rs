@@ -34,7 +34,11 @@ impl Walk {
     /// Rows that follow one another.
     pub fn chain(rows: usize) -> Self {
         let parents = (0..rows).map(|row| row.checked_sub(1)).collect();
-        let step = |row| Step { row, from: if row == 0 { From::Start } else { From::Last }, branches: false };
+        let step = |row| Step {
+            row,
+            from: if row == 0 { From::Start } else { From::Last },
+            branches: false,
+        };
         Self { parents, steps: (0..rows).map(step).collect(), is_chain: true }
     }
 

@@ -41,13 +41,13 @@ impl ScoredRouter {
             problems,
             &[("n_group", n_group, limits::EXPERTS), ("topk_group", topk_group, n_group.max(1))],
         );
-        if n_group > 0 && !experts.num_experts.is_multiple_of(n_group) {
-            let count = experts.num_experts;
+        let count = experts.num_experts;
+        if n_group > 0 && !count.is_multiple_of(n_group) {
             problems.push(format!("`n_group` = {n_group} does not divide {count} experts"));
-        } else if n_group > 0 {
-            let eligible = topk_group.saturating_mul(experts.num_experts / n_group);
-            if eligible < experts.num_experts_per_tok {
-                let chosen = experts.num_experts_per_tok;
+        } else if let Some(of_group) = count.checked_div(n_group) {
+            let (eligible, chosen) =
+                (topk_group.saturating_mul(of_group), experts.num_experts_per_tok);
+            if eligible < chosen {
                 problems.push(format!(
                     "`num_experts_per_tok` = {chosen} exceeds the {eligible} experts of `topk_group` groups"
                 ));

@@ -181,7 +181,7 @@ impl<'a> Keys<'a> {
             return None;
         }
         if architecture == Architecture::DeepseekV3 {
-            return families::deepseek::experts(self);
+            return Some(families::deepseek::experts(self));
         }
         if architecture == Architecture::Gemma4 {
             return families::gemma4::experts(self);

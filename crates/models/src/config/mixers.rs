@@ -19,7 +19,6 @@ pub enum Mixer {
 
 /// Sizes of a gated delta net (Yang et al. 2024, <https://arxiv.org/abs/2412.06464>), and how files hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches of the published files")]
 pub struct DeltaNetConfig {
     /// Heads and dims.
     pub sizes: DeltaSizes,

@@ -103,7 +103,10 @@ impl Architecture {
 
     /// Whether layers hold experts.
     pub fn is_mixture(self) -> bool {
-        let plain = matches!(self, Self::Mixtral | Self::Qwen2Moe | Self::Qwen3Moe | Self::DeepseekV3 | Self::Gemma4);
+        let plain = matches!(
+            self,
+            Self::Mixtral | Self::Qwen2Moe | Self::Qwen3Moe | Self::DeepseekV3 | Self::Gemma4
+        );
         plain || self.has_shared_expert()
     }
 
@@ -296,7 +299,8 @@ impl TargetConfig {
     pub fn recurrent_values(&self) -> usize {
         let has = |mixer| self.parts.mixers.contains(&mixer);
         let delta_net = self.parts.delta_net.filter(|_| has(Mixer::DeltaNet));
-        let of_delta_net = delta_net.map_or(0, |net| 3 * net.sizes.channels() + 5 * net.sizes.values());
+        let of_delta_net =
+            delta_net.map_or(0, |net| 3 * net.sizes.channels() + 5 * net.sizes.values());
         let of_convolution = if has(Mixer::Convolution) { 6 * self.hidden_size } else { 0 };
         of_delta_net.max(of_convolution)
     }
@@ -339,12 +343,18 @@ impl TargetConfig {
                 problems,
                 &[
                     ("hidden_size_per_layer_input", self.parts.per_layer_input, limits::HIDDEN),
-                    ("vocab_size_per_layer_input", self.parts.per_layer_vocabulary, limits::VOCABULARY),
+                    (
+                        "vocab_size_per_layer_input",
+                        self.parts.per_layer_vocabulary,
+                        limits::VOCABULARY,
+                    ),
                 ],
             );
             if self.parts.per_layer_vocabulary < self.vocab_size {
                 let (own, all) = (self.parts.per_layer_vocabulary, self.vocab_size);
-                problems.push(format!("`vocab_size_per_layer_input` = {own}, below `vocab_size` = {all}"));
+                problems.push(format!(
+                    "`vocab_size_per_layer_input` = {own}, below `vocab_size` = {all}"
+                ));
             }
         }
         if let (Some(scored), Some(experts)) = (scored, &self.experts) {

@@ -101,7 +101,9 @@ impl TargetConfig {
             self.heads_of(owner) != self.heads_of(*layer)
         };
         if layers.clone().any(|layer| differs(&layer)) {
-            problems.push("`num_kv_shared_layers`: a layer's heads differ from those whose keys it reads");
+            problems.push(
+                "`num_kv_shared_layers`: a layer's heads differ from those whose keys it reads",
+            );
         }
     }
 }

@@ -147,19 +147,17 @@ pub(super) fn layer(
             let Some(rule) = rule(config, weights, index)? else {
                 return Err(refused("a recurrent layer without sizes"));
             };
-            let recurrent = match config.parts.delta_net.filter(|_| rule.delta.is_some()) {
-                Some(sizes) => {
-                    let name = format!("{prefix}{}", names::DELTA_NET);
-                    Recurrent::Delta(Box::new(parts.delta_net(&name, sizes, config.rms_norm_eps)?))
-                }
-                None => {
-                    let bias = config.parts.convolution.is_some_and(|own| own.bias);
-                    let own = |name: &str| format!("{prefix}{}.{name}", names::CONVOLUTION);
-                    Recurrent::Convolution(Box::new(ShortConvolution {
-                        input: parts.outputs(&own("in_proj"), bias)?,
-                        out: parts.inputs(&own("out_proj"), bias)?,
-                    }))
-                }
+            let net = config.parts.delta_net.filter(|_| rule.delta.is_some());
+            let recurrent = if let Some(sizes) = net {
+                let name = format!("{prefix}{}", names::DELTA_NET);
+                Recurrent::Delta(Box::new(parts.delta_net(&name, sizes, config.rms_norm_eps)?))
+            } else {
+                let bias = config.parts.convolution.is_some_and(|own| own.bias);
+                let own = |name: &str| format!("{prefix}{}.{name}", names::CONVOLUTION);
+                Recurrent::Convolution(Box::new(ShortConvolution {
+                    input: parts.outputs(&own("in_proj"), bias)?,
+                    out: parts.inputs(&own("out_proj"), bias)?,
+                }))
             };
             Mixer::Recurrent(recurrent, rule)
         }
@@ -181,9 +179,8 @@ pub(super) fn rule(
     weights: &dyn Weights,
     index: usize,
 ) -> Result<Option<Arc<Rule>>> {
-    let values = |name: String| -> Result<Vec<f32>> {
-        Ok(weights.vector(&name)?.flatten_all()?.to_vec1()?)
-    };
+    let values =
+        |name: String| -> Result<Vec<f32>> { Ok(weights.vector(&name)?.flatten_all()?.to_vec1()?) };
     let prefix = names::layer(index);
     let rule = match (config.mixer_of(index), config.parts.delta_net, config.parts.convolution) {
         (config::Mixer::DeltaNet, Some(net), _) => {
@@ -214,7 +211,8 @@ impl Parts<'_> {
         let LayerHeads { head_dim, .. } = config.heads_of(index);
         let has_keys = config.keys_owner(index).is_none();
         let has_values = has_keys && names::has_values(config, index);
-        let outputs = |name: &str| self.outputs(&format!("{prefix}self_attn.{name}"), config.qkv_bias);
+        let outputs =
+            |name: &str| self.outputs(&format!("{prefix}self_attn.{name}"), config.qkv_bias);
         let norm = |name: &str| norm(config, self.weights, &format!("{prefix}self_attn.{name}"));
         let qk_norm = if config.qk_norm() {
             let of_keys = has_keys.then(|| norm("k_norm.weight")).transpose()?;
@@ -230,7 +228,8 @@ impl Parts<'_> {
         if config.parts.output_gate {
             // Of every head, rows of the query stand before as many of the gate.
             let rows = |half: usize| -> Vec<u32> {
-                let of_head = |head: usize| (2 * head + half) * head_dim..(2 * head + half + 1) * head_dim;
+                let of_head =
+                    |head: usize| (2 * head + half) * head_dim..(2 * head + half + 1) * head_dim;
                 (0..config.num_attention_heads).flat_map(of_head).map(|row| row as u32).collect()
             };
             gate = Some(q_proj.select(&rows(1))?);
@@ -268,7 +267,8 @@ impl Parts<'_> {
             }
             None => (None, self.outputs(&name("q_proj"), false)?),
         };
-        let plain = |head: usize| (head * head_dim..head * head_dim + plain_dim).map(|row| row as u32);
+        let plain =
+            |head: usize| (head * head_dim..head * head_dim + plain_dim).map(|row| row as u32);
         let q_plain: Vec<u32> = (0..heads).flat_map(plain).collect();
         let q_turned: Vec<u32> =
             (0..heads).flat_map(|head| turned(head * head_dim + plain_dim)).collect();
@@ -312,7 +312,8 @@ impl Parts<'_> {
             let all = vector("in_proj_ba.weight")?;
             let of_head = net.sizes.value_heads / net.sizes.key_heads;
             let rows = |half: usize| -> Result<Tensor> {
-                let of_key = |key: usize| (2 * key + half) * of_head..(2 * key + half + 1) * of_head;
+                let of_key =
+                    |key: usize| (2 * key + half) * of_head..(2 * key + half + 1) * of_head;
                 let rows = (0..net.sizes.key_heads).flat_map(of_key).map(|row| row as u32);
                 let rows = Tensor::new(rows.collect::<Vec<_>>(), all.device())?;
                 Ok(all.index_select(&rows, 0)?)
@@ -371,7 +372,11 @@ impl Parts<'_> {
             _ => Some(InputGate {
                 gate: self.outputs(&format!("{prefix}per_layer_input_gate"), false)?,
                 projection: self.outputs(&format!("{prefix}per_layer_projection"), false)?,
-                norm: norm(config, self.weights, &format!("{prefix}post_per_layer_input_norm.weight"))?,
+                norm: norm(
+                    config,
+                    self.weights,
+                    &format!("{prefix}post_per_layer_input_norm.weight"),
+                )?,
                 eps: config.rms_norm_eps,
             }),
         };
@@ -379,10 +384,8 @@ impl Parts<'_> {
             let values = self.weights.vector(&name)?.flatten_all()?.to_vec1::<f32>()?;
             Ok(values.first().copied().map(f64::from))
         };
-        let scalar = match parts.layer_scalars {
-            true => scalar(format!("{prefix}layer_scalar"))?,
-            false => None,
-        };
+        let scalar =
+            if parts.layer_scalars { scalar(format!("{prefix}layer_scalar"))? } else { None };
         Ok(LayerEnd { inputs, scalar })
     }
 
@@ -394,7 +397,11 @@ impl Parts<'_> {
         let router = |name: &str| self.weights.vector(&format!("{prefix}router.{name}"));
         let scale = (config.hidden_size as f64).powf(-0.5);
         Ok(FeedForward::Beside(Box::new(Beside {
-            mlp: self.gated_mlp(&format!("{prefix}mlp"), config.mlp_bias, config.parts.activation)?,
+            mlp: self.gated_mlp(
+                &format!("{prefix}mlp"),
+                config.mlp_bias,
+                config.parts.activation,
+            )?,
             mixture,
             norms: [norm(after_mlp)?, norm(before_experts)?, norm(after_experts)?],
             router_norm: (router("scale")? * scale)?,
@@ -435,7 +442,11 @@ impl Parts<'_> {
             normalise: experts.norm_topk_prob,
             scored: match config.parts.scored {
                 Some(router) => Some(Scored {
-                    correction: self.weights.vector(&names.correction())?.flatten_all()?.to_vec1()?,
+                    correction: self
+                        .weights
+                        .vector(&names.correction())?
+                        .flatten_all()?
+                        .to_vec1()?,
                     groups: router.n_group,
                     kept_groups: router.topk_group,
                     normalise: experts.norm_topk_prob,

@@ -48,7 +48,10 @@ impl Target {
         cache: &mut KvCache,
         taps: &Taps,
     ) -> Result<Features> {
-        self.extend_each(&mut [Extension { ids, position_ids, parents: None, is_text: false, cache }], taps)
+        self.extend_each(
+            &mut [Extension { ids, position_ids, parents: None, is_text: false, cache }],
+            taps,
+        )
     }
 
     /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
@@ -66,7 +69,10 @@ impl Target {
         taps: &Taps,
     ) -> Result<Features> {
         let parents = Some(parents);
-        self.extend_each(&mut [Extension { ids, position_ids, parents, is_text: false, cache }], taps)
+        self.extend_each(
+            &mut [Extension { ids, position_ids, parents, is_text: false, cache }],
+            taps,
+        )
     }
 
     /// Appends to several sequences in one pass, which reads every weight once. The rows of the

@@ -29,9 +29,10 @@ impl Projection {
 
     /// Some of its outputs, in this order.
     pub(super) fn select(&self, outputs: &[u32]) -> Result<Self> {
-        let bias = self.bias.as_ref().map(|bias| {
-            bias.index_select(&Tensor::new(outputs, bias.device())?, 0)
-        });
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| bias.index_select(&Tensor::new(outputs, bias.device())?, 0));
         Ok(Self { weight: self.weight.select(outputs)?, bias: bias.transpose()? })
     }
 
@@ -128,7 +129,12 @@ impl Beside {
 
 impl FeedForward {
     /// `residual` plus the output for the normed states `x` of `hidden`; `[T, H]` each.
-    pub(super) fn apply_onto(&self, residual: &Tensor, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        hidden: &Tensor,
+    ) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.down.apply_onto(residual, &mlp.gated(x)?),
             Self::Experts(mixture) => mixture.apply_onto(residual, x),

@@ -46,7 +46,8 @@ pub(super) struct Latent {
 impl Latent {
     /// Queries that are brought to the latent rows, `[T, N, r + R]`, and these, `[T, 1, r + R]`.
     pub(super) fn project(&self, normed: &Tensor, table: &RopeTable) -> Result<Heads> {
-        let (tokens, LatentConfig { rank, plain_dim, turned_dim, .. }) = (normed.dim(0)?, self.sizes);
+        let (tokens, LatentConfig { rank, plain_dim, turned_dim, .. }) =
+            (normed.dim(0)?, self.sizes);
         let [rows, k_turned] = linear_each(normed, [self.rows.map(), self.k_turned.map()])?;
         let of_queries = match &self.query {
             None => normed.clone(),
@@ -84,7 +85,8 @@ impl Latent {
     pub(super) fn expanded(&self, rows: &Tensor) -> Result<KeyValues> {
         let LatentConfig { rank, turned_dim, .. } = self.sizes;
         let rows = rows.squeeze(1)?;
-        let (latent, turned) = (rows.narrow(1, 0, rank)?.contiguous()?, rows.narrow(1, rank, turned_dim)?);
+        let (latent, turned) =
+            (rows.narrow(1, 0, rank)?.contiguous()?, rows.narrow(1, rank, turned_dim)?);
         let (mut k, mut v) = (Vec::new(), Vec::new());
         for (keys, values) in &self.heads {
             let keys = Matrix::Dense(keys.to_dense()?.t()?.contiguous()?);

@@ -14,8 +14,8 @@ use super::feed_forward::{FeedForward, Projection};
 use super::latent::Latent;
 use super::names::{self, Norms};
 use super::part::RowPart;
-use super::per_layer::LayerEnd;
 use super::pass::{Angles, Visible};
+use super::per_layer::LayerEnd;
 use super::recurrent::{Recurrent, Rule, of_documents};
 use super::refused;
 use super::tensor::LayerShare;
@@ -86,10 +86,13 @@ pub(super) struct Attention {
     pub(super) v_norm: Option<Tensor>,
 }
 
+/// Queries; keys and values, where a layer has some: values that are the keys are left out.
+type Projected = (Tensor, Option<(Tensor, Option<Tensor>)>);
+
 impl Attention {
     /// Queries of normed states, and keys and values where the layer has some: values that are the keys are
     /// left out.
-    fn project(&self, normed: &Tensor) -> Result<(Tensor, Option<(Tensor, Option<Tensor>)>)> {
+    fn project(&self, normed: &Tensor) -> Result<Projected> {
         Ok(match (&self.k_proj, &self.v_proj) {
             (Some(k), Some(v)) => {
                 let [q, k, v] = linear_each(normed, [self.q_proj.map(), k.map(), v.map()])?;
@@ -232,7 +235,13 @@ impl DecoderLayer {
             let Some(Heads { k, unrotated_k, v, .. }) = shared else {
                 return Err(refused("keys of an earlier layer that did not run"));
             };
-            return Ok(Heads { q, k: k.clone(), unrotated_k: unrotated_k.clone(), v: v.clone(), gate });
+            return Ok(Heads {
+                q,
+                k: k.clone(),
+                unrotated_k: unrotated_k.clone(),
+                v: v.clone(),
+                gate,
+            });
         };
         let mut k = k.reshape((tokens, kv_heads, head_dim))?;
         let mut v = match v {
@@ -288,7 +297,9 @@ impl DecoderLayer {
                 })?
             }
             (Mixer::Recurrent(own, rule), _) => self.recur((own, rule), hidden, index, context)?,
-            (Mixer::Attention(_) | Mixer::Latent(_), None) => return Err(refused("attention without heads")),
+            (Mixer::Attention(_) | Mixer::Latent(_), None) => {
+                return Err(refused("attention without heads"));
+            }
         };
         let normed = rms_norm(&hidden, before_feed_forward, self.sizes.eps)?;
         self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
@@ -310,7 +321,11 @@ impl DecoderLayer {
                     attended.push(sequence.attend((index, self.sizes), heads, first)?);
                     first += sequence.rows;
                 }
-                Ok(if attended.len() == 1 { attended.remove(0) } else { Tensor::cat(&attended, 0)? })
+                Ok(if attended.len() == 1 {
+                    attended.remove(0)
+                } else {
+                    Tensor::cat(&attended, 0)?
+                })
             }
         }
     }
@@ -328,7 +343,9 @@ impl DecoderLayer {
         let mixed = match context {
             Context::Packed(_, document_ids) => of_documents(rule, &inputs.rows, document_ids)?,
             Context::Part(..) => {
-                return Err(refused("ranks do not share the rows of layers with a recurrent state"));
+                return Err(refused(
+                    "ranks do not share the rows of layers with a recurrent state",
+                ));
             }
             Context::Cached(sequences) => {
                 let (mut first, mut mixed) = (0, Vec::new());
@@ -372,7 +389,8 @@ impl DecoderLayer {
                 ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &own.v_proj),
             ];
             by_outputs.extend(
-                kv.into_iter().filter_map(|(weight, bias, own)| Some((weight, bias, own.as_ref()?))),
+                kv.into_iter()
+                    .filter_map(|(weight, bias, own)| Some((weight, bias, own.as_ref()?))),
             );
             by_inputs.push(("self_attn.o_proj.weight", "self_attn.o_proj.bias", &own.o_proj));
         }

@@ -477,10 +477,10 @@ impl Target {
         self.layers.visit(0..read, &mut |index, layer| {
             let owner = layer.sizes.keys_owner.and_then(|owner| shared.get(&owner));
             let mut heads = layer.project(&hidden, &angles, owner)?;
-            if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads) {
-                if layer.sizes.keys_owner.is_none() {
-                    (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
-                }
+            if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads)
+                && layer.sizes.keys_owner.is_none()
+            {
+                (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
             }
             if let Some(heads) = heads.as_ref().filter(|_| self.config.owns_keys(index)) {
                 shared.insert(index, heads.clone());
@@ -495,7 +495,8 @@ impl Target {
                 return Ok(());
             }
             hidden = layer.finish(&hidden, heads.as_ref(), index, context)?;
-            let inputs = per_layer.as_ref().map(|all| all.narrow(1, index, 1)?.squeeze(1)?.contiguous());
+            let inputs =
+                per_layer.as_ref().map(|all| all.narrow(1, index, 1)?.squeeze(1)?.contiguous());
             hidden = layer.end.apply(hidden.clone(), inputs.transpose()?.as_ref())?;
             if keeps && taps.hidden.iter().any(|layer| layer.0 == index) {
                 features.hidden.insert(crate::LayerId(index), hidden.clone());

@@ -209,7 +209,9 @@ pub(super) fn rows_by_key_head(net: DeltaNetConfig) -> (Vec<u32>, Vec<u32>) {
     let values = net.sizes.values() / key_heads;
     let group = 2 * (key_dim + values);
     let rows = |first: usize, count: usize| {
-        let of_group = move |key: usize| (key * group + first..key * group + first + count).map(|row| row as u32);
+        let of_group = move |key: usize| {
+            (key * group + first..key * group + first + count).map(|row| row as u32)
+        };
         (0..key_heads).flat_map(of_group)
     };
     let qkv = rows(0, key_dim).chain(rows(key_dim, key_dim)).chain(rows(2 * key_dim, values));

@@ -41,7 +41,10 @@ enum Stored {
 }
 
 /// The source under the common names: as it is where the family's are these.
-pub(super) fn of(source: Box<dyn WeightSource>, architecture: Architecture) -> Box<dyn WeightSource> {
+pub(super) fn of(
+    source: Box<dyn WeightSource>,
+    architecture: Architecture,
+) -> Box<dyn WeightSource> {
     let names = match architecture {
         Architecture::Lfm2 => LFM2,
         _ => &[],
@@ -99,22 +102,19 @@ impl WeightSource for Renamed {
         for name in self.source.names() {
             let stack = [GATE_UP, DOWN].into_iter().find(|stack| name.ends_with(stack));
             let shape = stack.and_then(|_| self.source.shape(&name));
-            match (stack, shape.as_deref()) {
-                (Some(stack), Some(&[experts, outputs, inputs])) => {
-                    let module = name[..name.len() - stack.len()].to_owned();
-                    // No more than the tensor has values, whatever its header says.
-                    let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
-                    let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
-                    names.extend((0..experts).flat_map(|expert| {
-                        let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
-                        matrices.iter().map(of).collect::<Vec<_>>()
-                    }));
-                }
-                _ => {
-                    let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
-                    let ours = ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1));
-                    names.push(ours.unwrap_or(name));
-                }
+            if let (Some(stack), Some(&[experts, outputs, inputs])) = (stack, shape.as_deref()) {
+                let module = name[..name.len() - stack.len()].to_owned();
+                // No more than the tensor has values, whatever its header says.
+                let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
+                let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
+                names.extend((0..experts).flat_map(|expert| {
+                    let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
+                    matrices.iter().map(of).collect::<Vec<_>>()
+                }));
+            } else {
+                let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
+                let ours = ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1));
+                names.push(ours.unwrap_or(name));
             }
         }
         names
@@ -127,7 +127,9 @@ impl WeightSource for Renamed {
         };
         match (self.source.shape(&stack)?.as_slice(), half) {
             (&[experts, outputs, inputs], None) if expert < experts => Some(vec![outputs, inputs]),
-            (&[experts, outputs, inputs], Some(_)) if expert < experts && outputs.is_multiple_of(2) => {
+            (&[experts, outputs, inputs], Some(_))
+                if expert < experts && outputs.is_multiple_of(2) =>
+            {
                 Some(vec![outputs / 2, inputs])
             }
             _ => None,
@@ -202,7 +204,9 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_family_are_read() {
-        let norm = |name: &str| (name.to_owned(), Tensor::zeros(4, DType::F32, &Device::Cpu).expect("norm"));
+        let norm = |name: &str| {
+            (name.to_owned(), Tensor::zeros(4, DType::F32, &Device::Cpu).expect("norm"))
+        };
         for names in [
             ["model.embedding_norm.weight", "model.layers.0.operator_norm.weight"],
             ["model.norm.weight", "model.layers.0.input_layernorm.weight"],

@@ -245,10 +245,9 @@ impl SafetensorsSource {
             let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
             return Err(ModelError::invalid(&self.path, problem));
         };
-        let mut collector =
-            Collector::zeros(dtype, shape.iter().product()).ok_or_else(|| {
-                ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
-            })?;
+        let mut collector = Collector::zeros(dtype, shape.iter().product()).ok_or_else(|| {
+            ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
+        })?;
         self.files[entry.file].read_pieces(bytes, |start, piece| {
             collector.set(start / size, f32_values(entry.dtype, piece));
         })?;

@@ -247,8 +247,14 @@ impl Fit {
         }
     }
 
-    /// What engines do not do for drafts of families that scale embeddings or bend logits.
+    /// What engines do not do for drafts of families that scale embeddings or bend logits, and what they must do
+    /// for those whose layers carry states.
     pub(crate) fn check_parts(&mut self, parts: &Parts) {
+        self.warn(
+            parts.mixers.is_empty(),
+            "the target has recurrent layers: an engine must keep their state for every token that it verifies, \
+             which vLLM, SGLang and llama.cpp do in versions of 2026 only",
+        );
         self.refuse(
             parts.logits_softcap.is_none(),
             "the target's logits are soft-capped (`final_logit_softcapping`), which engines do not do to a \

@@ -43,7 +43,8 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     }
     let layers = sizes.num_hidden_layers.min(limits::LAYERS);
     let window = keys.window(Some(WINDOW));
-    let pattern = sizes.each_layer(|layer| !(layer + 1).is_multiple_of(PATTERN) && layer + 1 < layers);
+    let pattern =
+        sizes.each_layer(|layer| !(layer + 1).is_multiple_of(PATTERN) && layer + 1 < layers);
     let mut sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
     if let Some(last) = sliding.last_mut() {
         *last = false;
@@ -55,7 +56,8 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         keys.problems.push(format!("`num_kv_shared_layers` = {shared} of {layers} layers"));
     }
     let full_dim = sliding.iter().zip(&heads).rev().find(|(slides, _)| !**slides);
-    let (full, of_sliding) = ropes(keys, full_dim.map_or(sizes.head_dim, |(_, heads)| heads.head_dim));
+    let (full, of_sliding) =
+        ropes(keys, full_dim.map_or(sizes.head_dim, |(_, heads)| heads.head_dim));
     let mut parts = Parts {
         norms: NormPlaces::BeforeAndAfter,
         embedding_scale: Some((sizes.hidden_size as f64).sqrt()),
@@ -109,12 +111,14 @@ fn layer_heads(
         for (key, size) in
             [("head_dim", &mut heads.head_dim), ("num_key_value_heads", &mut heads.kv_heads)]
         {
-            let Some(value) = own.and_then(|own| own.get(key)).filter(|value| !value.is_null()) else {
+            let Some(value) = own.and_then(|own| own.get(key)).filter(|value| !value.is_null())
+            else {
                 continue;
             };
             match value.as_u64() {
                 Some(whole) => *size = whole as usize,
-                None => problems.push(format!("`per_layer_config.{layer}.{key}` = {value} is no whole number")),
+                None => problems
+                    .push(format!("`per_layer_config.{layer}.{key}` = {value} is no whole number")),
             }
         }
         heads
@@ -141,7 +145,8 @@ fn ropes(keys: &mut JsonKeys<'_>, full_dim: usize) -> (RopeParameters, RopeParam
         let known = kind.is_none_or(|kind| kind == "default" || kind == "proportional");
         if !known {
             let kind = kind.unwrap_or_default();
-            keys.problems.push(format!("unknown rope scaling `{kind}` (known: default, proportional)"));
+            keys.problems
+                .push(format!("unknown rope scaling `{kind}` (known: default, proportional)"));
         }
         RopeParameters::plain(base)
     };
@@ -214,9 +219,16 @@ mod tests {
         // Layer 5 shares too, and no full layer stands before it.
         value["num_kv_shared_layers"] = json!(3);
         assert!(TargetConfig::from_json(&value).is_err());
-        value["layer_types"] = json!(["sliding_attention", "full_attention", "sliding_attention",
-            "sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
-            "full_attention"]);
+        value["layer_types"] = json!([
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention"
+        ]);
         let read = TargetConfig::from_json(&value).expect("valid");
         let owners: Vec<Option<usize>> = (0..8).map(|layer| read.keys_owner(layer)).collect();
         assert_eq!(owners[..5], [None; 5]);

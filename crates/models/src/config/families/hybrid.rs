@@ -78,7 +78,9 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let (key_heads, value_heads) = (size("ssm.group_count"), size("ssm.time_step_rank"));
     let inner = size("ssm.inner_size");
     if !inner.is_multiple_of(value_heads) {
-        let problem = format!("`ssm.time_step_rank` = {value_heads} does not divide `ssm.inner_size` = {inner}");
+        let problem = format!(
+            "`ssm.time_step_rank` = {value_heads} does not divide `ssm.inner_size` = {inner}"
+        );
         keys.problems.push(problem);
     }
     let is_next = sizes.architecture == Architecture::Qwen3Next;
@@ -145,8 +147,14 @@ mod tests {
         assert_eq!((net.sizes.value_heads, net.sizes.key_dim, net.kernel), (32, 128, 4));
         assert!(read.parts.norms_less_one && read.parts.output_gate && !net.grouped_inputs);
         assert_eq!(read.state_values(), 5 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)));
-        value["layer_types"] = json!(["full_attention", "linear_attention", "linear_attention",
-            "linear_attention", "linear_attention", "linear_attention"]);
+        value["layer_types"] = json!([
+            "full_attention",
+            "linear_attention",
+            "linear_attention",
+            "linear_attention",
+            "linear_attention",
+            "linear_attention"
+        ]);
         value["partial_rotary_factor"] = json!(0.5);
         let read = TargetConfig::from_json(&value).expect("valid");
         assert_eq!((read.last_attention_layer(), read.parts.rotary_dim), (Some(0), Some(8)));

@@ -17,7 +17,7 @@ pub(super) fn defaults() -> Defaults {
 
 pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     let kinds = [("full_attention", Mixer::Attention), ("conv", Mixer::Convolution)];
-    let attending = keys.value.get("full_attn_idxs").filter(|listed| !listed.is_null()).is_some();
+    let attending = keys.value.get("full_attn_idxs").is_some_and(|listed| !listed.is_null());
     let attending = attending.then(|| keys.sizes("full_attn_idxs"));
     let pattern = |layer| match &attending {
         Some(listed) if !listed.contains(&layer) => Mixer::Convolution,
@@ -61,11 +61,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     };
     let kernel = keys.whole("shortconv.l_cache").unwrap_or(3);
     let convolution = ShortConvolutionConfig { kernel, bias: keys.holds("shortconv.conv.bias") };
-    Parts {
-        mixers: sizes.each_layer(of_layer),
-        convolution: Some(convolution),
-        ..Parts::default()
-    }
+    Parts { mixers: sizes.each_layer(of_layer), convolution: Some(convolution), ..Parts::default() }
 }
 
 #[cfg(test)]

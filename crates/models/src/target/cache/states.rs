@@ -39,7 +39,9 @@ impl KvCache {
             return Err(refused("a pass over this cache ended with an error: truncate it first"));
         }
         if states.walk.as_ref().is_some_and(|walk| !walk.is_chain()) {
-            return Err(refused("a recurrent layer goes on from one path: keep one of the last tree"));
+            return Err(refused(
+                "a recurrent layer goes on from one path: keep one of the last tree",
+            ));
         }
         Ok(())
     }
@@ -60,7 +62,12 @@ impl KvCache {
     ///
     /// # Errors
     /// - the layer has no state, or the rows do not fit
-    pub(in crate::target) fn step(&mut self, layer: usize, rows: Rows, is_text: bool) -> Result<Vec<f32>> {
+    pub(in crate::target) fn step(
+        &mut self,
+        layer: usize,
+        rows: Rows,
+        is_text: bool,
+    ) -> Result<Vec<f32>> {
         let walk = self.states.as_ref().and_then(|states| states.walk.as_ref());
         let (Some(Layer::State(state)), Some(walk)) = (self.layers.get_mut(layer), walk) else {
             return Err(refused("a layer without a state does not step"));

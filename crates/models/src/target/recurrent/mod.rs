@@ -76,14 +76,18 @@ impl Recurrent {
     }
 
     /// `residual` plus the layer's output, of what the rule made `[T, W]`.
-    pub(super) fn apply_onto(&self, residual: &Tensor, mixed: Vec<f32>, gate: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply_onto(
+        &self,
+        residual: &Tensor,
+        mixed: Vec<f32>,
+        gate: &Tensor,
+    ) -> Result<Tensor> {
         let mixed = Tensor::from_vec(mixed, gate.dims(), &Device::Cpu)?.to_device(gate.device())?;
         match self {
             Self::Delta(net) => net.out.apply_onto(residual, &net.gated(&mixed, gate)?),
             Self::Convolution(own) => own.out.apply_onto(residual, &(gate * mixed)?),
         }
     }
-
 }
 
 impl Inputs {
