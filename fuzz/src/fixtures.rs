@@ -42,6 +42,20 @@ pub(crate) fn target_config() -> Value {
     })
 }
 
+/// `config.json` of a target with gated delta nets, whose last layer does not attend.
+pub(crate) fn hybrid_config() -> Value {
+    let mut config = target_config();
+    let own = json!({
+        "model_type": "qwen3_5_text", "num_hidden_layers": 4, "full_attention_interval": 3,
+        "partial_rotary_factor": 0.5, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 3, "linear_value_head_dim": 2, "linear_conv_kernel_dim": 3
+    });
+    for (key, value) in own.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    config
+}
+
 fn config() -> TargetConfig {
     TargetConfig::from_json(&target_config()).expect("a valid configuration")
 }
@@ -72,9 +86,9 @@ pub(crate) fn write_tokenizer(folder: &Path) {
     TOKENIZER.save(folder).expect("written");
 }
 
-/// Random tensors of the target.
-fn tensors() -> Vec<(String, Tensor)> {
-    let source = MemorySource::random(&tensor_specs(&config()), 0.3, 7).expect("tensors");
+/// Random tensors of a target.
+fn tensors(config: &TargetConfig) -> Vec<(String, Tensor)> {
+    let source = MemorySource::random(&tensor_specs(config), 0.3, 7).expect("tensors");
     let load = |name: String| {
         let tensor = source.load(&name, DType::F32).expect("a tensor");
         (name, tensor)
@@ -84,9 +98,15 @@ fn tensors() -> Vec<(String, Tensor)> {
 
 /// Writes the target as a Hugging Face folder.
 pub(crate) fn write_target(folder: &Path) {
+    write_target_of(folder, &target_config());
+}
+
+/// Writes a target of a configuration.
+pub(crate) fn write_target_of(folder: &Path, config: &Value) {
     write_tokenizer(folder);
-    std::fs::write(folder.join("config.json"), target_config().to_string()).expect("written");
-    save(&folder.join("model.safetensors"), &tensors(), HashMap::new()).expect("written");
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("written");
+    let config = TargetConfig::from_json(config).expect("a valid configuration");
+    save(&folder.join("model.safetensors"), &tensors(&config), HashMap::new()).expect("written");
 }
 
 /// A draft of the target.

@@ -56,7 +56,7 @@ macro_rules! tests {
 
 tests! {
     safetensors shard_index gguf gguf_draft pth pickle artifact
-    target_config eagle3_config glide_config language_model_config
+    target_config hybrid_config eagle3_config glide_config language_model_config
     tokenizer_json tokenizer_config sentence_piece chat_template
     configuration
     jsonl json compressed_rows parquet token_stream data_shard data_index

@@ -56,6 +56,7 @@ pub const READERS: &[Reader] = readers! {
     weights::pickle(pickles), 4 * KIB;
     weights::artifact(artifacts), 16 * KIB;
     models::target_config(target_configs), 2 * KIB;
+    models::hybrid_config(hybrid_configs), 2 * KIB;
     models::eagle3_config(eagle3_configs), 4 * KIB;
     models::glide_config(glide_configs), 2 * KIB;
     models::language_model_config(language_model_configs), 4 * KIB;

@@ -37,6 +37,22 @@ pub(super) fn target_configs() -> Vec<Vec<u8>> {
     [plain, scaled, yarn].map(|config| config.to_string().into_bytes()).to_vec()
 }
 
+fn write_hybrid(folder: &Path) {
+    fixtures::write_target_of(folder, &fixtures::hybrid_config());
+}
+
+/// As [`target_config`] beside the weights of a target with recurrent layers.
+pub(super) fn hybrid_config(bytes: &[u8]) -> bool {
+    let folder = scratch::folder_with("hybrid", write_hybrid, CONFIG, bytes);
+    let Ok(target) = Target::open_path(&folder, &TargetOptions::default()) else { return false };
+    let _ = fixtures::generate(&target, None);
+    true
+}
+
+pub(super) fn hybrid_configs() -> Vec<Vec<u8>> {
+    vec![fixtures::hybrid_config().to_string().into_bytes()]
+}
+
 fn draft(folder: &Path) -> bool {
     let Ok(draft) = open_draft(folder, &TARGET) else { return false };
     let _ = fixtures::generate(&TARGET, Some(draft.as_ref()));

@@ -16,6 +16,7 @@ pub(super) fn of(name: &str) -> Vec<Named> {
         "configuration" => configurations(),
         "gguf" => gguf_files(),
         "target_config" => target_configs(),
+        "hybrid_config" => hybrid_configs(),
         "eagle3_config" => changed_configs(name, EAGLE3_SIZES),
         "glide_config" => changed_configs(name, GLIDE_SIZES),
         "sentence_piece" => sentence_piece_models(),
@@ -275,6 +276,30 @@ fn target_configs() -> Vec<Named> {
         ("wide-heads", of(&[("head_dim", json!(1_u64 << 32))])),
         ("long-context", of(&[("max_position_embeddings", json!(u64::MAX))])),
         ("wide", of(&[("hidden_size", many.clone()), ("num_attention_heads", many)])),
+    ]
+}
+
+/// Sizes of recurrent layers, of latent rows, of shared keys.
+fn hybrid_configs() -> Vec<Named> {
+    let of = |changes: &[(&str, Value)]| changed("hybrid_config", changes);
+    let many = json!(LARGEST);
+    let model = |name: &str| ("model_type", json!(name));
+    vec![
+        ("no-key-heads", of(&[("linear_num_key_heads", json!(0))])),
+        ("key-heads-that-do-not-divide", of(&[("linear_num_key_heads", json!(3))])),
+        ("very-many-value-heads", of(&[("linear_num_value_heads", many.clone())])),
+        ("wide-states", of(&[("linear_key_head_dim", many.clone())])),
+        ("long-convolution", of(&[("linear_conv_kernel_dim", many.clone())])),
+        ("no-convolution", of(&[("linear_conv_kernel_dim", json!(0))])),
+        ("no-interval", of(&[("full_attention_interval", json!(0))])),
+        ("nothing-turned", of(&[("partial_rotary_factor", json!(1e-9))])),
+        ("very-many-layers", of(&[("num_hidden_layers", many.clone())])),
+        ("long-short-convolution", of(&[model("lfm2"), ("conv_L_cache", many.clone())])),
+        ("layers-that-do-not-attend", of(&[model("lfm2"), ("full_attn_idxs", json!([]))])),
+        ("wide-latent-rows", of(&[model("deepseek_v3"), ("kv_lora_rank", many.clone())])),
+        ("no-groups", of(&[model("deepseek_v3"), ("n_group", json!(0))])),
+        ("all-keys-shared", of(&[model("gemma4_text"), ("num_kv_shared_layers", many.clone())])),
+        ("wide-inputs", of(&[model("gemma4_text"), ("hidden_size_per_layer_input", many)])),
     ]
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn target(
     if RECURRENT.contains(&kind) {
         // The last layer attends, or has a state.
         config["full_attention_interval"] = [2, 3][seed as usize % 2].into();
-        config["full_attn_idxs"] = json!([[1], [0, 2]][seed as usize % 2]);
+        config["full_attn_idxs"] = [json!([1]), json!([0, 2])][seed as usize % 2].clone();
         config["conv_L_cache"] = [1, 3, 4][seed as usize % 3].into();
         config["conv_bias"] = seed.is_multiple_of(5).into();
         config["block_auto_adjust_ff_dim"] = false.into();

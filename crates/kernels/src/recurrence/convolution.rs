@@ -104,15 +104,12 @@ pub fn causal_convolution(
         let mut next = Some(row);
         let mut earlier = reach;
         while sources.len() <= reach {
-            match next {
-                Some(row) => {
-                    sources.push(&inputs[row * channels..][..channels]);
-                    next = walk.parent(row);
-                }
-                None => {
-                    earlier -= 1;
-                    sources.push(&before[earlier * channels..][..channels]);
-                }
+            if let Some(row) = next {
+                sources.push(&inputs[row * channels..][..channels]);
+                next = walk.parent(row);
+            } else {
+                earlier -= 1;
+                sources.push(&before[earlier * channels..][..channels]);
             }
         }
         for (source, tap) in sources.iter().rev().zip(convolution.taps.chunks_exact(channels)) {

@@ -99,7 +99,7 @@ pub fn gated_delta_rule(
         let mut place = places[head].lock().unwrap_or_else(PoisonError::into_inner);
         let (state, out) = &mut *place;
         let before = &before[head * head_state..][..head_state];
-        Head { sizes, rows, head }.walk(walk, before, state, out);
+        Head { sizes, rows, index: head }.walk(walk, before, state, out);
     });
     drop(places);
     let mut out = vec![0.0; by_head.len()];
@@ -143,7 +143,7 @@ fn check(
 struct Head<'a> {
     sizes: DeltaSizes,
     rows: DeltaRows<'a>,
-    head: usize,
+    index: usize,
 }
 
 impl Head<'_> {
@@ -167,7 +167,7 @@ impl Head<'_> {
                     }
                 }
             }
-            let gate = place.row * self.sizes.value_heads + self.head;
+            let gate = place.row * self.sizes.value_heads + self.index;
             let gates = (self.rows.decay[gate], self.rows.rate[gate]);
             let v = self.prepare(place.row, &mut q, &mut k);
             let out = &mut out[place.row * value_dim..][..value_dim];
@@ -182,11 +182,11 @@ impl Head<'_> {
     fn prepare(&self, row: usize, q: &mut [f32], k: &mut [f32]) -> &[f32] {
         let sizes = self.sizes;
         let channels = &self.rows.mixed[row * sizes.channels()..][..sizes.channels()];
-        let first = sizes.key_head(self.head) * sizes.key_dim;
+        let first = sizes.key_head(self.index) * sizes.key_dim;
         let scale = 1.0 / (sizes.key_dim as f32).sqrt();
         unit(&channels[first..][..sizes.key_dim], scale, q);
         unit(&channels[sizes.keys() + first..][..sizes.key_dim], 1.0, k);
-        &channels[2 * sizes.keys() + self.head * sizes.value_dim..][..sizes.value_dim]
+        &channels[2 * sizes.keys() + self.index * sizes.value_dim..][..sizes.value_dim]
     }
 }
 

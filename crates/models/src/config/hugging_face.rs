@@ -222,7 +222,7 @@ impl<'a> Keys<'a> {
             return None;
         }
         if architecture == Architecture::DeepseekV3 {
-            return families::deepseek::experts(self);
+            return Some(families::deepseek::experts(self));
         }
         if architecture == Architecture::Gemma4 {
             return families::gemma4::experts(self);
@@ -408,7 +408,11 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         max_position_embeddings: sizes.max_position_embeddings,
         rms_norm_eps: keys.number(eps_key, eps),
         rope,
-        tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings),
+        tie_word_embeddings: keys.flag(
+            "tie_word_embeddings",
+            // LFM2's older files have a name of their own.
+            keys.flag("tie_embedding", defaults.tie_word_embeddings),
+        ),
         qkv_bias,
         attention_output_bias,
         mlp_bias: defaults.reads_mlp_bias && keys.flag("mlp_bias", false),

@@ -1,6 +1,6 @@
 //! Heads that differ from layer to layer, and layers that read the keys and values of earlier ones.
 
-use super::{Mixer, TargetConfig, limits};
+use super::{Mixer, RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 
 /// Heads of a layer.
@@ -51,6 +51,13 @@ impl TargetConfig {
     /// Heads of that layer.
     pub fn last_heads(&self) -> LayerHeads {
         self.heads_of(self.last_attention_layer().unwrap_or(0))
+    }
+
+    /// Rotary embedding of a draft's own heads. Divisors of heads of another width are left out.
+    pub(crate) fn rope_of_drafts(&self) -> RopeParameters {
+        let rope = self.rope.clone();
+        let fits = |divisors: &Vec<f32>| 2 * divisors.len() == self.head_dim;
+        RopeParameters { divisors: rope.divisors.clone().filter(fits), ..rope }
     }
 
     pub(super) fn check_heads(&self, problems: &mut Problems) {

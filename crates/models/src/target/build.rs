@@ -150,23 +150,17 @@ pub(super) fn layer(
             let Some(rule) = rule(config, weights, index)? else {
                 return Err(refused("a recurrent layer without sizes"));
             };
-            let recurrent = match config.parts.delta_net.filter(|_| rule.delta.is_some()) {
-                Some(sizes) => {
-                    let name = format!("{prefix}{}", names::DELTA_NET);
-                    Recurrent::Delta(Box::new(parts.delta_net(
-                        &name,
-                        sizes,
-                        config.rms_norm_eps,
-                    )?))
-                }
-                None => {
-                    let bias = config.parts.convolution.is_some_and(|own| own.bias);
-                    let own = |name: &str| format!("{prefix}{}.{name}", names::CONVOLUTION);
-                    Recurrent::Convolution(Box::new(ShortConvolution {
-                        input: parts.outputs(&own("in_proj"), bias)?,
-                        out: parts.inputs(&own("out_proj"), bias)?,
-                    }))
-                }
+            let net = config.parts.delta_net.filter(|_| rule.delta.is_some());
+            let recurrent = if let Some(sizes) = net {
+                let name = format!("{prefix}{}", names::DELTA_NET);
+                Recurrent::Delta(Box::new(parts.delta_net(&name, sizes, config.rms_norm_eps)?))
+            } else {
+                let bias = config.parts.convolution.is_some_and(|own| own.bias);
+                let own = |name: &str| format!("{prefix}{}.{name}", names::CONVOLUTION);
+                Recurrent::Convolution(Box::new(ShortConvolution {
+                    input: parts.outputs(&own("in_proj"), bias)?,
+                    out: parts.inputs(&own("out_proj"), bias)?,
+                }))
             };
             Mixer::Recurrent(recurrent, rule)
         }
@@ -398,10 +392,8 @@ impl Parts<'_> {
             let values = self.weights.vector(&name)?.flatten_all()?.to_vec1::<f32>()?;
             Ok(values.first().copied().map(f64::from))
         };
-        let scalar = match parts.layer_scalars {
-            true => scalar(format!("{prefix}layer_scalar"))?,
-            false => None,
-        };
+        let scalar =
+            if parts.layer_scalars { scalar(format!("{prefix}layer_scalar"))? } else { None };
         Ok(LayerEnd { inputs, scalar })
     }
 

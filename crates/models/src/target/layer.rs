@@ -88,10 +88,13 @@ pub(super) struct Attention {
     pub(super) sinks: Option<Tensor>,
 }
 
+/// Queries; keys and values, where a layer has some: values that are the keys are left out.
+type Projected = (Tensor, Option<(Tensor, Option<Tensor>)>);
+
 impl Attention {
     /// Queries of normed states, and keys and values where the layer has some: values that are the keys are
     /// left out.
-    fn project(&self, normed: &Tensor) -> Result<(Tensor, Option<(Tensor, Option<Tensor>)>)> {
+    fn project(&self, normed: &Tensor) -> Result<Projected> {
         Ok(match (&self.k_proj, &self.v_proj) {
             (Some(k), Some(v)) => {
                 let [q, k, v] = linear_each(normed, [self.q_proj.map(), k.map(), v.map()])?;

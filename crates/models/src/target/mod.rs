@@ -504,10 +504,10 @@ impl Target {
         self.layers.visit(0..read, &mut |index, layer| {
             let owner = layer.sizes.keys_owner.and_then(|owner| shared.get(&owner));
             let mut heads = layer.project(&hidden, &angles, owner)?;
-            if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads) {
-                if layer.sizes.keys_owner.is_none() {
-                    (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
-                }
+            if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads)
+                && layer.sizes.keys_owner.is_none()
+            {
+                (heads.k, heads.v) = (part.gather(&heads.k)?, part.gather(&heads.v)?);
             }
             if let Some(heads) = heads.as_ref().filter(|_| self.config.owns_keys(index)) {
                 shared.insert(index, heads.clone());

@@ -102,23 +102,19 @@ impl WeightSource for Renamed {
         for name in self.source.names() {
             let stack = [GATE_UP, DOWN].into_iter().find(|stack| name.ends_with(stack));
             let shape = stack.and_then(|_| self.source.shape(&name));
-            match (stack, shape.as_deref()) {
-                (Some(stack), Some(&[experts, outputs, inputs])) => {
-                    let module = name[..name.len() - stack.len()].to_owned();
-                    // No more than the tensor has values, whatever its header says.
-                    let experts =
-                        experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
-                    let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
-                    names.extend((0..experts).flat_map(|expert| {
-                        let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
-                        matrices.iter().map(of).collect::<Vec<_>>()
-                    }));
-                }
-                _ => {
-                    let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
-                    let ours = ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1));
-                    names.push(ours.unwrap_or(name));
-                }
+            if let (Some(stack), Some(&[experts, outputs, inputs])) = (stack, shape.as_deref()) {
+                let module = name[..name.len() - stack.len()].to_owned();
+                // No more than the tensor has values, whatever its header says.
+                let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
+                let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
+                names.extend((0..experts).flat_map(|expert| {
+                    let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
+                    matrices.iter().map(of).collect::<Vec<_>>()
+                }));
+            } else {
+                let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
+                let ours = ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1));
+                names.push(ours.unwrap_or(name));
             }
         }
         names

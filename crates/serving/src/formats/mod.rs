@@ -247,9 +247,14 @@ impl Fit {
         }
     }
 
-    /// What engines do not do for drafts of families that scale embeddings or bend logits; a draft with a head
-    /// of its own bends nothing.
+    /// What engines do not do for drafts of families that scale embeddings or bend logits, and what they must do
+    /// for those whose layers carry states; a draft with a head of its own bends nothing.
     pub(crate) fn check_parts(&mut self, parts: &Parts, own_head: bool) {
+        self.warn(
+            parts.mixers.is_empty(),
+            "the target has recurrent layers: an engine must keep their state for every token that it verifies, \
+             which vLLM, SGLang and llama.cpp do in versions of 2026 only",
+        );
         self.refuse(
             own_head || parts.logits_softcap.is_none(),
             "the target's logits are soft-capped (`final_logit_softcapping`), which engines do not do to a \

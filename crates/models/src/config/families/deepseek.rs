@@ -67,12 +67,12 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
 }
 
 /// Experts in all layers but the first ones.
-pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> Option<ExpertsConfig> {
+pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     let layers = keys.size("num_hidden_layers").unwrap_or(1).min(limits::LAYERS);
     let first = keys.size("first_k_dense_replace").unwrap_or(3).min(layers);
     let width = keys.size("moe_intermediate_size").unwrap_or(2048);
     let shared = keys.size("n_shared_experts").unwrap_or(1);
-    Some(ExpertsConfig {
+    ExpertsConfig {
         num_experts: keys.size("n_routed_experts").unwrap_or(256),
         num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(8),
         moe_intermediate_size: width,
@@ -80,7 +80,7 @@ pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> Option<ExpertsConfig
         norm_topk_prob: keys.flag("norm_topk_prob", true),
         decoder_sparse_step: 1,
         mlp_only_layers: (0..first).collect(),
-    })
+    }
 }
 
 /// What YaRN multiplies scores by, `(0.1 m ln(factor) + 1)²` with `m` = `mscale_all_dim`.

@@ -17,7 +17,7 @@ pub(super) fn defaults() -> Defaults {
 
 pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     let kinds = [("full_attention", Mixer::Attention), ("conv", Mixer::Convolution)];
-    let attending = keys.value.get("full_attn_idxs").filter(|listed| !listed.is_null()).is_some();
+    let attending = keys.value.get("full_attn_idxs").is_some_and(|listed| !listed.is_null());
     let attending = attending.then(|| keys.sizes("full_attn_idxs"));
     let pattern = |layer| match &attending {
         Some(listed) if !listed.contains(&layer) => Mixer::Convolution,
@@ -86,6 +86,8 @@ mod tests {
         assert!((read.rope.theta - 1e6).abs() < 1e-9 && (read.rms_norm_eps - 1e-5).abs() < 1e-12);
         assert!(read.tie_word_embeddings && read.qk_norm());
         assert_eq!(read.state_values(), 3 * 2 * 48);
+        value["tie_embedding"] = json!(false);
+        assert!(!TargetConfig::from_json(&value).expect("valid").tie_word_embeddings);
         value["full_attn_idxs"] = Value::Null;
         let read = TargetConfig::from_json(&value).expect("valid");
         assert_eq!((read.attention_layers(), read.is_recurrent()), (4, false));

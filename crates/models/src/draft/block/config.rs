@@ -120,7 +120,7 @@ impl BlockConfig {
             head_dim: target.head_dim,
             vocab_size: target.vocab_size,
             rms_norm_eps: target.rms_norm_eps,
-            rope: target.rope.clone(),
+            rope: target.rope_of_drafts(),
             max_position_embeddings: target.max_position_embeddings,
             attention_bias: false,
             layers: vec![LayerKind::Full; layers],

@@ -84,7 +84,7 @@ impl Eagle3Config {
             vocab_size: target.vocab_size,
             draft_vocab_size,
             rms_norm_eps: target.rms_norm_eps,
-            rope: target.rope.clone(),
+            rope: target.rope_of_drafts(),
             dynamic_ntk: None,
             max_position_embeddings: target.max_position_embeddings,
             target_layers,

@@ -96,8 +96,8 @@ impl GlideConfig {
         self.num_key_value_heads * self.head_dim
     }
 
-    /// What does not fit the target, or itself.
-    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
+    /// What keeps any such layer from a target: it has no keys and values to attend to.
+    pub fn problems_of(target: &TargetConfig) -> Problems {
         let mut problems = Problems::default();
         if target.parts.latent.is_some() {
             problems.push(
@@ -108,6 +108,12 @@ impl GlideConfig {
         if target.last_attention_layer().is_none() {
             problems.push("the layer attends to the target's keys and values: no layer has any");
         }
+        problems
+    }
+
+    /// What does not fit the target, or itself.
+    pub fn problems_with(&self, target: &TargetConfig) -> Problems {
+        let mut problems = Self::problems_of(target);
         let pairs = [
             ("hidden_size", self.hidden_size, target.hidden_size),
             ("num_key_value_heads", self.num_key_value_heads, target.last_heads().kv_heads),

@@ -5,12 +5,13 @@ mod delays;
 mod footprint;
 mod objective;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::draft::glide::{FinalNorm, GlideDraft};
+use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 use longdraft_rules::{Problem, Rules};
 
 use super::{DraftMethod, Materials};
@@ -49,6 +50,8 @@ impl DraftMethod for Glide {
     }
 
     fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+        let path = Path::new("draft configuration");
+        GlideConfig::problems_of(target).into_result(path)?;
         let teacher = match config.teacher.soft_targets {
             _ if self.soft_weight == 0.0 => TeacherKind::None,
             SoftTargetKind::TopK => TeacherKind::TopK(config.teacher.top_k),
