@@ -47,7 +47,7 @@ fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
         "gpt_oss",
         "smollm3",
     ] {
-        let mut config = windowed(family);
+        let mut config = of_family(family);
         write_target(dir.path(), &config);
         let some = logits(dir.path(), &TargetOptions::default());
         config["sliding_window"] = json!(64);

@@ -329,9 +329,11 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
                     |check: &&Value| check["name"].as_str().is_some_and(|n| n.contains(part));
                 checks.iter().filter(named).count()
             };
-            assert_eq!((count("logits_at"), count("last_layer_k")), (3, 3), "{family}");
-            assert_eq!(count("greedy, 16 tokens"), 3, "{family}");
-            assert!(count("hidden_after_layer_2") == 3, "{family}");
+            let prompts = count("log-sum-exp");
+            assert!(prompts >= 3, "{family}");
+            for what in ["logits_at", "last_layer_k", "greedy, 16 tokens", "hidden_after_layer_2"] {
+                assert_eq!(count(what), prompts, "{family}: {what}");
+            }
         }
     }
 }
