@@ -139,14 +139,13 @@ impl Routes {
         }
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
         for row in logits.to_dtype(DType::F32)?.to_vec2::<f32>()? {
-            match sigmoid {
-                Some(numbers) => numbers.choose(&row, per_row, normalise, (&mut ids, &mut weights)),
-                None => {
-                    let chosen = best(&row, per_row);
-                    weights.extend(chosen.iter().map(|&expert| sigma(row[expert])));
-                    ids.extend(chosen.into_iter().map(|expert| expert as u32));
-                }
+            if let Some(numbers) = sigmoid {
+                numbers.choose(&row, per_row, normalise, (&mut ids, &mut weights));
+                continue;
             }
+            let chosen = best(&row, per_row);
+            weights.extend(chosen.iter().map(|&expert| sigma(row[expert])));
+            ids.extend(chosen.into_iter().map(|expert| expert as u32));
         }
         let mut routes = Self::of_chosen((rows, count), &ids, &weights, per_row);
         if sigmoid.is_none() {

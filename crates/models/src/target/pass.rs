@@ -47,13 +47,11 @@ impl Ropes {
         let last = config.num_hidden_layers.saturating_sub(1);
         let still = parts.is_still(last).then(|| Rope::still(head_dim));
         let border = parts.rotary.by_length.as_ref().map_or(0, |lengths| lengths.original_context);
-        Ok(match parts.build_by_length(&config.rope, head_dim)? {
-            Some([short, long]) => Self { full: short, sliding, long: Some((long, border)), still },
-            None => {
-                let full = parts.build_rope(&config.rope, head_dim)?;
-                Self { full, sliding, long: None, still }
-            }
-        })
+        if let Some([full, long]) = parts.build_by_length(&config.rope, head_dim)? {
+            return Ok(Self { full, sliding, long: Some((long, border)), still });
+        }
+        let full = parts.build_rope(&config.rope, head_dim)?;
+        Ok(Self { full, sliding, long: None, still })
     }
 
     /// Tokens that a short sequence has at most, where frequencies depend on it.
