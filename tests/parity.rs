@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, fail, last_json, run, stdout, succeed};
+use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
 use serde_json::Value;
 
 fn root() -> PathBuf {
@@ -208,16 +208,6 @@ fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(last_json(&stdout(&output))["pass"], false);
     }
-}
-
-/// The folder of larger reference cases beside a development checkout.
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = root().join("../shared").join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
 }
 
 #[test]
