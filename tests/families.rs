@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::runs::{metrics, trained_alike_from_a_store};
 use crate::support::{
-    Workshop, fail, relative_error, succeed, tiny_config, tiny_mixture, write_target,
+    Workshop, fail, relative_error, shared, succeed, tiny_config, tiny_mixture, write_target,
 };
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -113,7 +113,7 @@ fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
         "gpt_oss",
         "smollm3",
     ] {
-        let mut config = windowed(family);
+        let mut config = of_family(family);
         write_target(dir.path(), &config);
         let some = logits(dir.path(), &TargetOptions::default());
         config["sliding_window"] = json!(64);
@@ -592,5 +592,47 @@ fn a_cache_of_8_bits_changes_nothing_with_sinks_or_chunks() {
             succeed(&[&prompt[..], &["--max-tokens", "40", "--cache", "q8"], more].concat())
         };
         assert_eq!(say(&["--no-draft"]), say(&[]), "{family}");
+    }
+}
+
+#[test]
+fn published_blocks_of_4_bits_decode_as_those_of_a_gguf_file() {
+    let folders = ["gpt_oss_mxfp4", "gpt_oss_mxfp4_gguf"]
+        .map(|case| shared(&format!("golden/targets/{case}/target")));
+    let [Some(folder), Some(file)] = folders else { return };
+    let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
+    let held = Target::open_path(&folder, &options).expect("target");
+    assert!(held.holds_blocks() && held.held().iter().any(|(name, _)| *name == "MXFP4"));
+    let (published, gguf) = (logits(&folder, &options), logits(&file, &options));
+    assert!(relative_error(&published, &gguf) < 1e-4);
+    let wide = logits(&folder, &TargetOptions::default());
+    assert!(relative_error(&published, &wide) < 0.05);
+}
+
+#[test]
+fn fused_and_stacked_tensors_of_other_shapes_are_named() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    for (family, stored, shape) in [
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight", vec![63, 32]),
+        ("glm4", "model.layers.0.mlp.gate_up_proj.weight", vec![96, 31]),
+        ("gpt_oss", "model.layers.2.mlp.experts.gate_up_proj", vec![4, 32, 96]),
+        ("gpt_oss", "model.layers.2.mlp.experts.down_proj_bias", vec![5, 31]),
+        ("llama4_text", "model.layers.1.feed_forward.experts.down_proj", vec![5, 32, 48]),
+    ] {
+        write_target(dir.path(), &of_family(family));
+        let path = dir.path().join("model.safetensors");
+        let source = SafetensorsSource::open_file(&path).expect("weights");
+        let load = |name: String| {
+            let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
+            (name, tensor)
+        };
+        let mut tensors: Vec<_> = source.names().into_iter().map(load).collect();
+        let wrong =
+            candle_core::Tensor::zeros(shape, candle_core::DType::F32, &candle_core::Device::Cpu);
+        tensors.push((stored.to_owned(), wrong.expect("zeros")));
+        save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+        let error =
+            Target::open_path(dir.path(), &TargetOptions::default()).err().expect("refused");
+        assert!(error.to_string().contains(stored), "{family}: {error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, fail, last_json, run, stdout, succeed};
+use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
 use serde_json::Value;
 
 fn root() -> PathBuf {
@@ -210,16 +210,6 @@ fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
     }
 }
 
-/// The folder of larger reference cases beside a development checkout.
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = root().join("../shared").join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
-}
-
 #[test]
 fn a_wrong_or_senseless_case_of_blocks_is_told() {
     let Some(folder) = shared("golden/block/dflash2-over-base-weights") else { return };
@@ -340,9 +330,11 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
                     |check: &&Value| check["name"].as_str().is_some_and(|n| n.contains(part));
                 checks.iter().filter(named).count()
             };
-            assert_eq!((count("logits_at"), count("last_layer_k")), (3, 3), "{family}");
-            assert_eq!(count("greedy, 16 tokens"), 3, "{family}");
-            assert!(count("hidden_after_layer_2") == 3, "{family}");
+            let prompts = count("log-sum-exp");
+            assert!(prompts >= 3, "{family}");
+            for what in ["logits_at", "last_layer_k", "greedy, 16 tokens", "hidden_after_layer_2"] {
+                assert_eq!(count(what), prompts, "{family}: {what}");
+            }
             // Two prompts are longer than the cut; a layer's convolution, and its matrix where it has one.
             let recurrent = ["lfm2", "qwen3_5", "qwen3_next"];
             let states = recurrent.iter().any(|name| family.starts_with(name));

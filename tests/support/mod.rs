@@ -272,3 +272,14 @@ pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f32 {
     let difference = norm(&mut got.iter().zip(wanted).map(|(x, y)| x - y));
     difference / norm(&mut wanted.iter().copied())
 }
+
+/// The folder of larger reference cases beside a development checkout.
+pub(crate) fn shared(name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let path = root.join("../shared").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
+}

@@ -106,7 +106,7 @@ mod tests {
             bend.bend(&mut values);
             let got = Tensor::from_slice(&values, (5, 9), z.device())?;
             assert_close("values", &got, &want, 1e-5);
-            gradcheck(&[z.clone()], |t| bend.of(t[0].clone()));
+            gradcheck(std::slice::from_ref(&z), |t| bend.of(t[0].clone()));
             let var = candle_core::Var::from_tensor(&z)?;
             let slopes = bend.of(var.as_tensor().clone())?.sum_all()?.backward()?;
             let mut own = vec![1.0; values.len()];

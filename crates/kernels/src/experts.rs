@@ -142,14 +142,13 @@ impl Routes {
         }
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
         for row in logits.to_dtype(DType::F32)?.to_vec2::<f32>()? {
-            match sigmoid {
-                Some(numbers) => numbers.choose(&row, per_row, normalise, (&mut ids, &mut weights)),
-                None => {
-                    let chosen = best(&row, per_row);
-                    weights.extend(chosen.iter().map(|&expert| sigma(row[expert])));
-                    ids.extend(chosen.into_iter().map(|expert| expert as u32));
-                }
+            if let Some(numbers) = sigmoid {
+                numbers.choose(&row, per_row, normalise, (&mut ids, &mut weights));
+                continue;
             }
+            let chosen = best(&row, per_row);
+            weights.extend(chosen.iter().map(|&expert| sigma(row[expert])));
+            ids.extend(chosen.into_iter().map(|expert| expert as u32));
         }
         let mut routes = Self::of_chosen((rows, count), &ids, &weights, per_row);
         if sigmoid.is_none() {
@@ -625,7 +624,8 @@ mod tests {
         let routes = Routes::choose_by(&logits, 1, false, Choice::SigmoidOnInput)?;
         let rows = logits.to_vec2::<f32>()?.into_iter().enumerate().map(|(row, logits)| {
             let expert = best(&logits, 1)[0];
-            experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?, swiglu)
+            experts[expert]
+                .apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?, swiglu)
         });
         let want = Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?;
         assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);

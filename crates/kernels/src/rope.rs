@@ -362,15 +362,15 @@ impl Rotate {
         shape: &Shape,
         half: usize,
     ) -> Result<Vec<f32>> {
-        let (_, heads, head_dim) = shape.dims3()?;
-        Ok(rotate(x, [cos, sin], Heads { heads, head_dim, half }, self))
+        let (_, count, head_dim) = shape.dims3()?;
+        Ok(rotate(x, [cos, sin], Heads { count, head_dim, half }, self))
     }
 }
 
 /// Sizes of a token's heads; the first `2 · half` dimensions turn.
 #[derive(Clone, Copy)]
 struct Heads {
-    heads: usize,
+    count: usize,
     head_dim: usize,
     half: usize,
 }
@@ -414,9 +414,9 @@ impl CustomOp3 for Rotate {
 }
 
 fn rotate(x: &[f32], [cos, sin]: [&[f32]; 2], sizes: Heads, how: &Rotate) -> Vec<f32> {
-    let Heads { heads, head_dim, half } = sizes;
+    let Heads { count, head_dim, half } = sizes;
     let mut out = vec![0.0; x.len()];
-    let token = (heads * head_dim).max(1);
+    let token = (count * head_dim).max(1);
     let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
     out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
         |((out, x), (cos, sin))| {

@@ -90,7 +90,13 @@ fn check_compacted_cache(family: &str, seed: u64) {
 #[test]
 fn a_kept_prefix_changes_nothing_but_time() {
     let families = [
-        "llama", "qwen3_5_text", "gpt_oss", "gemma3_text", "lfm2", "llama4_text", "qwen3_next",
+        "llama",
+        "qwen3_5_text",
+        "gpt_oss",
+        "gemma3_text",
+        "lfm2",
+        "llama4_text",
+        "qwen3_next",
         "olmo3",
     ];
     for (seed, (kind, family)) in (30..).zip(KINDS.into_iter().zip(families.into_iter().cycle())) {

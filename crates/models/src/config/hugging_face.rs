@@ -292,9 +292,8 @@ impl<'a> Keys<'a> {
     /// Bias on q, k and v, and on the attention's output.
     fn attention_biases(&self, architecture: Architecture) -> (bool, bool) {
         match architecture {
-            Architecture::Qwen2 => (self.flag("attention_bias", true), false),
+            Architecture::Qwen2 | Architecture::Glm4 => (self.flag("attention_bias", true), false),
             Architecture::Qwen2Moe => (self.flag("qkv_bias", true), false),
-            Architecture::Glm4 => (self.flag("attention_bias", true), false),
             Architecture::Glm4Moe => (self.flag("attention_bias", false), false),
             Architecture::Phi3 => (false, false),
             _ => {

@@ -51,7 +51,7 @@ pub(crate) fn within(
         return Some(number);
     }
     let (least, most) = (range.start(), range.end());
-    problems.push(format!("`{name}` = {number} is not between {least} and {most}"));
+    problems.push(format!("`{name}` = {number:?} is not between {least:?} and {most:?}"));
     None
 }
 

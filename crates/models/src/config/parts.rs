@@ -143,7 +143,7 @@ impl QueryGrowth {
 
 /// A table of parts, which a family's file fills in. The default is the plain Llama layer.
 #[derive(Debug, Clone, PartialEq, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches of the families")]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of families")]
 pub struct Parts {
     /// Where norms stand.
     pub norms: NormPlaces,

@@ -28,6 +28,7 @@ mod tensor;
 mod views;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ use longdraft_kernels::attention::KeyRanges;
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
-use longdraft_kernels::rope::Rope;
+use longdraft_kernels::rope::{Rope, RopeTable};
 use longdraft_kernels::top_k::{TopK, bent_top_k};
 
 use crate::config::TargetConfig;
@@ -238,6 +239,28 @@ impl Target {
         self.rope_of_last(cache.is_long())
     }
 
+    /// Angles of some tokens of a packed row in the last layer.
+    ///
+    /// # Shapes
+    /// - `position_ids`, `document_ids`: `[T]` of the whole row → a table of `rows`
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    ///
+    /// # Panics
+    /// - `rows` are not in the row
+    pub fn rope_table(
+        &self,
+        (position_ids, document_ids): (&[u32], &[i32]),
+        rows: Range<usize>,
+    ) -> Result<RopeTable> {
+        let long = self.long_tokens(position_ids, document_ids);
+        let long = long.get(rows.clone()).unwrap_or_default();
+        let slides =
+            self.config.window_of(self.config.num_hidden_layers.saturating_sub(1)).is_some();
+        self.ropes.last_table(slides, (&position_ids[rows], long), &self.device)
+    }
+
     fn rope_of_last(&self, long: bool) -> &Rope {
         let last = self.config.last_attention_layer().unwrap_or(0);
         self.ropes.of_last_layer(self.config.window_of(last).is_some(), long)
@@ -385,7 +408,7 @@ impl Target {
     fn run_packed(&self, row: &PackedSequence, taps: (&Taps, Keeping)) -> Result<Features> {
         let visible = self.visible(&row.document_ids, |ranges| ranges);
         let mut context = Context::Packed(visible, &row.document_ids);
-        let long = self.long_tokens(row);
+        let long = self.long_tokens(&row.position_ids, &row.document_ids);
         self.run((&row.ids, &row.position_ids), &long, &mut context, taps)
     }
 
@@ -395,12 +418,12 @@ impl Target {
     }
 
     /// Which packed tokens are those of documents that are longer than short sequences are.
-    fn long_tokens(&self, sequence: &PackedSequence) -> Vec<bool> {
+    fn long_tokens(&self, position_ids: &[u32], document_ids: &[i32]) -> Vec<bool> {
         let Some(border) = self.ropes.border() else { return Vec::new() };
-        let mut long = Vec::with_capacity(sequence.ids.len());
-        for document in sequence.document_ids.chunk_by(|a, b| a == b) {
+        let mut long = Vec::with_capacity(position_ids.len());
+        for document in document_ids.chunk_by(|a, b| a == b) {
             let first = long.len();
-            let positions = &sequence.position_ids[first..first + document.len()];
+            let positions = &position_ids[first..first + document.len()];
             let last = positions.iter().max().map_or(0, |last| *last as usize);
             long.resize(first + document.len(), last >= border);
         }
@@ -428,7 +451,7 @@ impl Target {
         let rows = part.rows();
         let visible = self.visible(&sequence.document_ids, |whole| part.ranges(&whole));
         let mut context = Context::Part(part.clone(), visible);
-        let long = self.long_tokens(sequence);
+        let long = self.long_tokens(&sequence.position_ids, &sequence.document_ids);
         let long = long.get(rows.clone()).unwrap_or_default();
         let tokens = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
         self.run(tokens, long, &mut context, (taps, Keeping::All))

@@ -52,13 +52,11 @@ impl Ropes {
         let last = config.last_attention_layer().unwrap_or(0);
         let still = parts.is_still(last).then(|| Rope::still(head_dim));
         let border = parts.rotary.by_length.as_ref().map_or(0, |lengths| lengths.original_context);
-        Ok(match parts.build_by_length(&config.rope, head_dim)? {
-            Some([short, long]) => Self { full: short, sliding, long: Some((long, border)), still },
-            None => {
-                let full = parts.build_rope(&config.rope, head_dim)?;
-                Self { full, sliding, long: None, still }
-            }
-        })
+        if let Some([full, long]) = parts.build_by_length(&config.rope, head_dim)? {
+            return Ok(Self { full, sliding, long: Some((long, border)), still });
+        }
+        let full = parts.build_rope(&config.rope, head_dim)?;
+        Ok(Self { full, sliding, long: None, still })
     }
 
     /// Tokens that a short sequence has at most, where frequencies depend on it.
@@ -102,28 +100,53 @@ impl Ropes {
         })
     }
 
-    /// Angles in full layers, run by run of tokens whose sequences are of one kind.
+    /// Angles in full layers.
     fn full_table(
         &self,
         position_ids: &[u32],
         long: &[bool],
         device: &Device,
     ) -> Result<RopeTable> {
-        let Some((of_long, _)) = &self.long else {
-            return Ok(self.full.table(position_ids, device)?);
-        };
-        let mut tables = Vec::new();
-        let mut first = 0;
-        for run in long.chunk_by(|a, b| a == b) {
-            let rope = if run[0] { of_long } else { &self.full };
-            tables.push(rope.table(&position_ids[first..first + run.len()], device)?);
-            first += run.len();
+        match &self.long {
+            None => Ok(self.full.table(position_ids, device)?),
+            Some((of_long, _)) => {
+                let of = |long| if long { of_long } else { &self.full };
+                by_length(position_ids, long, device, of)
+            }
         }
-        if tables.is_empty() {
-            return Ok(self.full.table(position_ids, device)?);
-        }
-        Ok(RopeTable::concatenated(&tables)?)
     }
+
+    /// Angles in the last layer, with or without a window, of tokens whose sequences are long or not.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub(super) fn last_table(
+        &self,
+        slides: bool,
+        (position_ids, long): (&[u32], &[bool]),
+        device: &Device,
+    ) -> Result<RopeTable> {
+        by_length(position_ids, long, device, |long| self.of_last_layer(slides, long))
+    }
+}
+
+/// Angles run by run of tokens whose sequences are of one kind.
+fn by_length<'a>(
+    position_ids: &[u32],
+    long: &[bool],
+    device: &Device,
+    of: impl Fn(bool) -> &'a Rope,
+) -> Result<RopeTable> {
+    if long.is_empty() {
+        return Ok(of(false).table(position_ids, device)?);
+    }
+    let mut tables = Vec::new();
+    let mut first = 0;
+    for run in long.chunk_by(|a, b| a == b) {
+        tables.push(of(run[0]).table(&position_ids[first..first + run.len()], device)?);
+        first += run.len();
+    }
+    Ok(RopeTable::concatenated(&tables)?)
 }
 
 /// What turns and stretches the heads of a pass's tokens.

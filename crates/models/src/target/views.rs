@@ -20,7 +20,7 @@ const CODES: usize = BLOCK / 2;
 /// A source whose fused tensors have a name for each piece.
 pub(super) struct Views {
     source: Box<dyn WeightSource>,
-    views: BTreeMap<String, View>,
+    by_name: BTreeMap<String, View>,
     /// Tensors that views stand for.
     stored: BTreeSet<String>,
 }
@@ -64,7 +64,7 @@ impl Views {
         if !matches!(config.architecture, Glm4 | GptOss | Llama4 | Phi3) {
             return Ok(source);
         }
-        let mut views = Self { source, views: BTreeMap::new(), stored: BTreeSet::new() };
+        let mut views = Self { source, by_name: BTreeMap::new(), stored: BTreeSet::new() };
         let mut problems = Problems::default();
         // Bounded by what the file holds, whatever the configuration says.
         let layers = config.num_hidden_layers.min(views.source.names().len());
@@ -90,7 +90,7 @@ impl Views {
     }
 
     fn add(&mut self, name: String, stored: &str, shape: Vec<usize>, piece: Piece) {
-        self.views.insert(name, View { stored: stored.to_owned(), shape, piece });
+        self.by_name.insert(name, View { stored: stored.to_owned(), shape, piece });
     }
 
     /// `qkv_proj` and `gate_up_proj` of a layer.
@@ -243,18 +243,18 @@ impl WeightSource for Views {
 
     fn names(&self) -> Vec<String> {
         let own = self.source.names().into_iter().filter(|name| !self.stored.contains(name));
-        own.chain(self.views.keys().cloned()).collect()
+        own.chain(self.by_name.keys().cloned()).collect()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        match self.views.get(name) {
+        match self.by_name.get(name) {
             Some(view) => Some(view.shape.clone()),
             None => self.source.shape(name),
         }
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let Some(view) = self.views.get(name) else { return self.source.load(name, dtype) };
+        let Some(view) = self.by_name.get(name) else { return self.source.load(name, dtype) };
         let View { stored, shape, piece } = view;
         let of_expert = |expert: usize| -> Result<Tensor> {
             Ok(self.source.load_rows(stored, expert..expert + 1, dtype)?.squeeze(0)?)
@@ -274,7 +274,7 @@ impl WeightSource for Views {
     }
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
-        match self.views.get(name) {
+        match self.by_name.get(name) {
             Some(View { piece: Piece::Blocks(..), .. }) => Some(BlockFormat::Mxfp4.name()),
             Some(view) => self.source.stored_type(&view.stored),
             None => self.source.stored_type(name),
@@ -282,7 +282,7 @@ impl WeightSource for Views {
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        match self.views.get(name) {
+        match self.by_name.get(name) {
             Some(view) => match view.piece {
                 Piece::Blocks(expert, every) => Ok(Some(self.quantised(view, expert, every)?)),
                 _ => Ok(None),
@@ -292,7 +292,7 @@ impl WeightSource for Views {
     }
 
     fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
-        if self.views.contains_key(name) {
+        if self.by_name.contains_key(name) {
             return Ok(self.load(name, dtype)?.narrow(0, rows.start, rows.len())?);
         }
         self.source.load_rows(name, rows, dtype)

@@ -82,7 +82,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
         parts.qk_norm = QkNorm::PerHead;
     }
     // 2 is the sigmoid, which files without the key have, too.
-    if keys.number("expert_gating_func").is_some_and(|kind| kind != 2.0) {
+    if keys.number("expert_gating_func").is_some_and(|kind| (kind - 2.0).abs() > 0.5) {
         keys.problems.push("`glm4moe.expert_gating_func` is not 2 (sigmoid)");
     }
     parts.router = Router::Sigmoid {

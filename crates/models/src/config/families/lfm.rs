@@ -68,7 +68,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::super::TargetConfig;
+    use super::super::super::{QkNorm, TargetConfig};
 
     fn config() -> Value {
         json!({
@@ -84,7 +84,7 @@ mod tests {
         let read = TargetConfig::from_json(&value).expect("valid");
         assert_eq!((read.last_attention_layer(), read.attention_layers()), (Some(1), 1));
         assert!((read.rope.theta - 1e6).abs() < 1e-9 && (read.rms_norm_eps - 1e-5).abs() < 1e-12);
-        assert!(read.tie_word_embeddings && read.qk_norm());
+        assert!(read.tie_word_embeddings && read.qk_norm() == QkNorm::PerHead);
         assert_eq!(read.state_values(), 3 * 2 * 48);
         value["tie_embedding"] = json!(false);
         assert!(!TargetConfig::from_json(&value).expect("valid").tie_word_embeddings);

@@ -36,7 +36,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     let Some((scaling, _)) = scaling.zip(kind).filter(|(_, kind)| BY_LENGTH.contains(kind)) else {
         return (keys.rope(sizes), parts);
     };
-    parts.rotary.by_length = by_length(keys, scaling, sizes, turning);
+    parts.rotary.by_length = Some(by_length(keys, scaling, sizes, turning));
     let theta = scaling.get("rope_theta").or_else(|| keys.value.get("rope_theta"));
     let theta = theta.filter(|theta| !theta.is_null());
     let theta = theta.map_or(Some(defaults().rope_theta), Value::as_f64);
@@ -47,12 +47,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 }
 
 /// Divisors by length, and the factor of cos and sin: `√(1 + ln s / ln o)` unless it is given.
-fn by_length(
-    keys: &mut JsonKeys<'_>,
-    scaling: &Value,
-    sizes: Sizes,
-    turning: usize,
-) -> Option<LongRope> {
+fn by_length(keys: &mut JsonKeys<'_>, scaling: &Value, sizes: Sizes, turning: usize) -> LongRope {
     const ORIGINAL: &str = "original_max_position_embeddings";
     let mut inner = JsonKeys::of(scaling);
     let original = inner.size_from_one(ORIGINAL).or_else(|| keys.size_from_one(ORIGINAL));
@@ -79,7 +74,7 @@ fn by_length(
     let (short, long) = (divisors("short_factor"), divisors("long_factor"));
     keys.problems.0.append(&mut inner.problems.0);
     let attention_factor = given.unwrap_or(computed);
-    Some(LongRope { short, long, original_context: original, attention_factor })
+    LongRope { short, long, original_context: original, attention_factor }
 }
 
 /// The divisors are tensors of the file; they are read with it.

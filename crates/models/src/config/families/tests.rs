@@ -116,7 +116,6 @@ fn hostile_values_are_named() {
     for (kind, key, value) in [
         ("gemma2", "query_pre_attn_scalar", json!(1e-300)),
         ("gemma2", "final_logit_softcapping", json!(huge)),
-        ("gemma3_text", "rope_local_base_freq", json!(1e-300)),
         ("granite", "attention_multiplier", json!(1e-30)),
         ("granite", "embedding_multiplier", json!(huge)),
         ("granite", "residual_multiplier", json!("half")),
@@ -183,6 +182,10 @@ fn hostile_values_are_named() {
         let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
         assert!(text.contains(part), "{part} not in {text}");
     }
+    let mut config = of("gemma3_text");
+    config["rope_local_base_freq"] = json!(1e-300);
+    let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+    assert!(text.contains("`rope_theta` = 1e-300"), "{text}");
     let mut config = of("ministral3");
     config["rope_parameters"] = json!({
         "rope_type": "default", "llama_4_scaling_beta": huge, "original_max_position_embeddings": 16

@@ -125,7 +125,8 @@ impl StoredFeatures {
         let device = self.target.device();
         let last_kv = match &record.last_kv {
             Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
-                let table = self.target.rope().table(&batch.position_ids, device)?;
+                let row = (&batch.position_ids[..], &batch.document_ids[..]);
+                let table = self.target.rope_table(row, 0..batch.position_ids.len())?;
                 let k = rope(&keys.to_device(device)?, &table)?;
                 Some(KeyValues { k, v: values.to_device(device)? })
             }

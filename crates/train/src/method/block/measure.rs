@@ -76,7 +76,7 @@ impl BlockObjective {
             let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
             let weights = vec![0.0; slots.learned.len()];
             let soft = SoftLoss { distribution, ..soft };
-            Ok(soft.cross_entropy(labels, (batch, &slots), features, &weights)?.rows)
+            Ok(soft.cross_entropy(&labels, (batch, &slots), features, &weights)?.rows)
         };
         let whole = observed(TeacherDistribution::Whole)?;
         let learned = self.loss.soft.map_or(TeacherDistribution::Whole, |soft| soft.distribution);

@@ -125,7 +125,7 @@ impl BlockObjective {
         let labels = Inputs::of_labels(states, &self.head, &of.1.labels).bent(self.bend);
         let Output { loss_sum, rows } = match self.loss.soft {
             None => linear_cross_entropy(&Inputs { label_weights: Some(weights), ..labels })?,
-            Some(soft) => soft.cross_entropy(labels, of, features, weights)?,
+            Some(soft) => soft.cross_entropy(&labels, of, features, weights)?,
         };
         Ok((loss_sum, rows))
     }

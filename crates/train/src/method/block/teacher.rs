@@ -40,7 +40,7 @@ impl SoftLoss {
     /// target's head `[V, H]` and the text.
     pub(super) fn cross_entropy(
         &self,
-        labels: Inputs<'_>,
+        labels: &Inputs<'_>,
         (batch, slots): (&Batch, &Slots),
         features: &BatchFeatures,
         weights: &[f32],
@@ -57,7 +57,7 @@ impl SoftLoss {
         };
         let output = |soft: SoftTargets<'_>, teacher: Option<Teacher<'_>>| -> Result<Output> {
             let label_weights = Some(of_labels.as_slice());
-            let inputs = Inputs { label_weights, soft, soft_weight: 1.0, teacher, ..labels };
+            let inputs = Inputs { label_weights, soft, soft_weight: 1.0, teacher, ..*labels };
             Ok(linear_cross_entropy(&inputs)?)
         };
         let sparse = |(entries, k, tail): (&TopK, usize, TailKind), tokens: &[u32]| {

@@ -12,6 +12,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
+use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
@@ -114,9 +115,14 @@ impl GlideObjective {
         let target_keys = KeyRanges::packed(&batch.document_ids, None, Delays::PerToken(delays));
         let embeddings = self.target.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
-        let table = self.target.rope().table(&batch.position_ids, self.target.device())?;
+        let table = self.table(batch, 0..batch.ids.len())?;
         let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
+    }
+
+    /// Angles of some tokens of a row, as the target's last layer has them.
+    fn table(&self, batch: &Batch, rows: Range<usize>) -> Result<RopeTable> {
+        Ok(self.target.rope_table((&batch.position_ids, &batch.document_ids), rows)?)
     }
 
     /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys
@@ -137,15 +143,13 @@ impl GlideObjective {
         let documents = &batch.document_ids;
         let own = KeyRanges::packed(&documents[seen.clone()], Some(window), Delays::Same(0));
         let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(delays));
-        let (rope, device) = (self.target.rope(), self.target.device());
-        let keys = self.draft.self_kv(
-            &self.target.embed(&batch.ids[seen.clone()])?,
-            &rope.table(&batch.position_ids[seen], device)?,
-        )?;
+        let keys = self
+            .draft
+            .self_kv(&self.target.embed(&batch.ids[seen.clone()])?, &self.table(batch, seen)?)?;
         let ranges = Arc::new(target_keys.select(&queries(0)));
         let cross = CrossContext { last_kv: features.last_kv()?, ranges };
         let embeddings = self.target.embed(&batch.ids[rows.clone()])?;
-        let table = rope.table(&batch.position_ids[rows.clone()], device)?;
+        let table = self.table(batch, rows.clone())?;
         let own = Arc::new(own.select(&queries(first)));
         Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
     }
