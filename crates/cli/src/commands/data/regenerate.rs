@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
-use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of,
-};
+use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
 use longdraft_decode::{
-    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,
+    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Pacing, Sampling,
+    VerifyRule,
 };
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
@@ -281,6 +280,8 @@ impl Writer<'_> {
             rule: VerifyRule::Match,
             seed,
             request: key.to_vec(),
+            // With lookup some rounds find much and others nothing.
+            pacing: if self.arguments.lookup { Pacing::Measured } else { Pacing::Fixed },
             ..DecodeOptions::default()
         };
         Ok(Job { prompt: ids.into_iter().map(TargetTokenId).collect(), options })

@@ -133,13 +133,19 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
         kept.append(&mut endless);
     }
     if kept.is_empty() {
-        return Err(Failure::work("the target's answers are all empty: there is nothing to learn from")
-            .hint("look at its answers with `longdraft generate`; its chat template may be wrong"));
+        return Err(Failure::work(
+            "the target's answers are all empty: there is nothing to learn from",
+        )
+        .hint("look at its answers with `longdraft generate`; its chat template may be wrong"));
     }
     cleaned.kept = kept.len();
     cleaned.tokens = kept.iter().map(|line| line["tokens"].as_u64().unwrap_or(0) as usize).sum();
     let row = |line: &Value| {
-        if has_chat_template { json!({ "messages": line["messages"] }) } else { json!({ "text": whole(line) }) }
+        if has_chat_template {
+            json!({ "messages": line["messages"] })
+        } else {
+            json!({ "text": whole(line) })
+        }
     };
     let text: String = kept.iter().map(|line| format!("{}\n", row(line))).collect();
     write_atomically(&training_file(folder), text.as_bytes())?;
@@ -191,7 +197,10 @@ mod tests {
         let text = "First the flour, then the eggs, and at last the milk. Stir until it is smooth, wait for an \
                     hour, and bake the pancakes one by one in a hot pan with a little butter.";
         assert!(!is_endless(text) && !is_endless("ha ha ha ha") && !is_endless(""));
-        assert!(!is_endless(&format!("{} But then it ended well, as stories do.", "no ".repeat(60))));
+        assert!(!is_endless(&format!(
+            "{} But then it ended well, as stories do.",
+            "no ".repeat(60)
+        )));
     }
 
     #[test]
@@ -202,11 +211,15 @@ mod tests {
             let messages = json!([
                 { "role": "user", "content": "q" }, { "role": "assistant", "content": answer },
             ]);
-            format!("{}\n", json!({ "row": 1, "messages": messages, "finish": finish, "tokens": 5 }))
+            format!(
+                "{}\n",
+                json!({ "row": 1, "messages": messages, "finish": finish, "tokens": 5 })
+            )
         };
         let answer = |i: usize| format!("answer number {i} is long enough to be counted as one");
         let mut text: String = (0..LEAST_ANSWERS).map(|i| line(&answer(i), "stop")).collect();
-        text += &(line(&answer(0), "stop") + &line(" ", "stop") + &line(&"x".repeat(200), "length"));
+        text +=
+            &(line(&answer(0), "stop") + &line(" ", "stop") + &line(&"x".repeat(200), "length"));
         std::fs::write(answers_file(folder.path()), text).expect("answers");
         let cleaned = clean(folder.path(), false).expect("cleaned");
         let Cleaned { kept, tokens, empty, duplicates, endless, keeps_endless, cut } = cleaned;

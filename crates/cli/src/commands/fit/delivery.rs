@@ -71,7 +71,12 @@ pub(super) fn arguments(way: &Way) -> String {
     let decoding = &way.decoding;
     let mut text = String::new();
     if let Some(draft) = &decoding.draft {
-        let _ = write!(text, " --draft {} --draft-len {}", extract::quoted(&draft.display().to_string()), decoding.draft_len);
+        let _ = write!(
+            text,
+            " --draft {} --draft-len {}",
+            extract::quoted(&draft.display().to_string()),
+            decoding.draft_len
+        );
     }
     if let Some(size) = decoding.draft_vocab_size {
         let _ = write!(text, " --draft-vocab-size {size}");
@@ -119,7 +124,9 @@ pub(super) fn write_card(
 ) -> Result<()> {
     let mut card = String::new();
     let target = Path::new(&settings.target);
-    let name = target.file_name().map_or(settings.target.clone(), |name| name.to_string_lossy().into_owned());
+    let name = target
+        .file_name()
+        .map_or(settings.target.clone(), |name| name.to_string_lossy().into_owned());
     let mut line = |text: String| {
         card.push_str(&text);
         card.push('\n');
@@ -144,12 +151,20 @@ pub(super) fn write_card(
          per target pass, the target's own token included.\n",
         record.max_new_tokens,
         record.threads,
-        record.circumstances.as_ref().and_then(|c| c.processor.as_deref()).map_or(String::new(), |p| format!(", {p}"))
+        record
+            .circumstances
+            .as_ref()
+            .and_then(|c| c.processor.as_deref())
+            .map_or(String::new(), |p| format!(", {p}"))
     ));
     line("| drafting | temperature | prompts | speed-up (95 %) | tau (95 %) | equal outputs |\n|---|---|---|---|---|---|".to_owned());
     for cell in &record.cells {
         let f = &cell.figures;
-        let equal = if cell.checked == 0 { "-".to_owned() } else { format!("{} of {}", cell.equal, cell.checked) };
+        let equal = if cell.checked == 0 {
+            "-".to_owned()
+        } else {
+            format!("{} of {}", cell.equal, cell.checked)
+        };
         line(format!(
             "| {}, {}, pace {} | {} | {} | {:.2} ({:.2} to {:.2}) | {:.2} ({:.2} to {:.2}) | {equal} |",
             words::way(&cell.drafter),

@@ -12,8 +12,8 @@ use longdraft_train::stage::{Event, Observer, ResumePolicy, Stage};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{prompts, proof};
 use super::rules::{Candidate, proposed};
+use super::{prompts, proof};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, train};
 use crate::configuration::{parse_stages, recheck};
@@ -110,7 +110,8 @@ pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -
     let target = &models.target;
     let most = target.config().max_position_embeddings;
     let context = CONTEXT.min(most / 2);
-    let ids: Vec<u32> = (0..(context + 16) as u32).map(|i| i % target.config().vocab_size as u32).collect();
+    let ids: Vec<u32> =
+        (0..(context + 16) as u32).map(|i| i % target.config().vocab_size as u32).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);
     let positions: Vec<u32> = (0..ids.len() as u32).collect();
     let mut cache = target.new_cache()?;
@@ -156,7 +157,8 @@ fn short(
     options.stop_tokens = stop_tokens(&models.target);
     let prompts = &prompts[..prompts.len().min(PROMPTS)];
     let goes_on = &mut |_: &Progress| true;
-    let cell = eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
+    let cell =
+        eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
     cell.ok_or_else(|| Failure::work("the measurement was stopped"))
 }
 
@@ -196,8 +198,14 @@ pub(super) fn trial(
     let opened = train::open_target(&config, &world)?;
     let tokenizer = Target::open_tokenizer(target)?;
     let mut watch = Watch::default();
-    let mut stage =
-        Stage::prepare(config, Arc::clone(&opened), tokenizer, ResumePolicy::Strict, &world, &mut watch)?;
+    let mut stage = Stage::prepare(
+        config,
+        Arc::clone(&opened),
+        tokenizer,
+        ResumePolicy::Strict,
+        &world,
+        &mut watch,
+    )?;
     watch.last = Some(Instant::now());
     stage.run(&mut watch)?;
     let memory = longdraft_train::memory::resident_bytes().unwrap_or(0);
@@ -268,8 +276,7 @@ mod tests {
 
     #[test]
     fn passes_between_two_sizes_lie_on_a_line() {
-        let machine =
-            Machine { passes: vec![(1, 1.0), (2, 1.2), (4, 1.8)], ..Machine::default() };
+        let machine = Machine { passes: vec![(1, 1.0), (2, 1.2), (4, 1.8)], ..Machine::default() };
         for (rows, seconds) in [(1, 1.0), (2, 1.2), (3, 1.5), (4, 1.8), (6, 2.4)] {
             assert!((machine.pass(rows) - seconds).abs() < 1e-9, "{rows}");
         }

@@ -134,12 +134,17 @@ fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
 
 /// The command that decodes with lookup alone.
 fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String {
-    delivery::commands(&arguments.target, " --lookup=switch", tokenizer.chat_template().is_some())[0].clone()
+    delivery::commands(&arguments.target, " --lookup=switch", tokenizer.chat_template().is_some())
+        [0]
+    .clone()
 }
 
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
         if self.ledger.round().delivered {
+            if self.lacks_exports() {
+                self.deliver()?;
+            }
             outln!("already finished: {}", self.ledger.folder.display());
             return self.tell_result();
         }
@@ -155,16 +160,26 @@ impl Fit<'_> {
         self.tell_result()
     }
 
+    /// Whether an engine was not asked for before.
+    fn lacks_exports(&self) -> bool {
+        let exports = self.ledger.folder.join("exports");
+        self.engines.iter().any(|engine| !exports.join(engine.name()).is_dir())
+    }
+
     /// The method that an earlier round took, that of a draft to go on from, or the wanted one.
     fn wanted_method(&self) -> Result<Option<String>> {
-        let earlier = self.ledger.state.trial.as_ref().map(|trial| trial.method.clone());
+        let has_begun = self.ledger.state.rounds.iter().any(|round| round.training.is_some());
+        let trial = self.ledger.state.trial.as_ref().filter(|_| has_begun);
+        let earlier = trial.map(|trial| trial.method.clone());
         let from = self.arguments.from.as_deref().map(training::start).transpose()?;
         let from = from.map(|(method, _)| method);
         if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
             && from != wanted
         {
-            return Err(Failure::usage(format!("--from is a draft of method {from}, not {wanted}"))
-                .hint("leave out --method"));
+            return Err(Failure::usage(format!(
+                "--from is a draft of method {from}, not {wanted}"
+            ))
+            .hint("leave out --method"));
         }
         Ok(earlier.or(from).or_else(|| self.arguments.method.clone()))
     }
@@ -177,7 +192,8 @@ impl Fit<'_> {
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());
         if found.is_empty() {
             let engines: Vec<&str> = self.engines.iter().map(|profile| profile.name()).collect();
-            let of = wanted.map_or("no method".to_owned(), |name| format!("method {name} is none that"));
+            let of =
+                wanted.map_or("no method".to_owned(), |name| format!("method {name} is none that"));
             return Err(Failure::usage(format!(
                 "{of} fits this target ({} layers) and what --for asks for ({})",
                 self.config.num_hidden_layers,

@@ -37,7 +37,8 @@ impl Fit<'_> {
             self.ledger.write()?;
         }
         let candidate = self.candidate()?;
-        if self.ledger.state.trial.is_none() {
+        let tried = self.ledger.state.trial.as_ref().map(|trial| trial.method.as_str());
+        if tried != Some(candidate.method.name()) {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
             let context = self.config.max_position_embeddings;
             let row_tokens = rules::row_tokens(self.ledger.left(), context);
@@ -58,9 +59,11 @@ impl Fit<'_> {
         let free = free_bytes(&self.ledger.folder);
         if self.ledger.round().plan.is_none() {
             let earlier = || self.ledger.state.rounds.iter();
-            let learned = earlier().filter(|round| round.trained).filter_map(|round| round.plan.as_ref());
+            let learned =
+                earlier().filter(|round| round.trained).filter_map(|round| round.plan.as_ref());
             let learned = learned.map(|plan| (plan.steps as usize * plan.row_tokens) as f64).sum();
-            let answered = earlier().filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
+            let answered =
+                earlier().filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
             let split = &self.ledger.state.split;
             let budget = Budget {
                 prompts: split.training + split.shipped,
@@ -108,7 +111,11 @@ impl Fit<'_> {
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
         let trial = self.ledger.state.trial.clone().unwrap_or_default();
         if !plan.may_pay() {
-            telling::does_not_pay(&plan, &machine, &lookup_command(self.arguments, &self.tokenizer));
+            telling::does_not_pay(
+                &plan,
+                &machine,
+                &lookup_command(self.arguments, &self.tokenizer),
+            );
         }
         // The next call plans anew, with the time that it is given.
         self.ledger.state.rounds.pop();
@@ -171,9 +178,15 @@ impl Fit<'_> {
     fn stopped(&mut self) -> Failure {
         let _ = self.ledger.write();
         if self.json {
-            outln!("{}", json!({ "output": self.ledger.folder, "finished": false, "phase": self.ledger.state.phase }));
+            outln!(
+                "{}",
+                json!({ "output": self.ledger.folder, "finished": false, "phase": self.ledger.state.phase })
+            );
         } else {
-            outln!("stopped in the phase `{}`: the same command goes on from there", self.ledger.state.phase);
+            outln!(
+                "stopped in the phase `{}`: the same command goes on from there",
+                self.ledger.state.phase
+            );
         }
         self.interrupts.failure()
     }
@@ -245,13 +258,14 @@ impl Fit<'_> {
         let path = run.join(DECODE_FILE);
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-        serde_json::from_str(&text).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
     }
 
-    /// Commands that use the fastest way.
-    fn commands(&mut self, record: &DecodeRecord) -> [String; 2] {
+    /// Commands that use the fastest way, or the fastest with the draft.
+    fn commands(&mut self, record: &DecodeRecord, with_draft: bool) -> [String; 2] {
         let ways = self.ways();
-        let best = proof::best(record).and_then(|(index, _)| ways.get(index));
+        let best = proof::best(record, with_draft).and_then(|(index, _)| ways.get(index));
         let arguments = best.map_or_else(String::new, delivery::arguments);
         let has_template = self.tokenizer.chat_template().is_some();
         delivery::commands(&self.arguments.target, &arguments, has_template)
@@ -261,7 +275,7 @@ impl Fit<'_> {
     pub(super) fn deliver(&mut self) -> Result<()> {
         self.ledger.begin("delivery")?;
         let record = self.record()?;
-        let commands = self.commands(&record);
+        let commands = self.commands(&record, true);
         let (folder, number) = (self.ledger.folder.clone(), self.ledger.number());
         let run = training::run_folder(&folder, number);
         let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
@@ -269,7 +283,11 @@ impl Fit<'_> {
         let source = self.ledger.state.split.source.clone();
         delivery::write_card(&folder, &settings, (&source, &cleaned, &plan), &record, &commands)?;
         let name = self.arguments.target_name.as_deref();
-        delivery::export_all(&folder, &run, (&settings, name), &self.engines, plan.draft_len)?;
+        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let trial = self.ledger.state.trial.clone().unwrap_or_default();
+        let survival = record.cells.first().map_or(&[][..], |cell| &cell.survival);
+        let chain = plan.best_chain(survival, &machine, &trial);
+        delivery::export_all(&folder, &run, (&settings, name), &self.engines, chain)?;
         report::write_page_into(&folder, &run)?;
         self.ledger.round().delivered = true;
         "finished".clone_into(&mut self.ledger.state.phase);
@@ -279,18 +297,28 @@ impl Fit<'_> {
     /// What was measured, and how to use it.
     pub(super) fn tell_result(mut self) -> Result<()> {
         let record = self.record()?;
-        let commands = self.commands(&record);
+        let commands = self.commands(&record, false);
         let folder = self.ledger.folder.clone();
         for cell in &record.cells {
             let pace = if cell.pace == "fixed" { ", every round" } else { "" };
             let way = crate::report::words::way(&cell.drafter);
             outln!("{way}{pace}: {}", delivery::figures(cell));
         }
-        let best = proof::best(&record).map(|(_, cell)| cell);
+        let best = proof::best(&record, false).map(|(_, cell)| cell);
         if best.is_none_or(|cell| cell.figures.speed_up_interval.0 < 1.0) {
-            outln!("no way is surely faster than plain decoding yet: more --time adds to this draft");
+            outln!(
+                "no way is surely faster than plain decoding yet: more --time adds to this draft"
+            );
         }
-        outln!("use it:\n  {}\n  {}", commands[0], commands[1]);
+        outln!("use the fastest:\n  {}\n  {}", commands[0], commands[1]);
+        let with_draft = self.commands(&record, true);
+        if with_draft != commands {
+            outln!(
+                "lookup alone was faster here; with the draft:\n  {}\n  {}",
+                with_draft[0],
+                with_draft[1]
+            );
+        }
         outln!(
             "draft and card: {}; page: {}; took {}",
             folder.join("draft").display(),

@@ -82,8 +82,7 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
         Some(path) => own_prompts(path, field, &mut unusable)?,
         None => Vec::new(),
     };
-    let source =
-        path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
+    let source = path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
     let mut seen = HashSet::new();
     let mut fresh = |asked: &Asked| seen.insert(normalised(&asked.text()));
     let all = if path.is_some() { own.len() } else { 0 };
@@ -106,8 +105,7 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
     let texts: Vec<String> = held_out.iter().chain(&training).map(Asked::text).collect();
     let digest = sha256::of_text(&texts.join("\u{0}"));
     let (held, trained) = (held_out.len(), training.len() - shipped);
-    let split =
-        Split { source, training: trained, shipped, held_out: held, duplicates, unusable };
+    let split = Split { source, training: trained, shipped, held_out: held, duplicates, unusable };
     Ok(Parts { split, digest, training, held_out })
 }
 
@@ -188,7 +186,7 @@ fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
     hashed.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     let mut groups: Vec<&String> = hashed.iter().map(|(group, ..)| group).collect();
     groups.dedup();
-    // Of the shipped prompts several are of a group: one of each proves as much.
+    // Of a group that is set aside one prompt proves as much as all.
     let aside: HashSet<String> = groups.into_iter().take(wanted).cloned().collect();
     let (mut held_out, mut training) = (Vec::new(), Vec::new());
     let mut last = String::new();

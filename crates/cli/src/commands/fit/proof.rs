@@ -41,7 +41,8 @@ pub(super) fn held_out(
         let tokens = if tokenizer.chat_template().is_some() {
             encode_chat(&messages, tokenizer)?
         } else {
-            let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+            let texts: Vec<&str> =
+                messages.iter().map(|message| message.content.as_str()).collect();
             encode_text(&texts.join("\n"), tokenizer, target)?
         };
         if tokens.len() + 8 < context {
@@ -84,13 +85,13 @@ pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
     let alone = DecodingArguments {
         draft: Some(draft.to_path_buf()),
         draft_vocab_size: plan.proposed.filter(|_| counts),
-        draft_len: plan.draft_len,
+        draft_len: plan.most.max(1),
         seed: settings.seed,
         ..plainly()
     };
     let lookup = Some(LookupChoice::Switch);
     let both = DecodingArguments { lookup, ..alone.clone() };
-    let only = DecodingArguments { lookup, draft_len: plan.draft_len, ..plainly() };
+    let only = DecodingArguments { lookup, ..plainly() };
     let way = |decoding, temperature, pace| Way { decoding, temperature, pace };
     vec![
         way(alone.clone(), 0.0, PaceChoice::Fixed),
@@ -142,8 +143,10 @@ pub(super) fn measure(
     Ok(Some(record))
 }
 
-/// The fastest way, and whether it uses the draft.
-pub(super) fn best(record: &DecodeRecord) -> Option<(usize, &Cell)> {
+/// The fastest way, or the fastest of those that use the draft.
+pub(super) fn best(record: &DecodeRecord, with_draft: bool) -> Option<(usize, &Cell)> {
     let cells = record.cells.iter().enumerate();
-    cells.max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
+    // The last way is lookup alone.
+    let count = record.cells.len() - usize::from(with_draft && record.cells.len() > 1);
+    cells.take(count).max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
 }

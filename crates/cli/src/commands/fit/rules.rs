@@ -32,8 +32,11 @@ pub(super) const WORTH: f64 = 1.05;
 /// Passes over the same answers that drafts gain from: the measured ones had two or three.
 const EPOCHS: f64 = 3.0;
 const MOST_EPOCHS: f64 = 8.0;
-/// Of the budget, what proof and export may take, and bounds in seconds.
-const PROOF: (f64, f64, f64) = (0.15, 4.0, 1200.0);
+/// Of the budget, what proof and export may take, and least seconds.
+const PROOF: (f64, f64) = (0.15, 4.0);
+/// Answers of the proof, over all ways and both with the draft and without, and seconds of export.
+const PROOF_ANSWERS: f64 = 256.0;
+const EXPORT: f64 = 30.0;
 /// Tokens of an answer, of the most that it may have, where none was counted yet.
 const ANSWER: f64 = 0.6;
 /// Answers that a draft is trained on at least.
@@ -77,7 +80,9 @@ pub(super) struct Plan {
     pub(super) answering: f64,
     pub(super) training: f64,
     pub(super) proof: f64,
+    /// Proposals of a round that are expected to be best, and that the draft is trained for.
     pub(super) draft_len: usize,
+    pub(super) most: usize,
     /// Tokens that are proposed, if not all.
     pub(super) proposed: Option<usize>,
     pub(super) tau: Range,
@@ -99,9 +104,8 @@ pub(super) fn candidates(
         wanted.is_none_or(|name| name == method.name())
             && engines.iter().all(|engine| serves(method.name(), *engine))
     };
-    let recipe = |method: &'static Method| {
-        Some(Candidate { method, recipe: method.fresh().recipe(room)? })
-    };
+    let recipe =
+        |method: &'static Method| Some(Candidate { method, recipe: method.fresh().recipe(room)? });
     Method::all().filter(fits).filter_map(recipe).collect()
 }
 
@@ -242,8 +246,10 @@ impl Plan {
         budget: &Budget,
     ) -> Self {
         let round = candidate.recipe.round;
-        let (share, least, most) = PROOF;
-        let proof = (share * budget.seconds).clamp(least, most).min(budget.seconds / 2.0);
+        let (share, least) = PROOF;
+        let whole =
+            PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
+        let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
         let rest = budget.seconds - proof;
         let of_answer = ANSWER * budget.max_tokens as f64;
         let cost = |epochs: f64| machine.answering() + trial.capture + epochs * trial.step;
@@ -263,8 +269,11 @@ impl Plan {
         let keeps_features =
             epochs > 1.0 && budget.free_memory.is_none_or(|free| features < free * 2 / 5);
         let all = budget.learned + learned;
-        let chance = chance(candidate.recipe.evidence, all)
-            .unwrap_or(Range { low: 0.0, middle: 0.0, high: MOST_LIKELY / 2.0 });
+        let chance = chance(candidate.recipe.evidence, all).unwrap_or(Range {
+            low: 0.0,
+            middle: 0.0,
+            high: MOST_LIKELY / 2.0,
+        });
         let draft = |n: usize| trial.draft * part_of(round, n);
         let (draft_len, _) = fastest(chance.middle, machine, round, &draft);
         Self {
@@ -278,6 +287,7 @@ impl Plan {
             training: learned * trial.step + answer_tokens * trial.capture,
             proof,
             draft_len,
+            most: round.most,
             proposed: trial.proposed,
             tau: chance.map(|chance| tau(chance, draft_len)),
             speed_up: chance.map(|chance| fastest(chance, machine, round, &draft).1),
@@ -285,6 +295,17 @@ impl Plan {
             memory: trial.memory + if keeps_features { features } else { 0 },
             keeps_features,
         }
+    }
+
+    /// The chains that are best by what was measured in the end: shares of rounds in which so many proposals
+    /// held, first one first.
+    pub(super) fn best_chain(&self, survival: &[f64], machine: &Machine, trial: &Trial) -> usize {
+        let speed = |n: usize| {
+            let tokens = 1.0 + survival.iter().take(n).sum::<f64>();
+            let draft = trial.draft * n as f64 / self.most.max(1) as f64;
+            tokens / (machine.pass(n + 1) + draft)
+        };
+        (1..=self.most.max(1)).max_by(|a, b| speed(*a).total_cmp(&speed(*b))).unwrap_or(1)
     }
 
     /// Whether a draft may pay at all.
@@ -371,6 +392,14 @@ mod tests {
             assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
             assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
         }
+    }
+
+    #[test]
+    fn chains_are_as_long_as_their_proposals_hold() {
+        let plan = Plan { most: 5, ..Plan::default() };
+        let best = |survival: &[f64]| plan.best_chain(survival, &machine(0.1), &trial());
+        assert_eq!(best(&[0.9, 0.85, 0.8, 0.75, 0.7]), 5);
+        assert_eq!(best(&[0.6, 0.05, 0.0, 0.0, 0.0]), 1);
     }
 
     #[test]

@@ -12,8 +12,9 @@ use crate::progress::clock;
 /// What was found among the prompts.
 pub(super) fn prompts(split: &Split) {
     let Split { source, training, shipped, held_out, duplicates, unusable } = split;
-    let mut text =
-        format!("[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from");
+    let mut text = format!(
+        "[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from"
+    );
     if *shipped > 0 {
         text += &format!(", and {shipped} that the program carries, for there are few");
     }
@@ -38,7 +39,9 @@ pub(super) fn machine(machine: &Machine) {
         1.0 / machine.answering().max(1e-9)
     );
     if let Some(speed_up) = machine.lookup {
-        errln!("[measure] prompt lookup alone, which needs no training: {speed_up:.2} times as fast here");
+        errln!(
+            "[measure] prompt lookup alone, which needs no training: {speed_up:.2} times as fast here"
+        );
     }
 }
 
@@ -47,12 +50,13 @@ fn range(range: Range) -> String {
 }
 
 /// What will be done and what to expect.
-pub(super) fn plan(plan: &Plan, trial: &Trial, draft_free: Option<u64>) {
+pub(super) fn plan(plan: &Plan, trial: &Trial, free: Option<u64>) {
     errln!(
-        "[measure] training takes {:.0} tok/s, features {:.0}; a draft of {} tokens {:.1} ms",
+        "[measure] training learns {:.0} tok/s, the target's features are made at {:.0}; a round's draft of {} proposals takes \
+         {:.1} ms",
         1.0 / trial.step.max(1e-9),
         1.0 / trial.capture.max(1e-9),
-        plan.draft_len,
+        plan.most,
         1e3 * trial.draft
     );
     outln!("plan: a draft of method {}, chains of {}", plan.method, plan.draft_len);
@@ -73,9 +77,17 @@ pub(super) fn plan(plan: &Plan, trial: &Trial, draft_free: Option<u64>) {
         plan.epochs,
         if plan.keeps_features { "kept in memory" } else { "made anew" }
     );
-    outln!("  proof     {:>8}  with and without the draft, on prompts that were set aside", clock(plan.proof));
-    let free = draft_free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
-    outln!("  needs {} of disk{free}, {} of memory", readable_bytes(plan.disk), readable_bytes(plan.memory));
+    outln!(
+        "  proof     {:>8}  with and without the draft, on prompts that were set aside",
+        clock(plan.proof)
+    );
+    let free =
+        free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+    outln!(
+        "  needs {} of disk{free}, {} of memory",
+        readable_bytes(plan.disk),
+        readable_bytes(plan.memory)
+    );
     outln!(
         "expected: tau {}, {} times as fast as plain decoding. Few drafts were measured so far, all of one small \
          target: the range is a guess from them, and is measured in the end",
@@ -94,9 +106,13 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
     );
     match machine.lookup {
         Some(speed_up) if speed_up >= WORTH => {
-            outln!("prompt lookup alone is {speed_up:.2} times as fast, without training:\n  {lookup}");
+            outln!(
+                "prompt lookup alone is {speed_up:.2} times as fast, without training:\n  {lookup}"
+            );
         }
-        _ => outln!("prompt lookup costs nothing and helps where answers repeat their prompts:\n  {lookup}"),
+        _ => outln!(
+            "prompt lookup costs nothing and helps where answers repeat their prompts:\n  {lookup}"
+        ),
     }
     outln!("to train all the same, add --anyway");
 }
