@@ -81,8 +81,7 @@ pub(super) fn plan(plan: &Plan, trial: &Trial, free: Option<u64>) {
         "  proof     {:>8}  with and without the draft, on prompts that were set aside",
         clock(plan.proof)
     );
-    let free =
-        free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+    let free = free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
     outln!(
         "  needs {} of disk{free}, {} of memory",
         readable_bytes(plan.disk),
