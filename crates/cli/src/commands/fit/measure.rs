@@ -134,13 +134,12 @@ pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -
         }
         passes.push((rows, median(&times)));
     }
-    let lookup = match with_lookup {
-        true => {
-            let lookup = DecodingArguments { lookup: Some(LookupChoice::Switch), ..plainly() };
-            let cell = short(&lookup, models, held_out, PaceChoice::Measured)?;
-            Some(cell.figures.speed_up)
-        }
-        false => None,
+    let lookup = if with_lookup {
+        let lookup = DecodingArguments { lookup: Some(LookupChoice::Switch), ..plainly() };
+        let cell = short(&lookup, models, held_out, PaceChoice::Measured)?;
+        Some(cell.figures.speed_up)
+    } else {
+        None
     };
     Ok(Machine { passes, prefill, gflops: Speed::measured_gflops(), lookup })
 }
@@ -178,20 +177,7 @@ pub(super) fn trial(
     let lines = texts.chunks(20).map(|some| format!("{}\n", json!({ "text": some.join("\n") })));
     std::fs::write(&text, lines.collect::<String>()).map_err(fail)?;
     let run = work.join("run");
-    let mut draft = candidate.recipe.draft.clone();
-    draft.insert("method".into(), candidate.method.name().into());
-    let config = json!({
-        "target": target, "output": run, "draft": draft, "teacher": candidate.recipe.teacher,
-        "data": {
-            "train": [{
-                "path": text, "template": { "kind": "raw", "fields": ["text"] },
-                "limit_tokens": row_tokens * (STEPS + 1),
-            }],
-            "held_out_rows": 1, "row_tokens": row_tokens, "anchor": { "enabled": false },
-        },
-        "train": { "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0 },
-        "tracking": { "report_to": [] },
-    });
+    let config = trial_config(target, candidate, row_tokens, (&text, &run));
     let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
     let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
     let (config, world) = (recheck(stage.located.config)?, World::single());
@@ -233,6 +219,29 @@ pub(super) fn trial(
         checkpoint,
         memory,
         features_of_token: footprint as f64 / row_tokens as f64,
+    })
+}
+
+/// The configuration of a trial over a text.
+fn trial_config(
+    target: &str,
+    candidate: &Candidate,
+    row_tokens: usize,
+    (text, run): (&Path, &Path),
+) -> serde_json::Value {
+    let mut draft = candidate.recipe.draft.clone();
+    draft.insert("method".into(), candidate.method.name().into());
+    json!({
+        "target": target, "output": run, "draft": draft, "teacher": candidate.recipe.teacher,
+        "data": {
+            "train": [{
+                "path": text, "template": { "kind": "raw", "fields": ["text"] },
+                "limit_tokens": row_tokens * (STEPS + 1),
+            }],
+            "held_out_rows": 1, "row_tokens": row_tokens, "anchor": { "enabled": false },
+        },
+        "train": { "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0 },
+        "tracking": { "report_to": [] },
     })
 }
 

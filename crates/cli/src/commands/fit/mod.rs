@@ -150,7 +150,7 @@ impl Fit<'_> {
         }
         let candidate = self.measure()?;
         self.plan(&candidate)?;
-        if self.arguments.plan || !self.is_worth_it()? {
+        if self.arguments.plan || !self.is_worth_it() {
             return self.end_of_plan();
         }
         self.answer()?;

@@ -101,8 +101,8 @@ impl Fit<'_> {
     }
 
     /// Whether the time is spent on training.
-    pub(super) fn is_worth_it(&mut self) -> Result<bool> {
-        Ok(self.arguments.anyway || self.current_plan().may_pay())
+    pub(super) fn is_worth_it(&mut self) -> bool {
+        self.arguments.anyway || self.current_plan().may_pay()
     }
 
     /// Ends a call that only plans, or that finds nothing worth its time.

@@ -12,16 +12,19 @@ use crate::progress::clock;
 /// What was found among the prompts.
 pub(super) fn prompts(split: &Split) {
     let Split { source, training, shipped, held_out, duplicates, unusable } = split;
-    let mut text = format!(
-        "[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from"
+    let added = if *shipped > 0 {
+        format!(", and {shipped} that the program carries, for there are few")
+    } else {
+        String::new()
+    };
+    let left_out = if duplicates + unusable > 0 {
+        format!("; left out: {duplicates} duplicates, {unusable} rows without a prompt")
+    } else {
+        String::new()
+    };
+    errln!(
+        "[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from{added}{left_out}"
     );
-    if *shipped > 0 {
-        text += &format!(", and {shipped} that the program carries, for there are few");
-    }
-    if duplicates + unusable > 0 {
-        text += &format!("; left out: {duplicates} duplicates, {unusable} rows without a prompt");
-    }
-    errln!("{text}");
 }
 
 /// What the target takes here.
