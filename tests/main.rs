@@ -11,6 +11,7 @@ mod eagle3;
 mod exit_codes;
 mod export;
 mod families;
+mod fit;
 mod gpu_check;
 mod hub;
 mod kernel_check;

@@ -24,7 +24,7 @@ pub mod verify;
 
 pub use error::{Result, ServingError};
 pub use export::{Exported, export, rounded_vector};
-pub use formats::{ExportOptions, WeightType, format_of};
+pub use formats::{ExportOptions, WeightType, format_of, serves};
 pub use language_model::save_gguf;
 pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
 pub use profile::{Engine, Profile};

@@ -185,6 +185,10 @@ pub(crate) struct DataRegenerateArguments {
     /// Draft, as `generate` takes it: faster, the same answers.
     #[arg(long)]
     pub(crate) draft: Option<PathBuf>,
+    /// Also propose what followed the last tokens where they stood earlier in the text: faster where answers
+    /// repeat themselves, the same answers.
+    #[arg(long)]
+    pub(crate) lookup: bool,
     /// JSONL file for the answers; rows that failed go to FILE.failed.jsonl. Goes on if they exist.
     #[arg(long)]
     pub(crate) output: PathBuf,

@@ -7,6 +7,7 @@ mod configuration;
 mod data;
 mod decoding;
 mod evaluation;
+mod fitting;
 mod planning;
 mod pretraining;
 mod serving;
@@ -33,6 +34,7 @@ pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
 };
+pub(crate) use fitting::FitArguments;
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
@@ -116,6 +118,12 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft quickstart
     Quickstart(QuickstartArguments),
+    /// From a model to a faster model: measures this machine, says what to expect, has the target write
+    /// answers, trains a draft within the time, proves it on prompts that were set aside, and exports it.
+    /// The same command goes on where it was stopped; with more --time it adds.
+    ///
+    /// Example: longdraft fit qwen2.5-coder-0.5b-q4_k_m.gguf --prompts mine.jsonl --time 2h
+    Fit(FitArguments),
     /// Train a draft: one stage, or the stages of a curriculum one after the other; goes on by
     /// itself when the output directory holds a checkpoint.
     ///

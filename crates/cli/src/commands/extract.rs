@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
 }
 
 /// A word as a shell reads it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+=,%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

@@ -11,6 +11,7 @@ mod eval;
 mod export;
 mod extract;
 mod fetch;
+mod fit;
 mod generate;
 mod kernel_check;
 mod parity;
@@ -71,7 +72,7 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
 /// Whether a command asks for the same memory step by step.
 fn works_in_steps(command: &Command) -> bool {
     match command {
-        Command::Train(_) | Command::Capture(_) | Command::Pretrain(_) => true,
+        Command::Train(_) | Command::Capture(_) | Command::Pretrain(_) | Command::Fit(_) => true,
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(_) => true,
         _ => false,
@@ -81,6 +82,7 @@ fn works_in_steps(command: &Command) -> bool {
 fn dispatch(arguments: Cli) -> Result<()> {
     match arguments.command {
         Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
+        Command::Fit(fit) => fit::run(&fit, arguments.json),
         Command::Train(train) => train::run(&train, arguments.json),
         Command::Capture(capture) => capture::run(&capture, arguments.json),
         Command::Config(command) => config::run(&command, arguments.json),

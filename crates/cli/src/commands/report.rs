@@ -9,6 +9,9 @@ use crate::cli::ReportArguments;
 use crate::failure::{Failure, Result};
 use crate::report::{REPORT_FILE, Run, StageSummary, render};
 
+/// Name of the page in a run's folder.
+pub(crate) use crate::report::REPORT_FILE as PAGE;
+
 /// Skipped lines that are told on the terminal.
 const TOLD_PROBLEMS: usize = 20;
 
@@ -34,8 +37,13 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
 
 /// Writes the page of one run or curriculum into its folder; returns where it stands.
 pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
-    let runs = Run::open_all(&[folder.to_path_buf()])?;
-    let output = folder.join(REPORT_FILE);
+    write_page_into(folder, folder)
+}
+
+/// The same into another folder.
+pub(crate) fn write_page_into(home: &Path, run: &Path) -> Result<PathBuf> {
+    let runs = Run::open_all(&[run.to_path_buf()])?;
+    let output = home.join(REPORT_FILE);
     write(&output, &render(&runs)?)?;
     Ok(output)
 }

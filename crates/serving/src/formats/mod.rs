@@ -55,6 +55,11 @@ pub trait Format: Sync {
     /// Name of the method.
     fn method(&self) -> &'static str;
 
+    /// Whether any draft of the method can be written for a profile and be served there.
+    fn serves(&self, profile: Profile) -> bool {
+        profile != Profile::Longspec
+    }
+
     /// What stands in the way of a draft in a profile.
     ///
     /// # Errors
@@ -137,6 +142,11 @@ pub trait Format: Sync {
 pub fn format_of(draft: &dyn Draft) -> Result<&'static dyn Format> {
     let found = FORMATS.into_iter().find(|format| format.method() == draft.method());
     found.ok_or_else(|| no_format(draft))
+}
+
+/// Whether drafts of a method can be written for a profile and be served there.
+pub fn serves(method: &str, profile: Profile) -> bool {
+    FORMATS.into_iter().any(|format| format.method() == method && format.serves(profile))
 }
 
 /// What is said of a draft whose method has no format, or another one.

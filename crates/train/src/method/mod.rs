@@ -10,6 +10,7 @@ pub mod dflash2;
 pub mod dspark;
 pub mod eagle3;
 pub mod glide;
+pub mod recipe;
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::objective::Objective;
 use crate::observer::Observer;
+
+pub use recipe::{Evidence, Passes, Recipe, Room, Round};
 
 /// The methods, the default one first.
 static METHODS: [Method; 5] = [
@@ -78,6 +81,12 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
         target: &TargetConfig,
         start: &SavedDraft,
     ) -> Result<()>;
+
+    /// How it is set up for a target and a budget where nothing else is given; `None` where it does not fit
+    /// the target, or nobody has said how.
+    fn recipe(&self, _room: &Room<'_>) -> Option<Recipe> {
+        None
+    }
 
     /// Takes back what would change a trained draft before it is measured.
     fn keep_as_trained(&mut self) {}

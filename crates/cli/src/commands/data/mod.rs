@@ -4,7 +4,7 @@ mod inspect;
 mod pack;
 mod prepare;
 mod records;
-mod regenerate;
+pub(crate) mod regenerate;
 mod stats;
 
 use std::path::{Path, PathBuf};

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
-use longdraft_decode::drafter::drafter_of;
+use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
 use longdraft_decode::{
-    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Sampling, VerifyRule,
+    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Pacing, Sampling,
+    VerifyRule,
 };
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
@@ -28,6 +29,8 @@ use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use ledger::{Entry, Ledger, Outcome};
+
+pub(crate) use prompt::{Prompts, of_row as prompts_of_row};
 
 /// Time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -43,8 +46,8 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
         return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
     }
     require_draft_len(arguments.draft_len)?;
-    let limit = arguments.limit.unwrap_or(usize::MAX);
-    let rows = read_rows(&arguments.prompts)?.take(limit);
+    // Before anything large is read.
+    drop(read_rows(&arguments.prompts)?);
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
     let target =
@@ -52,87 +55,146 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer =
         Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_deref() };
-    let mut ledger = Ledger::open(&arguments.output, &writer.recipe())?;
-    let before = ledger.len();
-    if before > 0 {
-        errln!("going on after {before} rows that are done");
-    }
-    let (mut count, mut last_line, mut open) = (0, Instant::now(), Vec::new());
-    let mut finish = |open: &mut Vec<(usize, RawRow)>, ledger: &mut Ledger| -> Result<()> {
-        for entry in writer.entries(&std::mem::take(open))? {
-            if let Outcome::Error | Outcome::Skipped = entry.outcome {
-                let problem = entry.body["problem"].as_str().unwrap_or_default();
-                errln!("row {}: {problem}", entry.id);
-            }
-            ledger.write(&entry)?;
+    let (mut last_line, interrupts) = (Instant::now(), Interrupts::listen());
+    let mut tell = |answered: &Answered| {
+        if answered.rows == 0 && answered.before > 0 {
+            errln!("going on after {} rows that are done", answered.before);
         }
         if last_line.elapsed() >= LINE_EVERY {
             last_line = Instant::now();
-            errln!("{}", ledger.summary());
+            errln!("{}", answered.summary());
         }
-        Ok(())
     };
-    let interrupts = Interrupts::listen();
-    for (index, row) in rows.enumerate() {
-        if interrupts.asked() {
-            return tell_stopped(&ledger, arguments, json, &interrupts);
+    let answered = writer.answer(None, &interrupts, &mut tell)?;
+    let (success, error, skipped) = answered.counts;
+    let (output, rows) = (arguments.output.display().to_string(), answered.rows);
+    if answered.reached != Reached::TheEnd {
+        let done = success + error + skipped;
+        if json {
+            outln!(
+                "{}",
+                json!({
+                    "finished": false, "rows": done, "success": success, "error": error,
+                    "skipped": skipped, "output": output,
+                })
+            );
+        } else {
+            outln!("stopped after {}: the same command goes on from there", answered.summary());
         }
-        let row = row?;
-        count = index + 1;
-        if !ledger.is_done(index, &row.origin())? {
-            open.push((index, row));
-        }
-        if open.len() >= ROWS_OF_A_PLACE * arguments.batch {
-            finish(&mut open, &mut ledger)?;
-        }
+        return Err(interrupts.failure());
     }
-    finish(&mut open, &mut ledger)?;
-    ledger.check(count)?;
-    outln!("{} = {count} rows: {}", ledger.summary(), arguments.output.display());
+    outln!("{} = {rows} rows: {output}", answered.summary());
     if json {
-        let (success, error, skipped) = ledger.counts();
         outln!(
             "{}",
             json!({
-                "rows": count, "success": success, "error": error, "skipped": skipped,
-                "from_before": before, "output": arguments.output.display().to_string(),
+                "rows": rows, "success": success, "error": error, "skipped": skipped,
+                "from_before": answered.before, "output": output,
             })
         );
     }
     Ok(())
 }
 
-/// Says how many rows are done where a signal stopped the work.
-fn tell_stopped(
-    ledger: &Ledger,
-    arguments: &DataRegenerateArguments,
-    json: bool,
-    interrupts: &Interrupts,
-) -> Result<()> {
-    let (success, error, skipped) = ledger.counts();
-    if json {
-        outln!(
-            "{}",
-            json!({
-                "finished": false, "rows": ledger.len(), "success": success, "error": error,
-                "skipped": skipped, "output": arguments.output.display().to_string(),
-            })
-        );
-    } else {
-        outln!("stopped after {}: the same command goes on from there", ledger.summary());
+/// Where answering ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// Every row has its line.
+    TheEnd,
+    /// The time was over; rows that were not whole are not written.
+    ItsTime,
+    /// A signal asked to stop.
+    ASignal,
+}
+
+/// How far answering came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answered {
+    /// Success, error, skipped.
+    pub(crate) counts: (usize, usize, usize),
+    /// Rows that were read.
+    pub(crate) rows: usize,
+    /// Rows that were done before.
+    pub(crate) before: usize,
+    pub(crate) reached: Reached,
+}
+
+impl Answered {
+    fn summary(&self) -> String {
+        let (success, error, skipped) = self.counts;
+        format!("{success} success + {error} error + {skipped} skipped")
     }
-    Err(interrupts.failure())
 }
 
 /// Answers rows.
-struct Writer<'a> {
-    arguments: &'a DataRegenerateArguments,
-    target: &'a Target,
-    tokenizer: &'a TextTokenizer,
-    draft: Option<&'a dyn Draft>,
+pub(crate) struct Writer<'a> {
+    pub(crate) arguments: &'a DataRegenerateArguments,
+    pub(crate) target: &'a Target,
+    pub(crate) tokenizer: &'a TextTokenizer,
+    pub(crate) draft: Option<&'a dyn Draft>,
 }
 
 impl Writer<'_> {
+    /// Answers the rows that are not answered yet, until a time if there is one; `tell` hears of them as
+    /// they are written.
+    pub(crate) fn answer(
+        &self,
+        until: Option<Instant>,
+        interrupts: &Interrupts,
+        tell: &mut dyn FnMut(&Answered),
+    ) -> Result<Answered> {
+        let DataRegenerateArguments { prompts, output, limit, batch, .. } = self.arguments;
+        let rows = read_rows(prompts)?.take(limit.unwrap_or(usize::MAX));
+        let mut ledger = Ledger::open(output, &self.recipe())?;
+        let (counts, before) = (ledger.counts(), ledger.len());
+        let mut answered = Answered { counts, rows: 0, before, reached: Reached::TheEnd };
+        tell(&answered);
+        let is_over = || until.is_some_and(|until| Instant::now() >= until);
+        let mut open = Vec::new();
+        for (index, row) in rows.enumerate() {
+            if interrupts.asked() || is_over() {
+                let signal = interrupts.asked();
+                answered.reached = if signal { Reached::ASignal } else { Reached::ItsTime };
+                return Ok(answered);
+            }
+            let row = row?;
+            answered.rows = index + 1;
+            if !ledger.is_done(index, &row.origin())? {
+                open.push((index, row));
+            }
+            if open.len() >= ROWS_OF_A_PLACE * batch {
+                self.write(&std::mem::take(&mut open), &mut ledger, until)?;
+                answered.counts = ledger.counts();
+                tell(&answered);
+            }
+        }
+        self.write(&open, &mut ledger, until)?;
+        answered.counts = ledger.counts();
+        tell(&answered);
+        match ledger.check(answered.rows) {
+            Err(_) if is_over() => answered.reached = Reached::ItsTime,
+            checked => checked?,
+        }
+        Ok(answered)
+    }
+
+    /// Answers rows and writes their lines.
+    fn write(
+        &self,
+        rows: &[(usize, RawRow)],
+        ledger: &mut Ledger,
+        until: Option<Instant>,
+    ) -> Result<()> {
+        for entry in self.entries(rows, until)? {
+            if let Outcome::Error | Outcome::Skipped = entry.outcome {
+                let problem = entry.body["problem"].as_str().unwrap_or_default();
+                errln!("row {}: {problem}", entry.id);
+            }
+            ledger.write(&entry)?;
+        }
+        Ok(())
+    }
+
     /// What lines of one file must have in common. A draft changes no distribution, so it is left
     /// out.
     fn recipe(&self) -> String {
@@ -142,7 +204,8 @@ impl Writer<'_> {
     }
 
     /// Answers rows together: all first turns, then all second ones, ...
-    fn entries(&self, rows: &[(usize, RawRow)]) -> Result<Vec<Entry>> {
+    /// Those that are not whole when the time is over are left out.
+    fn entries(&self, rows: &[(usize, RawRow)], until: Option<Instant>) -> Result<Vec<Entry>> {
         let mut rows: Vec<(Entry, Option<Dialogue>)> =
             rows.iter().map(|(index, row)| opened(*index, row, self.arguments)).collect();
         loop {
@@ -169,10 +232,12 @@ impl Writer<'_> {
             if jobs.is_empty() {
                 return Ok(rows.into_iter().map(|(entry, _)| entry).collect());
             }
-            let answers = self.decode(&jobs)?;
+            let answers = self.decode(&jobs, until)?;
+            let mut cut = Vec::new();
             for ((place, text), answer) in asked.into_iter().zip(answers) {
                 let (entry, dialogue) = &mut rows[place];
                 match answer {
+                    Ok(generation) if generation.end == EndReason::Interrupted => cut.push(place),
                     Ok(generation) => {
                         let answer = self.text(&text, &generation)?;
                         dialogue.iter_mut().for_each(|open| open.answer(&generation, &answer));
@@ -183,6 +248,7 @@ impl Writer<'_> {
                     }
                 }
             }
+            cut.into_iter().rev().for_each(|place| drop(rows.remove(place)));
         }
     }
 
@@ -214,18 +280,37 @@ impl Writer<'_> {
             rule: VerifyRule::Match,
             seed,
             request: key.to_vec(),
+            // With lookup some rounds find much and others nothing.
+            pacing: if self.arguments.lookup { Pacing::Measured } else { Pacing::Fixed },
             ..DecodeOptions::default()
         };
         Ok(Job { prompt: ids.into_iter().map(TargetTokenId).collect(), options })
     }
 
-    fn decode(&self, jobs: &[Job]) -> Result<Vec<longdraft_decode::Result<Generation>>> {
-        let drafter = || self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose();
+    fn decode(
+        &self,
+        jobs: &[Job],
+        until: Option<Instant>,
+    ) -> Result<Vec<longdraft_decode::Result<Generation>>> {
+        let drafter = || -> longdraft_decode::Result<Option<Box<dyn Drafter + '_>>> {
+            let model = self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose()?;
+            Ok(match (model, self.arguments.lookup) {
+                (Some(model), true) => {
+                    let lookup = LookupDrafter::new();
+                    Some(Box::new(CombinedDrafter::new(model, lookup, Combination::Switch)))
+                }
+                (None, true) => Some(Box::new(LookupDrafter::new())),
+                (model, false) => model,
+            })
+        };
         let places = self.arguments.batch.min(jobs.len());
         let drafters =
             (0..places).map(|_| drafter()).collect::<longdraft_decode::Result<Vec<_>>>()?;
         let mut decoder = BatchDecoder::new(self.target, drafters);
-        Ok(decoder.generate(jobs, &mut |_, _| ControlFlow::Continue(()))?)
+        Ok(decoder.generate(jobs, &mut |_, _| match until {
+            Some(until) if Instant::now() >= until => ControlFlow::Break(EndReason::Interrupted),
+            _ => ControlFlow::Continue(()),
+        })?)
     }
 
     /// The answer without the token that ended it; a thought that the prompt opened belongs to it.

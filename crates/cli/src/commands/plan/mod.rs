@@ -277,6 +277,11 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
     Some(workload.with_training_rows(stage.data_sizes().0))
 }
 
+/// Bytes of the features of a row of a prepared stage.
+pub(crate) fn features_of_row(stage: &Stage, world: &World) -> Option<u64> {
+    workload_of(stage, world).map(|workload| workload.estimate().features_of_row)
+}
+
 /// Of a device without memory, an error that says what the stage needs and what to lower.
 pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> TrainError {
     match workload_of(stage, world) {

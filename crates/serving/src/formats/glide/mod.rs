@@ -32,6 +32,11 @@ impl Format for Glide {
         "glide"
     }
 
+    /// No engine runs such layers, but for the published scripts.
+    fn serves(&self, profile: Profile) -> bool {
+        profile == Profile::Longspec
+    }
+
     fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
         Ok(compatibility::fit(profile, typed(draft)?.config(), target.config()))
     }

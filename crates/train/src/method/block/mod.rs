@@ -5,6 +5,7 @@ mod build;
 mod footprint;
 mod measure;
 mod objective;
+mod recipe;
 mod selected;
 mod teacher;
 mod weights;
@@ -14,6 +15,7 @@ pub(super) use build::{build, check_start};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;
 pub(super) use objective::Starts;
+pub(super) use recipe::recipe;
 
 pub use blocks::{BlockBudget, BlockDraws};
 pub use objective::{BlockLoss, BlockObjective};

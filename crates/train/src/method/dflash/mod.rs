@@ -8,12 +8,13 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
+use serde_json::json;
 
 use super::block::{
     self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
     SoftLoss,
 };
-use super::{DraftMethod, Materials};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room};
 use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -22,6 +23,13 @@ use crate::objective::Objective;
 use crate::observer::Observer;
 
 pub use config::Dflash;
+
+/// Slots of a block, and proposals of a round, where nothing else is given.
+const SLOTS: usize = 6;
+const PROPOSALS: usize = 5;
+/// SmolLM2-135M after 120 steps of a row: the first slot is right in 12.8 % of the blocks, the others in 11 to 12; tau was
+/// not measured and follows from these.
+const EVIDENCE: [Evidence; 1] = [Evidence { tokens: 1.23e5, draft_len: 5, tau: 1.14 }];
 
 impl DraftMethod for Dflash {
     fn name(&self) -> &'static str {
@@ -46,6 +54,11 @@ impl DraftMethod for Dflash {
         let loss = self.loss(None, &config.teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
         Ok(Arc::new(footprint.with_soft(loss.soft)))
+    }
+
+    fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        let own = json!({});
+        block::recipe(room, (SLOTS, PROPOSALS), 2e-3, own, &EVIDENCE)
     }
 
     fn check_start(

@@ -9,9 +9,10 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
+use serde_json::json;
 
 use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
-use super::{DraftMethod, Materials, dflash};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
 use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -20,6 +21,12 @@ use crate::objective::Objective;
 use crate::observer::Observer;
 
 pub use config::Dflash2;
+
+/// Slots of a block, and proposals of a round, where nothing else is given.
+const SLOTS: usize = 6;
+const PROPOSALS: usize = 5;
+/// Nothing was measured.
+const EVIDENCE: [Evidence; 0] = [];
 
 impl DraftMethod for Dflash2 {
     fn name(&self) -> &'static str {
@@ -64,6 +71,11 @@ impl DraftMethod for Dflash2 {
         let loss = self.loss(&config.teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
         Ok(Arc::new(footprint.with_soft(loss.soft)))
+    }
+
+    fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        let own = json!({ "selector_rank": 64 });
+        block::recipe(room, (SLOTS, PROPOSALS), 2e-3, own, &EVIDENCE)
     }
 
     fn check_start(

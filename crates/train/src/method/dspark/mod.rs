@@ -10,9 +10,10 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ChainSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
+use serde_json::json;
 
 use super::block::{self, BlockFootprint};
-use super::{DraftMethod, Materials, dflash};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -22,6 +23,12 @@ use crate::observer::Observer;
 
 pub use config::{Dspark, MarkovHead};
 pub use objective::{ChainLoss, ChainObjective};
+
+/// Slots of a block, and proposals of a round, where nothing else is given.
+const SLOTS: usize = 5;
+const PROPOSALS: usize = 5;
+/// SmolLM2-135M: 440 steps of a row of text that others wrote.
+const EVIDENCE: [Evidence; 1] = [Evidence { tokens: 4.5e5, draft_len: 5, tau: 1.40 }];
 
 impl DraftMethod for Dspark {
     fn name(&self) -> &'static str {
@@ -67,6 +74,11 @@ impl DraftMethod for Dspark {
     fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
         Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
+    }
+
+    fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        let own = json!({ "markov_rank": 64, "hard_weight": 0.9, "distance_weight": 0.1 });
+        block::recipe(room, (SLOTS, PROPOSALS), 3e-3, own, &EVIDENCE)
     }
 
     fn check_start(

@@ -15,8 +15,10 @@ use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 use longdraft_rules::{Problem, Rules};
+use serde_json::json;
 
-use super::{DraftMethod, Materials};
+use super::recipe::{keys, rate_at};
+use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -30,6 +32,13 @@ pub use objective::{
     Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
     MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
 };
+
+/// Test-time steps, and proposals of a round, where nothing else is given.
+const PROPOSALS: usize = 5;
+/// Tokens that a draft can propose where nothing else is given.
+const VOCABULARY: usize = 8192;
+/// SmolLM2-135M: 205 k tokens of its own answers three times.
+const EVIDENCE: [Evidence; 1] = [Evidence { tokens: 6.15e5, draft_len: 5, tau: 1.69 }];
 
 impl DraftMethod for Eagle3 {
     fn name(&self) -> &'static str {
@@ -54,6 +63,21 @@ impl DraftMethod for Eagle3 {
             teacher,
             holds_step: !of_masks,
         }))
+    }
+
+    fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        let vocabulary = room.target.vocab_size.min(VOCABULARY);
+        sizes(&self.network, room.target).ok().map(|_| Recipe {
+            draft: keys(json!({ "draft_vocab_size": vocabulary, "ttt_steps": PROPOSALS })),
+            teacher: keys(json!({})),
+            learning_rate: rate_at(room.target.hidden_size, 2e-3),
+            round: Round {
+                most: PROPOSALS,
+                passes: Passes::EachToken,
+                vocabulary: Some(vocabulary),
+            },
+            evidence: &EVIDENCE,
+        })
     }
 
     fn check_start(

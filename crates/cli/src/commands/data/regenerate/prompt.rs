@@ -9,7 +9,7 @@ use serde_json::Value;
 const PROMPT_FIELDS: [&str; 3] = ["prompt", "question", "problem"];
 
 /// What a row asks.
-pub(super) enum Prompts {
+pub(crate) enum Prompts {
     /// Turns without those of the assistant.
     Turns(Conversation),
     /// Nothing that the target can answer turn by turn; why.
@@ -21,7 +21,7 @@ fn text<'a>(row: &'a Row, field: &str) -> Result<&'a str, String> {
 }
 
 /// Prompts of a row: the named field, a conversation, a list `turns`, or a known field.
-pub(super) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, String> {
+pub(crate) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, String> {
     if let Some(field) = field {
         return Ok(single(text(&row, field)?));
     }

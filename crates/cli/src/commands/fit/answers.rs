@@ -1,0 +1,235 @@
+//! The target's own answers: written within a time, and cleaned of what teaches nothing.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use longdraft_models::weights::atomic::write_atomically;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::measure::BATCH;
+use super::prompts;
+use super::rules::LEAST_ANSWERS;
+use super::state::Settings;
+use crate::cli::DataRegenerateArguments;
+use crate::commands::data::regenerate::{Answered, Reached, Writer};
+use crate::decoding::Models;
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+
+/// Letters of the end of an answer that are looked at, and how much of them a repetition must fill.
+const LOOKED_AT: usize = 1200;
+const REPEATED: usize = 80;
+/// Letters from which two equal answers are one too many.
+const LONG: usize = 40;
+
+/// What became of the answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cleaned {
+    /// Those that are learned from, and their tokens.
+    pub(super) kept: usize,
+    pub(super) tokens: usize,
+    pub(super) empty: usize,
+    pub(super) duplicates: usize,
+    /// Those that repeat themselves to the end.
+    pub(super) endless: usize,
+    /// Whether these are learned from all the same, because there is hardly anything else.
+    pub(super) keeps_endless: bool,
+    /// Those that reached the most tokens before their end.
+    pub(super) cut: usize,
+}
+
+/// What the answers are learned from.
+pub(super) fn training_file(folder: &Path) -> PathBuf {
+    folder.join("data/training.jsonl")
+}
+
+fn answers_file(folder: &Path) -> PathBuf {
+    folder.join("data/answers.jsonl")
+}
+
+/// Has the target answer the first prompts, within the time but for a few.
+pub(super) fn write(
+    folder: &Path,
+    (settings, lookup): (&Settings, bool),
+    models: &Models,
+    (wanted, seconds): (usize, f64),
+    interrupts: &Interrupts,
+    tell: &mut dyn FnMut(usize, usize) -> Result<()>,
+) -> Result<Reached> {
+    let mut arguments = DataRegenerateArguments {
+        prompts: prompts::files(folder).0,
+        target: settings.target.clone(),
+        draft: None,
+        lookup,
+        output: answers_file(folder),
+        field: None,
+        max_tokens: settings.max_tokens,
+        temperature: settings.temperature,
+        seed: settings.seed,
+        draft_len: 4,
+        batch: BATCH,
+        limit: None,
+    };
+    let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e8));
+    let done = lines(&arguments.output)?.len();
+    let mut failed = Ok(());
+    let mut reached = Reached::TheEnd;
+    // The first ones are needed at any rate.
+    for (limit, until) in [(LEAST_ANSWERS.min(wanted), None), (wanted, Some(until))] {
+        if limit <= done && until.is_none() {
+            continue;
+        }
+        arguments.limit = Some(limit.max(done));
+        let writer = Writer {
+            arguments: &arguments,
+            target: &models.target,
+            tokenizer: &models.tokenizer,
+            draft: None,
+        };
+        let answered = writer.answer(until, interrupts, &mut |answered: &Answered| {
+            let (success, error, skipped) = answered.counts;
+            if failed.is_ok() {
+                failed = tell(success + error + skipped, wanted);
+            }
+        })?;
+        reached = answered.reached;
+        if reached != Reached::TheEnd {
+            break;
+        }
+    }
+    failed.map(|()| reached)
+}
+
+fn lines(path: &Path) -> Result<Vec<Value>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failure::work(format!("{}: {error}", path.display()))),
+    };
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Writes what is learned from, and counts what is not.
+pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
+    let mut cleaned = Cleaned::default();
+    let (mut kept, mut endless, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    for line in lines(&answers_file(folder))? {
+        let answer = answer(&line).trim().to_owned();
+        if answer.is_empty() {
+            cleaned.empty += 1;
+        } else if answer.len() >= LONG && !seen.insert(answer.clone()) {
+            cleaned.duplicates += 1;
+        } else {
+            let cut = line["finish"] == "length";
+            cleaned.cut += usize::from(cut);
+            if cut && is_endless(&answer) { endless.push(line) } else { kept.push(line) }
+        }
+    }
+    cleaned.endless = endless.len();
+    if kept.len() < LEAST_ANSWERS {
+        cleaned.keeps_endless = !endless.is_empty();
+        kept.append(&mut endless);
+    }
+    if kept.is_empty() {
+        return Err(Failure::work(
+            "the target's answers are all empty: there is nothing to learn from",
+        )
+        .hint("look at its answers with `longdraft generate`; its chat template may be wrong"));
+    }
+    cleaned.kept = kept.len();
+    cleaned.tokens = kept.iter().map(|line| line["tokens"].as_u64().unwrap_or(0) as usize).sum();
+    let row = |line: &Value| {
+        if has_chat_template {
+            json!({ "messages": line["messages"] })
+        } else {
+            json!({ "text": whole(line) })
+        }
+    };
+    let text: String = kept.iter().map(|line| format!("{}\n", row(line))).collect();
+    write_atomically(&training_file(folder), text.as_bytes())?;
+    Ok(cleaned)
+}
+
+fn messages(line: &Value) -> impl Iterator<Item = &Value> {
+    line["messages"].as_array().into_iter().flatten()
+}
+
+/// All answers of a row.
+fn answer(line: &Value) -> String {
+    let own = messages(line).filter(|message| message["role"] == "assistant");
+    own.filter_map(|message| message["content"].as_str()).collect::<Vec<_>>().join("\n")
+}
+
+/// A row as one text: without a chat template an answer follows its prompt at once.
+fn whole(line: &Value) -> String {
+    let mut text = String::new();
+    for message in messages(line) {
+        if message["role"] != "assistant" && !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(message["content"].as_str().unwrap_or_default());
+    }
+    text
+}
+
+/// Whether a text ends with the same letters over and over: three times, and over [`REPEATED`] letters.
+fn is_endless(text: &str) -> bool {
+    let mut end: Vec<char> = text.chars().rev().take(LOOKED_AT).collect();
+    end.reverse();
+    let count = end.len();
+    (1..=count / 3).any(|period| {
+        let same = (period..count).rev().take_while(|i| end[*i] == end[i - period]).count();
+        same + period >= REPEATED.max(3 * period)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_repetition_to_the_end_is_endless() {
+        assert!(is_endless(&"the cat sat. ".repeat(20)));
+        assert!(is_endless(&format!("A true beginning. {}", "no ".repeat(60))));
+        assert!(is_endless(&"是".repeat(100)));
+        let text = "First the flour, then the eggs, and at last the milk. Stir until it is smooth, wait for an \
+                    hour, and bake the pancakes one by one in a hot pan with a little butter.";
+        assert!(!is_endless(text) && !is_endless("ha ha ha ha") && !is_endless(""));
+        assert!(!is_endless(&format!(
+            "{} But then it ended well, as stories do.",
+            "no ".repeat(60)
+        )));
+    }
+
+    #[test]
+    fn what_teaches_nothing_is_counted_and_left_out() {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::create_dir(folder.path().join("data")).expect("data");
+        let line = |answer: &str, finish: &str| {
+            let messages = json!([
+                { "role": "user", "content": "q" }, { "role": "assistant", "content": answer },
+            ]);
+            format!(
+                "{}\n",
+                json!({ "row": 1, "messages": messages, "finish": finish, "tokens": 5 })
+            )
+        };
+        let answer = |i: usize| format!("answer number {i} is long enough to be counted as one");
+        let mut text: String = (0..LEAST_ANSWERS).map(|i| line(&answer(i), "stop")).collect();
+        text +=
+            &(line(&answer(0), "stop") + &line(" ", "stop") + &line(&"x".repeat(200), "length"));
+        std::fs::write(answers_file(folder.path()), text).expect("answers");
+        let cleaned = clean(folder.path(), false).expect("cleaned");
+        let Cleaned { kept, tokens, empty, duplicates, endless, keeps_endless, cut } = cleaned;
+        assert_eq!((kept, tokens, empty, duplicates), (LEAST_ANSWERS, 5 * LEAST_ANSWERS, 1, 1));
+        assert_eq!((endless, keeps_endless, cut), (1, false, 1));
+        let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
+        assert!(written.starts_with("{\"text\":\"qanswer number 0"), "{written}");
+        std::fs::write(answers_file(folder.path()), line(&"x".repeat(200), "length")).expect("one");
+        assert!(clean(folder.path(), true).expect("kept").keeps_endless);
+        std::fs::write(answers_file(folder.path()), line("", "stop")).expect("none");
+        assert!(clean(folder.path(), true).is_err());
+    }
+}

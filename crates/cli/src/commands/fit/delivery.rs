@@ -1,0 +1,186 @@
+//! What is handed over: the draft's folder with its card, exports, the page, and the commands to use them.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use longdraft_models::weights::atomic::write_atomically;
+use longdraft_serving::Profile;
+use longdraft_train::checkpoint::Wanted;
+
+use super::answers::Cleaned;
+use super::proof::Way;
+use super::rules::Plan;
+use super::state::Settings;
+use crate::cli::{ExportArguments, VerifyArguments};
+use crate::commands::{export, extract, verify};
+use crate::decode_record::{Cell, DecodeRecord};
+use crate::decoding::LookupChoice;
+use crate::draft_source::find_checkpoint;
+use crate::failure::{Failure, Result};
+use crate::report::words;
+
+/// Writes a round's draft into the folder.
+pub(super) fn extract_draft(folder: &Path, run: &Path) -> Result<()> {
+    let found = find_checkpoint(run, Wanted::Newest)?;
+    extract::extract(&found.checkpoint, &folder.join("draft"))?;
+    Ok(())
+}
+
+/// Writes and checks what every engine reads.
+pub(super) fn export_all(
+    folder: &Path,
+    run: &Path,
+    (settings, target_name): (&Settings, Option<&str>),
+    engines: &[Profile],
+    draft_len: usize,
+) -> Result<()> {
+    for profile in engines {
+        let output = folder.join("exports").join(profile.name());
+        export::run(
+            &ExportArguments {
+                draft: run.to_path_buf(),
+                to: vec![profile.name().to_owned()],
+                output: output.clone(),
+                target: Some(settings.target.clone()),
+                target_name: target_name.map(str::to_owned),
+                dtype: None,
+                no_embed: false,
+                draft_len: Some(draft_len),
+                strict: false,
+            },
+            false,
+        )?;
+        verify::run(
+            &VerifyArguments {
+                folder: output,
+                profile: None,
+                target: Some(settings.target.clone()),
+                checkpoint: Some(run.to_path_buf()),
+                decode: None,
+                record: None,
+                strict: false,
+            },
+            false,
+        )?;
+    }
+    Ok(())
+}
+
+/// The arguments that make `generate` and `serve` decode in a way.
+pub(super) fn arguments(way: &Way) -> String {
+    let decoding = &way.decoding;
+    let mut text = String::new();
+    if let Some(draft) = &decoding.draft {
+        let _ = write!(
+            text,
+            " --draft {} --draft-len {}",
+            extract::quoted(&draft.display().to_string()),
+            decoding.draft_len
+        );
+    }
+    if let Some(size) = decoding.draft_vocab_size {
+        let _ = write!(text, " --draft-vocab-size {size}");
+    }
+    match decoding.lookup {
+        Some(LookupChoice::Switch) => text.push_str(" --lookup=switch"),
+        Some(LookupChoice::Merge) => text.push_str(" --lookup"),
+        None => {}
+    }
+    text
+}
+
+/// The commands that use a way, a line each.
+pub(super) fn commands(target: &str, arguments: &str, is_chat: bool) -> [String; 2] {
+    let target = extract::quoted(target);
+    let how = if is_chat { "--chat" } else { "--prompt \"Once upon a time\"" };
+    [
+        format!("longdraft generate --target {target}{arguments} {how}"),
+        format!("longdraft serve {target}{arguments}"),
+    ]
+}
+
+/// A way and what it brings, in words.
+pub(super) fn figures(cell: &Cell) -> String {
+    let figures = &cell.figures;
+    let (low, high) = figures.speed_up_interval;
+    format!(
+        "{:.2} times as fast [{low:.2}, {high:.2}], tau {:.2} [{:.2}, {:.2}], {:.0} tok/s against {:.0}",
+        figures.speed_up,
+        figures.tau_incl_bonus,
+        figures.tau_interval.0,
+        figures.tau_interval.1,
+        figures.decode_tok_s,
+        figures.plain_decode_tok_s
+    )
+}
+
+/// Writes the draft's card.
+pub(super) fn write_card(
+    folder: &Path,
+    settings: &Settings,
+    (source, cleaned, plan): (&str, &Cleaned, &Plan),
+    record: &DecodeRecord,
+    commands: &[String],
+) -> Result<()> {
+    let mut card = String::new();
+    let target = Path::new(&settings.target);
+    let name = target
+        .file_name()
+        .map_or(settings.target.clone(), |name| name.to_string_lossy().into_owned());
+    let mut line = |text: String| {
+        card.push_str(&text);
+        card.push('\n');
+    };
+    line(format!("# Draft model for {name}\n"));
+    line(
+        "A draft for speculative decoding: it proposes tokens, the target checks them, and the output stays the \
+         target's own.\n"
+            .to_owned(),
+    );
+    line("| | |\n|---|---|".to_owned());
+    line(format!("| method | {} |", plan.method));
+    line(format!("| target | {name}, fingerprint `{}` |", settings.fingerprint));
+    line(format!("| prompts | {source} |"));
+    line(format!(
+        "| learned from | {} answers of the target, {} tokens, temperature {} |",
+        cleaned.kept, cleaned.tokens, settings.temperature
+    ));
+    line(format!("| made by | longdraft {} fit |", env!("CARGO_PKG_VERSION")));
+    line(format!(
+        "\n## Figures\n\nMeasured on prompts that nothing was trained on, answers of at most {} tokens, {} threads{}. tau: tokens \
+         per target pass, the target's own token included.\n",
+        record.max_new_tokens,
+        record.threads,
+        record
+            .circumstances
+            .as_ref()
+            .and_then(|c| c.processor.as_deref())
+            .map_or(String::new(), |p| format!(", {p}"))
+    ));
+    line("| drafting | temperature | prompts | speed-up (95 %) | tau (95 %) | equal outputs |\n|---|---|---|---|---|---|".to_owned());
+    for cell in &record.cells {
+        let f = &cell.figures;
+        let equal = if cell.checked == 0 {
+            "-".to_owned()
+        } else {
+            format!("{} of {}", cell.equal, cell.checked)
+        };
+        line(format!(
+            "| {}, {}, pace {} | {} | {} | {:.2} ({:.2} to {:.2}) | {:.2} ({:.2} to {:.2}) | {equal} |",
+            words::way(&cell.drafter),
+            cell.rule,
+            cell.pace,
+            cell.temperature,
+            f.prompts,
+            f.speed_up,
+            f.speed_up_interval.0,
+            f.speed_up_interval.1,
+            f.tau_incl_bonus,
+            f.tau_interval.0,
+            f.tau_interval.1,
+        ));
+    }
+    line(format!("\n## Use\n\n```sh\n{}\n```", commands.join("\n")));
+    let path = folder.join("draft/README.md");
+    write_atomically(&path, card.as_bytes()).map_err(Failure::from)
+}

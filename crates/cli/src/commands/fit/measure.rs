@@ -1,0 +1,293 @@
+//! What this machine takes for this target: passes, a draft's round, steps of training.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_parallel::World;
+use longdraft_train::plan::Speed;
+use longdraft_train::stage::{Event, Observer, ResumePolicy, Stage};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::rules::{Candidate, proposed};
+use super::{prompts, proof};
+use crate::cli::WeightDtype;
+use crate::commands::{eval, train};
+use crate::configuration::{parse_stages, recheck};
+use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
+use crate::failure::{Failure, Result};
+use crate::statistics::median;
+
+/// Rows of the passes that are measured, and repetitions.
+const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+const REPETITIONS: usize = 5;
+/// Seconds after which a size is not repeated.
+const PATIENCE: f64 = 2.0;
+/// Tokens of the context that passes are measured after.
+const CONTEXT: usize = 96;
+/// Sequences that are answered at a time.
+pub(super) const BATCH: usize = 8;
+/// Steps and rows of a trial, the first of which also makes room.
+const STEPS: usize = 3;
+/// Prompts and tokens of short decodings.
+const PROMPTS: usize = 3;
+const NEW_TOKENS: usize = 32;
+
+/// What the target takes here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Machine {
+    /// Rows of a pass, and its seconds.
+    pub(super) passes: Vec<(usize, f64)>,
+    /// Seconds of a token of a prompt.
+    pub(super) prefill: f64,
+    /// 10⁹ operations a second.
+    pub(super) gflops: f64,
+    /// Speed-up of lookup alone, on prompts that were set aside.
+    pub(super) lookup: Option<f64>,
+}
+
+impl Machine {
+    /// Seconds of a plain step.
+    pub(super) fn step(&self) -> f64 {
+        self.pass(1)
+    }
+
+    /// Seconds of a pass over some rows: on the line between two sizes that were measured.
+    pub(super) fn pass(&self, rows: usize) -> f64 {
+        let after = self.passes.iter().position(|(size, _)| *size >= rows);
+        let at = after.unwrap_or(self.passes.len().saturating_sub(1));
+        let Some(&(size, seconds)) = self.passes.get(at) else { return 1.0 };
+        match at.checked_sub(1).and_then(|before| self.passes.get(before)) {
+            Some(&(low, least)) if size > low => {
+                let slope = (seconds - least) / (size - low) as f64;
+                least + slope * (rows as f64 - low as f64)
+            }
+            _ => seconds,
+        }
+    }
+
+    /// Seconds of a token of an answer, several being written at a time; lookup where it helps.
+    pub(super) fn answering(&self) -> f64 {
+        self.pass(BATCH) / BATCH as f64 + 0.3 * self.prefill
+    }
+
+    /// Whether lookup was measured to help.
+    pub(super) fn lookup_helps(&self) -> bool {
+        self.lookup.is_some_and(|speed_up| speed_up >= 1.05)
+    }
+}
+
+/// What a draft of a method takes here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trial {
+    pub(super) method: String,
+    /// Seconds of a token of training, and of the features of one.
+    pub(super) step: f64,
+    pub(super) capture: f64,
+    /// Seconds of the draft in a round of all its proposals.
+    pub(super) draft: f64,
+    /// Tokens that are proposed, if not all.
+    pub(super) proposed: Option<usize>,
+    /// Bytes of a checkpoint, of training in memory, of a token's features.
+    pub(super) checkpoint: u64,
+    pub(super) memory: u64,
+    pub(super) features_of_token: f64,
+}
+
+/// Arguments that decode as the result will be used.
+pub(super) fn plainly() -> DecodingArguments {
+    DecodingArguments {
+        dtype: WeightDtype::Stored,
+        ..DecodingArguments::chain(Path::new(""), 4).without_drafts()
+    }
+}
+
+/// Measures the target; `held_out` are encoded prompts.
+pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -> Result<Machine> {
+    let target = &models.target;
+    let most = target.config().max_position_embeddings;
+    let context = CONTEXT.min(most / 2);
+    let ids: Vec<u32> =
+        (0..(context + 16) as u32).map(|i| i % target.config().vocab_size as u32).collect();
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let positions: Vec<u32> = (0..ids.len() as u32).collect();
+    let mut cache = target.new_cache()?;
+    let mut run = |from: usize, rows: usize| -> Result<f64> {
+        cache.truncate(from);
+        let started = Instant::now();
+        let (ids, positions) = (&ids[from..from + rows], &positions[from..from + rows]);
+        let features = target.extend(ids, positions, &mut cache, &taps)?;
+        let first = features.final_hidden()?.narrow(0, 0, rows.min(16))?;
+        target.logits(&first)?.flatten_all()?.to_vec1::<f32>()?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    run(0, context)?;
+    let prefill = run(0, context)? / context as f64;
+    let mut passes = Vec::new();
+    for rows in ROWS {
+        let (mut times, started) = (vec![run(context, rows)?], Instant::now());
+        while times.len() < REPETITIONS && started.elapsed().as_secs_f64() < PATIENCE {
+            times.push(run(context, rows)?);
+        }
+        passes.push((rows, median(&times)));
+    }
+    let lookup = if with_lookup {
+        let lookup = DecodingArguments { lookup: Some(LookupChoice::Switch), ..plainly() };
+        let cell = short(&lookup, models, held_out, PaceChoice::Measured)?;
+        Some(cell.figures.speed_up)
+    } else {
+        None
+    };
+    Ok(Machine { passes, prefill, gflops: Speed::measured_gflops(), lookup })
+}
+
+/// A few short answers.
+fn short(
+    decoding: &DecodingArguments,
+    models: &Models,
+    prompts: &[Prompt],
+    pace: PaceChoice,
+) -> Result<crate::decode_record::Cell> {
+    let mut options = decoding.options(0.0, pace)?;
+    options.max_new_tokens = NEW_TOKENS;
+    options.stop_tokens = stop_tokens(&models.target);
+    let prompts = &prompts[..prompts.len().min(PROMPTS)];
+    let goes_on = &mut |_: &Progress| true;
+    let cell =
+        eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
+    cell.ok_or_else(|| Failure::work("the measurement was stopped"))
+}
+
+/// Trains a draft for a few steps and decodes with it, to see what both take.
+pub(super) fn trial(
+    target: &str,
+    candidate: &Candidate,
+    row_tokens: usize,
+    work: &Path,
+    folder: &Path,
+) -> Result<Trial> {
+    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", work.display()));
+    let _ = std::fs::remove_dir_all(work);
+    std::fs::create_dir_all(work).map_err(fail)?;
+    let text = work.join("text.jsonl");
+    let texts: Vec<String> = prompts::shipped().iter().map(prompts::Asked::text).collect();
+    let lines = texts.chunks(20).map(|some| format!("{}\n", json!({ "text": some.join("\n") })));
+    std::fs::write(&text, lines.collect::<String>()).map_err(fail)?;
+    let run = work.join("run");
+    let config = trial_config(target, candidate, row_tokens, (&text, &run));
+    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
+    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
+    let (config, world) = (recheck(stage.located.config)?, World::single());
+    let opened = train::open_target(&config, &world)?;
+    let tokenizer = Target::open_tokenizer(target)?;
+    let mut watch = Watch::default();
+    let mut stage = Stage::prepare(
+        config,
+        Arc::clone(&opened),
+        tokenizer,
+        ResumePolicy::Strict,
+        &world,
+        &mut watch,
+    )?;
+    watch.last = Some(Instant::now());
+    stage.run(&mut watch)?;
+    let memory = longdraft_train::memory::resident_bytes().unwrap_or(0);
+    let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
+    drop((stage, opened));
+    let size = |path: std::path::PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+    let files = std::fs::read_dir(run.join("checkpoints/last")).into_iter().flatten().flatten();
+    let checkpoint = files.map(|entry| size(entry.path())).sum();
+    let vocabulary = Target::open_config(target)?.vocab_size;
+    let proposed = proposed(candidate.recipe.round, vocabulary);
+    let mut decoding = DecodingArguments {
+        dtype: WeightDtype::Stored,
+        ..DecodingArguments::chain(&run.join("checkpoints/last"), candidate.recipe.round.most)
+    };
+    decoding.draft_vocab_size = proposed;
+    let models = decoding.open(target)?;
+    let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
+    let cell = short(&decoding, &models, &held_out, PaceChoice::Fixed)?;
+    Ok(Trial {
+        method: candidate.method.name().to_owned(),
+        step: watch.step(),
+        capture: watch.capture(row_tokens),
+        draft: 1e-3 * (cell.milliseconds.draft + cell.milliseconds.rest),
+        proposed,
+        checkpoint,
+        memory,
+        features_of_token: footprint as f64 / row_tokens as f64,
+    })
+}
+
+/// The configuration of a trial over a text.
+fn trial_config(
+    target: &str,
+    candidate: &Candidate,
+    row_tokens: usize,
+    (text, run): (&Path, &Path),
+) -> serde_json::Value {
+    let mut draft = candidate.recipe.draft.clone();
+    draft.insert("method".into(), candidate.method.name().into());
+    json!({
+        "target": target, "output": run, "draft": draft, "teacher": candidate.recipe.teacher,
+        "data": {
+            "train": [{
+                "path": text, "template": { "kind": "raw", "fields": ["text"] },
+                "limit_tokens": row_tokens * (STEPS + 1),
+            }],
+            "held_out_rows": 1, "row_tokens": row_tokens, "anchor": { "enabled": false },
+        },
+        "train": { "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0 },
+        "tracking": { "report_to": [] },
+    })
+}
+
+/// Seconds of rows and steps.
+#[derive(Default)]
+struct Watch {
+    last: Option<Instant>,
+    captured: Vec<f64>,
+    /// Of a token.
+    steps: Vec<f64>,
+}
+
+impl Observer for Watch {
+    fn on_event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Captured(..) => {
+                let since = self.last.map(|last| last.elapsed().as_secs_f64());
+                self.captured.extend(since);
+                self.last = Some(Instant::now());
+            }
+            Event::Step(report) => self.steps.push(report.seconds / report.tokens.max(1) as f64),
+            _ => {}
+        }
+    }
+}
+
+impl Watch {
+    /// Without the first, which makes room.
+    fn step(&self) -> f64 {
+        median(self.steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.steps))
+    }
+
+    fn capture(&self, row_tokens: usize) -> f64 {
+        if self.captured.is_empty() { 0.0 } else { median(&self.captured) / row_tokens as f64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_between_two_sizes_lie_on_a_line() {
+        let machine = Machine { passes: vec![(1, 1.0), (2, 1.2), (4, 1.8)], ..Machine::default() };
+        for (rows, seconds) in [(1, 1.0), (2, 1.2), (3, 1.5), (4, 1.8), (6, 2.4)] {
+            assert!((machine.pass(rows) - seconds).abs() < 1e-9, "{rows}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! `longdraft fit`: from a model to a faster model, within a time.
+//!
+//! ```text
+//! prompts -> measure -> plan -> answers -> training -> proof -> delivery
+//! ```
+//!
+//! `fit.json` holds what is done; every phase can be repeated, and goes on where it was killed.
+
+mod answers;
+mod delivery;
+mod measure;
+mod phases;
+mod prompts;
+mod proof;
+mod rules;
+mod state;
+mod telling;
+mod training;
+
+use std::path::{Path, PathBuf};
+
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_serving::Profile;
+use longdraft_train::method::{Method, Room};
+
+use crate::cli::FitArguments;
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+use rules::Candidate;
+use state::{Ledger, Round, Settings};
+
+/// The engine that is this program.
+const OWN_ENGINE: &str = "longdraft";
+
+/// What the phases know of the call.
+struct Fit<'a> {
+    arguments: &'a FitArguments,
+    json: bool,
+    engines: Vec<Profile>,
+    tokenizer: TextTokenizer,
+    config: longdraft_models::TargetConfig,
+    ledger: Ledger,
+    interrupts: Interrupts,
+}
+
+/// Fits; a second call goes on where the first one stopped, and adds where it has more time.
+pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
+    let engines = checked(arguments)?;
+    let (config, tokenizer) = Target::open_description(&arguments.target)?;
+    if let Some(problem) = config.head_problem() {
+        return Err(Failure::usage(format!("no draft can be trained for this target: {problem}"))
+            .hint(format!("prompt lookup works: {}", lookup_command(arguments, &tokenizer))));
+    }
+    if tokenizer.chat_template().is_none() {
+        errln!(
+            "note: the target has no chat template: prompts are given as plain text and continued as they are"
+        );
+    }
+    let parts = prompts::read(arguments.prompts.as_deref(), arguments.field.as_deref())?;
+    let output = arguments.output.clone().unwrap_or_else(|| default_output(&arguments.target));
+    let settings = Settings {
+        target: arguments.target.clone(),
+        fingerprint: fingerprint(&arguments.target)?,
+        prompts: parts.digest.clone(),
+        temperature: arguments.temperature,
+        max_tokens: arguments.max_tokens,
+        seed: arguments.seed,
+    };
+    let mut ledger = Ledger::open(&output, &settings, &parts.split)?;
+    // The same weights may have moved.
+    ledger.state.settings = settings;
+    telling::prompts(&parts.split);
+    parts.write(&output)?;
+    begin_round(&mut ledger, arguments)?;
+    let interrupts = Interrupts::listen();
+    Fit { arguments, json, engines, tokenizer, config, ledger, interrupts }.run()
+}
+
+/// The profiles that are asked for; all that is wrong with the arguments is told before any work.
+fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
+    if arguments.max_tokens == 0 || !(0.0..=100.0).contains(&arguments.temperature) {
+        return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
+    }
+    if let Some(name) = arguments.method.as_deref().filter(|name| Method::named(name).is_none()) {
+        let names: Vec<&str> = Method::all().map(Method::name).collect();
+        return Err(Failure::usage(format!("`{name}` is no method"))
+            .hint(format!("methods: {}", names.join(", "))));
+    }
+    let others = arguments.engines.iter().filter(|name| *name != OWN_ENGINE);
+    let parse = |name: &String| {
+        Profile::parse(name).ok_or_else(|| {
+            let known = Profile::ALL.map(Profile::name).join(", ");
+            Failure::usage(format!("`{name}` is no engine"))
+                .hint(format!("engines: {OWN_ENGINE}, {known}"))
+        })
+    };
+    others.map(parse).collect()
+}
+
+/// `runs/fit/NAME`
+fn default_output(target: &str) -> PathBuf {
+    let name = Path::new(target).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Path::new("runs/fit").join(if name.is_empty() { "target".to_owned() } else { name })
+}
+
+/// Tells weights apart without reading them.
+fn fingerprint(target: &str) -> Result<String> {
+    let path = longdraft_models::target::locate(target)?;
+    let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), changed(&entry.path())))
+        .collect();
+    files.sort();
+    Ok(crate::sha256::of_text(&format!("{:?} {}", files, changed(&path))))
+}
+
+/// A later call with more time gets a round of its own; one that is under way goes on.
+fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
+    let given: f64 = ledger.state.rounds.iter().map(|round| round.budget).sum();
+    let is_done = ledger.state.rounds.last().is_none_or(|round| round.delivered);
+    let more = arguments.time - given;
+    if ledger.state.rounds.is_empty() || (is_done && more >= 10.0) {
+        ledger.state.rounds.push(Round::of(more));
+        ledger.write()?;
+    } else if !is_done {
+        errln!("going on in the phase `{}` of {}", ledger.state.phase, ledger.folder.display());
+    }
+    Ok(())
+}
+
+/// The command that decodes with lookup alone.
+fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String {
+    delivery::commands(&arguments.target, " --lookup=switch", tokenizer.chat_template().is_some())
+        [0]
+    .clone()
+}
+
+impl Fit<'_> {
+    fn run(mut self) -> Result<()> {
+        if self.ledger.round().delivered {
+            if self.lacks_exports() {
+                self.deliver()?;
+            }
+            outln!("already finished: {}", self.ledger.folder.display());
+            return self.tell_result();
+        }
+        let candidate = self.measure()?;
+        self.plan(&candidate)?;
+        if self.arguments.plan || !self.is_worth_it() {
+            return self.end_of_plan();
+        }
+        self.answer()?;
+        self.train(&candidate)?;
+        self.prove()?;
+        self.deliver()?;
+        self.tell_result()
+    }
+
+    /// Whether an engine was not asked for before.
+    fn lacks_exports(&self) -> bool {
+        let exports = self.ledger.folder.join("exports");
+        self.engines.iter().any(|engine| !exports.join(engine.name()).is_dir())
+    }
+
+    /// The method that an earlier round took, that of a draft to go on from, or the wanted one.
+    fn wanted_method(&self) -> Result<Option<String>> {
+        let has_begun = self.ledger.state.rounds.iter().any(|round| round.training.is_some());
+        let trial = self.ledger.state.trial.as_ref().filter(|_| has_begun);
+        let earlier = trial.map(|trial| trial.method.clone());
+        let from = self.arguments.from.as_deref().map(training::start).transpose()?;
+        let from = from.map(|(method, _)| method);
+        if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
+            && from != wanted
+        {
+            return Err(Failure::usage(format!(
+                "--from is a draft of method {from}, not {wanted}"
+            ))
+            .hint("leave out --method"));
+        }
+        Ok(earlier.or(from).or_else(|| self.arguments.method.clone()))
+    }
+
+    /// The method that is taken: of those that fit the one that is expected to bring most.
+    fn candidate(&mut self) -> Result<Candidate> {
+        let wanted = self.wanted_method()?;
+        let seconds = self.ledger.left();
+        let room = Room { target: &self.config, seconds };
+        let found = rules::candidates(&room, &self.engines, wanted.as_deref());
+        if found.is_empty() {
+            let engines: Vec<&str> = self.engines.iter().map(|profile| profile.name()).collect();
+            let of =
+                wanted.map_or("no method".to_owned(), |name| format!("method {name} is none that"));
+            return Err(Failure::usage(format!(
+                "{of} fits this target ({} layers) and what --for asks for ({})",
+                self.config.num_hidden_layers,
+                engines.join(", ")
+            ))
+            .hint("leave out an engine or --method; `longdraft serve` runs every draft"));
+        }
+        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let best = rules::best(found, &machine, (&self.config, seconds / 2.0));
+        best.ok_or_else(|| Failure::work("no method fits"))
+    }
+}

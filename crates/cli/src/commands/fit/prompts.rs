@@ -1,0 +1,266 @@
+//! What is asked: the user's prompts or those that the program carries, and which are set aside.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use longdraft_data::conversation::Conversation;
+use longdraft_data::source::read_rows;
+use longdraft_models::weights::atomic::write_atomically;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::commands::data::regenerate::{Prompts, prompts_of_row};
+use crate::failure::{Failure, Result};
+use crate::sha256;
+
+/// Written for this program, CC0.
+const SHIPPED: &str = include_str!("../../../../../assets/prompts/prompts.jsonl");
+pub(super) const SHIPPED_NAME: &str = "the prompts that the program carries (assets/prompts, CC0)";
+
+/// Prompts that prove the result: at most, and at most this part of all.
+const MOST_HELD_OUT: usize = 32;
+const HELD_OUT_PART: usize = 4;
+/// Prompts below which those that the program carries are asked, too.
+const FEW: usize = 200;
+/// Letters of a piece of a plain text that is asked.
+const PIECE: usize = 800;
+
+/// A prompt: turns without those of the assistant.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Asked {
+    pub(super) turns: Conversation,
+    /// Prompts of a group are about the same thing: they are set aside together.
+    group: String,
+}
+
+impl Asked {
+    /// The text of its turns.
+    pub(super) fn text(&self) -> String {
+        let texts = self.turns.messages.iter().filter_map(|message| message["content"].as_str());
+        texts.collect::<Vec<_>>().join("\n")
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "messages": self.turns.messages })
+    }
+}
+
+/// Prompts in two parts, and what was left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Split {
+    /// Where they come from, in words.
+    pub(super) source: String,
+    pub(super) training: usize,
+    /// Of the program's own, where there are few others.
+    pub(super) shipped: usize,
+    pub(super) held_out: usize,
+    pub(super) duplicates: usize,
+    pub(super) unusable: usize,
+}
+
+/// Both parts as texts of files.
+pub(super) struct Parts {
+    pub(super) split: Split,
+    /// Hash of all prompts.
+    pub(super) digest: String,
+    pub(super) training: Vec<Asked>,
+    pub(super) held_out: Vec<Asked>,
+}
+
+/// Where the parts lie.
+pub(super) fn files(folder: &Path) -> (PathBuf, PathBuf) {
+    (folder.join("data/prompts.jsonl"), folder.join("data/held-out.jsonl"))
+}
+
+/// Reads and parts the prompts.
+///
+/// # Errors
+/// - there is none that can be asked
+pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
+    let mut unusable = 0;
+    let own = match path {
+        Some(path) => own_prompts(path, field, &mut unusable)?,
+        None => Vec::new(),
+    };
+    let source = path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
+    let mut seen = HashSet::new();
+    let mut fresh = |asked: &Asked| seen.insert(normalised(&asked.text()));
+    let all = if path.is_some() { own.len() } else { 0 };
+    let mut kept: Vec<Asked> = own.into_iter().filter(&mut fresh).collect();
+    let duplicates = all - kept.len();
+    if let (Some(path), true) = (path, kept.is_empty()) {
+        return Err(Failure::usage(format!("{}: there is no prompt in it", path.display())).hint(
+            "rows need a conversation, `prompt`, `question` or `text`; `longdraft data inspect` shows \
+             how they are read, --field names another field",
+        ));
+    }
+    if path.is_none() {
+        kept.extend(shipped().into_iter().filter(&mut fresh));
+    }
+    let (held_out, mut training) = part(kept);
+    // A draft follows its target over all that it says: few prompts teach little of that.
+    let added = if path.is_some() && training.len() < FEW { shipped() } else { Vec::new() };
+    let shipped = added.len();
+    training.extend(added);
+    let texts: Vec<String> = held_out.iter().chain(&training).map(Asked::text).collect();
+    let digest = sha256::of_text(&texts.join("\u{0}"));
+    let (held, trained) = (held_out.len(), training.len() - shipped);
+    let split = Split { source, training: trained, shipped, held_out: held, duplicates, unusable };
+    Ok(Parts { split, digest, training, held_out })
+}
+
+/// The prompts that the program carries.
+pub(super) fn shipped() -> Vec<Asked> {
+    let row = |line: &str| -> Option<Asked> {
+        let row: Value = serde_json::from_str(line).ok()?;
+        let group = row["group"].as_str()?.to_owned();
+        Some(Asked { turns: Conversation::of(&[("user", row["prompt"].as_str()?)]), group })
+    };
+    SHIPPED.lines().filter_map(row).collect()
+}
+
+fn own_prompts(path: &Path, field: Option<&str>, unusable: &mut usize) -> Result<Vec<Asked>> {
+    let mut found = Vec::new();
+    for row in read_rows(path)? {
+        let row = row?;
+        let asked = row.parse().map_err(|error| error.to_string()).map(|row| {
+            let text = row.fields.get("text").and_then(Value::as_str).map(str::to_owned);
+            (prompts_of_row(row, field), text)
+        });
+        match asked {
+            Ok((Ok(Prompts::Turns(turns)), _)) => {
+                let group = first_text(&turns);
+                found.push(Asked { turns, group });
+            }
+            // Text that asks nothing is asked to be continued, piece by piece.
+            Ok((_, Some(text))) if field.is_none() => {
+                let before = found.len();
+                let pieces = pieces(&text).into_iter();
+                found.extend(pieces.map(|piece| Asked {
+                    turns: Conversation::of(&[("user", &piece)]),
+                    group: piece.clone(),
+                }));
+                *unusable += usize::from(found.len() == before);
+            }
+            _ => *unusable += 1,
+        }
+    }
+    Ok(found)
+}
+
+fn first_text(turns: &Conversation) -> String {
+    let text = turns.messages.iter().find_map(|message| message["content"].as_str());
+    text.unwrap_or_default().to_owned()
+}
+
+/// Paragraphs of a text, as many together as make a piece.
+fn pieces(text: &str) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    for paragraph in text.split("\n\n").map(str::trim).filter(|text| !text.is_empty()) {
+        match pieces.last_mut() {
+            Some(last) if last.len() < PIECE / 2 => {
+                last.push_str("\n\n");
+                last.push_str(paragraph);
+            }
+            _ => pieces.push(paragraph.to_owned()),
+        }
+    }
+    let cut = |piece: String| piece.chars().take(PIECE).collect::<String>();
+    pieces.into_iter().map(cut).collect()
+}
+
+/// Case and spaces tell nothing apart.
+fn normalised(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
+}
+
+/// The groups whose names have the smallest hashes are set aside, so that the choice depends on nothing
+/// else; then the rest in the order of their hashes.
+fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
+    let wanted = (prompts.len() / HELD_OUT_PART).clamp(1, MOST_HELD_OUT);
+    let hash = |text: &str| sha256::of_text(text);
+    let mut hashed: Vec<(String, String, Asked)> = prompts
+        .into_iter()
+        .map(|asked| (hash(&normalised(&asked.group)), hash(&normalised(&asked.text())), asked))
+        .collect();
+    hashed.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    let mut groups: Vec<&String> = hashed.iter().map(|(group, ..)| group).collect();
+    groups.dedup();
+    // Of a group that is set aside one prompt proves as much as all.
+    let aside: HashSet<String> = groups.into_iter().take(wanted).cloned().collect();
+    let (mut held_out, mut training) = (Vec::new(), Vec::new());
+    let mut last = String::new();
+    for (group, text, asked) in hashed {
+        if !aside.contains(&group) {
+            training.push((text, asked));
+        } else if group != last {
+            held_out.push(asked);
+            last = group;
+        }
+    }
+    training.sort_by(|a, b| a.0.cmp(&b.0));
+    (held_out, training.into_iter().map(|(_, asked)| asked).collect())
+}
+
+impl Parts {
+    /// Writes both parts, unless an earlier call did.
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        let (training, held_out) = files(folder);
+        for (path, prompts) in [(held_out, &self.held_out), (training, &self.training)] {
+            if path.is_file() {
+                continue;
+            }
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)
+                    .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+            }
+            let lines: String =
+                prompts.iter().map(|asked| format!("{}\n", asked.to_json())).collect();
+            write_atomically(&path, lines.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(text: &str) -> Asked {
+        Asked { turns: Conversation::of(&[("user", text)]), group: text.to_owned() }
+    }
+
+    #[test]
+    fn what_is_set_aside_depends_on_the_prompts_alone() {
+        let prompts: Vec<Asked> = (0..40).map(|i| asked(&format!("prompt {i}"))).collect();
+        let (held_out, training) = part(prompts.clone());
+        assert_eq!((held_out.len(), training.len()), (10, 30));
+        let (again, _) = part(prompts.into_iter().rev().collect());
+        assert_eq!(again, held_out);
+        assert!(held_out.iter().all(|held| !training.contains(held)));
+    }
+
+    #[test]
+    fn the_shipped_prompts_share_no_subject_with_those_set_aside() {
+        let parts = read(None, None).expect("shipped");
+        assert!(parts.training.len() > 2000 && parts.held_out.len() == MOST_HELD_OUT);
+        let aside: HashSet<&String> = parts.held_out.iter().map(|asked| &asked.group).collect();
+        assert!(parts.training.iter().all(|asked| !aside.contains(&asked.group)));
+        assert!(SHIPPED.len() < 1 << 20);
+    }
+
+    #[test]
+    fn duplicates_and_rows_without_a_prompt_are_counted() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("mine.jsonl");
+        let rows = "{\"prompt\": \"¿Qué hora es?\"}\n{\"prompt\": \"¿qué  hora es?\"}\n{\"prompt\": \"\"}\n\
+                    {\"x\": 1}\n{\"question\": \"Wie spät ist es?\"}\n";
+        std::fs::write(&path, rows).expect("rows");
+        let parts = read(Some(&path), None).expect("prompts");
+        let Split { training, held_out, duplicates, unusable, .. } = parts.split;
+        assert_eq!((training, held_out, duplicates, unusable), (1, 1, 1, 2));
+        assert_eq!(parts.training.len(), 1 + shipped().len());
+        std::fs::write(&path, "{\"prompt\": \" \"}\n").expect("rows");
+        assert!(read(Some(&path), None).is_err());
+    }
+}

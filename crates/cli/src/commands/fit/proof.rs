@@ -1,0 +1,152 @@
+//! Prompts that nothing was trained on, answered with the draft and without it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use longdraft_data::source::read_jsonl;
+use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_models::draft::TOKEN_COUNTS_FILE;
+use longdraft_models::target::Target;
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+use serde_json::Value;
+
+use super::measure::{Machine, plainly};
+use super::prompts;
+use super::rules::Plan;
+use super::state::Settings;
+use crate::commands::eval;
+use crate::decode_record::{Cell, DecodeRecord};
+use crate::decoding::{
+    DecodingArguments, LookupChoice, PaceChoice, encode_chat, encode_text, stop_tokens,
+};
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+
+/// Tokens of an answer at most.
+const NEW_TOKENS: usize = 128;
+/// Share of them that answers have.
+const ANSWER: f64 = 0.7;
+
+/// The prompts that were set aside, encoded; what leaves no room for an answer is left out.
+pub(super) fn held_out(
+    folder: &Path,
+    (target, tokenizer): (&Target, &TextTokenizer),
+) -> Result<Vec<Prompt>> {
+    let path = prompts::files(folder).1;
+    let context = target.config().max_position_embeddings;
+    let mut found = Vec::new();
+    for row in read_jsonl(&path)? {
+        let row = row?;
+        let messages = first_turn(row.value("messages")?);
+        let tokens = if tokenizer.chat_template().is_some() {
+            encode_chat(&messages, tokenizer)?
+        } else {
+            let texts: Vec<&str> =
+                messages.iter().map(|message| message.content.as_str()).collect();
+            encode_text(&texts.join("\n"), tokenizer, target)?
+        };
+        if tokens.len() + 8 < context {
+            found.push(Prompt { category: "all".to_owned(), tokens });
+        }
+    }
+    if found.is_empty() {
+        return Err(Failure::usage(format!(
+            "every prompt that was set aside fills the target's context of {context} tokens"
+        ))
+        .hint("give shorter prompts"));
+    }
+    Ok(found)
+}
+
+/// Messages up to the first one of the user.
+fn first_turn(messages: &Value) -> Vec<Message> {
+    let mut turn = Vec::new();
+    for message in messages.as_array().into_iter().flatten() {
+        let role = message["role"].as_str().unwrap_or("user");
+        turn.push(Message::new(role, message["content"].as_str().unwrap_or_default()));
+        if role == "user" {
+            break;
+        }
+    }
+    turn
+}
+
+/// A way to decode with a name and the arguments that a user gives for it.
+pub(super) struct Way {
+    pub(super) decoding: DecodingArguments,
+    temperature: f64,
+    pace: PaceChoice,
+}
+
+/// The ways that are compared: the draft alone, every round and greedily, which must lose nothing; the draft
+/// with lookup and lookup alone, as they would be used.
+pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
+    let counts = draft.join(TOKEN_COUNTS_FILE).is_file();
+    let alone = DecodingArguments {
+        draft: Some(draft.to_path_buf()),
+        draft_vocab_size: plan.proposed.filter(|_| counts),
+        draft_len: plan.most.max(1),
+        seed: settings.seed,
+        ..plainly()
+    };
+    let lookup = Some(LookupChoice::Switch);
+    let both = DecodingArguments { lookup, ..alone.clone() };
+    let only = DecodingArguments { lookup, ..plainly() };
+    let way = |decoding, temperature, pace| Way { decoding, temperature, pace };
+    vec![
+        way(alone.clone(), 0.0, PaceChoice::Fixed),
+        way(alone, settings.temperature, PaceChoice::Measured),
+        way(both, settings.temperature, PaceChoice::Measured),
+        way(only, settings.temperature, PaceChoice::Measured),
+    ]
+}
+
+/// Measures all ways within a time; `None` if a signal stopped it.
+pub(super) fn measure(
+    folder: &Path,
+    (settings, machine): (&Settings, &Machine),
+    ways: &[Way],
+    seconds: f64,
+    interrupts: &Interrupts,
+) -> Result<Option<DecodeRecord>> {
+    let Some(first) = ways.first() else { return Ok(None) };
+    let models = first.decoding.open(&settings.target)?;
+    let mut prompts = held_out(folder, (&models.target, &models.tokenizer))?;
+    let new_tokens = NEW_TOKENS.min(settings.max_tokens);
+    let of_prompt = 2.0 * ANSWER * new_tokens as f64 * machine.step();
+    let affordable = (seconds / (of_prompt * ways.len() as f64)).max(2.0);
+    prompts.truncate(affordable as usize);
+    errln!(
+        "{} prompts that were set aside are answered with the draft and without it, in {} ways",
+        prompts.len(),
+        ways.len()
+    );
+    let name = prompts::files(folder).1.display().to_string();
+    let about = (settings.target.as_str(), name.as_str());
+    let mut record = DecodeRecord::new(about, &first.decoding, &models, new_tokens);
+    let started = Instant::now();
+    for way in ways {
+        let mut options = way.decoding.options(way.temperature, way.pace)?;
+        options.max_new_tokens = new_tokens;
+        options.stop_tokens = stop_tokens(&models.target);
+        let goes_on = &mut |_: &Progress| !interrupts.asked();
+        let lookup_alone = way.decoding.draft.is_none();
+        // Lookup alone needs the same target without the draft.
+        let own = if lookup_alone { Some(way.decoding.open(&settings.target)?) } else { None };
+        let models = own.as_ref().unwrap_or(&models);
+        let from = Progress::default();
+        let cell = eval::measure(&way.decoding, models, &prompts, (&options, 1), from, goes_on)?;
+        let Some(cell) = cell else { return Ok(None) };
+        record.cells.push(cell);
+    }
+    record.end(&models, started.elapsed().as_secs_f64());
+    Ok(Some(record))
+}
+
+/// The fastest way, or the fastest of those that use the draft.
+pub(super) fn best(record: &DecodeRecord, with_draft: bool) -> Option<(usize, &Cell)> {
+    let cells = record.cells.iter().enumerate();
+    // The last way is lookup alone.
+    let count = record.cells.len() - usize::from(with_draft && record.cells.len() > 1);
+    cells.take(count).max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
+}

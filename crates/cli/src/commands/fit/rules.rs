@@ -1,0 +1,412 @@
+//! The rules that choose: what a draft will cost, what it may bring, and how the time is parted.
+//!
+//! A round of `n` proposals takes a pass of the target over `n + 1` rows and the draft's own time. It brings
+//! `tau(n) = 1 + α + α² + … + αⁿ` tokens if every proposal holds with the chance α. Decoding becomes
+//! `tau(n) · step / (pass(n + 1) + draft(n))` times as fast. Passes, step and draft are measured here, on this
+//! target. α is not known before the training: it is read off the drafts that were measured once
+//! (`Evidence` of each method, from docs/performance.md), by the tokens that they learned from.
+//!
+//! All of that evidence is of one target, SmolLM2-135M, and one seed a draft. So every expectation is a range:
+//! - the lower end is half of α: the same drafts had 1.69 on prompts like those of their training and 1.33 on
+//!   others, which is half of what they gain;
+//! - the upper end is 1.25 times α within what was measured, 1.5 times beyond it: larger targets are easier to
+//!   guess for their size, as published drafts show, but none was measured here.
+
+use longdraft_models::TargetConfig;
+use longdraft_models::target::tensor_specs;
+use longdraft_serving::{Profile, serves};
+use longdraft_train::config::TrainConfig;
+use longdraft_train::method::{Evidence, Method, Recipe, Room, Round};
+use longdraft_train::plan::{Layout, Workload};
+use serde::{Deserialize, Serialize};
+
+use super::measure::{Machine, Trial};
+
+/// Share of α at the lower end of a range; times α at the upper end, within the evidence and beyond it.
+const LOW: f64 = 0.5;
+const HIGH: (f64, f64) = (1.25, 1.5);
+/// The largest chance of a proposal that is expected.
+const MOST_LIKELY: f64 = 0.92;
+/// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
+pub(super) const WORTH: f64 = 1.05;
+/// Passes over the same answers that drafts gain from: the measured ones had two or three.
+const EPOCHS: f64 = 3.0;
+const MOST_EPOCHS: f64 = 8.0;
+/// Of the budget, what proof and export may take, and least seconds.
+const PROOF: (f64, f64) = (0.15, 4.0);
+/// Answers of the proof, over all ways and both with the draft and without, and seconds of export.
+const PROOF_ANSWERS: f64 = 256.0;
+const EXPORT: f64 = 30.0;
+/// Tokens of an answer, of the most that it may have, where none was counted yet.
+const ANSWER: f64 = 0.6;
+/// Answers that a draft is trained on at least.
+pub(super) const LEAST_ANSWERS: usize = 8;
+/// Seconds of a budget below which rows are short.
+const SHORT: f64 = 600.0;
+/// Tokens of the vocabulary that are proposed where the draft does not fix them: the measured drafts had 8192.
+const PROPOSED: usize = 8192;
+
+/// A method that could be taken.
+pub(super) struct Candidate {
+    pub(super) method: &'static Method,
+    pub(super) recipe: Recipe,
+}
+
+/// A value with the ends of its range.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Range {
+    pub(super) low: f64,
+    pub(super) middle: f64,
+    pub(super) high: f64,
+}
+
+impl Range {
+    fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        Self { low: f(self.low), middle: f(self.middle), high: f(self.high) }
+    }
+}
+
+/// What will be done, and what is expected of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) method: String,
+    pub(super) row_tokens: usize,
+    /// Answers that are asked for in all, and their tokens.
+    pub(super) answers: usize,
+    pub(super) answer_tokens: f64,
+    pub(super) epochs: f64,
+    pub(super) steps: u64,
+    /// Seconds of the phases.
+    pub(super) answering: f64,
+    pub(super) training: f64,
+    pub(super) proof: f64,
+    /// Proposals of a round that are expected to be best, and that the draft is trained for.
+    pub(super) draft_len: usize,
+    pub(super) most: usize,
+    /// Tokens that are proposed, if not all.
+    pub(super) proposed: Option<usize>,
+    pub(super) tau: Range,
+    pub(super) speed_up: Range,
+    /// Bytes on disk and in memory at most.
+    pub(super) disk: u64,
+    pub(super) memory: u64,
+    /// Whether features of all rows are kept in memory.
+    pub(super) keeps_features: bool,
+}
+
+/// The methods that fit a target, its engines and a wish.
+pub(super) fn candidates(
+    room: &Room<'_>,
+    engines: &[Profile],
+    wanted: Option<&str>,
+) -> Vec<Candidate> {
+    let fits = |method: &&Method| {
+        wanted.is_none_or(|name| name == method.name())
+            && engines.iter().all(|engine| serves(method.name(), *engine))
+    };
+    let recipe =
+        |method: &'static Method| Some(Candidate { method, recipe: method.fresh().recipe(room)? });
+    Method::all().filter(fits).filter_map(recipe).collect()
+}
+
+/// The candidate that is expected to bring most, by its sizes: nothing of it was run yet.
+pub(super) fn best(
+    candidates: Vec<Candidate>,
+    machine: &Machine,
+    (target, seconds): (&TargetConfig, f64),
+) -> Option<Candidate> {
+    let score = |candidate: &Candidate| {
+        let Candidate { method, recipe } = candidate;
+        let config = probe(method, recipe)?;
+        let per_token = match Workload::new(&config, target.clone(), Layout::of(1, 1)) {
+            Ok(workload) => workload.estimate().operations_per_token,
+            Err(_) => return None,
+        };
+        let tokens = seconds * 1e9 * machine.gflops / per_token.max(1.0);
+        let chance = chance(recipe.evidence, tokens)?.middle;
+        let draft = |n: usize| predicted_draft(recipe, &config, target, machine, n);
+        Some(fastest(chance, machine, recipe.round, &draft).1)
+    };
+    let mut scored: Vec<(f64, Candidate)> = candidates
+        .into_iter()
+        // What was never measured is taken only if it is asked for alone.
+        .map(|candidate| (score(&candidate).unwrap_or(0.0), candidate))
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+    scored.into_iter().next().map(|(_, candidate)| candidate)
+}
+
+/// A configuration that has only a method's keys.
+fn probe(method: &Method, recipe: &Recipe) -> Option<TrainConfig> {
+    let mut draft = recipe.draft.clone();
+    draft.insert("method".into(), method.name().into());
+    serde_json::from_value(serde_json::json!({
+        "target": "", "output": "", "data": { "train": [] }, "draft": draft, "teacher": recipe.teacher,
+    }))
+    .ok()
+}
+
+/// Seconds of a draft's passes for `n` proposals, if its weights are read as fast as the target's.
+fn predicted_draft(
+    recipe: &Recipe,
+    config: &TrainConfig,
+    target: &TargetConfig,
+    machine: &Machine,
+    n: usize,
+) -> f64 {
+    let Ok(footprint) = config.draft.method.footprint(config, target) else { return f64::INFINITY };
+    let values = |shape: &[usize]| shape.iter().map(|size| *size as f64).product::<f64>();
+    let own: f64 = footprint.specs().iter().map(|spec| values(&spec.shape)).sum();
+    let all: f64 = tensor_specs(target).iter().map(|spec| values(&spec.shape)).sum();
+    let own_head = recipe.round.vocabulary.is_some();
+    let proposed = proposed(recipe.round, target.vocab_size).unwrap_or(target.vocab_size);
+    let head = if own_head { 0.0 } else { (proposed * target.hidden_size) as f64 };
+    recipe.round.passes.count(n) as f64 * (own + head) / all.max(1.0) * machine.step()
+}
+
+/// Tokens that are proposed, where the draft leaves it open and the vocabulary is large.
+pub(super) fn proposed(round: Round, vocabulary: usize) -> Option<usize> {
+    let size = PROPOSED.max(vocabulary / 16);
+    (round.vocabulary.is_none() && size * 2 <= vocabulary).then_some(size)
+}
+
+/// Length and speed-up of the chains that are fastest.
+fn fastest(
+    chance: f64,
+    machine: &Machine,
+    round: Round,
+    draft: &dyn Fn(usize) -> f64,
+) -> (usize, f64) {
+    let speed_up = |n: usize| tau(chance, n) * machine.step() / (machine.pass(n + 1) + draft(n));
+    let all = (1..=round.most).map(|n| (n, speed_up(n)));
+    all.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((1, 0.0))
+}
+
+/// `1 + α + … + αⁿ`
+fn tau(chance: f64, n: usize) -> f64 {
+    (0..=n).map(|i| chance.powi(i as i32)).sum()
+}
+
+/// The chance α that gives a tau at chains of `n`.
+fn chance_of(wanted: f64, n: usize) -> f64 {
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..50 {
+        let middle = 0.5 * (low + high);
+        if tau(middle, n) < wanted { low = middle } else { high = middle }
+    }
+    low
+}
+
+/// The chance of a proposal after training on so many tokens, read off the evidence: a line over the
+/// logarithm of the tokens between two drafts, growing with the root of the tokens before the first, and no
+/// more than the last one beyond it. `None` where nothing was measured.
+pub(super) fn chance(evidence: &[Evidence], tokens: f64) -> Option<Range> {
+    let (first, last) = (evidence.first()?, evidence.last()?);
+    let of = |evidence: &Evidence| chance_of(evidence.tau, evidence.draft_len);
+    let middle = if tokens <= first.tokens {
+        of(first) * (tokens / first.tokens).max(0.0).sqrt()
+    } else {
+        let around = evidence.windows(2).find(|pair| tokens <= pair[1].tokens);
+        around.map_or(of(last), |pair| {
+            let part = (tokens / pair[0].tokens).ln() / (pair[1].tokens / pair[0].tokens).ln();
+            of(&pair[0]) + part * (of(&pair[1]) - of(&pair[0]))
+        })
+    };
+    let upper = if tokens <= last.tokens { HIGH.0 } else { HIGH.1 };
+    let high = (upper * middle).min(MOST_LIKELY);
+    Some(Range { low: LOW * middle, middle: middle.min(MOST_LIKELY), high })
+}
+
+/// What a plan is made from, beside the machine.
+pub(super) struct Budget {
+    /// Seconds that are left.
+    pub(super) seconds: f64,
+    pub(super) prompts: usize,
+    pub(super) max_tokens: usize,
+    /// Tokens that earlier rounds trained on.
+    pub(super) learned: f64,
+    /// Answers of earlier rounds.
+    pub(super) answered: usize,
+    pub(super) context: usize,
+    pub(super) free_memory: Option<u64>,
+}
+
+/// Tokens of a packed row.
+pub(super) fn row_tokens(seconds: f64, context: usize) -> usize {
+    let wanted = if seconds < SHORT { 512 } else { 1024 };
+    wanted.min(context)
+}
+
+impl Plan {
+    /// Parts the time: as many answers as can be learned from in [`EPOCHS`] passes, all prompts at most.
+    pub(super) fn new(
+        candidate: &Candidate,
+        machine: &Machine,
+        trial: &Trial,
+        budget: &Budget,
+    ) -> Self {
+        let round = candidate.recipe.round;
+        let (share, least) = PROOF;
+        let whole =
+            PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
+        let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
+        let rest = budget.seconds - proof;
+        let of_answer = ANSWER * budget.max_tokens as f64;
+        let cost = |epochs: f64| machine.answering() + trial.capture + epochs * trial.step;
+        let affordable = rest / cost(EPOCHS) / of_answer;
+        let answers = (affordable as usize + budget.answered / 2)
+            .clamp(LEAST_ANSWERS, budget.prompts.max(LEAST_ANSWERS));
+        let new = answers.saturating_sub(budget.answered) as f64;
+        // Prompts are learned, too.
+        let answer_tokens = answers as f64 * of_answer;
+        let answering = (new * of_answer * machine.answering()).min(0.6 * rest);
+        let left = (rest - answering - answer_tokens * trial.capture).max(0.1 * rest);
+        let epochs = (left / (answer_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
+        let learned = epochs * answer_tokens;
+        let row_tokens = row_tokens(budget.seconds, budget.context);
+        let steps = (learned / row_tokens as f64).ceil().max(1.0) as u64;
+        let features = (trial.features_of_token * answer_tokens) as u64;
+        let keeps_features =
+            epochs > 1.0 && budget.free_memory.is_none_or(|free| features < free * 2 / 5);
+        let all = budget.learned + learned;
+        let chance = chance(candidate.recipe.evidence, all).unwrap_or(Range {
+            low: 0.0,
+            middle: 0.0,
+            high: MOST_LIKELY / 2.0,
+        });
+        let draft = |n: usize| trial.draft * part_of(round, n);
+        let (draft_len, _) = fastest(chance.middle, machine, round, &draft);
+        Self {
+            method: candidate.method.name().to_owned(),
+            row_tokens,
+            answers,
+            answer_tokens,
+            epochs,
+            steps,
+            answering,
+            training: learned * trial.step + answer_tokens * trial.capture,
+            proof,
+            draft_len,
+            most: round.most,
+            proposed: trial.proposed,
+            tau: chance.map(|chance| tau(chance, draft_len)),
+            speed_up: chance.map(|chance| fastest(chance, machine, round, &draft).1),
+            disk: 4 * trial.checkpoint + (answer_tokens * 16.0) as u64,
+            memory: trial.memory + if keeps_features { features } else { 0 },
+            keeps_features,
+        }
+    }
+
+    /// The chains that are best by what was measured in the end: shares of rounds in which so many proposals
+    /// held, first one first.
+    pub(super) fn best_chain(&self, survival: &[f64], machine: &Machine, trial: &Trial) -> usize {
+        let speed = |n: usize| {
+            let tokens = 1.0 + survival.iter().take(n).sum::<f64>();
+            let draft = trial.draft * n as f64 / self.most.max(1) as f64;
+            tokens / (machine.pass(n + 1) + draft)
+        };
+        (1..=self.most.max(1)).max_by(|a, b| speed(*a).total_cmp(&speed(*b))).unwrap_or(1)
+    }
+
+    /// Whether a draft may pay at all.
+    pub(super) fn may_pay(&self) -> bool {
+        self.speed_up.high >= WORTH
+    }
+}
+
+/// Of the time of a round's longest draft, that of one with `n` proposals.
+fn part_of(round: Round, n: usize) -> f64 {
+    round.passes.count(n) as f64 / round.passes.count(round.most).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_train::method::Passes;
+
+    use super::*;
+
+    const EVIDENCE: [Evidence; 2] = [
+        Evidence { tokens: 1e5, draft_len: 4, tau: 1.25 },
+        Evidence { tokens: 1e6, draft_len: 5, tau: 1.7 },
+    ];
+
+    fn machine(pass: f64) -> Machine {
+        let passes = [1, 2, 4, 8].map(|rows| (rows, 1e-2 * (1.0 + pass * (rows - 1) as f64)));
+        Machine { passes: passes.to_vec(), ..Machine::default() }
+    }
+
+    fn trial() -> Trial {
+        Trial { step: 1e-3, capture: 5e-4, draft: 2e-3, ..Trial::default() }
+    }
+
+    fn candidate() -> Candidate {
+        let round = Round { most: 5, passes: Passes::EachToken, vocabulary: None };
+        let recipe = Recipe {
+            draft: serde_json::Map::new(),
+            teacher: serde_json::Map::new(),
+            learning_rate: 1e-3,
+            round,
+            evidence: &EVIDENCE,
+        };
+        Candidate { method: Method::first(), recipe }
+    }
+
+    fn budget(seconds: f64) -> Budget {
+        Budget {
+            seconds,
+            prompts: 3000,
+            max_tokens: 256,
+            learned: 0.0,
+            answered: 0,
+            context: 4096,
+            free_memory: None,
+        }
+    }
+
+    #[test]
+    fn chances_follow_the_evidence_and_end_with_it() {
+        let at = |tokens| chance(&EVIDENCE, tokens).expect("measured").middle;
+        assert!((tau(at(1e5), 4) - 1.25).abs() < 1e-6 && (tau(at(1e6), 5) - 1.7).abs() < 1e-6);
+        assert!(at(1e4) < at(1e5) && at(1e5) < at(3e5) && at(3e5) < at(1e6));
+        assert!((at(1e9) - at(1e6)).abs() < 1e-12);
+        let far = chance(&EVIDENCE, 1e9).expect("measured");
+        assert!(far.low < far.middle && far.high > chance(&EVIDENCE, 1e6).expect("measured").high);
+        assert_eq!(chance(&[], 1e6), None);
+    }
+
+    #[test]
+    fn cheap_passes_pay_and_those_bound_by_arithmetic_do_not() {
+        let of = |pass: f64| Plan::new(&candidate(), &machine(pass), &trial(), &budget(7200.0));
+        let (cheap, dear) = (of(0.02), of(1.0));
+        assert!(cheap.may_pay() && cheap.speed_up.middle > 1.1, "{cheap:?}");
+        assert!(!dear.may_pay(), "{dear:?}");
+        assert!(cheap.draft_len > dear.draft_len);
+        assert!(cheap.speed_up.low < cheap.speed_up.middle);
+    }
+
+    #[test]
+    fn the_time_is_parted_within_the_budget() {
+        for seconds in [60.0, 600.0, 7200.0, 86400.0] {
+            let plan = Plan::new(&candidate(), &machine(0.1), &trial(), &budget(seconds));
+            let all = plan.answering + plan.training + plan.proof;
+            assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
+            assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
+        }
+    }
+
+    #[test]
+    fn chains_are_as_long_as_their_proposals_hold() {
+        let plan = Plan { most: 5, ..Plan::default() };
+        let best = |survival: &[f64]| plan.best_chain(survival, &machine(0.1), &trial());
+        assert_eq!(best(&[0.9, 0.85, 0.8, 0.75, 0.7]), 5);
+        assert_eq!(best(&[0.6, 0.05, 0.0, 0.0, 0.0]), 1);
+    }
+
+    #[test]
+    fn only_large_vocabularies_are_cut() {
+        let round = Round { most: 5, passes: Passes::OneBlock, vocabulary: None };
+        assert_eq!(proposed(round, 49152), Some(8192));
+        assert_eq!(proposed(round, 258), None);
+        assert_eq!(proposed(Round { vocabulary: Some(100), ..round }, 49152), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! What `fit` says: the plan before its time is spent, and the result.
+
+use serde_json::{Value, json};
+
+use super::answers::Cleaned;
+use super::measure::{BATCH, Machine, Trial};
+use super::prompts::Split;
+use super::rules::{Plan, Range, WORTH};
+use crate::doctor::readable_bytes;
+use crate::progress::clock;
+
+/// What was found among the prompts.
+pub(super) fn prompts(split: &Split) {
+    let Split { source, training, shipped, held_out, duplicates, unusable } = split;
+    let added = if *shipped > 0 {
+        format!(", and {shipped} that the program carries, for there are few")
+    } else {
+        String::new()
+    };
+    let left_out = if duplicates + unusable > 0 {
+        format!("; left out: {duplicates} duplicates, {unusable} rows without a prompt")
+    } else {
+        String::new()
+    };
+    errln!(
+        "[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from{added}{left_out}"
+    );
+}
+
+/// What the target takes here.
+pub(super) fn machine(machine: &Machine) {
+    let ms = |rows| 1e3 * machine.pass(rows);
+    errln!(
+        "[measure] a plain step takes {:.1} ms ({:.0} tok/s), a pass over 4 rows {:.1} ms, over 8 {:.1}, over 16 {:.1}; a \
+         prompt is read at {:.0} tok/s, {BATCH} answers at a time are written at {:.0}",
+        ms(1),
+        1.0 / machine.step().max(1e-9),
+        ms(4),
+        ms(8),
+        ms(16),
+        1.0 / machine.prefill.max(1e-9),
+        1.0 / machine.answering().max(1e-9)
+    );
+    if let Some(speed_up) = machine.lookup {
+        errln!(
+            "[measure] prompt lookup alone, which needs no training: {speed_up:.2} times as fast here"
+        );
+    }
+}
+
+fn range(range: Range) -> String {
+    format!("{:.2} ({:.2} to {:.2})", range.middle, range.low, range.high)
+}
+
+/// What will be done and what to expect.
+pub(super) fn plan(plan: &Plan, trial: &Trial, free: Option<u64>) {
+    errln!(
+        "[measure] training learns {:.0} tok/s, the target's features are made at {:.0}; a round's draft of {} proposals takes \
+         {:.1} ms",
+        1.0 / trial.step.max(1e-9),
+        1.0 / trial.capture.max(1e-9),
+        plan.most,
+        1e3 * trial.draft
+    );
+    outln!("plan: a draft of method {}, chains of {}", plan.method, plan.draft_len);
+    if let Some(size) = plan.proposed {
+        outln!("  proposes the {size} most frequent tokens");
+    }
+    outln!(
+        "  answers   {:>8}  {} answers of the target, some {:.0} k tokens",
+        clock(plan.answering),
+        plan.answers,
+        plan.answer_tokens / 1e3
+    );
+    outln!(
+        "  training  {:>8}  {} steps of {} tokens, {:.1} times over the answers, features {}",
+        clock(plan.training),
+        plan.steps,
+        plan.row_tokens,
+        plan.epochs,
+        if plan.keeps_features { "kept in memory" } else { "made anew" }
+    );
+    outln!(
+        "  proof     {:>8}  with and without the draft, on prompts that were set aside",
+        clock(plan.proof)
+    );
+    let free = free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+    outln!(
+        "  needs {} of disk{free}, {} of memory",
+        readable_bytes(plan.disk),
+        readable_bytes(plan.memory)
+    );
+    outln!(
+        "expected: tau {}, {} times as fast as plain decoding. Few drafts were measured so far, all of one small \
+         target: the range is a guess from them, and is measured in the end",
+        range(plan.tau),
+        range(plan.speed_up)
+    );
+}
+
+/// Why nothing is trained, and what to do instead.
+pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
+    outln!(
+        "no draft is expected to pay here: at best {:.2} times as fast (less than {WORTH}). A pass over 4 rows takes {:.1} times \
+         a plain step, so that proposals cost almost what they save",
+        plan.speed_up.high,
+        machine.pass(4) / machine.step().max(1e-9)
+    );
+    match machine.lookup {
+        Some(speed_up) if speed_up >= WORTH => {
+            outln!(
+                "prompt lookup alone is {speed_up:.2} times as fast, without training:\n  {lookup}"
+            );
+        }
+        _ => outln!(
+            "prompt lookup costs nothing and helps where answers repeat their prompts:\n  {lookup}"
+        ),
+    }
+    outln!("to train all the same, add --anyway");
+}
+
+/// What became of the answers.
+pub(super) fn cleaned(cleaned: &Cleaned) {
+    let Cleaned { kept, tokens, empty, duplicates, endless, keeps_endless, cut } = cleaned;
+    errln!(
+        "[answers] {kept} answers, {tokens} tokens, are learned from; left out: {empty} empty, {duplicates} duplicates, {} \
+         endless",
+        if *keeps_endless { 0 } else { *endless }
+    );
+    if *keeps_endless {
+        errln!(
+            "warning: {endless} answers repeat themselves without an end, and there are hardly others: the draft learns them, \
+             which says little about real use"
+        );
+    }
+    if cut * 2 > kept + endless {
+        errln!(
+            "note: {cut} answers did not end within --max-tokens: a model that is not made for chats may never end \
+             them; the draft learns what there is"
+        );
+    }
+}
+
+/// A plan for programs.
+pub(super) fn plan_json(plan: &Plan, machine: &Machine, trial: &Trial) -> Value {
+    json!({
+        "plan": plan, "machine": machine, "trial": trial, "may_pay": plan.may_pay(),
+    })
+}

@@ -1,0 +1,127 @@
+//! The training of a round: its configuration, fixed before its first step, and the run.
+
+use std::path::{Path, PathBuf};
+
+use longdraft_models::draft::DraftKind;
+use longdraft_parallel::World;
+use longdraft_train::checkpoint::read_state;
+use longdraft_train::stage::{Ending, ResumePolicy};
+use serde_json::{Map, Value, json};
+
+use super::answers::{Cleaned, training_file};
+use super::measure::Trial;
+use super::rules::{Candidate, Plan};
+use super::state::Settings;
+use crate::commands::train::{self, Resume};
+use crate::configuration::parse_stages;
+use crate::draft_source::{DraftSource, configuration};
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+use crate::progress::TrainingProgress;
+use crate::ranks::Voice;
+
+/// Share of the rows that are held out, and most of them: the draft is proved on prompts, these only show
+/// its way.
+const HELD_OUT_PART: usize = 20;
+const MOST_HELD_OUT: usize = 8;
+/// Over the planned time, after which training ends wherever it stands.
+const GRACE: f64 = 1.3;
+/// Prompt tokens of an answer's, from which prompts are not learned.
+const LONG_PROMPTS: f64 = 1.0;
+
+/// Run directory of a round.
+pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
+    folder.join(format!("training-{round}"))
+}
+
+/// The method of a draft that is gone on from, and the keys that it was trained with, if they are known.
+pub(super) fn start(from: &Path) -> Result<(String, Option<Map<String, Value>>)> {
+    let source = DraftSource::find(from)?;
+    let DraftSource::Checkpoint(located) = &source else {
+        return Ok((DraftKind::at(source.folder())?.name.to_owned(), None));
+    };
+    let method = read_state(&located.checkpoint)?.method;
+    let mut keys = configuration(&located.run)["draft"].as_object().cloned().unwrap_or_default();
+    ["method", "from"].into_iter().for_each(|key| drop(keys.remove(key)));
+    Ok((method, Some(keys)))
+}
+
+/// The configuration of a round with the time that is left for it.
+pub(super) fn configured(
+    (folder, round): (&Path, usize),
+    settings: &Settings,
+    (candidate, trial, plan): (&Candidate, &Trial, &Plan),
+    (cleaned, seconds): (&Cleaned, f64),
+    (from, has_chat_template): (Option<&Path>, bool),
+) -> Result<Value> {
+    let mut draft = candidate.recipe.draft.clone();
+    if let Some(from) = from {
+        if let (_, Some(keys)) = start(from)? {
+            draft = keys;
+        }
+        draft.insert("from".into(), json!(from));
+    }
+    draft.insert("method".into(), candidate.method.name().into());
+    // What answers came to, in place of what was planned.
+    let rows = (cleaned.tokens / plan.row_tokens).max(1);
+    let capture = cleaned.tokens as f64 * trial.capture;
+    let of_step = plan.row_tokens as f64 * trial.step;
+    let affordable = ((seconds - capture) / of_step).max(1.0);
+    let epochs = affordable / rows as f64;
+    let steps = if epochs > 8.0 { 8 * rows } else { affordable as usize };
+    let template = if has_chat_template {
+        json!({ "kind": "messages" })
+    } else {
+        json!({ "kind": "raw", "fields": ["text"] })
+    };
+    let long = prompt_share(&training_file(folder)) > LONG_PROMPTS;
+    let learn = if long && has_chat_template { "assistant" } else { "all" };
+    Ok(json!({
+        "target": settings.target,
+        "output": run_folder(folder, round),
+        "draft": draft,
+        "teacher": candidate.recipe.teacher,
+        "data": {
+            "train": [{ "path": training_file(folder), "template": template, "learn": learn }],
+            "held_out_rows": (rows / HELD_OUT_PART).clamp(1, MOST_HELD_OUT),
+            "row_tokens": plan.row_tokens,
+            "anchor": { "enabled": false },
+        },
+        "schedule": { "learning_rate": candidate.recipe.learning_rate, "warmup_ratio": 0.05 },
+        "train": {
+            "rows_per_step": 1, "steps": steps.max(1), "seed": settings.seed,
+            "features": if plan.keeps_features { "memory" } else { "online" },
+            "save_minutes": 2, "evaluate_every": (steps / 4).max(1),
+            "max_minutes": (GRACE * seconds / 60.0).max(0.2),
+        },
+    }))
+}
+
+/// Letters of prompts over those of answers.
+fn prompt_share(path: &Path) -> f64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let (mut asked, mut answered) = (0, 0);
+    for row in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        for message in row["messages"].as_array().into_iter().flatten() {
+            let letters = message["content"].as_str().map_or(0, str::len);
+            *(if message["role"] == "assistant" { &mut answered } else { &mut asked }) += letters;
+        }
+    }
+    f64::from(asked as u32) / f64::from((answered as u32).max(1))
+}
+
+/// Trains a round from where it stands.
+pub(super) fn run(config: &Value, interrupts: &Interrupts) -> Result<()> {
+    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
+    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
+    let (config, world) = (stage.located.config, World::single());
+    let target = train::open_target(&config, &world)?;
+    let voice = Voice::of(&world, &config.output)?;
+    let mut progress = TrainingProgress::new(interrupts.clone(), voice);
+    let resume = Resume { policy: ResumePolicy::Strict, continued_by: None };
+    let (ending, _) = train::train(config, &target, &resume, &world, &mut progress)?;
+    match ending {
+        Ending::Finished => Ok(()),
+        Ending::Stopped => Err(interrupts.failure()),
+    }
+}

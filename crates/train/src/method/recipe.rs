@@ -1,0 +1,128 @@
+//! How a method is set up where only a target and a budget are given, and what is known of such drafts.
+//!
+//! A method states what a round of its proposals costs and what was measured of it; who chooses among
+//! methods needs no names.
+
+use longdraft_models::TargetConfig;
+use serde_json::{Map, Value};
+
+/// What a method is set up for.
+#[derive(Debug, Clone, Copy)]
+pub struct Room<'a> {
+    /// The target.
+    pub target: &'a TargetConfig,
+    /// Seconds of training.
+    pub seconds: f64,
+}
+
+/// A method set up for a target.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recipe {
+    /// Keys of `draft`, without `method`.
+    pub draft: Map<String, Value>,
+    /// `teacher`, where it is not the default.
+    pub teacher: Map<String, Value>,
+    /// Largest learning rate.
+    pub learning_rate: f64,
+    /// What a round costs.
+    pub round: Round,
+    /// What was measured of such drafts, by the tokens that they learned from.
+    pub evidence: &'static [Evidence],
+}
+
+/// What a round of proposals costs the draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// Proposals that the draft is trained for.
+    pub most: usize,
+    /// How often its layers and its head run for `n` proposals.
+    pub passes: Passes,
+    /// Tokens that it can propose, if they are fixed by training.
+    pub vocabulary: Option<usize>,
+}
+
+/// How often a draft's layers and its head run in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    /// Once a proposal, one after the other.
+    EachToken,
+    /// Once for the whole block.
+    OneBlock,
+}
+
+impl Passes {
+    /// How often they run for `proposals`.
+    pub fn count(self, proposals: usize) -> usize {
+        match self {
+            Self::EachToken => proposals,
+            Self::OneBlock => 1,
+        }
+    }
+}
+
+/// A draft that was trained and decoded with; figures stand in `docs/performance.md`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evidence {
+    /// Tokens of its training steps, repeated ones counted.
+    pub tokens: f64,
+    /// Length of its chains.
+    pub draft_len: usize,
+    /// Tokens per target pass, the target's own included.
+    pub tau: f64,
+}
+
+/// A learning rate that goes with the width: 4e-3 at 576 and 1e-2 at 128 were best of those that were tried,
+/// 5e-4 at 4096 and more is published.
+pub(super) fn rate_at(width: usize, at_576: f64) -> f64 {
+    (at_576 * 576.0 / width.max(1) as f64).clamp(at_576 / 8.0, at_576 * 2.5)
+}
+
+/// A map of keys.
+pub(super) fn keys(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(keys) => keys,
+        _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+    use longdraft_rules::Check;
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::TrainConfig;
+    use crate::method::Method;
+
+    #[test]
+    fn every_recipe_is_a_configuration_that_fits_its_target() {
+        for name in ["Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"] {
+            let Some(target) = published_config(name) else { continue };
+            for (method, hours) in Method::all().flat_map(|m| [(m, 0.1), (m, 8.0), (m, 100.0)]) {
+                let room = Room { target: &target, seconds: 3600.0 * hours };
+                let Some(recipe) = method.fresh().recipe(&room) else { continue };
+                let mut draft = recipe.draft.clone();
+                draft.insert("method".into(), method.name().into());
+                let config = json!({
+                    "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                    "draft": draft, "teacher": recipe.teacher,
+                });
+                let config: TrainConfig = serde_json::from_value(config).expect("known keys");
+                assert!(config.problems().is_empty(), "{:?}", config.problems());
+                let footprint = config.draft.method.footprint(&config, &target);
+                assert!(footprint.is_ok(), "{}: {:?}", method.name(), footprint.err());
+                assert!(recipe.round.most > 0 && recipe.learning_rate > 0.0);
+                let rising = recipe.evidence.windows(2);
+                assert!(rising.clone().all(|pair| pair[0].tokens < pair[1].tokens));
+            }
+        }
+    }
+
+    #[test]
+    fn rates_fall_with_the_width() {
+        assert!((rate_at(576, 4e-3) - 4e-3).abs() < 1e-12);
+        assert!((rate_at(128, 4e-3) - 1e-2).abs() < 1e-12);
+        assert!((rate_at(8192, 4e-3) - 5e-4).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,281 @@
+//! `fit` through the binary: on the shipped target, killed in every phase, with bad input.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+
+/// The phases of a fit in their order.
+const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
+
+fn demonstration() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("../../assets/target/demonstration.gguf").display().to_string()
+}
+
+fn state(output: &Path) -> Value {
+    let text = std::fs::read_to_string(output.join("fit.json")).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Prompts of one's own: many enough that no others are added.
+fn own_prompts(folder: &Path, rows: impl Iterator<Item = Value>) -> String {
+    let path = folder.join("mine.jsonl");
+    let text: String = rows.map(|row| format!("{row}\n")).collect();
+    std::fs::write(&path, text).expect("prompts");
+    path.display().to_string()
+}
+
+fn output_of(folder: &tempfile::TempDir) -> (PathBuf, String) {
+    let output = folder.path().join("fitted draft");
+    let name = output.display().to_string();
+    (output, name)
+}
+
+#[test]
+fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let fit = |time: &str| {
+        let arguments = [
+            "fit",
+            &target,
+            "--time",
+            time,
+            "--for",
+            "llamacpp,longdraft",
+            "--output",
+            &name,
+            "--max-tokens",
+            "48",
+            "--anyway",
+            "--json",
+        ];
+        let output = run(&arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        output
+    };
+    let first = fit("20s");
+    let told = stderr(&first);
+    for phase in ["[prompts]", "[measure]", "[answers]", "[training]"] {
+        assert!(told.contains(phase), "{phase} is missing: {told}");
+    }
+    let said = stdout(&first);
+    for part in ["expected: tau", "longdraft serve", "longdraft generate", "llama"] {
+        assert!(said.contains(part), "{part} is missing: {said}");
+    }
+    let result = last_json(&said);
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    let cells = result["record"]["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 4);
+    // The phases share one budget.
+    let round = &state(&output)["rounds"][0];
+    let of = |key: &str| round["plan"][key].as_f64().expect("seconds");
+    assert!(of("answering") + of("training") + of("proof") <= 1.05 * 20.0, "{round}");
+    for file in [
+        "report.html",
+        "draft/README.md",
+        "draft/draft_model_weights.safetensors",
+        "data/held-out.jsonl",
+    ] {
+        assert!(output.join(file).is_file(), "{file} is missing");
+    }
+    let card = std::fs::read_to_string(output.join("draft/README.md")).expect("card");
+    assert!(card.contains("equal outputs") && card.contains("--draft "), "{card}");
+    assert!(output.join("exports/llamacpp").is_dir());
+
+    // The same command has nothing to do; more time adds a round to the same draft.
+    let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
+    let held_out = std::fs::read(output.join("data/held-out.jsonl")).expect("held out");
+    assert!(stdout(&fit("20s")).contains("already finished"));
+    let longer = last_json(&stdout(&fit("36s")));
+    assert_eq!(longer["finished"], true);
+    assert_eq!(longer["state"]["rounds"].as_array().map(Vec::len), Some(2));
+    let config = std::fs::read_to_string(output.join("training-2/config.yaml")).expect("config");
+    assert!(config.contains("training-1"), "the second round starts from the first: {config}");
+    assert_eq!(std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics"), before);
+    assert_eq!(std::fs::read(output.join("data/held-out.jsonl")).expect("held out"), held_out);
+}
+
+#[test]
+fn killed_in_every_phase_it_goes_on_with_the_same_split() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let arguments = [
+        "fit",
+        &target,
+        "--time",
+        "25s",
+        "--output",
+        &name,
+        "--max-tokens",
+        "48",
+        "--anyway",
+        "--json",
+    ];
+    let mut held_out = None;
+    let mut killed = Vec::new();
+    for phase in PHASES {
+        let mut child = longdraft(&arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let started = Instant::now();
+        loop {
+            if state(&output)["phase"] == phase {
+                // Not at its very beginning.
+                std::thread::sleep(Duration::from_millis(if phase == "delivery" {
+                    0
+                } else {
+                    300
+                }));
+                child.kill().expect("kill");
+                killed.push(phase);
+                break;
+            }
+            if let Some(status) = child.try_wait().expect("wait") {
+                assert!(status.success(), "a fit that went on failed before {phase}");
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(300), "{phase} never comes");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child.wait().expect("reap");
+        let split = std::fs::read(output.join("data/held-out.jsonl")).expect("set aside");
+        assert_eq!(*held_out.get_or_insert_with(|| split.clone()), split);
+    }
+    assert!(killed.len() >= 4, "only killed in {killed:?}");
+    let result = last_json(&succeed(&arguments));
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    assert_eq!(Some(std::fs::read(output.join("data/held-out.jsonl")).expect("split")), held_out);
+    let draft = output.join("draft").display().to_string();
+    succeed(&[
+        "generate",
+        "--target",
+        &target,
+        "--draft",
+        &draft,
+        "--prompt",
+        "Once",
+        "--max-tokens",
+        "4",
+    ]);
+}
+
+#[test]
+fn a_plan_measures_and_stops() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let plan = |time: &str| {
+        last_json(&succeed(&[
+            "fit", &target, "--time", time, "--plan", "--output", &name, "--json",
+        ]))
+    };
+    let short = plan("1m");
+    let of = |plan: &Value, key: &str| plan["plan"][key].as_f64().expect("a number");
+    for key in ["answering", "training", "proof", "disk", "memory", "steps"] {
+        assert!(of(&short, key) > 0.0, "{key}: {short}");
+    }
+    for range in ["tau", "speed_up"] {
+        let range = &short["plan"][range];
+        assert!(
+            range["low"].as_f64() <= range["middle"].as_f64()
+                && range["middle"].as_f64() <= range["high"].as_f64()
+        );
+    }
+    assert!(!output.join("training-1").exists() && !output.join("data/answers.jsonl").exists());
+    let long = plan("2h");
+    assert!(of(&long, "steps") > of(&short, "steps"), "{long}");
+    // What was measured is kept.
+    assert_eq!(long["machine"], short["machine"]);
+}
+
+#[test]
+fn prompts_of_ones_own_in_any_language_are_taken() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let rows = (0..300).map(
+        |i| json!({ "prompt": format!("¿Cuántas manzanas hay en {i} cajas? 苹果 {}", i % 290) }),
+    );
+    let prompts = own_prompts(folder.path(), rows);
+    let told =
+        run(&["fit", &target, "--prompts", &prompts, "--time", "1m", "--plan", "--output", &name]);
+    assert!(told.status.success(), "{}", stderr(&told));
+    let split = &state(&output)["split"];
+    assert_eq!((&split["shipped"], &split["held_out"]), (&0.into(), &32.into()));
+    // Another set of prompts is another fit.
+    let others =
+        own_prompts(folder.path(), (0..250).map(|i| json!({ "prompt": format!("other {i}") })));
+    let error = fail(
+        &["fit", &target, "--prompts", &others, "--time", "1m", "--plan", "--output", &name],
+        2,
+    );
+    assert!(error.contains("the prompts"), "{error}");
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_any_work() {
+    let shop = Workshop::new();
+    let (target, output) = (shop.target.display().to_string(), shop.path("out"));
+    let empty = shop.path("empty.jsonl");
+    std::fs::write(&empty, "{\"prompt\": \"\"}\n{\"x\": 1}\n").expect("rows");
+    let file = shop.path("a-file");
+    std::fs::write(&file, "x").expect("file");
+    let inside = format!("{file}/out");
+    let cases: [(&[&str], &str); 8] = [
+        (&["--prompts", &empty], "there is no prompt in it"),
+        (&["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (&["--time", "5s"], "at least 10s"),
+        (&["--time", "soon"], "is no time"),
+        (&["--for", "tensorrt"], "is no engine"),
+        (&["--method", "medusa"], "is no method"),
+        (&["--max-tokens", "0"], "--max-tokens"),
+        (&["--output", &inside], "nothing can be written there"),
+    ];
+    for (more, words) in cases {
+        let mut arguments = vec!["fit", &target];
+        if !more.contains(&"--output") {
+            arguments.extend(["--output", &output]);
+        }
+        arguments.extend(more);
+        let error = fail(&arguments, 2);
+        assert!(error.contains(words), "{more:?}: {error}");
+    }
+    assert!(!Path::new(&output).join("training-1").exists());
+}
+
+#[test]
+fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_done() {
+    let shop = Workshop::new();
+    let target = shop.target.display().to_string();
+    let output = shop.path("out");
+    let rows = (0..30).map(|i| json!({ "prompt": format!("say {i}") }));
+    let prompts = own_prompts(shop.folder.path(), rows);
+    let arguments = [
+        "fit",
+        &target,
+        "--prompts",
+        &prompts,
+        "--time",
+        "12s",
+        "--max-tokens",
+        "40",
+        "--anyway",
+        "--output",
+        &output,
+        "--json",
+    ];
+    let ended = run(&arguments);
+    let told = stderr(&ended);
+    assert!(ended.status.success(), "{told}");
+    assert!(told.contains("no chat template") && told.contains("there are few"), "{told}");
+    assert_eq!(last_json(&stdout(&ended))["lossless"], true);
+}
