@@ -48,10 +48,6 @@ struct Fit<'a> {
 pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let engines = checked(arguments)?;
     let (config, tokenizer) = Target::open_description(&arguments.target)?;
-    if let Some(problem) = config.head_problem() {
-        return Err(Failure::usage(format!("no draft can be trained for this target: {problem}"))
-            .hint(format!("prompt lookup works: {}", lookup_command(arguments, &tokenizer))));
-    }
     if tokenizer.chat_template().is_none() {
         errln!(
             "note: the target has no chat template: prompts are given as plain text and continued as they are"
