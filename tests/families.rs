@@ -393,6 +393,11 @@ fn check_drafts(config: &Value, options: &[&str]) {
         metrics(&shop.path("run")).iter().filter_map(|record| record["loss"].as_f64()).collect();
     let (first, last) = (losses[0], losses[losses.len() - 1]);
     assert!(losses.len() > 1 && last < first, "{family} {options:?}: {losses:?}");
+    decodes_as_plain(&shop, &drafted, &family);
+}
+
+/// The draft's chains and trees give the plain text, whatever the cache is held as.
+fn decodes_as_plain(shop: &Workshop, drafted: &str, what: &str) {
     let target = shop.target();
     let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
     let say = |more: &[&str]| {
@@ -400,10 +405,10 @@ fn check_drafts(config: &Value, options: &[&str]) {
     };
     for cache in ["f32", "f16"] {
         let plain = say(&["--no-draft", "--cache", cache]);
-        let of_draft = ["--draft", &drafted, "--cache", cache];
-        assert_eq!(plain, say(&of_draft), "{family} {cache}");
+        let of_draft = ["--draft", drafted, "--cache", cache];
+        assert_eq!(plain, say(&of_draft), "{what} {cache}");
         let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
-        assert_eq!(plain, say(&tree), "{family} {cache}");
+        assert_eq!(plain, say(&tree), "{what} {cache}");
     }
 }
 
@@ -560,18 +565,7 @@ fn check_method(config: &Value, options: &[&str], stored: bool) {
         succeed(&["extract", &shop.path("run")]);
         shop.path("run/draft")
     };
-    let target = shop.target();
-    let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
-    let say = |more: &[&str]| {
-        succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
-    };
-    for cache in ["f32", "f16"] {
-        let plain = say(&["--no-draft", "--cache", cache]);
-        let of_draft = ["--draft", &drafted, "--cache", cache];
-        assert_eq!(plain, say(&of_draft), "{family} {cache} {options:?}");
-        let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
-        assert_eq!(plain, say(&tree), "{family} {cache} {options:?}");
-    }
+    decodes_as_plain(&shop, &drafted, &format!("{family} {options:?}"));
 }
 
 const FAMILIES: [&str; 9] =

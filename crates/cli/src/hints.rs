@@ -37,9 +37,11 @@ const FILES: [&str; 17] = [
 ];
 
 /// Tensors of targets, whose names begin like keys.
-const TENSORS: [&str; 7] = [
+const TENSORS: [&str; 9] = [
     "model.layers",
     "model.embed_tokens",
+    "model.embedding_norm",
+    "model.per_layer_",
     "model.norm",
     "model.language_model",
     "teacher.loss_mask",
