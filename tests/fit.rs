@@ -235,8 +235,8 @@ fn what_cannot_work_is_refused_before_any_work() {
         (&["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (&["--time", "5s"], "at least 10s"),
         (&["--time", "soon"], "is no time"),
-        (&["--for", "tensorrt"], "is no engine"),
-        (&["--method", "medusa"], "is no method"),
+        (&["--for", "tensorrt"], "is not an engine"),
+        (&["--method", "medusa"], "is not a method"),
         (&["--max-tokens", "0"], "--max-tokens"),
         (&["--output", &inside], "nothing can be written there"),
     ];

@@ -40,7 +40,7 @@ impl Keys<'_> {
     /// A number of tokens from 1, if there is one; what is wrong with another is told.
     pub(super) fn tokens_in(&mut self, key: &str) -> Option<f64> {
         let most = limits::CONTEXT as f64;
-        self.checked(key, "is no number of tokens", |x| (1.0..=most).contains(&x))
+        self.checked(key, "is not a number of tokens", |x| (1.0..=most).contains(&x))
     }
 
     /// A positive number, if there is one; what is wrong with another is told.

@@ -80,14 +80,14 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
     }
     if let Some(name) = arguments.method.as_deref().filter(|name| Method::named(name).is_none()) {
         let names: Vec<&str> = Method::all().map(Method::name).collect();
-        return Err(Failure::usage(format!("`{name}` is no method"))
+        return Err(Failure::usage(format!("`{name}` is not a method"))
             .hint(format!("methods: {}", names.join(", "))));
     }
     let others = arguments.engines.iter().filter(|name| *name != OWN_ENGINE);
     let parse = |name: &String| {
         Profile::parse(name).ok_or_else(|| {
             let known = Profile::ALL.map(Profile::name).join(", ");
-            Failure::usage(format!("`{name}` is no engine"))
+            Failure::usage(format!("`{name}` is not an engine"))
                 .hint(format!("engines: {OWN_ENGINE}, {known}"))
         })
     };
