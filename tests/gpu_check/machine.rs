@@ -109,6 +109,8 @@ impl Machine {
         }
         let known = std::env::var("PATH").expect("PATH");
         command.env("PATH", format!("{}:{known}", self.path("bin").display()));
+        // The stand-ins write next to nothing: a full machine may test them. A test's own limit comes later and wins.
+        command.args(["--free-mib", "1"]);
         command.env("STUB_CHILD", self.path("child")).env("LD_LIBRARY_PATH", "/its/own");
         command.envs(modes.iter().map(|(key, mode)| (format!("STUB_{key}"), mode)));
         command
