@@ -359,8 +359,8 @@ fn configurations_are_shown_checked_and_described() {
 /// The page of keys is generated; so that it stays true, it is compared.
 #[test]
 fn the_documented_keys_are_those_of_the_types() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
-    let page = std::fs::read_to_string(page).expect("docs/configuration.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/configuration.md");
+    let page = std::fs::read_to_string(page).expect("docs/reference/configuration.md");
     let tables = succeed(&["config", "schema", "--markdown"]);
     assert!(page.contains(tables.trim()), "run: longdraft config schema --markdown");
 }

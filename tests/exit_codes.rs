@@ -123,7 +123,7 @@ fn a_plan_that_does_not_fit_is_a_failure() {
 fn help_and_docs_have_the_same_table_of_exit_codes() {
     let help = succeed(&["--help"]);
     let (_, table) = help.split_once("Exit codes:\n").expect("a table in the help");
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exit-codes.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/exit-codes.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let codes = |text: &str, before: &str| -> Vec<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(before));

@@ -365,11 +365,12 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     assert!(error.contains("`parallel.tensor: 4` does not divide the 6 ranks"), "{error}");
 }
 
-/// The tables of docs/cluster.md stand below the commands that print them.
+/// The tables of docs/guides/cluster.md stand below the commands that print them.
 #[test]
 fn the_tables_of_the_documentation_are_what_their_commands_print() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = std::fs::read_to_string(root.join("docs/cluster.md")).expect("docs/cluster.md");
+    let text = std::fs::read_to_string(root.join("docs/guides/cluster.md"))
+        .expect("docs/guides/cluster.md");
     let text = text.replace("\\\n", " ");
     let commands: Vec<&str> = text
         .lines()

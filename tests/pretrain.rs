@@ -311,12 +311,12 @@ fn shipped_configurations_compose() {
 
 #[test]
 fn the_keys_in_the_docs_are_those_of_the_types() {
-    let page = std::fs::read_to_string(root().join("docs/pretraining.md")).expect("page");
+    let page = std::fs::read_to_string(root().join("docs/guides/pretraining.md")).expect("page");
     let (_, keys) = page.split_once("# Keys\n").expect("keys");
     let schema = succeed(&["config", "schema", "--pretrain", "--markdown"]);
     assert_eq!(
         keys, schema,
-        "docs/pretraining.md differs from `config schema --pretrain --markdown`"
+        "docs/guides/pretraining.md differs from `config schema --pretrain --markdown`"
     );
 }
 

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_manifest_in_the_docs_is_a_valid_mpi_job() {
-        let page = include_str!("../../../docs/cluster.md");
+        let page = include_str!("../../../docs/guides/cluster.md");
         let (_, rest) = page.split_once("```yaml\n").expect("a manifest");
         let (text, _) = rest.split_once("```").expect("its end");
         let job: serde_json::Value = serde_saphyr::from_str(text).expect("YAML");

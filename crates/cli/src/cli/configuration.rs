@@ -27,7 +27,7 @@ pub(crate) enum ConfigCommand {
     ///
     /// Example: longdraft config schema > longdraft.schema.json
     Schema {
-        /// Tables of every key instead, as in docs/configuration.md.
+        /// Tables of every key instead, as in docs/reference/configuration.md.
         #[arg(long)]
         markdown: bool,
         /// Of `pretrain` instead of `train`.

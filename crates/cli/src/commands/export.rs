@@ -139,7 +139,7 @@ impl From<ServingError> for Failure {
         match error {
             ServingError::Model(error) => error.into(),
             ServingError::NotRepresentable { .. } => Self::work(error).hint(
-                "another profile may hold it; docs/export.md lists what each engine computes",
+                "another profile may hold it; docs/guides/exporting.md lists what each engine computes",
             ),
             ServingError::Io { ref source, .. } => Self::file(&error, source),
             other => Self::work(other),

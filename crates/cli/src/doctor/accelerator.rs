@@ -72,7 +72,7 @@ fn judge_gpu(nvidia: &Nvidia, (cuda, metal): (bool, bool)) -> Finding {
         Nvidia::Gpus(gpus) => Finding::note(
             GPU,
             format!("{}; this build has no CUDA support", gpus.join(", ")),
-            "everything runs on the processor; build with --features cuda to use the GPU (docs/gpu.md)",
+            "everything runs on the processor; build with --features cuda to use the GPU (docs/guides/gpu.md)",
         ),
         Nvidia::Broken(cause) if cuda => Finding::problem(GPU, cause, repair),
         Nvidia::Broken(cause) => {

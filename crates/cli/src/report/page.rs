@@ -24,7 +24,7 @@ const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Words that the page explains, as `docs/glossary.md` does.
+/// Words that the page explains, as `docs/concepts/glossary.md` does.
 const GLOSSARY: [(&str, &str); 10] = [
     ("target", "the model whose output is wanted; it is never changed"),
     ("draft", "the small model that proposes tokens for the target to check"),

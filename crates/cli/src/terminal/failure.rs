@@ -214,7 +214,7 @@ impl From<TrainError> for Failure {
             TrainError::Unsupported { problem }
             | TrainError::Parallel(ParallelError::Unsupported { problem }) => {
                 return Self::usage(problem).hint(
-                    "start a number of ranks that fits, or change `parallel`: docs/cluster.md",
+                    "start a number of ranks that fits, or change `parallel`: docs/guides/cluster.md",
                 );
             }
             TrainError::OutOfMemory { remedies, .. } => {
