@@ -1,6 +1,9 @@
 //! Safetensors files, single or sharded by `model.safetensors.index.json`.
 
-use std::borrow::Cow;
+#[cfg(test)]
+mod tests;
+mod write;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -9,13 +12,15 @@ use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, Metadata, View};
+use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
-use super::atomic::write_atomically;
 use super::file::WeightFile;
 use super::{Collector, WeightSource};
 use crate::error::{ModelError, Problems, Result};
+
+pub(crate) use write::little_endian_bytes;
+pub use write::{save, tensor_bytes};
 
 /// Bytes of the header's length, of which the header is a multiple.
 const LENGTH_BYTES: usize = 8;
@@ -389,252 +394,5 @@ fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Box<dyn Iterator<Item = f32> 
                 .map(|b| f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32),
         ),
         _ => Box::new(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-    }
-}
-
-/// Writes tensors (f32, bf16, f16, i64, or u8 as flags) with string metadata, complete or not at
-/// all. The same tensors and metadata give the same bytes.
-///
-/// # Errors
-/// - a tensor is of another type, or the file cannot be written
-pub fn save(
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    metadata: HashMap<String, String>,
-) -> Result<()> {
-    let views: Vec<(&str, Stored)> = tensors
-        .iter()
-        .map(|(name, tensor)| Ok((name.as_str(), Stored::of(tensor)?)))
-        .collect::<Result<_>>()?;
-    let mut bytes =
-        safetensors::serialize(views, None).map_err(|error| ModelError::invalid(path, error))?;
-    add_metadata(&mut bytes, metadata).map_err(|error| ModelError::invalid(path, error))?;
-    write_atomically(path, &bytes)
-}
-
-/// Adds metadata to the header of a file without any, in the order of its keys: the library writes it
-/// in another one each time.
-fn add_metadata(
-    file: &mut Vec<u8>,
-    metadata: HashMap<String, String>,
-) -> std::result::Result<(), serde_json::Error> {
-    let (length, rest) = file.split_at(LENGTH_BYTES);
-    let length = length.iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte));
-    let tensors = rest[..length].trim_ascii_end();
-    let metadata: BTreeMap<String, String> = metadata.into_iter().collect();
-    let mut header =
-        format!("{{\"__metadata__\":{}", serde_json::to_string(&metadata)?).into_bytes();
-    if tensors != b"{}" {
-        header.push(b',');
-    }
-    header.extend_from_slice(&tensors[1..]);
-    header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
-    let count = (header.len() as u64).to_le_bytes();
-    file.splice(..LENGTH_BYTES + length, count.into_iter().chain(header));
-    Ok(())
-}
-
-/// A tensor as it stands in a file; its bytes are made when their turn comes.
-struct Stored {
-    /// On the CPU.
-    tensor: Tensor,
-    dtype: Dtype,
-    bytes: usize,
-}
-
-impl Stored {
-    fn of(tensor: &Tensor) -> Result<Self> {
-        let dtype = match tensor.dtype() {
-            DType::F32 => Dtype::F32,
-            DType::BF16 => Dtype::BF16,
-            DType::F16 => Dtype::F16,
-            DType::I64 => Dtype::I64,
-            DType::U8 => Dtype::BOOL,
-            other => {
-                let message = format!("cannot write {other:?} tensors as weights");
-                return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
-            }
-        };
-        let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        let tensor = tensor.to_device(&candle_core::Device::Cpu)?;
-        Ok(Self { tensor, dtype, bytes })
-    }
-}
-
-impl View for Stored {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.tensor.dims()
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let (_, bytes) = little_endian_bytes(&self.tensor).expect("a CPU tensor of a known type");
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes
-    }
-}
-
-/// A tensor's values as they stand in weight files: little-endian, row-major.
-///
-/// # Errors
-/// - it is of a type that weight files do not hold
-pub fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    little_endian_bytes(tensor).map(|(_, bytes)| bytes)
-}
-
-/// Bytes of a tensor as they stand in weight files, with their type.
-pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
-    let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::F32 => {
-            (Dtype::F32, flat.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::BF16 => {
-            (Dtype::BF16, flat.to_vec1::<bf16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::F16 => {
-            (Dtype::F16, flat.to_vec1::<f16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::I64 => {
-            (Dtype::I64, flat.to_vec1::<i64>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        // The tensor library knows no flags.
-        DType::U8 => (Dtype::BOOL, flat.to_vec1::<u8>()?),
-        other => {
-            let message = format!("cannot write {other:?} tensors as weights");
-            return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use candle_core::Device;
-
-    fn tensors() -> Vec<(String, Tensor)> {
-        let a = Tensor::arange(0.0_f32, 6.0, &Device::Cpu).and_then(|t| t.reshape((2, 3)));
-        let b = Tensor::new(&[0.5_f32, -1.0], &Device::Cpu);
-        vec![("a".into(), a.expect("a")), ("b".into(), b.expect("b"))]
-    }
-
-    #[test]
-    fn what_is_written_is_read_back_in_any_dtype() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("model.safetensors");
-        save(&path, &tensors(), HashMap::from([("mode".into(), "default".into())]))?;
-        let source = SafetensorsSource::open_folder(dir.path())?;
-        assert_eq!(source.names(), ["a", "b"]);
-        assert_eq!(source.shape("a"), Some(vec![2, 3]));
-        assert_eq!(source.metadata()["mode"], "default");
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let b = source.load("b", dtype)?;
-            assert_eq!(b.dtype(), dtype);
-            assert_eq!(b.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn the_same_tensors_and_metadata_give_the_same_bytes() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("model.safetensors");
-        let mut written = std::collections::BTreeSet::new();
-        for _ in 0..8 {
-            // A new map each time: maps differ in their order.
-            let metadata = (0..20).map(|key| (format!("key {key}"), format!("{key} \"é\"")));
-            save(&path, &tensors(), metadata.collect())?;
-            written.insert(std::fs::read(&path).expect("read"));
-        }
-        assert_eq!(written.len(), 1);
-        let source = SafetensorsSource::open_file(&path)?;
-        assert_eq!(source.metadata()["key 7"], "7 \"é\"");
-        assert_eq!(source.load("b", DType::F32)?.to_vec1::<f32>()?, [0.5, -1.0]);
-        save(&path, &[], HashMap::from([("a".into(), "b".into())]))?;
-        assert_eq!(SafetensorsSource::open_file(&path)?.metadata()["a"], "b");
-        Ok(())
-    }
-
-    #[test]
-    fn integers_and_flags_are_read_back() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("map.safetensors");
-        let offsets = Tensor::new(&[0_i64, 7, -2], &Device::Cpu)?;
-        let flags = Tensor::new(&[1_u8, 0], &Device::Cpu)?;
-        save(&path, &[("d2t".into(), offsets), ("t2d".into(), flags)], HashMap::new())?;
-        let source = SafetensorsSource::open_file(&path)?;
-        assert_eq!(source.load_integers("d2t")?, [0, 7, -2]);
-        assert_eq!(source.load_integers("t2d")?, [1, 0]);
-        assert!(source.load("d2t", DType::F32).is_err());
-        Ok(())
-    }
-
-    #[test]
-    fn sharded_folder_is_read_and_its_faults_are_listed() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let all = tensors();
-        save(&dir.path().join("one.safetensors"), &all[..1], HashMap::new())?;
-        save(&dir.path().join("two.safetensors"), &all[1..], HashMap::new())?;
-        let index = dir.path().join("model.safetensors.index.json");
-        let write = |map: &str| {
-            std::fs::write(&index, format!("{{\"weight_map\": {map}}}")).expect("write index");
-        };
-        write(r#"{"a": "one.safetensors", "b": "two.safetensors"}"#);
-        assert_eq!(SafetensorsSource::open_folder(dir.path())?.names(), ["a", "b"]);
-        write(r#"{"a": "two.safetensors", "b": "two.safetensors"}"#);
-        let message = fails(dir.path());
-        assert!(message.contains("`a` is not in `two.safetensors`"), "{message}");
-        write(r#"{"a": "../one.safetensors", "b": "absent.safetensors"}"#);
-        let message = fails(dir.path());
-        assert!(message.contains("`../one.safetensors` is not a file of this folder"), "{message}");
-        assert!(message.contains("absent.safetensors"), "{message}");
-        Ok(())
-    }
-
-    fn fails(folder: &Path) -> String {
-        SafetensorsSource::open_folder(folder).expect_err("an error").to_string()
-    }
-
-    #[test]
-    fn a_file_that_shrinks_after_it_was_opened_is_an_error() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("model.safetensors");
-        save(&path, &tensors(), HashMap::new())?;
-        let source = SafetensorsSource::open_file(&path)?;
-        let length = std::fs::metadata(&path).expect("file").len();
-        let file = std::fs::File::options().write(true).open(&path).expect("file");
-        file.set_len(length - 4).expect("cut");
-        let message = source.load("b", DType::F32).expect_err("cut off").to_string();
-        assert!(message.contains("model.safetensors: ") && message.contains("was cut off"));
-        assert!(source.load_as_stored("b").is_err());
-        assert_eq!(source.load("a", DType::F32)?.dims(), [2, 3]);
-        Ok(())
-    }
-
-    #[test]
-    fn truncated_and_absurd_headers_are_errors() -> Result<()> {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let path = dir.path().join("model.safetensors");
-        save(&path, &tensors(), HashMap::new())?;
-        let whole = std::fs::read(&path).expect("read");
-        for length in 0..whole.len() {
-            std::fs::write(&path, &whole[..length]).expect("write");
-            assert!(SafetensorsSource::open_file(&path).is_err(), "prefix of {length} bytes");
-        }
-        let mut absurd = whole.clone();
-        absurd[..8].copy_from_slice(&u64::MAX.to_le_bytes());
-        std::fs::write(&path, &absurd).expect("write");
-        assert!(fails(dir.path()).contains("not safetensors"));
-        std::fs::write(&path, &whole[..whole.len() - 1]).expect("write");
-        assert!(fails(dir.path()).contains("31 of 32 bytes of tensors are there"));
-        std::fs::write(&path, [&whole[..], b"x"].concat()).expect("write");
-        assert!(fails(dir.path()).contains("1 bytes follow the tensors"));
-        Ok(())
     }
 }

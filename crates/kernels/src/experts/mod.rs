@@ -1,0 +1,187 @@
+//! Mixture of experts: a router sends every row through a few of many gated MLPs.
+//!
+//! With router logits `z = x Rᵀ`, `p = softmax(z)` and `S` the `k` most likely experts (ties to the
+//! lower one): `y = r + Σ_{e ∈ S} w_e · Down_e (silu(Gate_e x) ∘ Up_e x)`, `w_e = p_e`, or
+//! `p_e / Σ_S p`, which is the softmax over `S` alone (Shazeer et al. 2017; Mixtral,
+//! arXiv 2401.04088).
+//!
+//! Rows are grouped by expert, so that a pass reads the weights of an expert once, however many
+//! rows chose it, and none of the others. A row's sum runs over its experts in ascending order: its
+//! bits depend neither on the rows beside it nor on what they chose. On a device every expert's outputs
+//! are kept, and one pass over memory adds each row's. Frozen weights only: nothing flows back.
+
+mod routes;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{D, Result, Tensor, bail};
+
+use crate::dispatch::fused;
+use crate::matrix::{Matrix, linear_each};
+use crate::rows::select_rows;
+use crate::storage::with_f32;
+use crate::swiglu::{Clamped, clamped_swiglu, swiglu};
+
+pub use routes::{Choice, Routes, SigmoidChoice};
+
+/// The matrices of one expert.
+pub struct Expert {
+    /// `[I, H]`
+    pub gate: Matrix,
+    /// `[I, H]`
+    pub up: Matrix,
+    /// `[H, I]`
+    pub down: Matrix,
+    /// Biases of the three, `[I]`, `[I]`, `[H]`; they lie inside of what a router weighs.
+    pub biases: Option<[Tensor; 3]>,
+    /// Bounds of the gate, if it has any.
+    pub clamped: Option<Clamped>,
+}
+
+/// What gate and up of an expert become before `Down`.
+pub type Gated = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
+impl Expert {
+    fn apply(&self, x: &Tensor, gated: Gated) -> Result<Tensor> {
+        let [of_gate, of_up, of_down] = match &self.biases {
+            Some([gate, up, down]) => [Some(gate), Some(up), Some(down)],
+            None => [None; 3],
+        };
+        let [gate, up] = linear_each(x, [(&self.gate, of_gate), (&self.up, of_up)])?;
+        let gated = match self.clamped {
+            Some(bounds) => clamped_swiglu(&gate, &up, bounds)?,
+            None => gated(&gate, &up)?,
+        };
+        self.down.linear(&gated, of_down)
+    }
+}
+
+/// `residual` plus the weighted outputs of every row's experts.
+///
+/// # Shapes
+/// - `residual`, `x`: `[R, H]` → `[R, H]`
+///
+/// # Errors
+/// - shapes do not fit the routes or the experts, or an input carries a gradient
+pub fn experts_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    routes: &Routes,
+) -> Result<Tensor> {
+    gated_experts_onto(residual, x, experts, routes, swiglu)
+}
+
+/// The same with another gated unit than SiLU's, such as [`crate::geglu::geglu`].
+///
+/// # Shapes
+/// - as [`experts_onto`]
+///
+/// # Errors
+/// - as [`experts_onto`]
+pub fn gated_experts_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    routes: &Routes,
+    gated: Gated,
+) -> Result<Tensor> {
+    routes.check(residual, x, experts)?;
+    if !fused(&[residual, x]) {
+        return gathered(residual, x, (experts, gated), routes);
+    }
+    let (rows, width) = x.dims2()?;
+    let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;
+    for (expert, visits) in experts.iter().zip(routes.visits()) {
+        if visits.is_empty() {
+            continue;
+        }
+        let (visitors, weights) =
+            (&routes.visitors[visits.clone()], &routes.weights[visits.clone()]);
+        let inputs = routes.weigh(rows_of(x, visitors)?, &visits)?;
+        let out = outputs_of((expert, gated), &inputs, width)?;
+        with_f32(&out, |out| {
+            for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
+                let sum = &mut sums[*row as usize * width..][..width];
+                sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
+            }
+            Ok(())
+        })?;
+    }
+    Tensor::from_vec(sums, (rows, width), x.device())
+}
+
+/// Some rows; all of them without a copy.
+fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    if rows.len() == x.dim(0)? {
+        return Ok(x.clone());
+    }
+    select_rows(x, rows)
+}
+
+fn outputs_of((expert, gated): (&Expert, Gated), x: &Tensor, width: usize) -> Result<Tensor> {
+    let out = expert.apply(x, gated)?;
+    if out.dims() != [x.dim(0)?, width] {
+        bail!("experts: output {:?} for rows of {width}", out.shape());
+    }
+    Ok(out)
+}
+
+/// The same grouping on a device: the outputs of all experts, `[R·k, H]`, then each row's sum of them.
+fn gathered(
+    residual: &Tensor,
+    x: &Tensor,
+    (experts, gated): (&[Expert], Gated),
+    routes: &Routes,
+) -> Result<Tensor> {
+    let (_, width) = x.dims2()?;
+    let visitors = &routes.visitors;
+    if visitors.is_empty() {
+        return Ok(residual.clone());
+    }
+    let at = Tensor::from_slice(visitors, visitors.len(), x.device())?;
+    let outputs = Tensor::zeros((visitors.len(), width), x.dtype(), x.device())?;
+    for (expert, visits) in experts.iter().zip(routes.visits()) {
+        if visits.is_empty() {
+            continue;
+        }
+        let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
+        let own = routes.weigh(own, &visits)?;
+        let out = outputs_of((expert, gated), &own, width)?;
+        outputs.slice_set(&out.contiguous()?, 0, visits.start)?;
+    }
+    routes.sums().of(&outputs, residual)
+}
+
+/// The same with every expert applied to every row, from router logits `[R, E]`, for any device
+/// and float type.
+///
+/// # Errors
+/// - as [`experts_onto`]
+pub fn reference(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    logits: &Tensor,
+    per_row: usize,
+    normalise: bool,
+) -> Result<Tensor> {
+    let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.exp()?;
+    let probs = shifted.broadcast_div(&shifted.sum_keepdim(D::Minus1)?)?;
+    let order = logits.arg_sort_last_dim(false)?;
+    let chosen = order.narrow(D::Minus1, 0, per_row)?.contiguous()?;
+    let mut weights = probs.gather(&chosen, D::Minus1)?;
+    if normalise {
+        weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
+    }
+    let weights = probs.zeros_like()?.scatter_add(&chosen, &weights, D::Minus1)?;
+    let mut sum = residual.clone();
+    for (index, expert) in experts.iter().enumerate() {
+        let linear =
+            |x: &Tensor, weight: &Matrix| crate::linear::reference(x, &weight.to_dense()?, None);
+        let (gate, up) = (linear(x, &expert.gate)?, linear(x, &expert.up)?);
+        let out = linear(&crate::swiglu::reference(&gate, &up)?, &expert.down)?;
+        sum = (sum + out.broadcast_mul(&weights.narrow(D::Minus1, index, 1)?)?)?;
+    }
+    Ok(sum)
+}

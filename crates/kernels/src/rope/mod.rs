@@ -1,0 +1,249 @@
+//! Rotary position embedding (Su et al. 2021), half-split: dimension `i` pairs with `i + R/2`, or interleaved:
+//! `2i` pairs with `2i + 1`. The first `R` dimensions of a head turn, mostly all `D`; the rest pass.
+//!
+//! With `x = [a | b]`: `y = [a cos − b sin | b cos + a sin]`; backward turns the other way.
+//! Angles are `f32(position) · inv_freq_i` rounded to f32, their cosine and sine taken with full
+//! range reduction. `inv_freq_i = 1 / theta^(2i/D)`, the exponent an f32 quotient, the power
+//! rounded to f32, then an f32 reciprocal: at positions near 10⁴ the last bit of `inv_freq`
+//! moves gradients by 2e-4, so this rounding is part of the definition.
+
+mod frequencies;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::composed::differentiable;
+use crate::cuda;
+use crate::dispatch::fused;
+use crate::storage::{f32_slice, with_f32};
+
+pub use frequencies::{Rope, RopeScaling};
+
+/// Cos and sin for the tokens of one sequence, each `[T, R/2]` in f32.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+    /// Whether neighbours turn together.
+    interleaved: bool,
+}
+
+impl RopeTable {
+    /// Cos `[T, R/2]`.
+    pub fn cos(&self) -> &Tensor {
+        &self.cos
+    }
+
+    /// Sin `[T, R/2]`.
+    pub fn sin(&self) -> &Tensor {
+        &self.sin
+    }
+
+    /// The table that turns the other way: `y = [a cos + b sin | b cos − a sin]`.
+    ///
+    /// # Errors
+    /// - the tensor cannot be made
+    pub fn reversed(&self) -> Result<Self> {
+        Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()?, ..*self })
+    }
+
+    /// The table on another device.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Ok(Self { cos: self.cos.to_device(device)?, sin: self.sin.to_device(device)?, ..*self })
+    }
+
+    /// The table of the first tokens.
+    ///
+    /// # Errors
+    /// - there are fewer
+    pub fn first(&self, tokens: usize) -> Result<Self> {
+        let part = |table: &Tensor| table.narrow(0, 0, tokens);
+        Ok(Self { cos: part(&self.cos)?, sin: part(&self.sin)?, ..*self })
+    }
+
+    /// Tables of successive tokens, laid end to end.
+    ///
+    /// # Errors
+    /// - there is none, or head dims differ
+    pub fn concatenated(tables: &[Self]) -> Result<Self> {
+        let part =
+            |of: fn(&Self) -> &Tensor| Tensor::cat(&tables.iter().map(of).collect::<Vec<_>>(), 0);
+        let interleaved = tables.first().is_some_and(|table| table.interleaved);
+        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)?, interleaved })
+    }
+}
+
+/// Rotates every head of `x` by its token's angles. Where the table turns `R < D` values, those are the first of
+/// a head and the others stay as they are.
+///
+/// # Shapes
+/// - `x`: `[T, N, D]`, table over the same `T`, of at most `D` dimensions → `[T, N, D]`
+///
+/// # Errors
+/// - `x` is not `[T, N, D]` with the table's `T`, or the table turns more than `D` dimensions
+pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let (tokens, _, head_dim) = x.dims3()?;
+    let (listed, pairs) = table.cos.dims2()?;
+    if listed != tokens || 2 * pairs > head_dim {
+        bail!("rope: table {:?} does not fit x {:?}", table.cos.shape(), x.shape());
+    }
+    if pairs == 0 || tokens == 0 {
+        return Ok(x.clone());
+    }
+    let plain = 2 * pairs == head_dim && !table.interleaved;
+    if fused(&[x, &table.cos]) {
+        let op = Rotate { sign: 1.0, interleaved: table.interleaved };
+        x.contiguous()?.apply_op3(&table.cos, &table.sin, op)
+    } else if plain && cuda::takes(&[x, &table.cos]) {
+        cuda::rows::rope(x, &table.cos, &table.sin)
+    } else {
+        composed(x, table)
+    }
+}
+
+/// The same on any device; the gradient is turned back, nothing is kept.
+///
+/// # Errors
+/// - as [`rope`]
+pub fn composed(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let back = table.reversed()?;
+    let out = reference(&x.detach(), table)?;
+    differentiable("rope", [x; 3], out, move |g| Ok([Some(reference(g, &back)?), None, None]))
+}
+
+/// The same from plain tensor ops, for any device and float type.
+///
+/// # Errors
+/// - as [`rope`]
+pub fn reference(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let (tokens, heads, head_dim) = x.dims3()?;
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let (cos, sin) =
+        (table.cos.to_dtype(wide)?.unsqueeze(1)?, table.sin.to_dtype(wide)?.unsqueeze(1)?);
+    let wide_x = x.to_dtype(wide)?;
+    let half = table.cos.dim(1)?;
+    let turning = wide_x.narrow(2, 0, 2 * half)?;
+    let (a, b) = if table.interleaved {
+        let pairs = turning.reshape((tokens, heads, half, 2))?;
+        (pairs.narrow(3, 0, 1)?.squeeze(3)?, pairs.narrow(3, 1, 1)?.squeeze(3)?)
+    } else {
+        (turning.narrow(2, 0, half)?, turning.narrow(2, half, half)?)
+    };
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    let turned = if table.interleaved {
+        Tensor::stack(&[first, second], 3)?.reshape((tokens, heads, 2 * half))?
+    } else {
+        Tensor::cat(&[first, second], 2)?
+    };
+    let rest = head_dim - 2 * half;
+    let whole = match rest {
+        0 => turned,
+        _ => Tensor::cat(&[turned, wide_x.narrow(2, 2 * half, rest)?], 2)?,
+    };
+    whole.to_dtype(x.dtype())
+}
+
+struct Rotate {
+    /// 1 forward, −1 for the inverse rotation of the backward pass.
+    sign: f32,
+    interleaved: bool,
+}
+
+impl Rotate {
+    fn run(
+        &self,
+        x: &[f32],
+        cos: &[f32],
+        sin: &[f32],
+        shape: &Shape,
+        half: usize,
+    ) -> Result<Vec<f32>> {
+        let (_, count, head_dim) = shape.dims3()?;
+        Ok(rotate(x, [cos, sin], Heads { count, head_dim, half }, self))
+    }
+}
+
+/// Sizes of a token's heads; the first `2 · half` dimensions turn.
+#[derive(Clone, Copy)]
+struct Heads {
+    count: usize,
+    head_dim: usize,
+    half: usize,
+}
+
+impl CustomOp3 for Rotate {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(s1, l1, "rope")?;
+        let cos = f32_slice(s2, l2, "rope")?;
+        let sin = f32_slice(s3, l3, "rope")?;
+        let (_, half) = l2.shape().dims2()?;
+        Ok((CpuStorage::F32(self.run(x, cos, sin, l1.shape(), half)?), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let half = cos.dim(1)?;
+        let back = Self { sign: -self.sign, ..*self };
+        let dx = with_f32(grad, |g| {
+            with_f32(cos, |c| with_f32(sin, |s| back.run(g, c, s, x.shape(), half)))
+        })?;
+        Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None, None))
+    }
+}
+
+fn rotate(x: &[f32], [cos, sin]: [&[f32]; 2], sizes: Heads, how: &Rotate) -> Vec<f32> {
+    let Heads { count, head_dim, half } = sizes;
+    let mut out = vec![0.0; x.len()];
+    let token = (count * head_dim).max(1);
+    let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
+    out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
+        |((out, x), (cos, sin))| {
+            for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
+                let (out, out_rest) = out.split_at_mut(2 * half);
+                let (x, x_rest) = x.split_at(2 * half);
+                out_rest.copy_from_slice(x_rest);
+                if how.interleaved {
+                    let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                    for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+                        let s = how.sign * sin;
+                        out[0] = x[0] * cos - x[1] * s;
+                        out[1] = x[1] * cos + x[0] * s;
+                    }
+                    continue;
+                }
+                let (first, second) = out.split_at_mut(half);
+                let (a, b) = x.split_at(half);
+                for i in 0..half {
+                    let s = how.sign * sin[i];
+                    first[i] = a[i] * cos[i] - b[i] * s;
+                    second[i] = b[i] * cos[i] + a[i] * s;
+                }
+            }
+        },
+    );
+    out
+}
