@@ -203,7 +203,7 @@ fn mpi_ranks_pretrain_like_one_process() {
         let run = |ranks: usize| {
             let run = path(&format!("{more}-{ranks}"));
             let (config, output) = (path("pretrain.yaml"), format!("output={run}"));
-            succeed_on(ranks, &["pretrain", &config, &output, more]);
+            succeed_on(ranks, &["lm", "train", &config, &output, more]);
             assert!(Path::new(&run).join("model.ldq").is_file());
             run
         };

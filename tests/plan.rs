@@ -236,8 +236,8 @@ fn pretraining_takes_the_memory_that_is_planned() {
         );
         let config = shop.path("pretrain.yaml");
         std::fs::write(&config, yaml).expect("config");
-        let plan = plan(&["pretrain", &config, "--json"], 1);
-        let mut command = longdraft(&["pretrain", &config, "--json"]);
+        let plan = plan(&["lm", "train", &config, "--json"], 1);
+        let mut command = longdraft(&["lm", "train", &config, "--json"]);
         let output = exact_allocator(&mut command).output().expect("the binary starts");
         assert!(output.status.success(), "{}", stderr(&output));
         let answer = last_json(&stdout(&output));
@@ -365,12 +365,12 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     assert!(error.contains("`parallel.tensor: 4` does not divide the 6 ranks"), "{error}");
 }
 
-/// The tables of docs/guides/cluster.md stand below the commands that print them.
+/// The tables of docs/results/ranks.md stand below the commands that print them.
 #[test]
 fn the_tables_of_the_documentation_are_what_their_commands_print() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = std::fs::read_to_string(root.join("docs/guides/cluster.md"))
-        .expect("docs/guides/cluster.md");
+    let text =
+        std::fs::read_to_string(root.join("docs/results/ranks.md")).expect("docs/results/ranks.md");
     let text = text.replace("\\\n", " ");
     let commands: Vec<&str> = text
         .lines()

@@ -75,7 +75,7 @@ impl Shop {
 #[test]
 fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     let shop = Shop::new();
-    let out = last_json(&succeed(&["pretrain", &shop.config, "--json"]));
+    let out = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
     assert_eq!(
         (&out["finished"], &out["steps"], &out["tokens"]),
         (&json!(true), &4.into(), &256.into())
@@ -89,7 +89,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     let data = shop.path("data");
     let score = |model: &str, more: &[&str]| {
         let bin = format!("{data}/val_000000.bin");
-        let mut arguments = vec!["eval", "bpb", model, "--data", &bin, "--tokenizer", &data];
+        let mut arguments = vec!["lm", "score", model, "--data", &bin, "--tokenizer", &data];
         arguments.extend(["--window", "32", "--json"]);
         arguments.extend(more);
         last_json(&succeed(&arguments))
@@ -123,8 +123,8 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     // Text is encoded with the same tokenizer, and has the bytes that it has.
     let rows = shop.path("rows.jsonl");
     let text = last_json(&succeed(&[
-        "eval",
-        "bpb",
+        "lm",
+        "score",
         &artifact,
         "--data",
         &rows,
@@ -143,7 +143,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
         .sum();
     assert_eq!(text["bytes"].as_u64(), Some(bytes as u64));
     // Finished: nothing is left to do, and the report reads the run.
-    let again = last_json(&succeed(&["pretrain", &shop.config, "--json"]));
+    let again = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
     assert_eq!(again["result"], *result);
     succeed(&["report", &shop.path("run")]);
 }
@@ -151,7 +151,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
 #[test]
 fn quantize_writes_reads_back_and_scores_in_every_form() {
     let shop = Shop::new();
-    succeed(&["pretrain", &shop.config]);
+    succeed(&["lm", "train", &shop.config]);
     let (run_folder, data) = (shop.path("run"), shop.path("data"));
     let (output, bin) = (shop.path("small.ldq"), format!("{data}/val_000000.bin"));
     let mut sizes = Vec::new();
@@ -160,7 +160,8 @@ fn quantize_writes_reads_back_and_scores_in_every_form() {
         &["--embedding", "f16"],
         &["--format", "modern", "--levels", "31", "--compression", "zstd"],
     ] {
-        let mut arguments = vec!["quantize", &run_folder, "--output", &output, "--data", &bin];
+        let mut arguments =
+            vec!["lm", "quantize", &run_folder, "--output", &output, "--data", &bin];
         arguments.extend(["--tokenizer", &data, "--window", "32", "--json"]);
         arguments.extend(["--keep-max-elements", "64", "--code-bytes", "1000"]);
         arguments.extend(form);
@@ -172,16 +173,17 @@ fn quantize_writes_reads_back_and_scores_in_every_form() {
         sizes.push(file);
     }
     assert!(sizes[0] < sizes[1] && sizes[2] < sizes[1], "{sizes:?}");
-    let text = fail(&["quantize", &run_folder, "--output", &output, "--code-bytes", "16000000"], 1);
+    let text =
+        fail(&["lm", "quantize", &run_folder, "--output", &output, "--code-bytes", "16000000"], 1);
     assert!(text.contains("beyond the limit of 16000000"), "{text}");
-    let text = fail(&["quantize", &run_folder, "--output", &output, "--levels", "31"], 2);
+    let text = fail(&["lm", "quantize", &run_folder, "--output", &output, "--levels", "31"], 2);
     assert!(text.contains("--format modern"), "{text}");
     // Damaged and foreign files.
     let whole = std::fs::read(&output).expect("artifact");
     let broken = shop.path("broken.ldq");
     for bytes in [&whole[..whole.len() / 2], b"LDQ8", b""] {
         std::fs::write(&broken, bytes).expect("write");
-        fail(&["eval", "bpb", &broken, "--data", &bin, "--tokenizer", &data], 1);
+        fail(&["lm", "score", &broken, "--data", &bin, "--tokenizer", &data], 1);
     }
 }
 
@@ -197,7 +199,7 @@ fn a_grid_runs_once_and_prints_means_with_intervals() {
         shop.path("grid")
     );
     std::fs::write(&grid, text).expect("grid");
-    let first = succeed(&["experiment", &grid, "--json"]);
+    let first = succeed(&["lm", "grid", &grid, "--json"]);
     let table = last_json(&first);
     for name in ["plain", "sliding", "half", "tokens_per_second"] {
         assert_eq!(table["runs"]["b"][name]["n"], 2, "{name}");
@@ -212,10 +214,10 @@ fn a_grid_runs_once_and_prints_means_with_intervals() {
     assert_eq!(table["differences"]["b"]["plain"]["mean"].as_f64(), Some(paired));
     assert!(table["differences"]["a"].is_null());
     assert!(table["runs"]["b"]["artifact_bytes"]["mean"].as_f64() > Some(0.0));
-    let again = run(&["experiment", &grid, "--json"]);
+    let again = run(&["lm", "grid", &grid, "--json"]);
     assert_eq!(stdout(&again), first);
     assert!(!support::stderr(&again).contains("=="), "nothing runs again");
-    assert!(fail(&["experiment", &grid, "--only", "c"], 2).contains("no run `c`"));
+    assert!(fail(&["lm", "grid", &grid, "--only", "c"], 2).contains("no run `c`"));
 }
 
 #[test]
@@ -223,7 +225,7 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
     let shop = Shop::new();
     let output = shop.path("long");
     let long = format!("output={output}");
-    let train = ["pretrain", &shop.config, &long, "train.iterations=100000", "--json"];
+    let train = ["lm", "train", &shop.config, &long, "train.iterations=100000", "--json"];
     let child = support::longdraft(&train)
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
@@ -240,11 +242,11 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
     assert_eq!(last_json(&stdout(&ended))["finished"], false);
     assert!(Path::new(&output).join("checkpoints/last/manifest.json").is_file());
 
-    succeed(&["pretrain", &shop.config]);
-    let longer = ["pretrain", &shop.config, "train.iterations=6"];
+    succeed(&["lm", "train", &shop.config]);
+    let longer = ["lm", "train", &shop.config, "train.iterations=6"];
     let text = fail(&longer, 1);
     assert!(text.contains("was 4, now 6") && text.contains("--extend"), "{text}");
-    let text = fail(&["pretrain", &shop.config, "--extend"], 1);
+    let text = fail(&["lm", "train", &shop.config, "--extend"], 1);
     assert!(text.contains("nothing to extend"), "{text}");
     let extended = run(&[&longer[..], &["--extend", "--json"]].concat());
     let told = support::stderr(&extended);
@@ -253,7 +255,7 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
         "{told}"
     );
     assert_eq!(last_json(&stdout(&extended))["steps"], 6);
-    assert!(fail(&["pretrain", &shop.config], 1).contains("cannot become shorter"));
+    assert!(fail(&["lm", "train", &shop.config], 1).contains("cannot become shorter"));
 }
 
 #[test]
@@ -261,7 +263,8 @@ fn wrong_configurations_and_data_are_named() {
     let shop = Shop::new();
     let text = fail(
         &[
-            "pretrain",
+            "lm",
+            "train",
             &shop.config,
             "train.batch_tokens=65",
             "+model.num_head=2",
@@ -270,17 +273,18 @@ fn wrong_configurations_and_data_are_named() {
         2,
     );
     assert!(text.contains("did you mean `num_heads`"), "{text}");
-    let text = fail(&["pretrain", &shop.config, "train.batch_tokens=65", "model.num_heads=3"], 2);
+    let text =
+        fail(&["lm", "train", &shop.config, "train.batch_tokens=65", "model.num_heads=3"], 2);
     assert!(text.contains("batch_tokens") && text.contains("num_heads"), "{text}");
-    let text = fail(&["pretrain", &shop.config, "model.vocab_size=40"], 2);
+    let text = fail(&["lm", "train", &shop.config, "model.vocab_size=40"], 2);
     assert!(text.contains("beyond the vocabulary of 40"), "{text}");
-    succeed(&["pretrain", &shop.config]);
-    let text = fail(&["pretrain", &shop.config, "train.seed=5"], 1);
+    succeed(&["lm", "train", &shop.config]);
+    let text = fail(&["lm", "train", &shop.config, "train.seed=5"], 1);
     assert!(text.contains("train.seed was 1337, now 5"), "{text}");
     let kept = std::fs::read_to_string(shop.path("run/config.yaml")).expect("config.yaml");
     assert!(kept.contains("seed: 1337"), "{kept}");
     let text =
-        fail(&["eval", "bpb", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")], 2);
+        fail(&["lm", "score", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")], 2);
     assert!(text.contains("--tokenizer"), "{text}");
     fail(
         &[
@@ -304,19 +308,41 @@ fn shipped_configurations_compose() {
         let folder = tempfile::tempdir().expect("tempdir");
         let output = format!("output={}", folder.path().join("run").display());
         let missing = format!("data.train=[{}]", folder.path().join("none.bin").display());
-        let text = fail(&["pretrain", &config, &output, &missing], 2);
+        let text = fail(&["lm", "train", &config, &output, &missing], 2);
         assert!(text.contains("`data.train.0`: ") && text.contains("none.bin"), "{text}");
     }
 }
 
+/// Scripts that were written before keep working, and learn the new names.
+#[test]
+fn old_names_of_the_commands_work_and_say_the_new_ones() {
+    let shop = Shop::new();
+    let output = run(&["pretrain", &shop.config]);
+    assert!(output.status.success(), "{}", support::stderr(&output));
+    assert!(support::stderr(&output).contains("`longdraft lm train`"));
+    let bin = shop.path("data/val_000000.bin");
+    let (folder, data) = (shop.path("run"), shop.path("data"));
+    for (old, new) in [
+        (vec!["eval", "bpb", &folder, "--data", &bin, "--tokenizer", &data], "lm score"),
+        (vec!["quantize", &folder, "--output", &shop.path("old.ldq")], "lm quantize"),
+    ] {
+        let output = run(&old);
+        assert!(output.status.success(), "{}", support::stderr(&output));
+        assert!(support::stderr(&output).contains(new), "{}", support::stderr(&output));
+    }
+    let help = succeed(&["--help"]);
+    assert!(!help.contains("pretrain") && help.contains("  lm "), "{help}");
+}
+
 #[test]
 fn the_keys_in_the_docs_are_those_of_the_types() {
-    let page = std::fs::read_to_string(root().join("docs/guides/pretraining.md")).expect("page");
+    let page =
+        std::fs::read_to_string(root().join("docs/reference/pretraining-keys.md")).expect("page");
     let (_, keys) = page.split_once("# Keys\n").expect("keys");
     let schema = succeed(&["config", "schema", "--pretrain", "--markdown"]);
     assert_eq!(
         keys, schema,
-        "docs/guides/pretraining.md differs from `config schema --pretrain --markdown`"
+        "docs/reference/pretraining-keys.md differs from `config schema --pretrain --markdown`"
     );
 }
 
@@ -327,7 +353,7 @@ fn a_target_is_scored_over_text() {
     let target = shop.target();
     let mut scores = Vec::new();
     for more in [&["--plain"][..], &["--stride", "16"], &["--ntk-reference", "32"]] {
-        let mut arguments = vec!["eval", "bpb", &target, "--data", &rows, "--window", "64"];
+        let mut arguments = vec!["lm", "score", &target, "--data", &rows, "--window", "64"];
         arguments.extend(["--max-tokens", "700", "--json"]);
         arguments.extend(more);
         scores.push(last_json(&succeed(&arguments)));
@@ -374,8 +400,8 @@ fn the_reference_stream_is_scored_exactly() {
     let path = |name: &str| golden.join(name).display().to_string();
     let want = &meta["eval"]["fp32"]["L128_s32"]["sliding_full"];
     let out = last_json(&succeed(&[
-        "eval",
-        "bpb",
+        "lm",
+        "score",
         &dir.path().display().to_string(),
         "--data",
         &path("val_000000.bin"),
@@ -399,9 +425,9 @@ fn the_reference_stream_is_scored_exactly() {
 fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     let shop = Shop::new();
     let llama = ["model.architecture=llama", "model.rope.rule=none", "model.model_dim=32"];
-    succeed(&[&["pretrain", &shop.config][..], &llama].concat());
+    succeed(&[&["lm", "train", &shop.config][..], &llama].concat());
     let (file, data) = (shop.path("model.gguf"), shop.path("data"));
-    let quantize = ["quantize", &shop.path("run"), "--output", &file, "--json"];
+    let quantize = ["lm", "quantize", &shop.path("run"), "--output", &file, "--json"];
     let text = fail(&quantize, 2);
     assert!(text.contains("--tokenizer"), "{text}");
     let out = last_json(&succeed(&[&quantize[..], &["--tokenizer", &data]].concat()));
@@ -412,7 +438,7 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
         .expect("tokenizer");
     let bits = |model: &str, more: &[&str]| {
         let rows = shop.path("rows.jsonl");
-        let common = ["eval", "bpb", model, "--data", &rows, "--window", "32", "--json"];
+        let common = ["lm", "score", model, "--data", &rows, "--window", "32", "--json"];
         last_json(&succeed(&[&common[..], more].concat()))["bits_per_byte"].as_f64().expect("bits")
     };
     let (of_file, of_folder) = (bits(&file, &[]), bits(&folder, &["--tokenizer", &data]));
@@ -430,8 +456,9 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     ]);
     assert!(last_json(&out)["tokens"].is_array());
 
-    succeed(&["pretrain", &shop.config, &format!("output={}", shop.path("baseline"))]);
-    let baseline = ["quantize", &shop.path("baseline"), "--output", &file, "--tokenizer", &data];
+    succeed(&["lm", "train", &shop.config, &format!("output={}", shop.path("baseline"))]);
+    let baseline =
+        ["lm", "quantize", &shop.path("baseline"), "--output", &file, "--tokenizer", &data];
     let text = fail(&baseline, 1);
     assert!(text.contains("architecture: llama"), "{text}");
 }

@@ -30,7 +30,7 @@ pub(crate) enum ConfigCommand {
         /// Tables of every key instead, as in docs/reference/configuration.md.
         #[arg(long)]
         markdown: bool,
-        /// Of `pretrain` instead of `train`.
+        /// Of `lm train` instead of `train`.
         #[arg(long)]
         pretrain: bool,
     },

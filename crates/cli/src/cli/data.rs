@@ -28,7 +28,7 @@ pub(crate) enum DataCommand {
     ///
     /// Example: longdraft data tokenizer books.jsonl --vocabulary 1024 --output runs/books-data
     Tokenizer(DataTokenizerArguments),
-    /// Write text as the packed token shards that `pretrain` reads.
+    /// Write text as the packed token shards that `lm train` reads.
     ///
     /// Example: longdraft data pack books.jsonl --tokenizer runs/books-data --output runs/books-data
     Pack(DataPackArguments),

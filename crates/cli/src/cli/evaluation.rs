@@ -18,9 +18,8 @@ pub(crate) enum EvalCommand {
     ///
     /// Example: longdraft eval held-out conf/glide/smollm2.yaml --draft runs/a --draft runs/b
     HeldOut(EvalHeldOutArguments),
-    /// Bits per byte of a language model over sliding windows.
-    ///
-    /// Example: longdraft eval bpb runs/books --data val.bin --tokenizer sp.model --window 2048
+    /// The old name of `lm score`.
+    #[command(hide = true)]
     Bpb(EvalBpbArguments),
 }
 
@@ -74,10 +73,10 @@ pub(crate) enum TailChoice {
     Drop,
 }
 
-/// Arguments of `eval bpb`.
+/// Arguments of `lm score`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct EvalBpbArguments {
-    /// Run of `pretrain`, checkpoint, `.ldq` file; or a target: Hugging Face folder, GGUF file, hub
+    /// Run of `lm train`, checkpoint, `.ldq` file; or a target: Hugging Face folder, GGUF file, hub
     /// model.
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,

@@ -8,6 +8,8 @@ mod data;
 mod decoding;
 mod evaluation;
 mod fitting;
+#[cfg(test)]
+mod manual;
 mod planning;
 mod pretraining;
 mod serving;
@@ -37,7 +39,8 @@ pub(crate) use evaluation::{
 pub(crate) use fitting::FitArguments;
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
-    CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
+    CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
+    QuantizeArguments,
 };
 pub(crate) use serving::{
     ExportArguments, ExportDtype, ExtractArguments, PushArguments, VerifyArguments,
@@ -163,22 +166,19 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft serve model.gguf --draft runs/smollm2/draft --port 8080
     Serve(ServeArguments),
-    /// Train a small language model from token shards; goes on by itself when the output directory
-    /// holds a checkpoint.
-    ///
-    /// Example: longdraft pretrain conf/pretrain/books.yaml train.seed=1
+    /// Pretrain a small language model, pack it, and score it.
+    #[command(subcommand)]
+    Lm(LmCommand),
+    /// The old name of `lm train`.
+    #[command(hide = true)]
     Pretrain(TrainArguments),
-    /// Write a language model as int8 codes in one compressed file, read it back and score it.
-    ///
-    /// Example: longdraft quantize runs/books --output books.ldq --data runs/books-data/val.bin
-    /// --tokenizer runs/books-data
+    /// The old name of `lm quantize`.
+    #[command(hide = true)]
     Quantize(QuantizeArguments),
-    /// Run a grid of pretraining runs, several seeds each, and print a table with intervals; goes
-    /// on where it stopped.
-    ///
-    /// Example: longdraft experiment conf/pretrain/findings.yaml
+    /// The old name of `lm grid`.
+    #[command(hide = true)]
     Experiment(ExperimentArguments),
-    /// Measure a draft on prompts, or a language model in bits per byte.
+    /// Measure a draft on prompts or on held-out text.
     #[command(subcommand)]
     Eval(EvalCommand),
     /// Look at training data, measure it, prepare it, or have the target answer it anew.
@@ -213,11 +213,23 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// What the command is called now, if it was called by an old name.
+    pub(crate) fn new_name(&self) -> Option<&'static str> {
+        match self {
+            Self::Pretrain(_) => Some("lm train"),
+            Self::Quantize(_) => Some("lm quantize"),
+            Self::Experiment(_) => Some("lm grid"),
+            Self::Eval(EvalCommand::Bpb(_)) => Some("lm score"),
+            _ => None,
+        }
+    }
+
     /// Whether the command leaves nothing but its output, so that it may end where nobody reads on.
     pub(crate) fn only_prints(&self) -> bool {
         match self {
             Self::Config(_)
             | Self::Eval(EvalCommand::HeldOut(_) | EvalCommand::Bpb(_))
+            | Self::Lm(LmCommand::Score(_))
             | Self::Generate(_)
             | Self::Verify(_)
             | Self::Parity(_)
@@ -226,7 +238,9 @@ impl Command {
             Self::Data(data) => {
                 matches!(data, DataCommand::Inspect(_) | DataCommand::Stats(_))
             }
-            Self::Train(train) | Self::Pretrain(train) => train.planning.plan,
+            Self::Train(train) | Self::Pretrain(train) | Self::Lm(LmCommand::Train(train)) => {
+                train.planning.plan
+            }
             Self::Capture(capture) => capture.dry_run,
             Self::Push(push) => push.dry_run,
             Self::Eval(EvalCommand::Decode(decode)) => decode.output.is_none(),

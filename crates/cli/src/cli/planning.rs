@@ -1,6 +1,6 @@
 //! Arguments of `--plan`.
 
-/// What a plan assumes of the machine; `train` and `pretrain` itself take it from where they run.
+/// What a plan assumes of the machine; `train` and `lm train` themselves take it from where they run.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Planning")]
 pub(crate) struct PlanArguments {

@@ -1,8 +1,34 @@
-//! Arguments of `quantize` and `experiment`.
+//! Arguments of `lm`.
 
 use std::path::PathBuf;
 
-use super::BpbArguments;
+use clap::Subcommand;
+
+use super::{BpbArguments, EvalBpbArguments, TrainArguments};
+
+/// What to do with a small language model.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LmCommand {
+    /// Train a small language model from token shards; goes on by itself when the output directory
+    /// holds a checkpoint.
+    ///
+    /// Example: longdraft lm train conf/pretrain/books.yaml train.seed=1
+    Train(TrainArguments),
+    /// Write a language model as int8 codes in one compressed file, read it back and score it.
+    ///
+    /// Example: longdraft lm quantize runs/books --output books.ldq --data runs/books-data/val.bin
+    /// --tokenizer runs/books-data
+    Quantize(QuantizeArguments),
+    /// Bits per byte of a language model, or of any target, over sliding windows.
+    ///
+    /// Example: longdraft lm score runs/books --data val.bin --tokenizer sp.model --window 2048
+    Score(EvalBpbArguments),
+    /// Run a grid of pretraining runs, several seeds each, and print a table with intervals; goes
+    /// on where it stopped.
+    ///
+    /// Example: longdraft lm grid conf/pretrain/findings.yaml
+    Grid(ExperimentArguments),
+}
 
 /// Rules of an artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -31,10 +57,10 @@ pub(crate) enum CompressionChoice {
     Zstd,
 }
 
-/// Arguments of `quantize`.
+/// Arguments of `lm quantize`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuantizeArguments {
-    /// Run of `pretrain`, checkpoint, model folder or `.ldq` file.
+    /// Run of `lm train`, checkpoint, model folder or `.ldq` file.
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
     /// The artifact, `.ldq`; or a `.gguf` file of Q8_0 blocks, which targets, drafts and llama.cpp
@@ -70,7 +96,7 @@ pub(crate) struct QuantizeArguments {
     pub(crate) scoring: BpbArguments,
 }
 
-/// Arguments of `experiment`.
+/// Arguments of `lm grid`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExperimentArguments {
     /// Grid (YAML).

@@ -28,7 +28,7 @@ mod verify;
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
 
-use crate::cli::{Cli, Command, EvalCommand, OpsChoice, SimdChoice};
+use crate::cli::{Cli, Command, EvalCommand, LmCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use config::key_problems;
@@ -40,6 +40,9 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     }
     if arguments.json {
         crate::terminal::set_machine_readable();
+    }
+    if let Some(name) = arguments.command.new_name() {
+        errln!("note: this command is now called `longdraft {name}`; the old name still works");
     }
     if works_in_steps(&arguments.command) {
         memory::keep_freed();
@@ -72,7 +75,11 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
 /// Whether a command asks for the same memory step by step.
 fn works_in_steps(command: &Command) -> bool {
     match command {
-        Command::Train(_) | Command::Capture(_) | Command::Pretrain(_) | Command::Fit(_) => true,
+        Command::Train(_)
+        | Command::Capture(_)
+        | Command::Pretrain(_)
+        | Command::Lm(LmCommand::Train(_))
+        | Command::Fit(_) => true,
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(_) => true,
         _ => false,
@@ -96,10 +103,18 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Eval(EvalCommand::HeldOut(held_out)) => {
             eval::held_out::run(&held_out, arguments.json)
         }
-        Command::Eval(EvalCommand::Bpb(bpb)) => pretrain::bits_per_byte(&bpb, arguments.json),
-        Command::Pretrain(pretrain) => pretrain::run(&pretrain, arguments.json),
-        Command::Quantize(quantize) => pretrain::quantize(&quantize, arguments.json),
-        Command::Experiment(experiment) => pretrain::experiment(&experiment, arguments.json),
+        Command::Lm(LmCommand::Train(train)) | Command::Pretrain(train) => {
+            pretrain::run(&train, arguments.json)
+        }
+        Command::Lm(LmCommand::Quantize(model)) | Command::Quantize(model) => {
+            pretrain::quantize(&model, arguments.json)
+        }
+        Command::Lm(LmCommand::Score(model)) | Command::Eval(EvalCommand::Bpb(model)) => {
+            pretrain::bits_per_byte(&model, arguments.json)
+        }
+        Command::Lm(LmCommand::Grid(grid)) | Command::Experiment(grid) => {
+            pretrain::experiment(&grid, arguments.json)
+        }
         Command::Data(command) => data::run(&command, arguments.json),
         Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
         Command::Parity(parity) => parity::run(&parity, arguments.json),

@@ -205,9 +205,9 @@ pub(crate) fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Lo
 pub(crate) enum Kind {
     /// `train`: a stage or a curriculum.
     Train,
-    /// `pretrain`: its `data.train` lists paths.
+    /// `lm train`: its `data.train` lists paths.
     Pretrain,
-    /// `experiment`: a base and runs.
+    /// `lm grid`: a base and runs.
     Grid,
 }
 

@@ -1,4 +1,4 @@
-//! The small decoder that `pretrain` trains: norms without weights, a norm and a gain on queries
+//! The small decoder that `lm train` trains: norms without weights, a norm and a gain on queries
 //! and keys, ReLU² MLPs, skip connections from the first to the second half, mixes with the
 //! embedding, soft-capped logits.
 //!

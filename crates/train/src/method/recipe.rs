@@ -60,7 +60,7 @@ impl Passes {
     }
 }
 
-/// A draft that was trained and decoded with; figures stand in `docs/results/performance.md`.
+/// A draft that was trained and decoded with; figures stand in `docs/results/draft-quality.md`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evidence {
     /// Tokens of its training steps, repeated ones counted.

@@ -1,4 +1,4 @@
-//! `longdraft data tokenizer` and `data pack`: from text to what `pretrain` reads.
+//! `longdraft data tokenizer` and `data pack`: from text to what `lm train` reads.
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@
 //! `tau(n) = 1 + α + α² + … + αⁿ` tokens if every proposal holds with the chance α. Decoding becomes
 //! `tau(n) · step / (pass(n + 1) + draft(n))` times as fast. Passes, step and draft are measured here, on this
 //! target. α is not known before the training: it is read off the drafts that were measured once
-//! (`Evidence` of each method, from docs/results/performance.md), by the tokens that they learned from.
+//! (`Evidence` of each method, from docs/results/draft-quality.md), by the tokens that they learned from.
 //!
 //! All of that evidence is of one target, SmolLM2-135M, and one seed a draft. So every expectation is a range:
 //! - the lower end is half of α: the same drafts had 1.69 on prompts like those of their training and 1.33 on

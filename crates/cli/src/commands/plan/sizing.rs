@@ -1,4 +1,4 @@
-//! A plan over ways to share the work, as the Markdown table of docs/guides/cluster.md.
+//! A plan over ways to share the work, as the Markdown table of docs/results/ranks.md.
 
 use std::fmt::Write;
 

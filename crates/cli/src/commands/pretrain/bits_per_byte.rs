@@ -1,4 +1,4 @@
-//! `longdraft eval bpb`: bits per byte of our models and of any target.
+//! `longdraft lm score`: bits per byte of our models and of any target.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `longdraft experiment`: a grid of runs, several seeds each, scored in several ways.
+//! `longdraft lm grid`: a grid of runs, several seeds each, scored in several ways.
 //!
 //! Every run lives in `output/NAME/seed-N`; what it came to is in `scores.json` there, and a second
 //! call goes on after the last finished one.
@@ -31,7 +31,7 @@ use crate::ranks::Voice;
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Grid {
-    /// Configuration of `pretrain` that all runs share, relative to the grid.
+    /// Configuration of `lm train` that all runs share, relative to the grid.
     base: PathBuf,
     /// Folder of all runs.
     output: PathBuf,

@@ -1,4 +1,4 @@
-//! `longdraft pretrain`, and what is done with its models: `quantize`, `eval bpb`, `experiment`.
+//! `longdraft lm train`, and what is done with its models: `quantize`, `score`, `grid`.
 
 mod bits_per_byte;
 mod experiment;

@@ -1,4 +1,4 @@
-//! `longdraft quantize`: artifact, read back, scored.
+//! `longdraft lm quantize`: artifact, read back, scored.
 
 use longdraft_data::token_stream::TokenStream;
 use longdraft_models::language_model::open;
@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     if arguments.output.extension().is_some_and(|extension| extension == "gguf") {
         if !arguments.data.is_empty() || arguments.budget_bytes.is_some() {
             let problem = "a .gguf is neither scored nor held against a budget here";
-            return Err(Failure::usage(problem).hint("score it with `longdraft eval bpb`"));
+            return Err(Failure::usage(problem).hint("score it with `longdraft lm score`"));
         }
         return gguf(arguments, json);
     }
