@@ -1,4 +1,4 @@
-//! Who proposes tokens.
+//! Drafters: what proposes tokens.
 
 mod block;
 mod combined;

@@ -1,4 +1,4 @@
-//! Who accepts tokens, so that the output follows the target's distribution exactly.
+//! Verification: which tokens are accepted, so that the output follows the target's distribution exactly.
 //!
 //! - Temperature 0: walk down the tree while the arg max is a child.
 //! - Certain children, at a temperature: draw from the target's distribution; a child that is drawn
