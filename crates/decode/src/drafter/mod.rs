@@ -129,6 +129,12 @@ pub trait Drafter {
         Vec::new()
     }
 
+    /// Whether it reads the keys and values of the target's last layer ([`KvCache::last_layer`]), which then holds
+    /// all of them although it may have a window.
+    fn reads_last_layer(&self) -> bool {
+        false
+    }
+
     /// Whether it tells how likely the target is to keep what it proposes.
     fn tells_confidence(&self) -> bool {
         false

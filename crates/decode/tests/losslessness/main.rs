@@ -17,3 +17,4 @@ mod pacing;
 mod plumbing;
 mod recurrent_enumeration;
 mod statistics;
+mod windows;
