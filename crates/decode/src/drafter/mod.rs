@@ -7,6 +7,7 @@ mod glide;
 pub mod grow;
 mod lookup;
 mod model;
+mod mtp;
 mod reduced_head;
 mod window;
 
@@ -28,6 +29,7 @@ pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
 pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
 pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
+pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
 

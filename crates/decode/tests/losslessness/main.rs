@@ -12,6 +12,7 @@ mod enumeration;
 mod grammar;
 mod greedy;
 mod models;
+mod mtp;
 mod noted;
 mod pacing;
 mod plumbing;

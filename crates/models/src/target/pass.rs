@@ -25,6 +25,11 @@ impl Visible {
         Self { full: Arc::new(within(Reach::All)), sliding, held: None }
     }
 
+    /// Those of layers without windows.
+    pub(super) fn full(ranges: KeyRanges) -> Self {
+        Self { full: Arc::new(ranges), sliding: None, held: None }
+    }
+
     /// The same where sliding layers have dropped the first keys.
     ///
     /// # Errors
