@@ -25,7 +25,7 @@ pub mod verifier;
 
 pub use decoder::{
     BatchDecoder, BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener,
-    Generation, Job, Pacing, SpeculativeDecoder,
+    Generation, Job, Pacing, READ_ALONE, SpeculativeDecoder,
 };
 pub use distribution::Sampling;
 pub use error::{DecodeError, Result};

@@ -23,7 +23,7 @@ use crate::grammar::Grammar;
 use crate::log_probs::LogProbs;
 
 /// Tokens of prompts that a round reads.
-const READ_ALONE: usize = 512;
+pub const READ_ALONE: usize = 512;
 /// The same where others decode.
 const READ_BESIDE: usize = 64;
 
@@ -111,7 +111,7 @@ impl<'a> BatchEngine<'a> {
         let reuse = options.reuse_prefix;
         let of_prompt = |place: &Place<'_>| {
             let (common, kept) = place.sequence.kept_of(prompt);
-            if reuse && 2 * common > kept { common } else { 0 }
+            if reuse && 2 * (common + 1) > kept { common } else { 0 }
         };
         let free = self.places.iter_mut().filter(|place| place.running.is_none());
         let best = free.max_by_key(|place| (of_prompt(place), Reverse(place.last)));

@@ -24,7 +24,7 @@ use crate::tree::Origin;
 use crate::verifier::VerifyRule;
 
 pub use batch::{BatchDecoder, BatchListener, Job};
-pub use engine::{BatchEngine, Ended, EngineListener};
+pub use engine::{BatchEngine, Ended, EngineListener, READ_ALONE};
 
 /// One request.
 #[derive(Debug, Clone, PartialEq)]

@@ -57,11 +57,13 @@ impl<'a> Sequence<'a> {
         Ok(request)
     }
 
-    /// Tokens at the start of `prompt` that the kept cache holds, and all that it holds.
+    /// Tokens at the start of `prompt` that need not be read again, and all that the kept cache holds.
     pub(super) fn kept_of(&self, prompt: &[TargetTokenId]) -> (usize, usize) {
         let Some((tokens, cache)) = &self.kept else { return (0, 0) };
         let tokens = &tokens[..cache.len().min(tokens.len())];
-        (prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count(), tokens.len())
+        let common = prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        // Features of the last common token are needed anew.
+        (cache.reusable(common.saturating_sub(1)), tokens.len())
     }
 
     /// Forgets what the last request left.
@@ -69,8 +71,8 @@ impl<'a> Sequence<'a> {
         self.kept = None;
     }
 
-    /// The last cache with what the prompt has in common with its text, less the last token of
-    /// that: its features are needed anew. Empty if nothing is to be kept.
+    /// The last cache with what the prompt has in common with its text and need not read again. Empty if
+    /// nothing is to be kept.
     fn cache_for(
         &mut self,
         target: &Target,
@@ -79,9 +81,13 @@ impl<'a> Sequence<'a> {
     ) -> Result<KvCache> {
         let common = self.kept_of(prompt).0;
         let Some((_, mut cache)) = self.kept.take() else {
-            return Ok(target.new_cache()?);
+            let mut cache = target.new_cache()?;
+            if self.drafter.as_ref().is_some_and(|drafter| drafter.reads_last_layer()) {
+                cache.keep_last_layer()?;
+            }
+            return Ok(cache);
         };
-        cache.truncate(if reuse { common.saturating_sub(1) } else { 0 });
+        cache.truncate(if reuse { common } else { 0 });
         Ok(cache)
     }
 

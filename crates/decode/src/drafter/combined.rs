@@ -47,6 +47,10 @@ impl Drafter for CombinedDrafter<'_> {
         self.model.taps()
     }
 
+    fn reads_last_layer(&self) -> bool {
+        self.model.reads_last_layer()
+    }
+
     fn tells_confidence(&self) -> bool {
         self.model.tells_confidence()
     }

@@ -138,6 +138,10 @@ fn put(buffer: &KeyValues, at: usize, new: &KeyValues) -> Result<()> {
 }
 
 impl DraftModel for GlideModel<'_> {
+    fn reads_last_layer(&self) -> bool {
+        true
+    }
+
     fn vocabulary(&self) -> Option<&VocabularyMap> {
         self.head.as_ref().map(|head| head.vocabulary())
     }

@@ -7,6 +7,7 @@ mod glide;
 pub mod grow;
 mod lookup;
 mod model;
+mod mtp;
 mod reduced_head;
 mod window;
 
@@ -28,6 +29,7 @@ pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
 pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
 pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
+pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
 pub use window::DraftWindow;
 
@@ -127,6 +129,12 @@ pub trait Drafter {
     /// What it wants of every pass of the target.
     fn taps(&self) -> Vec<Tap> {
         Vec::new()
+    }
+
+    /// Whether it reads the keys and values of the target's last layer ([`KvCache::last_layer`]), which then holds
+    /// all of them although it may have a window.
+    fn reads_last_layer(&self) -> bool {
+        false
     }
 
     /// Whether it tells how likely the target is to keep what it proposes.

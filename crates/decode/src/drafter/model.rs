@@ -59,6 +59,11 @@ pub trait DraftModel {
         Vec::new()
     }
 
+    /// As [`Drafter::reads_last_layer`].
+    fn reads_last_layer(&self) -> bool {
+        false
+    }
+
     /// What the columns of its logits stand for; every token of the target if `None`.
     fn vocabulary(&self) -> Option<&VocabularyMap>;
 
@@ -112,6 +117,10 @@ impl<M: DraftModel> ModelDrafter<M> {
 impl<M: DraftModel> Drafter for ModelDrafter<M> {
     fn taps(&self) -> Vec<Tap> {
         self.model.taps()
+    }
+
+    fn reads_last_layer(&self) -> bool {
+        self.model.reads_last_layer()
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {

@@ -37,7 +37,7 @@ pub(crate) fn jobs() -> Vec<Job> {
 pub(crate) fn places<'a>(
     kind: Option<Kind>,
     count: usize,
-    target: &Target,
+    target: &'a Target,
     drafts: &'a Drafts,
 ) -> Vec<Option<Box<dyn Drafter + 'a>>> {
     (0..count).map(|_| kind.map(|kind| drafter(kind, target, drafts))).collect()

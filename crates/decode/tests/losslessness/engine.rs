@@ -41,6 +41,9 @@ fn whoever_comes_and_goes_changes_nobody_else() {
         ("lfm2", (1, 2)),
         ("qwen3", (3, 1)),
         ("qwen3_5_moe_text", (2, 1)),
+        ("mistral_window", (2, 2)),
+        ("gemma3_text", (1, 2)),
+        ("llama4_text", (2, 1)),
     ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (seed, (kind, (architecture, kv))) in kinds.zip(targets.into_iter().cycle()).enumerate() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::DType;
 use longdraft_decode::drafter::{
     BlockDraftModel, BlockDrafter, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
-    GlideModel, LookupDrafter, ModelDrafter, ReducedHead,
+    GlideModel, LookupDrafter, ModelDrafter, MtpModel, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_models::draft::Init;
@@ -16,7 +16,7 @@ use longdraft_models::draft::block::{
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target::{MtpBlock, Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
@@ -215,6 +215,7 @@ pub(crate) struct Drafts {
     pub(crate) dflash: BlockDraft,
     dflash2: BlockDraft,
     dspark: BlockDraft,
+    mtp: MtpBlock,
     head: Arc<ReducedHead>,
 }
 
@@ -229,6 +230,8 @@ impl Drafts {
             dflash: dflash(target, seed),
             dflash2: dflash2(target, seed),
             dspark: dspark(target, seed),
+            mtp: MtpBlock::random(target.config(), seed, &TargetOptions::default())
+                .expect("random block"),
             head,
         }
     }
@@ -246,6 +249,8 @@ pub(crate) enum Kind {
     Dflash2Reduced,
     Dspark,
     DsparkReduced,
+    Mtp,
+    MtpReduced,
     Lookup,
     Datastore,
     Merged,
@@ -253,10 +258,11 @@ pub(crate) enum Kind {
     MergedDflash,
     MergedDflash2,
     MergedDspark,
+    MergedMtp,
     Switched,
 }
 
-pub(crate) const KINDS: [Kind; 17] = [
+pub(crate) const KINDS: [Kind; 20] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
@@ -266,6 +272,8 @@ pub(crate) const KINDS: [Kind; 17] = [
     Kind::Dflash2Reduced,
     Kind::Dspark,
     Kind::DsparkReduced,
+    Kind::Mtp,
+    Kind::MtpReduced,
     Kind::Lookup,
     Kind::Datastore,
     Kind::Merged,
@@ -273,12 +281,13 @@ pub(crate) const KINDS: [Kind; 17] = [
     Kind::MergedDflash,
     Kind::MergedDflash2,
     Kind::MergedDspark,
+    Kind::MergedMtp,
     Kind::Switched,
 ];
 
 pub(crate) fn drafter<'a>(
     kind: Kind,
-    target: &Target,
+    target: &'a Target,
     drafts: &'a Drafts,
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
@@ -286,6 +295,7 @@ pub(crate) fn drafter<'a>(
     let dflash = || BlockDraftModel::new(&drafts.dflash, target).expect("model");
     let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
     let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
+    let mtp = |head| ModelDrafter::new(MtpModel::new(&drafts.mtp, target, head).expect("model"));
     let reduced = |model: BlockDraftModel<'a>| {
         Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
     };
@@ -308,6 +318,8 @@ pub(crate) fn drafter<'a>(
         Kind::Dflash2Reduced => reduced(dflash2()),
         Kind::Dspark => Box::new(BlockDrafter::new(dspark())),
         Kind::DsparkReduced => reduced(dspark()),
+        Kind::Mtp => Box::new(mtp(None)),
+        Kind::MtpReduced => Box::new(mtp(Some(&drafts.head))),
         Kind::Lookup => Box::new(LookupDrafter::new()),
         Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
@@ -315,6 +327,7 @@ pub(crate) fn drafter<'a>(
         Kind::MergedDflash => combined(Box::new(BlockDrafter::new(dflash())), Combination::Merge),
         Kind::MergedDflash2 => combined(Box::new(BlockDrafter::new(dflash2())), Combination::Merge),
         Kind::MergedDspark => combined(Box::new(BlockDrafter::new(dspark())), Combination::Merge),
+        Kind::MergedMtp => combined(Box::new(mtp(None)), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
     }
 }

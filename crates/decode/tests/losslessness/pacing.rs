@@ -65,6 +65,8 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
                 | Kind::Dflash2Reduced
                 | Kind::Dspark
                 | Kind::DsparkReduced
+                | Kind::Mtp
+                | Kind::MtpReduced
         );
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");

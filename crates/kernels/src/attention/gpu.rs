@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Result, Shape, Tensor, bail};
 
-use super::{Dims, KeyRanges};
+use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::composed::{FULL_ROWS, differentiable};
 use crate::cuda::{Argument, Launch, Program, block_memory, exactly};
 use crate::dispatch::{Products, products_of};
@@ -21,7 +21,7 @@ use tables::{SeenBy, Tables};
 pub(super) const TILE: usize = 64;
 const THREADS: usize = 128;
 /// Keys of a piece, a multiple of every tile of keys.
-const PIECE: usize = 256;
+const PIECE: usize = TILE_KEYS;
 
 /// As [`super::attention`]; `None` where a head is too wide for the device's blocks.
 ///

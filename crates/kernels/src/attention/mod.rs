@@ -51,35 +51,18 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) ->
     attend(q, k, v, ranges, Scores::default())
 }
 
-/// The same with scores bent to `c · tanh(s / c)` before the softmax (Gemma 2, Riviere et al. 2024), without
-/// gradients. The GPU's kernels do not bend: tensor ops do it there.
-///
-/// # Shapes
-/// - as [`attention`]
-///
-/// # Errors
-/// - as [`attention`]; an argument trains, or `softcap` is not positive
-pub fn softcapped_attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    ranges: &Arc<KeyRanges>,
-    softcap: f64,
-) -> Result<Tensor> {
-    frozen_attention(q, k, v, ranges, Scores { softcap: Some(softcap), sinks: None })
-}
-
 /// What becomes of scores before and in the softmax.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scores<'a> {
-    /// `c` of scores `c · tanh(s / c)`.
+    /// `c` of scores `c · tanh(s / c)` (Gemma 2, Riviere et al. 2024).
     pub softcap: Option<f64>,
     /// A logit of each query head that takes its share of the softmax and has no value, `[N]` in f32: outputs
     /// are multiplied by `σ(lse − sink)`, `lse` being the log-sum-exp of the scores (gpt-oss).
     pub sinks: Option<&'a Tensor>,
 }
 
-/// [`attention`] with scores that are bent or share the softmax with sinks, without gradients.
+/// [`attention`] with scores that are bent or share the softmax with sinks, without gradients. The GPU's
+/// kernels do neither: tensor ops do it there.
 ///
 /// # Shapes
 /// - as [`attention`]
@@ -199,8 +182,8 @@ impl Dims {
     }
 }
 
-/// Keys of a tile.
-const TILE_KEYS: usize = 256;
+/// Keys of a tile. Tiles are cut at its multiples, so keys that are dropped by whole tiles leave every bit.
+pub const TILE_KEYS: usize = 256;
 
 struct Attention {
     ranges: Arc<KeyRanges>,

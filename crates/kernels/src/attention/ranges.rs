@@ -24,7 +24,7 @@ pub enum Reach {
 
 impl Reach {
     /// The first place that the token before place `end` sees.
-    fn first(self, end: usize) -> usize {
+    pub fn first(self, end: usize) -> usize {
         match self {
             Self::All => 0,
             Self::Window(window) => end.saturating_sub(window),
@@ -102,11 +102,6 @@ impl KeyRanges {
         Self { start: vec![0; queries], end, singles: Vec::new(), singles_end: Vec::new() }
     }
 
-    /// The same within a window: each sees the last `window` tokens at most, itself among them.
-    pub fn appended_within(cached: usize, queries: usize, window: usize) -> Self {
-        Self::appended_in(cached, queries, Reach::Window(window))
-    }
-
     /// The same as far as `reach` goes.
     pub fn appended_in(cached: usize, queries: usize, reach: Reach) -> Self {
         let ends = cached + 1..cached + 1 + queries;
@@ -119,20 +114,11 @@ impl KeyRanges {
     /// # Panics
     /// - a parent does not come before its child
     pub fn tree(cached: usize, parents: &[Option<usize>]) -> Self {
-        Self::tree_within(cached, parents, usize::MAX)
+        Self::tree_in(cached, parents, Reach::All)
     }
 
-    /// The same within a window: each node sees the last `window` tokens of its path at most, itself
-    /// among them. Where that leaves nothing of the cache, the node's empty range stands at the place
-    /// that its first visible ancestor has in a plain sequence.
-    ///
-    /// # Panics
-    /// - as [`Self::tree`]
-    pub fn tree_within(cached: usize, parents: &[Option<usize>], window: usize) -> Self {
-        Self::tree_in(cached, parents, Reach::Window(window))
-    }
-
-    /// The same as far as `reach` goes.
+    /// The same as far as `reach` goes along a node's path. Where that leaves nothing of the cache, the
+    /// node's empty range stands at the place that its first visible ancestor has in a plain sequence.
     ///
     /// # Panics
     /// - as [`Self::tree`]
@@ -153,6 +139,24 @@ impl KeyRanges {
             end.push(first.max(cached) as u32);
         }
         Self { start, end, singles: Vec::new(), singles_end: Vec::new() }.with_singles(paths)
+    }
+
+    /// The same where the first `dropped` keys are not held, so that places count from there on; `None` if a
+    /// query sees one of these. With whole tiles ([`super::TILE_KEYS`]) results keep their bits.
+    #[must_use]
+    pub fn without_first(mut self, dropped: usize) -> Option<Self> {
+        let dropped = u32::try_from(dropped).ok()?;
+        for (start, end) in self.start.iter_mut().zip(&mut self.end) {
+            // What sees nothing may stand anywhere.
+            if start == end && *start < dropped {
+                (*start, *end) = (dropped, dropped);
+            }
+            (*start, *end) = (start.checked_sub(dropped)?, end.checked_sub(dropped)?);
+        }
+        for key in &mut self.singles {
+            *key = key.checked_sub(dropped)?;
+        }
+        Some(self)
     }
 
     /// Adds `steps` later blocks of keys, as long as the queries, after the keys so far: query `t`
@@ -329,18 +333,35 @@ mod tests {
 
     #[test]
     fn a_window_leaves_the_last_keys_of_a_sequence_and_of_a_path() {
-        let ranges = KeyRanges::appended_within(3, 3, 2);
+        let ranges = KeyRanges::appended_in(3, 3, Reach::Window(2));
         assert_eq!((ranges.of(0), ranges.of(2)), (2..4, 4..6));
-        assert_eq!(KeyRanges::appended_within(3, 2, 9), KeyRanges::appended(3, 2));
+        assert_eq!(KeyRanges::appended_in(3, 2, Reach::Window(9)), KeyRanges::appended(3, 2));
         let parents = [None, Some(0), Some(0), Some(2), Some(3)];
-        assert_eq!(KeyRanges::tree_within(3, &parents, 8), KeyRanges::tree(3, &parents));
-        let ranges = KeyRanges::tree_within(3, &parents, 3);
+        let wide = KeyRanges::tree_in(3, &parents, Reach::Window(8));
+        assert_eq!(wide, KeyRanges::tree(3, &parents));
+        let ranges = KeyRanges::tree_in(3, &parents, Reach::Window(3));
         let seen = |t: usize| (ranges.of(t), ranges.singles_of(t).to_vec());
         assert_eq!(seen(0), (1..3, vec![3]));
         assert_eq!(seen(2), (2..3, vec![3, 5]));
         assert_eq!(seen(3), (3..3, vec![3, 5, 6]));
         // Its oldest ancestor is out of reach: the next one would stand at 4.
         assert_eq!(seen(4), (4..4, vec![5, 6, 7]));
+    }
+
+    #[test]
+    fn keys_that_are_not_held_are_counted_off_and_never_read() {
+        let chain = KeyRanges::appended_in(9, 2, Reach::Window(4));
+        let held = chain.clone().without_first(6).expect("seven is the first key");
+        assert_eq!((held.of(0), held.of(1)), (0..4, 1..5));
+        assert_eq!(chain.clone().without_first(0), Some(chain.clone()));
+        assert_eq!(chain.without_first(7), None);
+        let tree = KeyRanges::tree_in(9, &[None, Some(0)], Reach::Window(1));
+        let held = tree.without_first(9).expect("only themselves");
+        assert_eq!((held.of(1), held.singles_of(1)), (1..1, &[1][..]));
+        // A query that sees nothing has no key to lose.
+        let nothing = KeyRanges::of_each([0..0, 5..6]).without_first(5).expect("one key");
+        assert_eq!((nothing.of(0), nothing.of(1)), (0..0, 0..1));
+        assert_eq!(KeyRanges::shared(&(6..8), 1).with_singles([vec![4]]).without_first(6), None);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::{self as by_ops, composed_within};
 use super::{
-    Delays, KeyRanges, Reach, Scores, attention, composed, frozen_attention, keys, quantised_keys,
-    reference, softcapped_attention,
+    Delays, KeyRanges, Reach, Scores, TILE_KEYS, attention, composed, frozen_attention, keys,
+    quantised_keys, reference,
 };
 use crate::test_support::{Noise, assert_close, gradcheck};
 
@@ -138,6 +138,42 @@ fn random_tree(
     ([q, k, v], parents)
 }
 
+/// Scores that are bent.
+fn capped(softcap: f64) -> Scores<'static> {
+    Scores { softcap: Some(softcap), sinks: None }
+}
+
+#[test]
+fn keys_that_are_dropped_by_whole_tiles_leave_every_bit() -> Result<()> {
+    let mut noise = Noise::new(83);
+    let (cached, nodes) = (3 * TILE_KEYS - 5, 14);
+    let ([q, k, v], parents) = random_tree(&mut noise, cached, nodes);
+    let sinks = noise.tensor(&[q.dim(1)?]);
+    let all = [Scores::default(), capped(0.7), Scores { softcap: None, sinks: Some(&sinks) }];
+    let ways: [fn(Tensor) -> Result<Tensor>; 3] =
+        [Ok, |keys| keys.to_dtype(DType::F16), |keys| quantised_keys(&keys)];
+    for reach in [Reach::Window(40), Reach::Window(TILE_KEYS - 9), Reach::Chunk(TILE_KEYS + 30)] {
+        let tree = KeyRanges::tree_in(cached, &parents, reach);
+        let chain = KeyRanges::appended_in(cached, nodes, reach);
+        let dropped = reach.first(cached + 1) / TILE_KEYS * TILE_KEYS;
+        assert!(dropped > 0);
+        for (ranges, scores) in [tree, chain].iter().flat_map(|r| all.iter().map(move |s| (r, *s)))
+        {
+            for held in ways {
+                let wide = |t: &Tensor| t.pad_with_zeros(2, 0, 16);
+                let (q, k, v) = (wide(&q)?, held(wide(&k)?)?, held(wide(&v)?)?);
+                let whole = frozen_attention(&q, &k, &v, &Arc::new(ranges.clone()), scores)?;
+                let rest =
+                    |t: &Tensor| t.narrow(0, dropped, cached + nodes - dropped)?.force_contiguous();
+                let ranges = Arc::new(ranges.clone().without_first(dropped).expect("unseen"));
+                let part = frozen_attention(&q, &rest(&k)?, &rest(&v)?, &ranges, scores)?;
+                assert_same_bits(&whole, &part);
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
     // Caches that end before, at and after the end of a tile of keys; windows that end in the cache, within
@@ -148,9 +184,9 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
             let nodes = 14;
             let ([q, k, v], parents) = random_tree(&mut noise, cached, nodes);
             let whole = KeyRanges::tree(cached, &parents);
-            let tree = Arc::new(KeyRanges::tree_within(cached, &parents, window));
+            let tree = Arc::new(KeyRanges::tree_in(cached, &parents, Reach::Window(window)));
             let together = attention(&q, &k, &v, &tree)?;
-            let bent = softcapped_attention(&q, &k, &v, &tree, 0.7)?;
+            let bent = frozen_attention(&q, &k, &v, &tree, capped(0.7))?;
             let sinks = noise.tensor(&[q.dim(1)?]);
             let sinking = Scores { softcap: None, sinks: Some(&sinks) };
             let sunk = frozen_attention(&q, &k, &v, &tree, sinking)?;
@@ -159,11 +195,12 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
                     (0..cached as u32).chain(whole.singles_of(node).iter().copied()).collect();
                 let keys = Tensor::from_slice(&path, path.len(), &Device::Cpu)?;
                 let (k, v) = (k.index_select(&keys, 0)?, v.index_select(&keys, 0)?);
-                let ranges = Arc::new(KeyRanges::appended_within(path.len() - 1, 1, window));
+                let ranges =
+                    Arc::new(KeyRanges::appended_in(path.len() - 1, 1, Reach::Window(window)));
                 let q = q.narrow(0, node, 1)?;
                 let alone = attention(&q, &k, &v, &ranges)?;
                 assert_same_bits(&alone, &together.narrow(0, node, 1)?);
-                let alone = softcapped_attention(&q, &k, &v, &ranges, 0.7)?;
+                let alone = frozen_attention(&q, &k, &v, &ranges, capped(0.7))?;
                 assert_same_bits(&alone, &bent.narrow(0, node, 1)?);
                 let alone = frozen_attention(&q, &k, &v, &ranges, sinking)?;
                 assert_same_bits(&alone, &sunk.narrow(0, node, 1)?);
@@ -177,7 +214,7 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
 fn sinks_take_their_share_of_the_softmax_in_every_version_and_cache() -> Result<()> {
     let mut noise = Noise::new(82);
     let ([q, k, v], parents) = random_tree(&mut noise, 300, 9);
-    let ranges = Arc::new(KeyRanges::tree_within(300, &parents, 290));
+    let ranges = Arc::new(KeyRanges::tree_in(300, &parents, Reach::Window(290)));
     let heads = q.dim(1)?;
     let sinks = (noise.tensor(&[heads]) * 3.0)?;
     let scores = Scores { softcap: None, sinks: Some(&sinks) };
@@ -199,7 +236,7 @@ fn sinks_take_their_share_of_the_softmax_in_every_version_and_cache() -> Result<
     let half = |t: &Tensor| t.to_dtype(DType::F16);
     let halves = frozen_attention(&q, &half(&k)?, &half(&v)?, &ranges, scores)?;
     assert_close("f16", &halves, &got, 2e-2);
-    let many = Arc::new(KeyRanges::appended_within(0, 309, 290));
+    let many = Arc::new(KeyRanges::appended_in(0, 309, Reach::Window(290)));
     let q = noise.tensor(&[309, heads, q.dim(2)?]);
     let got = frozen_attention(&q, &k, &v, &many, scores)?;
     assert_close("many", &by_ops::frozen(&q, &k, &v, &many, scores)?, &got, 1e-5);
@@ -229,10 +266,9 @@ fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {
     let mut noise = Noise::new(81);
     let ([q, k, v], parents) = random_tree(&mut noise, 40, 9);
     let q = (q * 6.0)?;
-    let ranges = Arc::new(KeyRanges::tree_within(40, &parents, 30));
-    let got = softcapped_attention(&q, &k, &v, &ranges, 1.5)?;
-    let capped = Scores { softcap: Some(1.5), sinks: None };
-    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, capped)?, &got, 1e-5);
+    let ranges = Arc::new(KeyRanges::tree_in(40, &parents, Reach::Window(30)));
+    let got = frozen_attention(&q, &k, &v, &ranges, capped(1.5))?;
+    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, capped(1.5))?, &got, 1e-5);
     assert!(
         (got.sub(&attention(&q, &k, &v, &ranges)?)?).abs()?.max_all()?.to_scalar::<f32>()? > 0.05
     );
@@ -249,12 +285,12 @@ fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {
     let want = (weights.matmul(&of(&v)?)? / f64::from(sum))?;
     assert_close("one row", &got.get(query)?.narrow(0, head, 1)?, &want, 1e-5);
     // Wide ones bend nothing that f32 shows.
-    let wide = softcapped_attention(&q, &k, &v, &ranges, 1e4)?;
+    let wide = frozen_attention(&q, &k, &v, &ranges, capped(1e4))?;
     assert_close("wide", &wide, &attention(&q, &k, &v, &ranges)?, 1e-4);
     let var = Var::from_tensor(&q)?;
-    assert!(softcapped_attention(&var, &k, &v, &ranges, 1.5).is_err());
+    assert!(frozen_attention(&var, &k, &v, &ranges, capped(1.5)).is_err());
     for softcap in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        assert!(softcapped_attention(&q, &k, &v, &ranges, softcap).is_err());
+        assert!(frozen_attention(&q, &k, &v, &ranges, capped(softcap)).is_err());
     }
     Ok(())
 }
@@ -311,14 +347,14 @@ fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
         let q = noise.tensor(&[queries, 6, head_dim]);
         let (k, v) = (noise.tensor(&[keys, 2, head_dim]), noise.tensor(&[keys, 2, head_dim]));
         for window in [usize::MAX, 1, 9, 77, 300] {
-            let ranges = KeyRanges::appended_within(cached, queries, window);
+            let ranges = KeyRanges::appended_in(cached, queries, Reach::Window(window));
             let all = attention(&q, &k, &v, &Arc::new(ranges))?;
             for row in (0..queries).step_by(1 + queries / 7) {
                 let one = attention(
                     &q.narrow(0, row, 1)?,
                     &k.narrow(0, 0, cached + row + 1)?,
                     &v.narrow(0, 0, cached + row + 1)?,
-                    &Arc::new(KeyRanges::appended_within(cached + row, 1, window)),
+                    &Arc::new(KeyRanges::appended_in(cached + row, 1, Reach::Window(window))),
                 )?;
                 assert_same_bits(&one, &all.narrow(0, row, 1)?);
             }

@@ -39,6 +39,13 @@ impl<'a> Keys<'a> {
         rope
     }
 
+    /// `rope_parameters`, and in it those of full and of sliding layers where it is a map by kind.
+    pub(super) fn ropes_by_kind(&self) -> (Option<&'a Value>, [Option<&'a Value>; 2]) {
+        let map = self.object("rope_parameters");
+        let of = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
+        (map, ["full_attention", "sliding_attention"].map(of))
+    }
+
     /// A finite number, if there is one.
     pub(super) fn finite(&self, key: &str) -> Option<f64> {
         self.present(key).and_then(Value::as_f64).filter(|number| number.is_finite())

@@ -1,5 +1,6 @@
 //! A target's sizes and switches, validated, whatever file they came from.
 
+pub(crate) mod cached;
 mod experts;
 mod families;
 mod gguf;
@@ -278,22 +279,6 @@ impl TargetConfig {
                 .parts
                 .convolution
                 .map_or(0, |own| own.kernel.saturating_sub(1) * self.hidden_size),
-        }
-    }
-
-    /// Dim of what is cached of a head.
-    pub fn cached_dim(&self) -> usize {
-        self.parts.latent.map_or(self.head_dim, |latent| latent.cached())
-    }
-
-    /// Values that layer `index` caches of a token in keys and values.
-    pub fn cached_values(&self, index: usize) -> usize {
-        let LayerHeads { kv_heads, head_dim } = self.heads_of(index);
-        match (self.mixer_of(index), self.parts.latent) {
-            (Mixer::Attention, None) if self.keys_owner(index).is_some() => 0,
-            (Mixer::Attention, None) => 2 * kv_heads * head_dim,
-            (Mixer::Attention, Some(latent)) => latent.cached(),
-            _ => 0,
         }
     }
 

@@ -1,16 +1,18 @@
 //! Keys and values, or states, of every layer for the tokens of one sequence.
 
 mod states;
+mod windows;
 
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::attention::quantised_keys;
+use longdraft_kernels::attention::{Reach, quantised_keys};
 use longdraft_kernels::recurrence::Walk;
 
 use super::recurrent::{CachedState, Rule, State};
 use super::refused;
 use crate::error::Result;
+use windows::Windowed;
 
 /// Tokens that a fresh cache has room for.
 const INITIAL_CAPACITY: usize = 256;
@@ -45,6 +47,8 @@ impl CacheType {
 pub(super) enum Layout {
     /// Keys and values of so many heads of such a dim.
     Keys(usize, usize),
+    /// The same of the tokens that its window leaves.
+    Windowed(usize, usize),
     /// Nothing: an earlier layer's keys and values are read.
     Shared,
     /// One row of so many values, which is key and value of all heads.
@@ -57,6 +61,7 @@ pub(super) enum Layout {
 enum Layer {
     /// Keys and values, `[capacity, K, D]` each; as u8 a head is `D / 32` blocks of 34 bytes.
     Keys(Tensor, Tensor),
+    Windowed(Windowed),
     Shared,
     /// Rows that are both, `[capacity, 1, D]`.
     Rows(Tensor),
@@ -67,13 +72,16 @@ enum Layer {
 /// A growing cache; rows beyond the committed length are scratch.
 ///
 /// Layers with a state hold that before the last pass and what the pass brought: tokens of that pass are taken
-/// back exactly. Further back only lengths at which a state was put aside can be had.
+/// back exactly. Further back only lengths at which a state was put aside can be had. Layers with a window hold the
+/// tokens that a later pass can see: those of the last pass can be taken back, and more where they are still held.
 pub struct KvCache {
     layers: Vec<Layer>,
     length: usize,
     capacity: usize,
     /// Whether it is of a long sequence, where that has been decided.
     long: Option<bool>,
+    /// How far back layers with a window see.
+    reach: Reach,
     states: Option<States>,
     /// Layers up to the one whose keys and values are those of [`Self::last_layer`].
     last: usize,
@@ -105,16 +113,17 @@ impl KvCache {
     /// - the device has no memory for it
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
         let layouts = (0..layers).map(|_| Layout::Keys(kv_heads, head_dim));
-        Self::of(layouts, DType::F32, device)
+        Self::of(layouts, Reach::All, DType::F32, device)
     }
 
-    /// The same with layers of their own kinds and values of a type, to which keys and values are rounded when
-    /// they are written: f32, f16, or u8 for blocks of 8 bits.
+    /// The same with layers of their own kinds, of which those with a window see as far as `reach`, and values of a
+    /// type, to which keys and values are rounded when they are written: f32, f16, or u8 for blocks of 8 bits.
     ///
     /// # Errors
     /// - the device has no memory for it, or heads do not consist of blocks
     pub(super) fn of(
         layouts: impl Iterator<Item = Layout>,
+        reach: Reach,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
@@ -125,6 +134,10 @@ impl KvCache {
         };
         let layer = |layout| match layout {
             Layout::Keys(heads, dim) => Ok(Layer::Keys(empty(heads, dim)?, empty(heads, dim)?)),
+            Layout::Windowed(heads, dim) => {
+                let (k, v) = (empty(heads, dim)?, empty(heads, dim)?);
+                Ok(Layer::Windowed(Windowed { k, v, first: 0 }))
+            }
             Layout::Shared => Ok(Layer::Shared),
             Layout::Rows(dim) => Ok(Layer::Rows(empty(1, dim)?)),
             Layout::State(rule) => Ok(Layer::State(Box::new(CachedState::new(&rule)))),
@@ -133,7 +146,7 @@ impl KvCache {
         let has_states = layers.iter().any(|layer| matches!(layer, Layer::State(_)));
         let states = has_states.then(States::default);
         let last = layers.len();
-        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY, states, last, long: None })
+        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY, states, last, long: None, reach })
     }
 
     /// The same with the keys and values of layer `index` as those of [`Self::last_layer`].
@@ -143,15 +156,18 @@ impl KvCache {
         Self { last, ..self }
     }
 
-    /// The keys and values of a layer that appended `rows` in this pass, `[len + rows, K, D]`.
+    /// The keys and values of a layer that appended `rows` in this pass, `[len + rows, K, D]`; with a window those
+    /// that it holds.
     ///
     /// # Errors
     /// - the layer holds no keys
     pub(super) fn appended(&self, layer: usize, rows: usize) -> Result<(Tensor, Tensor)> {
-        let Some(Layer::Keys(k, v)) = self.layers.get(layer) else {
-            return Err(refused("a layer without keys was to be read by another"));
+        let (k, v, first) = match self.layers.get(layer) {
+            Some(Layer::Keys(k, v)) => (k, v, 0),
+            Some(Layer::Windowed(Windowed { k, v, first })) => (k, v, *first),
+            _ => return Err(refused("a layer without keys was to be read by another")),
         };
-        let all = self.length + rows;
+        let all = self.length + rows - first;
         Ok((k.narrow(0, 0, all)?, v.narrow(0, 0, all)?))
     }
 
@@ -179,31 +195,58 @@ impl KvCache {
     pub(super) fn set_length(&mut self, long: bool) {
         if self.long.replace(long).is_some_and(|before| before != long) {
             self.length = 0;
+            self.restart_windows();
         }
     }
 
-    /// Forgets every token from `length` on. Where layers carry states, those before are forgotten too unless
-    /// there is a state for that length: the cache may be shorter afterwards than was asked for.
+    /// Forgets every token from `length` on. Where layers carry states or windows, those before are forgotten too
+    /// unless there is a state for that length and what the next token sees is held: the cache may be shorter
+    /// afterwards than was asked for ([`Self::reusable`]).
     pub fn truncate(&mut self, length: usize) {
+        let length = if self.is_held(length.min(self.length)) { length } else { 0 };
         if self.states.is_some() {
             self.truncate_states(length);
         } else {
             self.length = self.length.min(length);
         }
+        if self.length > 0 && !self.is_held(self.length) {
+            self.truncate_states(0);
+        }
+        if self.length == 0 {
+            self.restart_windows();
+        }
+    }
+
+    /// How many tokens [`Self::truncate`] to `length` leaves.
+    pub fn reusable(&self, length: usize) -> usize {
+        let length = self.with_state(length.min(self.length));
+        if self.is_held(length) { length } else { 0 }
+    }
+
+    /// Elements of the tensors that hold keys and values: bytes where they are blocks of 8 bits.
+    pub fn elements(&self) -> usize {
+        self.layers.iter().flat_map(Layer::tensors).map(Tensor::elem_count).sum()
+    }
+
+    /// The layer of [`Self::last_layer`].
+    fn last_with_keys(&self) -> Option<usize> {
+        let layers = &self.layers[..self.last.min(self.layers.len())];
+        layers.iter().rposition(|layer| matches!(layer, Layer::Keys(..) | Layer::Windowed(_)))
     }
 
     /// The last attending layer's committed keys and values, `[len, K, D]` each, as they are held.
     ///
     /// # Errors
-    /// - the model has no layer with keys
+    /// - the model has no layer with keys, or that layer has dropped some ([`Self::keep_last_layer`])
     pub fn last_layer(&self) -> Result<(Tensor, Tensor)> {
-        let layers = &self.layers[..self.last.min(self.layers.len())];
-        let keys = layers.iter().rev().find_map(|layer| match layer {
-            Layer::Keys(k, v) => Some((k, v)),
-            Layer::Rows(_) | Layer::Shared | Layer::State(_) => None,
-        });
-        let Some((k, v)) = keys else { return Err(refused("a cache of no keys has no last ones")) };
-        Ok((k.narrow(0, 0, self.length)?, v.narrow(0, 0, self.length)?))
+        let Some(index) = self.last_with_keys() else {
+            return Err(refused("a cache of no keys has no last ones"));
+        };
+        if self.first_held_by(index) > 0 {
+            let problem = "the last layer has a window and dropped tokens that were to be read";
+            return Err(refused(problem));
+        }
+        self.appended(index, 0)
     }
 
     /// Keeps, of the rows from `first` on, only `rows` (counted from `first`, ascending), in their
@@ -214,37 +257,48 @@ impl KvCache {
     /// # Errors
     /// - a row is not in the cache, or rows do not ascend; the cache is left as it was
     /// - layers carry states and `first` is not where the last pass began, or `rows` do not follow one another
+    /// - layers have windows and have dropped what the next token would see
     pub fn compact(&mut self, first: usize, rows: &[usize]) -> Result<()> {
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || rows.last().is_some_and(|row| first + row >= self.length) {
             let message = format!("rows {rows:?} from {first} on of a cache of {}", self.length);
             return Err(refused(&message));
         }
+        if !self.is_held(first + rows.len()) {
+            let message = format!(
+                "layers with a window hold tokens from {} on, too few to go on from {}",
+                self.first_held(),
+                first + rows.len()
+            );
+            return Err(refused(&message));
+        }
         self.keep_states(first, rows)?;
         let in_place = rows.iter().enumerate().take_while(|(i, row)| i == *row).count();
         let moved: Vec<u32> = rows[in_place..].iter().map(|row| (first + row) as u32).collect();
         if !moved.is_empty() {
-            for tensor in self.layers.iter().flat_map(Layer::tensors) {
+            for tensor in self.layers.iter().flat_map(Layer::whole) {
                 let at = Tensor::from_slice(&moved, moved.len(), tensor.device())?;
                 tensor.slice_set(&tensor.index_select(&at, 0)?, 0, first + in_place)?;
             }
+            self.move_windowed(&moved, first + in_place)?;
         }
         self.length = first + rows.len();
         Ok(())
     }
 
-    /// Makes room for `tokens` more.
+    /// Makes room for `tokens` more. Layers with a window drop what no later token sees.
     ///
     /// # Errors
     /// - the device has no memory for it
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
+        self.reserve_windows(tokens)?;
         let needed = self.length + tokens;
         if needed <= self.capacity {
             return Ok(());
         }
         let capacity = needed.max(2 * self.capacity);
         for layer in &mut self.layers {
-            for tensor in layer.tensors_mut() {
+            for tensor in layer.whole_mut() {
                 let (_, heads, head_dim) = tensor.dims3()?;
                 let larger =
                     Tensor::zeros((capacity, heads, head_dim), tensor.dtype(), tensor.device())?;
@@ -259,16 +313,17 @@ impl KvCache {
     }
 
     /// Writes the keys and values of new tokens after the committed ones, and returns all of
-    /// them, `[len + new, K, D]`. [`Self::reserve`] comes before it, [`Self::commit`] after the last
+    /// them, `[len + new, K, D]`, or those that a window leaves. [`Self::reserve`] comes before it, [`Self::commit`] after the last
     /// layer.
     ///
     /// # Errors
     /// - there is no room, the shapes do not fit, or the layer holds no keys
     pub fn append(&self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let new = k.dim(0)?;
-        let (all_k, all_v) = match &self.layers[layer] {
-            Layer::Keys(k, v) => (k, v),
-            Layer::Rows(rows) => (rows, rows),
+        let (all_k, all_v, first) = match &self.layers[layer] {
+            Layer::Keys(k, v) => (k, Some(v), 0),
+            Layer::Windowed(Windowed { k, v, first }) => (k, Some(v), *first),
+            Layer::Rows(rows) => (rows, None, 0),
             Layer::State(_) | Layer::Shared => {
                 return Err(refused("a layer without keys of its own holds none"));
             }
@@ -277,11 +332,13 @@ impl KvCache {
             DType::U8 => quantised_keys(&tensor.contiguous()?.to_dtype(DType::F32)?),
             dtype => tensor.contiguous()?.to_dtype(dtype),
         };
-        all_k.slice_set(&own(k)?, 0, self.length)?;
-        if matches!(self.layers[layer], Layer::Keys(..)) {
-            all_v.slice_set(&own(v)?, 0, self.length)?;
+        let at = self.length - first;
+        all_k.slice_set(&own(k)?, 0, at)?;
+        if let Some(all_v) = all_v {
+            all_v.slice_set(&own(v)?, 0, at)?;
         }
-        Ok((all_k.narrow(0, 0, self.length + new)?, all_v.narrow(0, 0, self.length + new)?))
+        let all_v = all_v.unwrap_or(all_k);
+        Ok((all_k.narrow(0, 0, at + new)?, all_v.narrow(0, 0, at + new)?))
     }
 
     /// Counts `tokens` appended to every layer as the cache's.
@@ -291,19 +348,27 @@ impl KvCache {
 }
 
 impl Layer {
-    fn tensors(&self) -> Vec<&Tensor> {
+    /// What holds every token.
+    fn whole(&self) -> Vec<&Tensor> {
         match self {
             Self::Keys(k, v) => vec![k, v],
             Self::Rows(rows) => vec![rows],
-            Self::State(_) | Self::Shared => Vec::new(),
+            Self::Windowed(_) | Self::State(_) | Self::Shared => Vec::new(),
         }
     }
 
-    fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
+    fn whole_mut(&mut self) -> Vec<&mut Tensor> {
         match self {
             Self::Keys(k, v) => vec![k, v],
             Self::Rows(rows) => vec![rows],
-            Self::State(_) | Self::Shared => Vec::new(),
+            Self::Windowed(_) | Self::State(_) | Self::Shared => Vec::new(),
+        }
+    }
+
+    fn tensors(&self) -> Vec<&Tensor> {
+        match self {
+            Self::Windowed(Windowed { k, v, .. }) => vec![k, v],
+            _ => self.whole(),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use longdraft_kernels::attention::KeyRanges;
+use candle_core::DType;
+use longdraft_kernels::attention::{KeyRanges, Reach};
 use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::threads::awake;
 
@@ -101,17 +102,18 @@ impl Target {
             sequences.iter_mut()
         {
             let (cached, parents) = (cache.len(), *parents);
+            cache.reserve(new.len())?;
             let visible = Visible::new(&self.config.parts, |reach| match parents {
                 None => KeyRanges::appended_in(cached, new.len(), reach),
                 Some(parents) => KeyRanges::tree_in(cached, parents, reach),
             });
+            let visible = visible.without_first(cache.first_held())?;
             if let Some(border) = self.ropes.border() {
                 let last = positions.iter().max().map_or(0, |last| *last as usize);
                 long.resize(long.len() + new.len(), cache.decide_length(last >= border));
             }
             ids.extend_from_slice(new);
             position_ids.extend_from_slice(positions);
-            cache.reserve(new.len())?;
             cache.begin(&match parents {
                 None => Walk::chain(new.len()),
                 Some(parents) => Walk::tree(parents),
@@ -130,7 +132,8 @@ impl Target {
     }
 
     /// An empty cache for one sequence; where frequencies depend on the sequence's length, its first tokens
-    /// decide unless [`Self::prepare_cache`] does.
+    /// decide unless [`Self::prepare_cache`] does. Layers with a window hold what it leaves; drafts that read the
+    /// last layer's keys ask for all of them ([`KvCache::keep_last_layer`]).
     ///
     /// # Errors
     /// - the device has no memory for it
@@ -142,12 +145,28 @@ impl Target {
             _ if config.keys_owner(index).is_some() => Layout::Shared,
             _ => {
                 let LayerHeads { kv_heads, head_dim } = config.heads_of(index);
-                Layout::Keys(kv_heads, head_dim)
+                match config.window_of(index) {
+                    Some(_) => Layout::Windowed(kv_heads, head_dim),
+                    None => Layout::Keys(kv_heads, head_dim),
+                }
             }
         };
         let layouts = (0..config.num_hidden_layers).map(layout);
-        let cache = KvCache::of(layouts, self.cache_dtype, &self.device)?;
+        let reach = config.parts.reach().unwrap_or(Reach::All);
+        let cache = KvCache::of(layouts, reach, self.cache_dtype, &self.device)?;
         Ok(cache.ending_with(config.last_attention_layer()))
+    }
+
+    /// Bytes that a cache holds of a sequence of `tokens` that is read in passes of up to `rows`, states among them.
+    /// The room of layers without a window grows by doubling, up to twice of what is counted here.
+    pub fn cache_bytes(&self, tokens: usize, rows: usize) -> u64 {
+        let values = self.config.cache_values(tokens, rows) as u64;
+        let keys = match self.cache_dtype {
+            // A scale of 2 bytes for 32 values of one.
+            DType::U8 => values + values / 16,
+            dtype => values * dtype.size_in_bytes() as u64,
+        };
+        keys + (self.config.cached_state_values() * size_of::<f32>()) as u64
     }
 
     /// Tells a cache how many tokens its sequence will have at most: where that decides on rotary frequencies

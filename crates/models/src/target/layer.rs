@@ -54,7 +54,9 @@ impl Appended<'_> {
             Some(owner) => self.cache.appended(owner, self.rows)?,
             None => self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?,
         };
-        layer.scored([&own(&heads.q)?, &k, &v], self.visible.of(layer.sizes.slides))
+        let first = self.cache.first_held_by(layer.sizes.keys_owner.unwrap_or(index));
+        let ranges = self.visible.held(layer.sizes.slides, first);
+        layer.scored([&own(&heads.q)?, &k, &v], ranges)
     }
 }
 

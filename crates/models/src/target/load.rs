@@ -21,7 +21,7 @@ use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
 use super::views::Views;
-use super::{Target, names, renamed};
+use super::{MtpBlock, Target, names, renamed};
 use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
@@ -270,6 +270,14 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
         Files::Folder(config, source) => from_source(*config, source.as_ref(), options),
         Files::Gguf(source) => from_source(source.config().clone(), source.as_ref(), options),
+    }
+}
+
+/// The block for prediction of several tokens in a target's files.
+pub(super) fn open_mtp(path: &Path, options: &TargetOptions) -> Result<MtpBlock> {
+    match files(path)? {
+        Files::Folder(config, source) => MtpBlock::from_source(&config, source.as_ref(), options),
+        Files::Gguf(source) => MtpBlock::from_source(source.config(), source.as_ref(), options),
     }
 }
 

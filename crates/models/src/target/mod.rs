@@ -16,6 +16,7 @@ mod layer;
 mod layers;
 mod load;
 mod locate;
+mod mtp;
 pub(crate) mod names;
 mod nested;
 mod part;
@@ -51,6 +52,7 @@ pub use extend::Extension;
 pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
 pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
+pub use mtp::{MtpBlock, Pairs};
 pub(crate) use names::norm_before_feed_forward;
 pub use names::tensor_specs;
 pub use part::RowPart;
@@ -144,6 +146,14 @@ impl Target {
         let specs = tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
         load::from_source(config, &source, options)
+    }
+
+    /// Loads the block for prediction of several tokens that lies in a target's files, held as the target is.
+    ///
+    /// # Errors
+    /// - as [`MtpBlock::from_source`], or as [`Self::open`]
+    pub fn open_mtp(spec: &str, options: &TargetOptions) -> Result<MtpBlock> {
+        load::open_mtp(&locate(spec)?, options)
     }
 
     /// The tokenizer that belongs to the same folder or file.

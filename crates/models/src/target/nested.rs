@@ -11,6 +11,8 @@ use crate::weights::WeightSource;
 
 /// What text parts' names begin with in files, in place of `model.`.
 const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
+/// What names of blocks that predict further tokens begin with, beside the text part.
+const FURTHER: &str = "mtp.";
 /// Where an own head may stand.
 const HEADS: [&str; 2] = ["language_model.lm_head.weight", "lm_head.weight"];
 
@@ -54,6 +56,9 @@ impl WeightSource for TextPart {
         let text = names.filter_map(|name| {
             if HEADS.contains(&name.as_str()) {
                 return Some(HEADS[1].to_owned());
+            }
+            if name.starts_with(FURTHER) {
+                return Some(name);
             }
             name.strip_prefix(self.prefix).map(|rest| format!("model.{rest}"))
         });
@@ -105,10 +110,10 @@ mod tests {
         for prefix in PREFIXES {
             for head in HEADS {
                 let table = format!("{prefix}embed_tokens.weight");
-                let source = source(&[&table, head, "vision_tower.patch.weight"]);
+                let source = source(&[&table, head, "vision_tower.patch.weight", "mtp.fc.weight"]);
                 let mut names = source.names();
                 names.sort();
-                assert_eq!(names, ["lm_head.weight", "model.embed_tokens.weight"]);
+                assert_eq!(names, ["lm_head.weight", "model.embed_tokens.weight", "mtp.fc.weight"]);
                 for name in names {
                     assert_eq!(source.shape(&name), Some(vec![2, 2]), "{name}");
                     source.load(&name, DType::F32).expect("loaded");

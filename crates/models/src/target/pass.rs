@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use longdraft_kernels::attention::{KeyRanges, Reach};
 use longdraft_kernels::rope::{Rope, RopeTable};
 
+use super::refused;
 use crate::config::{Parts, TargetConfig};
 use crate::error::Result;
 
@@ -13,13 +14,36 @@ use crate::error::Result;
 pub(super) struct Visible {
     full: Arc<KeyRanges>,
     sliding: Option<Arc<KeyRanges>>,
+    /// Those of sliding layers that hold the last keys only, counted from the first of these.
+    held: Option<Arc<KeyRanges>>,
 }
 
 impl Visible {
     /// `within` makes the visible keys of a reach.
     pub(super) fn new(parts: &Parts, within: impl Fn(Reach) -> KeyRanges) -> Self {
         let sliding = parts.reach().map(|reach| Arc::new(within(reach)));
-        Self { full: Arc::new(within(Reach::All)), sliding }
+        Self { full: Arc::new(within(Reach::All)), sliding, held: None }
+    }
+
+    /// Those of layers without windows.
+    pub(super) fn full(ranges: KeyRanges) -> Self {
+        Self { full: Arc::new(ranges), sliding: None, held: None }
+    }
+
+    /// The same where sliding layers have dropped the first keys.
+    ///
+    /// # Errors
+    /// - a token sees one of these
+    pub(super) fn without_first(self, dropped: usize) -> Result<Self> {
+        let Some(sliding) = self.sliding.as_ref().filter(|_| dropped > 0) else { return Ok(self) };
+        let held = sliding.as_ref().clone().without_first(dropped);
+        let held = held.ok_or_else(|| refused("a token sees keys that were dropped"))?;
+        Ok(Self { held: Some(Arc::new(held)), ..self })
+    }
+
+    /// Those in a layer whose keys are held from the token `first_held` on.
+    pub(super) fn held(&self, slides: bool, first_held: usize) -> &Arc<KeyRanges> {
+        self.held.as_ref().filter(|_| first_held > 0).unwrap_or_else(|| self.of(slides))
     }
 
     /// Those in a layer with or without a window.

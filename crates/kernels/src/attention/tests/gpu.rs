@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor, Var};
 
 use super::super::gpu;
 use super::super::gpu::tables::{NOWHERE, OfKeys};
-use super::super::{Delays, KeyRanges, attention};
+use super::super::{Delays, KeyRanges, Reach, TILE_KEYS, attention};
 use super::{random_ranges, ranges_with_singles};
 use crate::cuda::emulator::emulated;
 use crate::test_support::{Noise, assert_close, relative_error};
@@ -140,20 +140,27 @@ fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
         // Windows that end within the tree, and in the cache.
         (252, 8, 8, 3),
         (260, 3, 8, 257),
+        (600, 3, 8, 40),
     ] {
         let parents: Vec<_> =
             (0..nodes).map(|node| (node > 0).then(|| noise.below(node))).collect();
         let whole = KeyRanges::tree(cached, &parents);
-        let tree = Arc::new(KeyRanges::tree_within(cached, &parents, window));
+        let tree = Arc::new(KeyRanges::tree_in(cached, &parents, Reach::Window(window)));
         let keys = cached + nodes;
         let [k, v] = [0; 2].map(|_| noise.tensor(&[keys, 2, head_dim]));
         let q = noise.tensor(&[nodes, 6, head_dim]);
         let together = emulated(|| attention(&q, &k, &v, &tree))?;
         assert!(relative_error(&together, &attention(&q, &k, &v, &tree)?) < 2e-6);
+        let dropped = cached.saturating_sub(window) / TILE_KEYS * TILE_KEYS;
+        let held = Arc::new(tree.as_ref().clone().without_first(dropped).expect("unseen"));
+        let rest = |t: &Tensor| t.narrow(0, dropped, keys - dropped)?.force_contiguous();
+        let rest = emulated(|| attention(&q, &rest(&k)?, &rest(&v)?, &held))?;
+        assert_eq!(bits(&rest)?, bits(&together)?, "{dropped} of {cached} dropped");
         for node in 0..nodes {
             let path = whole.singles_of(node).iter().copied();
             let seen: Vec<u32> = (0..cached as u32).chain(path).collect();
-            let chain = Arc::new(KeyRanges::appended_within(seen.len() - 1, 1, window));
+            let chain = KeyRanges::appended_in(seen.len() - 1, 1, Reach::Window(window));
+            let chain = Arc::new(chain);
             let seen = Tensor::new(seen, q.device())?;
             let [k, v] = [k.index_select(&seen, 0)?, v.index_select(&seen, 0)?];
             let alone = emulated(|| attention(&q.narrow(0, node, 1)?, &k, &v, &chain))?;

@@ -85,9 +85,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 /// Rotary embeddings of full and of sliding layers, from a map by kind or from the older keys, whose
 /// scaling is that of full layers.
 fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
-    let map = keys.object("rope_parameters");
-    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
-    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    let (map, [of_full, of_sliding]) = keys.ropes_by_kind();
     let older = map.filter(|_| of_full.is_none() && of_sliding.is_none());
     let scaling = of_full.or(older).or_else(|| keys.object("rope_scaling"));
     let theta = scaling.and_then(|scaling| scaling.get("rope_theta")).or_else(|| {

@@ -130,9 +130,7 @@ fn layer_heads(
 
 /// Rotary embeddings of full layers, of whose heads a part turns, and of sliding ones.
 fn ropes(keys: &mut JsonKeys<'_>, full_dim: usize) -> (RopeParameters, RopeParameters) {
-    let map = keys.object("rope_parameters");
-    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
-    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    let (_, [of_full, of_sliding]) = keys.ropes_by_kind();
     let theta = |of: Option<&Value>, absent: f64| {
         of.and_then(|of| of.get("rope_theta")).and_then(Value::as_f64).unwrap_or(absent)
     };

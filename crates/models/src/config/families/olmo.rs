@@ -42,9 +42,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 /// Rotary embeddings of full and of sliding layers, from a map by kind or from the older keys, whose base and
 /// scaling are those of full layers: the class gives sliding ones its own base.
 fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
-    let map = keys.object("rope_parameters");
-    let by_kind = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
-    let (of_full, of_sliding) = (by_kind("full_attention"), by_kind("sliding_attention"));
+    let (map, [of_full, of_sliding]) = keys.ropes_by_kind();
     if map.is_some() && of_full.is_none() && of_sliding.is_none() {
         // One for all layers.
         let rope = keys.rope(sizes);

@@ -3,12 +3,10 @@
 use longdraft_kernels::recurrence::Walk;
 
 use super::{Aside, KvCache, Layer};
+use crate::config::cached::STATES_ASIDE;
 use crate::error::Result;
 use crate::target::recurrent::{CachedState, Rows, State};
 use crate::target::refused;
-
-/// Lengths at which states are put aside, at most. Each takes as much as the states themselves.
-const MOST_ASIDE: usize = 4;
 
 impl KvCache {
     /// What the recurrent layer `layer` remembers of the committed tokens: the last inputs of its convolution,
@@ -98,7 +96,7 @@ impl KvCache {
         let Some(own) = &mut self.states else { return };
         own.aside.retain(|aside| aside.length < own.base);
         own.aside.push(Aside { length: own.base, states });
-        if own.aside.len() > MOST_ASIDE {
+        if own.aside.len() > STATES_ASIDE {
             let length = |place: usize| own.aside[place].length;
             let before = |place: usize| place.checked_sub(1).map_or(0, length);
             let between = |place: &usize| length(place + 1) - before(*place);
@@ -134,6 +132,20 @@ impl KvCache {
             states.broken = false;
         }
         Ok(())
+    }
+
+    /// The largest length up to `length` that has a state.
+    pub(super) fn with_state(&self, length: usize) -> usize {
+        let Some(states) = &self.states else { return length };
+        let is_chain = states.walk.as_ref().is_none_or(Walk::is_chain);
+        if length >= self.length && !states.broken {
+            return self.length;
+        }
+        if length >= states.base && !states.broken && is_chain {
+            return length;
+        }
+        let aside = states.aside.iter().map(|aside| aside.length);
+        aside.filter(|aside| *aside <= length).max().unwrap_or(0)
     }
 
     /// Cuts to `length`, or to the largest length below it that has a state.

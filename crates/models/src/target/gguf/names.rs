@@ -173,6 +173,14 @@ const MODULES: [(&str, &str); 21] = [
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
+/// What a block that predicts further tokens has beside a layer, below its prefix.
+const FURTHER: [(&str, &str); 4] = [
+    ("nextn.eh_proj", "eh_proj"),
+    ("nextn.enorm", "enorm"),
+    ("nextn.hnorm", "hnorm"),
+    ("nextn.shared_head_norm", "shared_head.norm"),
+];
+
 /// Tensors of a layer without a module of their own.
 const VECTORS: [(&str, &str); 3] = [
     ("ssm_a", "linear_attn.A"),
@@ -257,7 +265,8 @@ fn hugging_face_name(name: &str, config: &TargetConfig) -> Option<String> {
         (NormPlaces::BeforeAndAfterOfGlm, _) => &NORMS_OF_GLM,
         (NormPlaces::After, _) => &NORMS_AFTER,
     };
-    let (_, module) = own.iter().chain(&MODULES).find(|(gguf, _)| *gguf == module)?;
+    let (_, module) =
+        own.iter().chain(&MODULES).chain(&FURTHER).find(|(gguf, _)| *gguf == module)?;
     if let Some(matrix) = module.strip_prefix("mlp.") {
         return Some(format!("{}.{matrix}.{kind}", mlp(config.architecture, layer)));
     }
@@ -313,6 +322,8 @@ mod tests {
             ("ssm_conv1d.weight", "linear_attn.conv1d.weight"),
             ("shortconv.in_proj.weight", "conv.in_proj.weight"),
             ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+            ("nextn.eh_proj.weight", "eh_proj.weight"),
+            ("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
         ] {
             assert_eq!(name(&format!("blk.1.{gguf}")), format!("model.layers.1.{published}"));
         }
