@@ -82,3 +82,31 @@ fn a_form_that_no_token_leads_on_is_refused_and_the_server_goes_on() {
 fn all_banned() -> Value {
     (0..60).map(|id| (id.to_string(), json!(-100))).collect::<serde_json::Map<_, _>>().into()
 }
+
+#[test]
+fn what_a_form_forces_is_proposed_without_a_draft_and_counted() {
+    let shelf = Shelf::new();
+    let plain = Server::start(&shelf, &[]);
+    let drafted = Server::start(&shelf, &["--draft", &shelf.path("eagle3"), "--pace", "fixed"]);
+    let text = "a long text that can only be written in one way, or in \"another\"";
+    for temperature in [0.0, 1.0] {
+        let asked = json!({
+            "prompt": "the cat", "temperature": temperature, "seed": 3, "max_tokens": 90,
+            "guided_choice": [text], "origins": true, "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        for server in [&plain, &drafted] {
+            let events: Vec<String> = server.stream("/v1/completions", &asked).collect();
+            let of_grammar = events.iter().filter(|event| event.contains("\"origin\":\"grammar\""));
+            let of_grammar = of_grammar.count() as u64;
+            let (texts, usage) = gathered(server.stream("/v1/completions", &asked), 1);
+            assert_eq!((texts[0].0.as_str(), &texts[0].1), (text, &json!("stop")));
+            let by = &usage["completion_tokens_details"]["accepted_by_origin"];
+            let counted = by["grammar"].as_u64().expect("a count");
+            // The end of the text may be among them, which is no event.
+            assert!(counted >= of_grammar && of_grammar > 50, "{counted} {of_grammar}");
+        }
+    }
+    assert!(plain.metric("accepted_grammar_tokens_total") > 100.0);
+    assert!(plain.metric("target_passes_total") < 40.0);
+}

@@ -65,3 +65,40 @@ fn a_long_prompt_and_many_answers_do_not_disturb_each_other() {
         many.join().expect("answered");
     });
 }
+
+#[test]
+fn tokens_of_a_request_and_of_all_requests_are_limited() {
+    let shelf = Shelf::new();
+    let limits = ["--parallel", "1", "--max-request-tokens", "300", "--max-total-tokens", "500"];
+    let server = Server::start(&shelf, &limits);
+    let asked = |tokens: usize, count: usize| {
+        json!({
+            "prompt": "a", "max_tokens": tokens, "n": count, "temperature": 0,
+            "logit_bias": { "257": -100 },
+        })
+    };
+    // A prompt has a token; its answers count as often as they are asked for.
+    for (tokens, count) in [(300, 1), (100, 3), (usize::MAX, 1)] {
+        let refused = server.post("/v1/completions", &asked(tokens, count));
+        let code = refused.error()["code"].clone();
+        assert_eq!((refused.status, code.as_str()), (400, Some("too_many_tokens")));
+    }
+    server.complete(&asked(99, 3));
+    let mut stream = asked(290, 1);
+    stream["stream"] = true.into();
+    let mut events = server.stream("/v1/completions", &stream);
+    events.next().expect("it begins");
+    let refused = server.post("/v1/completions", &asked(250, 1));
+    // A fast machine may have answered already.
+    if refused.status != 200 {
+        let code = refused.error()["code"].clone();
+        assert_eq!((refused.status, code.as_str()), (429, Some("rate_limit_exceeded")));
+        assert!(refused.headers.contains_key("retry-after"));
+    }
+    drop(events);
+    until("tokens", || server.post("/v1/completions", &asked(250, 1)).status == 200);
+    // All are free again, however often answers end.
+    for _ in 0..5 {
+        until("tokens", || server.post("/v1/completions", &asked(290, 1)).status == 200);
+    }
+}

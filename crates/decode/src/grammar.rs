@@ -26,6 +26,16 @@ pub trait Grammar: Send {
     /// - as [`Self::allowed`]
     fn accepts(&mut self, tokens: &[TargetTokenId]) -> Result<usize>;
 
+    /// At most `most` tokens of the only text that may come next, as far as there is only one. They are
+    /// proposed, no more: the same text may be written in other tokens.
+    ///
+    /// # Errors
+    /// - as [`Self::allowed`]
+    fn forced(&mut self, most: usize) -> Result<Vec<TargetTokenId>> {
+        let _ = most;
+        Ok(Vec::new())
+    }
+
     /// Goes on by a token that may come next.
     ///
     /// # Errors

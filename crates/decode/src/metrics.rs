@@ -15,6 +15,8 @@ pub struct RoundRecord {
     pub committed: usize,
     /// Accepted tokens that prompt lookup proposed.
     pub from_lookup: usize,
+    /// Accepted tokens that the answer's form forced.
+    pub from_grammar: usize,
     /// Rejections that exact arithmetic rules out.
     pub residual_fallbacks: usize,
     /// Seconds of drafting, of the target's pass with its head, and of the rest.
@@ -62,6 +64,9 @@ pub struct AcceptanceMetrics {
     pub accepted: usize,
     /// Of them, those of prompt lookup.
     pub from_lookup: usize,
+    /// Of them, those that the answer's form forced.
+    #[serde(default)]
+    pub from_grammar: usize,
     /// Rounds cut by a stop or limit.
     pub cut_rounds: usize,
     /// Tokens committed by them.
@@ -89,6 +94,7 @@ impl AcceptanceMetrics {
         self.drafted += depth;
         self.nodes += nodes;
         self.from_lookup += round.from_lookup;
+        self.from_grammar += round.from_grammar;
         self.residual_fallbacks += round.residual_fallbacks;
         let kept = accepted.min(committed);
         self.accepted += kept;
@@ -123,6 +129,7 @@ impl AcceptanceMetrics {
         self.nodes += other.nodes;
         self.accepted += other.accepted;
         self.from_lookup += other.from_lookup;
+        self.from_grammar += other.from_grammar;
         self.cut_rounds += other.cut_rounds;
         self.cut_committed += other.cut_committed;
         self.residual_fallbacks += other.residual_fallbacks;

@@ -21,6 +21,8 @@ pub enum Origin {
     Draft,
     /// An earlier place of the text.
     Lookup,
+    /// The form of the answer, which leaves the text one way to go on.
+    Grammar,
 }
 
 /// A proposed token.
@@ -102,6 +104,15 @@ impl Tree {
     pub fn insert_lookup(&mut self, class: MatchClass, tokens: &[TargetTokenId]) {
         let rows = self.insert_chain(tokens, Origin::Lookup);
         self.lookup = Some((class, rows)).filter(|(_, rows)| !rows.is_empty());
+    }
+
+    /// Adds the only way on that a grammar leaves; what is there already counts as its own from here on.
+    pub fn insert_forced(&mut self, tokens: &[TargetTokenId]) {
+        for row in self.insert_chain(tokens, Origin::Grammar) {
+            if let Some(node) = row.checked_sub(1).and_then(|place| self.nodes.get_mut(place)) {
+                node.origin = Origin::Grammar;
+            }
+        }
     }
 
     /// How far what lookup found holds along an accepted path.

@@ -38,6 +38,9 @@ struct Usage {
     reused: usize,
     accepted: usize,
     rejected: usize,
+    /// Of the accepted ones, those of lookup, and those that the form forced.
+    from_lookup: usize,
+    from_grammar: usize,
 }
 
 impl Usage {
@@ -51,6 +54,8 @@ impl Usage {
         self.reused += ending.reused;
         self.accepted += ending.metrics.accepted;
         self.rejected += ending.metrics.nodes - ending.metrics.accepted;
+        self.from_lookup += ending.metrics.from_lookup;
+        self.from_grammar += ending.metrics.from_grammar;
     }
 
     fn to_json(&self) -> Value {
@@ -63,6 +68,10 @@ impl Usage {
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.rejected,
+                "accepted_by_origin": {
+                    "draft": self.accepted.saturating_sub(self.from_lookup + self.from_grammar),
+                    "lookup": self.from_lookup, "grammar": self.from_grammar,
+                },
             },
         })
     }
@@ -133,6 +142,7 @@ fn origin(piece: &Piece) -> Value {
     Value::from(match piece.proposed_by {
         Some(Origin::Draft) => "draft",
         Some(Origin::Lookup) => "lookup",
+        Some(Origin::Grammar) => "grammar",
         None => "target",
     })
 }

@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
+use axum::http::StatusCode;
 use longdraft_decode::DecodeError;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::Settings;
 use crate::error::{ApiError, Result};
-use crate::events::{Event, Task};
+use crate::events::{Event, Share, Task};
 use crate::grammar::{Form, FormState, Vocabulary};
 use crate::meters::Meters;
 use crate::request::Asked;
+use crate::{Limits, Settings};
 
 /// Marks the draws of requests without a seed.
 const UNSEEDED: u64 = u64::MAX;
@@ -30,6 +31,8 @@ pub(crate) struct App {
     /// Answers that may run or wait.
     room: Arc<Semaphore>,
     capacity: usize,
+    /// Tokens that requests may have between them, if that is limited.
+    tokens: Option<Arc<Semaphore>>,
     meters: Arc<Meters>,
     vocabulary: Vocabulary,
     /// Requests so far.
@@ -58,6 +61,7 @@ impl App {
     ) -> (Arc<Self>, UnboundedReceiver<Task>) {
         let (tasks, receiver) = unbounded_channel();
         let capacity = (places + settings.limits.queue).min(Semaphore::MAX_PERMITS);
+        let tokens = settings.limits.total_tokens.map(|most| most.min(Semaphore::MAX_PERMITS));
         let app = Self {
             settings,
             tokenizer,
@@ -65,6 +69,7 @@ impl App {
             tasks,
             room: Arc::new(Semaphore::new(capacity)),
             capacity,
+            tokens: tokens.map(|most| Arc::new(Semaphore::new(most))),
             meters: Arc::new(Meters::new()),
             vocabulary: Vocabulary::default(),
             requests: AtomicU64::new(0),
@@ -84,7 +89,7 @@ impl App {
         let app = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || work(&app)).await;
         done.unwrap_or_else(|_| {
-            let status = axum::http::StatusCode::INTERNAL_SERVER_ERROR;
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
             Err(ApiError::new(status, "the request could not be read"))
         })
     }
@@ -128,6 +133,11 @@ impl App {
                 format!("n: at most {most} answers are given at once"),
             ));
         }
+        let sizes: Vec<usize> = prompts
+            .iter()
+            .map(|prompt| prompt.len().saturating_add(options.max_new_tokens).min(context))
+            .collect();
+        let mut tokens = self.reserve(sizes.iter().sum::<usize>().saturating_mul(count))?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(answers as u32);
         let mut room = room.map_err(|_| ApiError::busy(self.meters.retry_after()))?;
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +154,10 @@ impl App {
                 if choice > 0 {
                     options.request.push(choice as u64);
                 }
-                let Some(share) = room.split(1) else { return Err(ApiError::ending()) };
+                let Some(own) = room.split(1) else { return Err(ApiError::ending()) };
+                let size = sizes[place];
+                let tokens = tokens.as_mut().and_then(|tokens| tokens.split(size));
+                let share = Share { _place: own, _tokens: tokens };
                 let task = Task {
                     choice,
                     prompt: Arc::clone(&prompt),
@@ -153,12 +166,30 @@ impl App {
                     form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),
                     asked,
-                    _permit: share,
+                    _share: share,
                 };
                 self.tasks.send(task).map_err(|_| ApiError::ending())?;
             }
         }
         Ok(Submitted { number, prompt_tokens, answers, count, events })
+    }
+
+    /// Sets tokens of a request aside, if these are limited.
+    fn reserve(&self, wanted: usize) -> Result<Option<OwnedSemaphorePermit>> {
+        let Limits { request_tokens, total_tokens, .. } = &self.settings.limits;
+        let most = request_tokens.iter().chain(total_tokens).copied().min();
+        if let Some(most) = most.filter(|most| wanted > *most) {
+            let message = format!(
+                "the prompts and answers of this request may have {wanted} tokens, and at most {most} are \
+                 allowed: shorten the prompt, or lower max_tokens or n"
+            );
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_tokens"));
+        }
+        let Some(tokens) = &self.tokens else { return Ok(None) };
+        let busy = || ApiError::busy(self.meters.retry_after());
+        let wanted = u32::try_from(wanted).map_err(|_| busy())?;
+        let reserved = Arc::clone(tokens).try_acquire_many_owned(wanted).map_err(|_| busy())?;
+        Ok(Some(reserved))
     }
 }
 

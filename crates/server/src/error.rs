@@ -35,7 +35,7 @@ impl ApiError {
 
     /// Too many answers wait.
     pub(crate) fn busy(retry_after: u64) -> Self {
-        let message = "the server is busy: all places are taken and the queue is full";
+        let message = "the server is busy: no more answers or tokens can wait";
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message);
         let code = Some("rate_limit_exceeded");
         Self { kind: "requests", code, retry_after: Some(retry_after), ..error }

@@ -24,8 +24,14 @@ pub(crate) struct Task {
     /// Closed when the client is gone.
     pub(crate) events: UnboundedSender<(usize, Event)>,
     pub(crate) asked: Instant,
-    /// Its share of queue and places; given back when it ends.
-    pub(crate) _permit: OwnedSemaphorePermit,
+    /// Its share of queue, places and tokens; given back when it ends.
+    pub(crate) _share: Share,
+}
+
+/// A place in the queue or the batch, and tokens, if these are limited.
+pub(crate) struct Share {
+    pub(crate) _place: OwnedSemaphorePermit,
+    pub(crate) _tokens: Option<OwnedSemaphorePermit>,
 }
 
 /// What comes of an answer.

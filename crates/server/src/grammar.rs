@@ -16,6 +16,9 @@ use crate::error::{ApiError, Result};
 
 /// Largest description of a form, in bytes.
 const LARGEST: usize = 1 << 16;
+/// Tokens that may come next among which it is looked for a single way on; the beginnings of a token are
+/// fewer.
+const FEW: usize = 64;
 /// Fields that ask for a form; a request has one of them.
 const FIELDS: [&str; 5] =
     ["response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
@@ -178,6 +181,29 @@ impl FormState {
     pub(crate) fn copy(&self) -> Self {
         Self { matcher: self.matcher.deep_clone(), after: self.after }
     }
+
+    /// The longest token that may come next, and whether it is special, where all others are beginnings
+    /// of it: there is one way on.
+    fn only_way(&mut self) -> longdraft_decode::Result<Option<(TargetTokenId, bool)>> {
+        let words = self.allowed()?;
+        let bits = |(word, bits): (usize, &u32)| {
+            let (word, bits) = (word as u32, *bits);
+            (0..32).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 32 * word + bit)
+        };
+        let allowed: Vec<u32> = words.iter().enumerate().flat_map(bits).take(FEW + 1).collect();
+        if allowed.len() > FEW {
+            return Ok(None);
+        }
+        let environment = self.matcher.tok_env().map_err(unfit)?;
+        let trie = environment.tok_trie();
+        let Some(longest) = allowed.iter().copied().max_by_key(|id| trie.token(*id).len()) else {
+            return Ok(None);
+        };
+        let all = trie.token(longest);
+        let is_only = allowed.iter().all(|id| all.starts_with(trie.token(*id)));
+        let way = (TargetTokenId(longest), trie.is_special_token(longest));
+        Ok(is_only.then_some(way))
+    }
 }
 
 fn unfit(error: impl std::fmt::Display) -> DecodeError {
@@ -192,6 +218,21 @@ impl Grammar for FormState {
     fn accepts(&mut self, tokens: &[TargetTokenId]) -> longdraft_decode::Result<usize> {
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         self.matcher.validate_tokens(&ids).map_err(unfit)
+    }
+
+    fn forced(&mut self, most: usize) -> longdraft_decode::Result<Vec<TargetTokenId>> {
+        let mut run = Vec::new();
+        while run.len() < most
+            && let Some((token, ends)) = self.only_way()?
+        {
+            self.advance(token)?;
+            run.push(token);
+            if ends {
+                break;
+            }
+        }
+        self.take_back(run.len())?;
+        Ok(run)
     }
 
     fn advance(&mut self, token: TargetTokenId) -> longdraft_decode::Result<()> {

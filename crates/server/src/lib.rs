@@ -60,6 +60,10 @@ pub struct Limits {
     pub queue: usize,
     /// Tokens of an answer.
     pub max_tokens: usize,
+    /// Tokens of a request: those of its prompts and those that its answers may have, together.
+    pub request_tokens: Option<usize>,
+    /// The same of all requests that run or wait; more are refused with 429.
+    pub total_tokens: Option<usize>,
     /// Bytes of a request.
     pub body: usize,
     /// Time that running answers have to finish when the server is to end.

@@ -27,6 +27,7 @@ pub(crate) struct Counts {
     proposed: Counter,
     accepted: Counter,
     from_lookup: Counter,
+    from_grammar: Counter,
     passes: Counter,
     cancelled: Counter,
     running: Gauge,
@@ -58,6 +59,7 @@ impl Meters {
             ("proposed_tokens", "Tokens that drafts and lookup proposed", c.proposed),
             ("accepted_tokens", "Of them, accepted", c.accepted),
             ("accepted_lookup_tokens", "Of these, proposed by lookup", c.from_lookup),
+            ("accepted_grammar_tokens", "Of these, forced by a form", c.from_grammar),
             ("target_passes", "Passes of the target after prompts, by request", c.passes),
             ("cancelled_answers", "Answers whose client went away", c.cancelled),
         ] {
@@ -91,6 +93,7 @@ impl Meters {
             (&counts.proposed, metrics.nodes),
             (&counts.accepted, metrics.accepted),
             (&counts.from_lookup, metrics.from_lookup),
+            (&counts.from_grammar, metrics.from_grammar),
             (&counts.passes, metrics.rounds),
         ] {
             counter.inc_by(count as u64);

@@ -74,6 +74,12 @@ pub(crate) struct ServeArguments {
     /// Most tokens of an answer, whatever is asked for. [default: what the context has room for]
     #[arg(long)]
     pub(crate) max_tokens: Option<usize>,
+    /// Most tokens of a request: those of its prompts and those that its answers may have.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_request_tokens: Option<usize>,
+    /// The same of all requests that are answered or wait; more are refused with 429.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_total_tokens: Option<usize>,
     /// Largest request, in KiB.
     #[arg(long, value_name = "KIB", default_value_t = 4096)]
     pub(crate) max_body: usize,

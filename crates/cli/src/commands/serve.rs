@@ -19,8 +19,9 @@ const KEY: &str = "LONGDRAFT_API_KEY";
 /// Serves until a signal asks to end.
 pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     let decoding = &arguments.decoding;
-    if arguments.parallel == 0 || arguments.max_tokens == Some(0) {
-        return Err(Failure::usage("--parallel and --max-tokens must be at least 1"));
+    let limits = [arguments.max_tokens, arguments.max_request_tokens, arguments.max_total_tokens];
+    if arguments.parallel == 0 || limits.contains(&Some(0)) {
+        return Err(Failure::usage("--parallel and limits of tokens must be at least 1"));
     }
     let defaults = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     // Before anything large is read.
@@ -33,6 +34,8 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     let limits = Limits {
         queue: arguments.queue,
         max_tokens: arguments.max_tokens.unwrap_or(model.context),
+        request_tokens: arguments.max_request_tokens,
+        total_tokens: arguments.max_total_tokens,
         body: arguments.max_body.saturating_mul(1024),
         grace: Duration::from_secs(arguments.grace),
     };

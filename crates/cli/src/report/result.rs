@@ -252,6 +252,7 @@ pub(super) fn sample(runs: &[Run]) -> Option<ShownSample> {
     let class = |origin| match origin {
         Some(Origin::Draft) => "draft",
         Some(Origin::Lookup) => "lookup",
+        Some(Origin::Grammar) => "grammar",
         None => "own",
     };
     let tokens: Vec<ShownToken> = sample

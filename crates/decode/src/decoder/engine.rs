@@ -47,6 +47,8 @@ pub struct BatchEngine<'a> {
 struct Place<'a> {
     sequence: Sequence<'a>,
     running: Option<Running>,
+    /// What drafts from the next request on, where that changed while one ran.
+    next: Option<Option<Box<dyn Drafter + 'a>>>,
     /// Number of the last request that joined here.
     last: u64,
 }
@@ -58,14 +60,58 @@ struct Running {
     error: Option<DecodeError>,
 }
 
+/// What the target has to hand out for all places.
+fn taps_of(places: &[Place<'_>]) -> Taps {
+    let mut taps = vec![Tap::FinalHidden];
+    taps.extend(places.iter().flat_map(|place| place.sequence.taps()));
+    Taps::of(&taps)
+}
+
 impl<'a> BatchEngine<'a> {
     /// One place for every drafter.
     pub fn new(target: &'a Target, drafters: Vec<Option<Box<dyn Drafter + 'a>>>) -> Self {
-        let place = |drafter| Place { sequence: Sequence::new(drafter), running: None, last: 0 };
+        let place = |drafter| Place {
+            sequence: Sequence::new(drafter),
+            running: None,
+            next: None,
+            last: 0,
+        };
         let places: Vec<Place<'_>> = drafters.into_iter().map(place).collect();
-        let mut taps = vec![Tap::FinalHidden];
-        taps.extend(places.iter().flat_map(|place| place.sequence.taps()));
-        Self { target, places, taps: Taps::of(&taps), joined: 0 }
+        let taps = taps_of(&places);
+        Self { target, places, taps, joined: 0 }
+    }
+
+    /// Has other drafters propose, one for every place, from each place's next request on: a request
+    /// that runs ends with the drafter that it began with.
+    ///
+    /// # Errors
+    /// - there are more places or fewer
+    pub fn replace_drafters(
+        &mut self,
+        drafters: Vec<Option<Box<dyn Drafter + 'a>>>,
+    ) -> Result<()> {
+        if drafters.len() != self.places.len() {
+            return Err(DecodeError::NoPlace);
+        }
+        for (place, drafter) in self.places.iter_mut().zip(drafters) {
+            place.next = Some(drafter);
+        }
+        self.change_drafters();
+        Ok(())
+    }
+
+    /// Changes drafters where nobody needs those that were.
+    fn change_drafters(&mut self) {
+        let mut changed = false;
+        for place in self.places.iter_mut().filter(|place| place.running.is_none()) {
+            if let Some(drafter) = place.next.take() {
+                place.sequence = Sequence::new(drafter);
+                changed = true;
+            }
+        }
+        if changed {
+            self.taps = taps_of(&self.places);
+        }
     }
 
     /// Places, taken or not.
@@ -127,10 +173,12 @@ impl<'a> BatchEngine<'a> {
     pub fn leave(&mut self, key: usize) -> Option<Generation> {
         let is_it = |running: &mut Running| running.key == key;
         let mut places = self.places.iter_mut();
-        places.find_map(|place| {
+        let generation = places.find_map(|place| {
             let running = place.running.take_if(is_it)?;
             Some(place.sequence.end(running.request))
-        })
+        });
+        self.change_drafters();
+        generation
     }
 
     /// One round of every request; those that ended in it.
@@ -155,6 +203,7 @@ impl<'a> BatchEngine<'a> {
                 Some(Running { key, request, .. }) => ended.push((key, Ok(sequence.end(request)))),
             }
         }
+        self.change_drafters();
         Ok(ended)
     }
 
@@ -164,11 +213,12 @@ impl<'a> BatchEngine<'a> {
             place.running = None;
             place.sequence.forget();
         }
+        self.change_drafters();
     }
 
     fn run(&mut self, listener: &mut EngineListener<'_>) -> Result<()> {
         let mut busy: Vec<(u64, &mut Sequence<'a>, &mut Running)> = Vec::new();
-        for Place { sequence, running, last } in &mut self.places {
+        for Place { sequence, running, last, .. } in &mut self.places {
             busy.extend(running.as_mut().map(|running| (*last, sequence, running)));
         }
         // Prompts are read one after the other, in the order in which they came.

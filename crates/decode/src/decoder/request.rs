@@ -126,6 +126,14 @@ impl Request {
         }
     }
 
+    /// At most so many tokens that the answer's grammar leaves no choice about.
+    pub(super) fn forced(&mut self, most: usize) -> Result<Vec<TargetTokenId>> {
+        match &mut self.grammar {
+            Some(grammar) if most > 0 => grammar.forced(most),
+            _ => Ok(Vec::new()),
+        }
+    }
+
     /// Adds a token, which the target's `logits` `[V]` decided, unless the request has ended; checks
     /// stop token, listener (stop strings), budget and context in order.
     ///

@@ -123,7 +123,7 @@ pub(super) fn run_target(
         round.features = features.rows(first..first + ids.len())?;
         round.logits = logits.by_ref().take(judged.len()).collect();
         round.seconds.verify = seconds * ids.len() as f64 / all.max(1) as f64;
-        round.is_measured = is_measured;
+        round.is_measured &= is_measured;
         first += ids.len();
     }
     Ok(())

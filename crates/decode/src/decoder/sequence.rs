@@ -18,6 +18,9 @@ use crate::metrics::RoundRecord;
 use crate::pace::{Mode, Pace, Proposals};
 use crate::tree::{Origin, Tree};
 
+/// Tokens that a grammar forces which are proposed at a time.
+const MOST_FORCED: usize = 16;
+
 pub(super) struct Sequence<'a> {
     drafter: Option<Box<dyn Drafter + 'a>>,
     /// What pays, by the number of requests that decode together (its logarithm): what a row costs
@@ -105,18 +108,25 @@ impl<'a> Sequence<'a> {
             (Some(_), Pacing::Fixed) => Mode::Draft,
             (Some(_), Pacing::Measured) => pace_of(&mut self.paces, together).mode(),
         };
+        let forced = request.forced(request.room().min(MOST_FORCED))?;
+        // What a draft could add to a long run is not worth its time.
+        let are_enough = !forced.is_empty() && forced.len() >= request.options.shape.depth();
         let (tree, drafted) = match mode {
+            _ if are_enough => (Tree::new(request.root()), Drafted::Nothing),
             Mode::Plain => (Tree::new(request.root()), Drafted::Nothing),
             Mode::Free | Mode::Draft => {
                 self.draft(target, request, mode == Mode::Draft, together)?
             }
         };
-        let tree = request.fitting(tree)?;
+        let mut tree = request.fitting(tree)?;
+        tree.insert_forced(&forced);
         // Looking up takes no time to speak of.
         let is_paid = drafted != Drafted::Nothing;
         let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
         let mut round = Round::new(Step::Judge { tree, mode, drafted }, together);
         round.seconds.draft = draft;
+        // What drafting is worth shows where a draft proposes alone.
+        round.is_measured = forced.is_empty();
         Ok(round)
     }
 
@@ -190,6 +200,7 @@ impl<'a> Sequence<'a> {
             if request.commit(committed, &logits[decided_by], listener)? {
                 record.committed += 1;
                 record.from_lookup += usize::from(proposed_by == Some(Origin::Lookup));
+                record.from_grammar += usize::from(proposed_by == Some(Origin::Grammar));
             }
             decided_by = row;
         }

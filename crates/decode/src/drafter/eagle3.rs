@@ -16,6 +16,7 @@ use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
 
+use super::held::{AnyDraft, Held};
 use super::model::Readings;
 use super::{DraftContext, DraftModel, Drafter, Forecast, ModelDrafter, Reading, ReducedHead};
 use crate::error::{DecodeError, Result};
@@ -25,7 +26,7 @@ const MOST_WAITING: usize = 128;
 
 /// A drafter, if this is an EAGLE-3 draft. It has a head of its own.
 pub(super) fn drafter<'a>(
-    draft: &'a dyn Draft,
+    draft: &AnyDraft<'a>,
     target: &Target,
     _: Option<&Arc<ReducedHead>>,
 ) -> Result<Option<Box<dyn Drafter + 'a>>> {
@@ -35,7 +36,7 @@ pub(super) fn drafter<'a>(
 
 /// An EAGLE-3 draft at decoding.
 pub struct Eagle3Model<'a> {
-    draft: &'a Eagle3Draft,
+    draft: Held<'a, Eagle3Draft>,
     /// Keys and values of committed pairs, then of this round's readings.
     cache: KvCache,
     /// Committed pairs in the cache.
@@ -52,7 +53,8 @@ impl<'a> Eagle3Model<'a> {
     ///
     /// # Errors
     /// - the device has no memory for its cache
-    pub fn new(draft: &'a Eagle3Draft, target: &Target) -> Result<Self> {
+    pub fn new(draft: impl Into<Held<'a, Eagle3Draft>>, target: &Target) -> Result<Self> {
+        let draft = draft.into();
         let config = draft.config();
         let cache = KvCache::new(1, config.num_key_value_heads, config.head_dim, target.device())?;
         Ok(Self {

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft};
-use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target::{KeyValues, Target};
 
+use super::held::{AnyDraft, Held};
 use super::model::Readings;
 use super::reduced_head::head_logits;
 use super::window::DraftWindow;
@@ -20,7 +21,7 @@ use crate::error::Result;
 
 /// A drafter, if this is a GLIDE layer.
 pub(super) fn drafter<'a>(
-    draft: &'a dyn Draft,
+    draft: &AnyDraft<'a>,
     target: &Target,
     head: Option<&Arc<ReducedHead>>,
 ) -> Result<Option<Box<dyn Drafter + 'a>>> {
@@ -35,7 +36,7 @@ pub(super) fn drafter<'a>(
 
 /// A GLIDE layer at decoding.
 pub struct GlideModel<'a> {
-    draft: &'a GlideDraft,
+    draft: Held<'a, GlideDraft>,
     window: DraftWindow,
     head: Option<Arc<ReducedHead>>,
     readings: Readings,
@@ -48,7 +49,8 @@ impl<'a> GlideModel<'a> {
     ///
     /// # Errors
     /// - the device has no memory for the window
-    pub fn new(draft: &'a GlideDraft, target: &Target) -> Result<Self> {
+    pub fn new(draft: impl Into<Held<'a, GlideDraft>>, target: &Target) -> Result<Self> {
+        let draft = draft.into();
         let config = draft.config();
         let window = DraftWindow::new(
             config.self_window + 1,

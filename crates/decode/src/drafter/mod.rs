@@ -5,6 +5,7 @@ mod combined;
 mod eagle3;
 mod glide;
 pub mod grow;
+mod held;
 mod lookup;
 mod model;
 mod mtp;
@@ -14,7 +15,6 @@ mod window;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::Draft;
 use longdraft_models::target::{Features, KvCache, Tap, Target};
 
 use crate::distribution::Sampling;
@@ -27,7 +27,8 @@ pub use block::{BlockDraftModel, BlockDrafter, BlockModel, Chosen};
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
-pub use lookup::{Datastore, LookupChances, LookupDrafter, Match, MatchClass};
+pub use held::{AnyDraft, Held};
+pub use lookup::{Datastore, GrownDatastore, LookupChances, LookupDrafter, Match, MatchClass};
 pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
 pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
@@ -36,7 +37,7 @@ pub use window::DraftWindow;
 /// Opens a method's drafts for decoding; `None` of a draft of another method. A reduced head limits
 /// drafts that propose through the target's head.
 type OpenDrafter = for<'a> fn(
-    &'a dyn Draft,
+    &AnyDraft<'a>,
     &Target,
     Option<&Arc<ReducedHead>>,
 ) -> Result<Option<Box<dyn Drafter + 'a>>>;
@@ -50,12 +51,13 @@ const DRAFTERS: [OpenDrafter; 3] = [eagle3::drafter, block::drafter, glide::draf
 /// # Errors
 /// - the device has no memory for its state, or no method here drafts with it
 pub fn drafter_of<'a>(
-    draft: &'a dyn Draft,
+    draft: impl Into<AnyDraft<'a>>,
     target: &Target,
     head: Option<&Arc<ReducedHead>>,
 ) -> Result<Box<dyn Drafter + 'a>> {
+    let draft = draft.into();
     for open in DRAFTERS {
-        if let Some(drafter) = open(draft, target, head)? {
+        if let Some(drafter) = open(&draft, target, head)? {
             return Ok(drafter);
         }
     }

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
+use longdraft_decode::drafter::{AnyDraft, drafter_of};
 use longdraft_decode::{
     BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, Job, LogProbs,
     Sampling,
 };
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
+use longdraft_models::draft::Draft;
 
 use crate::batch::{jobs, places};
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target};
@@ -180,4 +183,65 @@ fn log_probabilities_do_not_depend_on_who_proposed() {
     for kind in [Kind::Glide, Kind::MergedEagle3, Kind::Lookup] {
         assert_eq!(told(Some(kind)), plain, "{kind:?}");
     }
+}
+
+/// Whatever drafts, and whenever that changes, the answers stay; a request ends with what it began with.
+#[test]
+fn another_drafter_may_come_at_any_round() {
+    let target = target("llama", 16, (2, 2), 4);
+    let drafts = Drafts::new(&target, 4);
+    let jobs: Vec<Job> = (0..12)
+        .map(|key| Job { prompt: prompt(10 + key, key as u64), options: options(8 + key) })
+        .collect();
+    let alone: Vec<Generation> =
+        jobs.iter().map(|job| generate(&target, None, &job.prompt, &job.options)).collect();
+    let mut engine = BatchEngine::new(&target, places(None, 3, &target, &drafts));
+    let mut rng = CounterRng::new(4, "changes", &[]);
+    let mut kinds = KINDS.into_iter().cycle();
+    let mut waiting = 0..jobs.len();
+    let mut ended = 0;
+    while ended < jobs.len() {
+        while engine.has_room()
+            && rng.below(2) == 0
+            && let Some(key) = waiting.next()
+        {
+            let options = DecodeOptions { reuse_prefix: true, ..jobs[key].options.clone() };
+            engine.join(key, &jobs[key].prompt, &options).expect("joined");
+        }
+        if rng.below(3) == 0 {
+            let kind = if rng.below(5) == 0 { None } else { kinds.next() };
+            engine.replace_drafters(places(kind, 3, &target, &drafts)).expect("replaced");
+        }
+        for (key, found) in engine.round(&mut goes_on).expect("round") {
+            assert_eq!(found.expect("generation").tokens, alone[key].tokens, "{key}");
+            ended += 1;
+        }
+    }
+    let few = places(None, 2, &target, &drafts);
+    assert!(engine.replace_drafters(few).is_err(), "every place gets one");
+}
+
+/// A draft that everybody has proposes what one that is lent does, and goes when nobody uses it.
+#[test]
+fn a_shared_draft_proposes_the_same_and_is_let_go() {
+    let target = target("llama", 16, (2, 2), 4);
+    let drafts = Drafts::new(&target, 4);
+    let lent: &dyn Draft = &drafts.eagle3;
+    let shared: Arc<dyn Draft> = Arc::new(Drafts::new(&target, 4).eagle3);
+    let of = |draft: AnyDraft<'_>| {
+        let drafter = drafter_of(draft, &target, None).expect("drafter");
+        generate(&target, Some(drafter), &prompt(20, 1), &options(30))
+    };
+    let (own, other) = (of(lent.into()), of(Arc::clone(&shared).into()));
+    assert_eq!((own.tokens, own.metrics.nodes), (other.tokens, other.metrics.nodes));
+    assert_eq!(Arc::strong_count(&shared), 1);
+    let mut engine = BatchEngine::new(&target, places(None, 1, &target, &drafts));
+    let drafter = || drafter_of(Arc::clone(&shared), &target, None).expect("drafter");
+    engine.replace_drafters(vec![Some(drafter())]).expect("replaced");
+    assert_eq!(Arc::strong_count(&shared), 2);
+    engine.join(0, &prompt(5, 1), &options(9)).expect("joined");
+    engine.replace_drafters(vec![None]).expect("replaced");
+    assert_eq!(Arc::strong_count(&shared), 2, "the request still drafts with it");
+    finish(&mut engine);
+    assert_eq!(Arc::strong_count(&shared), 1);
 }

@@ -175,3 +175,99 @@ fn a_grammar_that_leaves_no_token_ends_its_own_request_alone() {
     assert!(matches!(ended[&0], Err(DecodeError::NoDistribution)));
     assert_eq!(ended[&1].as_ref().expect("the other").tokens.len(), 9);
 }
+
+/// Of every seven tokens the second to the fifth are 4, 5, 6 and 3. It tells what it forces, or keeps it
+/// to itself.
+#[derive(Clone, Default)]
+struct Runs {
+    tells: bool,
+    tokens: Vec<u32>,
+}
+
+impl Runs {
+    fn next(&self) -> Option<u32> {
+        let at = self.tokens.len() % 7;
+        [None, Some(4), Some(5), Some(6), Some(3), None, None][at]
+    }
+}
+
+impl Grammar for Runs {
+    fn allowed(&mut self) -> Result<Vec<u32>> {
+        Ok(match self.next() {
+            Some(token) => vec![1 << token, 0, 0, 0],
+            None => vec![u32::MAX; 4],
+        })
+    }
+
+    fn accepts(&mut self, tokens: &[TargetTokenId]) -> Result<usize> {
+        let mut ahead = self.clone();
+        let fits = |token: &&TargetTokenId| {
+            let fits = ahead.next().is_none_or(|next| next == token.0);
+            ahead.tokens.push(token.0);
+            fits
+        };
+        Ok(tokens.iter().take_while(fits).count())
+    }
+
+    fn forced(&mut self, most: usize) -> Result<Vec<TargetTokenId>> {
+        let mut ahead = self.clone();
+        let mut run = Vec::new();
+        while let (true, Some(next)) = (self.tells && run.len() < most, ahead.next()) {
+            ahead.tokens.push(next);
+            run.push(TargetTokenId(next));
+        }
+        Ok(run)
+    }
+
+    fn advance(&mut self, token: TargetTokenId) -> Result<()> {
+        self.tokens.push(token.0);
+        Ok(())
+    }
+
+    fn take_back(&mut self, count: usize) -> Result<()> {
+        self.tokens.truncate(self.tokens.len() - count);
+        Ok(())
+    }
+}
+
+/// What is forced is proposed without a draft and beside one, and the answer stays what it was.
+#[test]
+fn forced_tokens_are_proposed_for_free() {
+    let target = target("llama", 16, (4, 2), 1);
+    let drafts = Drafts::new(&target, 1);
+    let answer = |kind: Option<Kind>, temperature: f64, length: usize, tells: bool| {
+        let mut engine = BatchEngine::new(&target, places(kind, 1, &target, &drafts));
+        let options = DecodeOptions {
+            sampling: Sampling::at(temperature),
+            rule: VerifyRule::Match,
+            shape: longdraft_decode::DraftShape::Chain { length },
+            ..options(30)
+        };
+        let grammar = Runs { tells, ..Runs::default() };
+        engine.join_with(0, &prompt(9, 2), &options, Some(Box::new(grammar))).expect("joined");
+        loop {
+            let ended = engine.round(&mut goes_on).expect("round");
+            if let Some((_, generation)) = ended.into_iter().next() {
+                return generation.expect("generation");
+            }
+        }
+    };
+    for temperature in [0.0, 0.8] {
+        let plain = answer(None, temperature, 4, false);
+        assert_eq!((plain.metrics.from_grammar, plain.metrics.accepted), (0, 0));
+        for kind in std::iter::once(None).chain(KINDS.map(Some)) {
+            // A run is longer than what a draft would propose, or shorter.
+            for length in [2, 6] {
+                let told = answer(kind, temperature, length, true);
+                assert_eq!(told.tokens, plain.tokens, "{kind:?} {temperature} {length}");
+                let metrics = &told.metrics;
+                assert!(metrics.from_grammar >= 8, "{kind:?} {length}: {metrics:?}");
+                assert!(metrics.from_grammar <= metrics.accepted, "{metrics:?}");
+                if kind.is_none() {
+                    assert_eq!(metrics.from_grammar, metrics.accepted);
+                    assert_eq!(metrics.nodes, metrics.accepted, "none of them is refused");
+                }
+            }
+        }
+    }
+}

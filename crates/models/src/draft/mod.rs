@@ -44,7 +44,7 @@ pub struct Parameter {
 }
 
 /// A draft model.
-pub trait Draft: Any {
+pub trait Draft: Any + Send + Sync {
     /// Name of its method.
     fn method(&self) -> &'static str;
 

@@ -19,7 +19,14 @@ fn app() -> Arc<App> {
         stop_tokens: Vec::new(),
     };
     let grace = Duration::from_secs(1);
-    let limits = Limits { queue: 1, max_tokens: 64, body: 1024, grace };
+    let limits = Limits {
+        queue: 1,
+        max_tokens: 64,
+        request_tokens: None,
+        total_tokens: None,
+        body: 1024,
+        grace,
+    };
     let (defaults, access) = (DecodeOptions::default(), Access::default());
     let settings = Settings { model, defaults, limits, access };
     let tokenizer = Target::open_tokenizer(TARGET).expect("the target that ships");

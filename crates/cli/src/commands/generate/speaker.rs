@@ -94,7 +94,7 @@ impl<'a> Speaker<'a> {
             Show::Colours => match origin {
                 Some(Origin::Draft) => out!("{GREEN}{text}{PLAIN}"),
                 Some(Origin::Lookup) => out!("{BLUE}{text}{PLAIN}"),
-                None => out!("{text}"),
+                Some(Origin::Grammar) | None => out!("{text}"),
             },
         }
         crate::terminal::flush();
@@ -108,12 +108,12 @@ impl<'a> Speaker<'a> {
         match std::mem::replace(&mut self.marked, origin) {
             Some(Origin::Draft) => out!("]]"),
             Some(Origin::Lookup) => out!("}}}}"),
-            None => {}
+            Some(Origin::Grammar) | None => {}
         }
         match origin {
             Some(Origin::Draft) => out!("[["),
             Some(Origin::Lookup) => out!("{{{{"),
-            None => {}
+            Some(Origin::Grammar) | None => {}
         }
     }
 

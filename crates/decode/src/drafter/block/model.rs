@@ -18,13 +18,14 @@ use longdraft_models::target::{Features, KvCache, Tap, Target};
 use super::chained::{Chained, confidences};
 use super::selected::Selected;
 use super::{BlockDrafter, BlockModel, Chosen};
+use crate::drafter::held::{AnyDraft, Held};
 use crate::drafter::reduced_head::{head_logits, head_products};
 use crate::drafter::{DraftContext, Drafter, Forecast, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// A drafter, if this is a block draft.
 pub(in crate::drafter) fn drafter<'a>(
-    draft: &'a dyn Draft,
+    draft: &AnyDraft<'a>,
     target: &Target,
     head: Option<&Arc<ReducedHead>>,
 ) -> Result<Option<Box<dyn Drafter + 'a>>> {
@@ -39,7 +40,7 @@ pub(in crate::drafter) fn drafter<'a>(
 
 /// A block draft at decoding.
 pub struct BlockDraftModel<'a> {
-    draft: &'a BlockDraft,
+    draft: Held<'a, BlockDraft>,
     /// Keys and values of committed tokens.
     cache: KvCache,
     head: Option<Arc<ReducedHead>>,
@@ -64,12 +65,13 @@ impl<'a> BlockDraftModel<'a> {
     ///
     /// # Errors
     /// - the device has no memory for its cache
-    pub fn new(draft: &'a BlockDraft, target: &Target) -> Result<Self> {
+    pub fn new(draft: impl Into<Held<'a, BlockDraft>>, target: &Target) -> Result<Self> {
+        let draft = draft.into();
         let config = draft.config();
         let (layers, heads) = (config.layers.len(), config.num_key_value_heads);
         Ok(Self {
-            draft,
             cache: KvCache::new(layers, heads, config.head_dim, target.device())?,
+            draft,
             head: None,
             reduced: None,
             slots: Slots::Independent(Vec::new()),

@@ -54,6 +54,11 @@ impl Datastore {
         Self { tokens, order, pairs }
     }
 
+    /// The texts, but empty ones.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &[u32]> {
+        self.tokens.split(|token| *token == END).filter(|text| !text.is_empty())
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.order.len()

@@ -4,6 +4,7 @@
 
 mod chances;
 mod datastore;
+mod grown;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::tree::Tree;
 pub use crate::match_class::MatchClass;
 pub use chances::LookupChances;
 pub use datastore::Datastore;
+pub use grown::GrownDatastore;
 
 /// Shortest and longest run of tokens that is looked for in the text.
 const SHORTEST: usize = MatchClass::SHORTEST;
@@ -32,6 +34,7 @@ pub struct LookupDrafter {
     /// Runs that end before this index are in `ends`.
     indexed: usize,
     datastore: Option<Arc<Datastore>>,
+    grown: Option<Arc<GrownDatastore>>,
 }
 
 /// What was found.
@@ -76,6 +79,12 @@ impl LookupDrafter {
         Self { datastore, ..self }
     }
 
+    /// Looks in texts that are added meanwhile, too.
+    #[must_use]
+    pub fn with_grown(self, grown: Option<Arc<GrownDatastore>>) -> Self {
+        Self { grown, ..self }
+    }
+
     /// The match in the text or in the datastore whose first token holds more often, at most `count`
     /// tokens; where it is the same, that in the text. Of the datastore's, those that are worth their
     /// rows.
@@ -86,9 +95,14 @@ impl LookupDrafter {
         worth: Option<&Worth>,
     ) -> Option<Match> {
         let in_text = self.find_in_text(tokens, count);
-        let store = self.datastore.as_ref();
-        let in_store = store.and_then(|s| s.find(tokens, |class| worthy(class, count, worth)));
-        let in_store = in_store.filter(|found| !found.continuation.is_empty());
+        let most = |class| worthy(class, count, worth);
+        let in_store = self.datastore.as_ref().and_then(|store| store.find(tokens, most));
+        let in_grown = self.grown.as_ref().map(|grown| grown.find(tokens, most));
+        let found = in_store.into_iter().chain(in_grown.into_iter().flatten());
+        let found = found.filter(|found| !found.continuation.is_empty());
+        let in_store = found.reduce(|best, other| {
+            if other.chance(worth) > best.chance(worth) { other } else { best }
+        });
         match (in_text, in_store) {
             (Some(text), Some(store)) if store.chance(worth) > text.chance(worth) => Some(store),
             (text, store) => text.or(store),
@@ -126,7 +140,8 @@ impl LookupDrafter {
 
 impl Drafter for LookupDrafter {
     fn begin(&mut self, _kept: usize) -> Result<()> {
-        *self = Self::default().with_datastore(self.datastore.take());
+        let (datastore, grown) = (self.datastore.take(), self.grown.take());
+        *self = Self::default().with_datastore(datastore).with_grown(grown);
         Ok(())
     }
 

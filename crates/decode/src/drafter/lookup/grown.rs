@@ -1,0 +1,110 @@
+//! Texts in which lookup looks and to which others are added while it does.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use longdraft_models::TargetTokenId;
+
+use super::{Datastore, Match, MatchClass};
+
+/// A datastore that grows: several that are ordered each by itself. A text is one of its own at first; two
+/// neighbours of about one size become one, so that there are few, and a text is ordered anew only as often
+/// as the logarithm of their number.
+#[derive(Debug)]
+pub struct GrownDatastore {
+    /// Oldest first; each has more than twice the tokens of the next.
+    parts: RwLock<Vec<Arc<Datastore>>>,
+    /// Tokens from which the oldest part goes.
+    most: usize,
+}
+
+impl GrownDatastore {
+    /// Nothing yet, and never more than `most` tokens.
+    pub fn new(most: usize) -> Self {
+        Self { parts: RwLock::new(Vec::new()), most }
+    }
+
+    /// Adds texts. Whoever looks meanwhile finds what was there before. One thread adds at a time.
+    pub fn add<'a>(&self, texts: impl IntoIterator<Item = &'a [u32]>) {
+        let mut parts = self.parts();
+        let mut newest = Datastore::new(texts);
+        if newest.is_empty() {
+            return;
+        }
+        while let Some(before) = parts.pop_if(|before| before.len() <= 2 * newest.len()) {
+            newest = Datastore::new(before.texts().chain(newest.texts()));
+        }
+        parts.push(Arc::new(newest));
+        let mut tokens: usize = parts.iter().map(|part| part.len()).sum();
+        while tokens > self.most {
+            tokens -= parts.remove(0).len();
+        }
+        *self.parts.write().unwrap_or_else(PoisonError::into_inner) = parts;
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.parts().iter().map(|part| part.len()).sum()
+    }
+
+    /// Whether there is nothing to look in.
+    pub fn is_empty(&self) -> bool {
+        self.parts().is_empty()
+    }
+
+    fn parts(&self) -> Vec<Arc<Datastore>> {
+        self.parts.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What each part finds, as [`Datastore::find`]; the newest one's first.
+    pub(super) fn find(
+        &self,
+        tokens: &[TargetTokenId],
+        count: impl Fn(MatchClass) -> usize,
+    ) -> Vec<Match> {
+        let parts = self.parts();
+        parts.iter().rev().filter_map(|part| part.find(tokens, &count)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(store: &GrownDatastore, text: &[u32]) -> Option<u32> {
+        let text: Vec<TargetTokenId> = text.iter().map(|id| TargetTokenId(*id)).collect();
+        let found = store.find(&text, |_| 1);
+        found.first().map(|found| found.continuation[0].0)
+    }
+
+    #[test]
+    fn what_is_added_is_found_at_once_and_parts_stay_few() {
+        let store = GrownDatastore::new(usize::MAX);
+        assert!(store.is_empty() && next(&store, &[1, 2]).is_none());
+        for text in 0..200_u32 {
+            store.add([&[text, text + 1000, text + 2000][..]]);
+            assert_eq!(next(&store, &[text, text + 1000]), Some(text + 2000));
+            assert_eq!(next(&store, &[text / 2, text / 2 + 1000]), Some(text / 2 + 2000));
+            assert_eq!(store.len(), 3 * (text as usize + 1));
+            assert!(store.parts().len() <= 8, "{}", store.parts().len());
+        }
+        // Texts do not run into one another, whatever was put together.
+        assert_eq!(next(&store, &[1000, 2000]), None);
+        store.add([&[][..]]);
+        assert_eq!(store.len(), 600);
+    }
+
+    #[test]
+    fn the_oldest_texts_go_when_there_is_too_much() {
+        let store = GrownDatastore::new(100);
+        for text in 0..300_u32 {
+            store.add([&[text, text + 1000, text + 2000][..]]);
+            assert!(store.len() <= 100, "{}", store.len());
+            assert_eq!(next(&store, &[text, text + 1000]), Some(text + 2000));
+        }
+        assert_eq!(next(&store, &[0, 1000]), None);
+        // One that is too large by itself is not kept.
+        let long: Vec<u32> = (0..200).collect();
+        store.add([&long[..]]);
+        assert!(store.len() <= 100);
+    }
+}

@@ -1,0 +1,1 @@
+"""What scripts/check-serve does beside its checks of clients: a soak and a comparison under load."""

@@ -1,0 +1,129 @@
+"""Clients that ask one after the other, as many at a time as are told: this server and llama.cpp's on the same file."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import venv
+
+from serving.common import Stream, percentile, post, text_of
+
+QUESTIONS = [
+    "What is gravity?",
+    "Write a Python function that reverses a list.",
+    "Summarise in two sentences why the sky is blue.",
+    "Give me three tips for a good night's sleep.",
+    "Translate into French: The weather is nice today.",
+    "Explain what a binary search does, step by step.",
+    "What is the capital of Australia, and why not Sydney?",
+    "Write a short letter to a friend about a day at the sea.",
+]
+
+
+# llama.cpp's own server, as the wheel carries it; it ends when its input closes.
+LLAMA = """
+import sys, xllamacpp
+target, threads, slots, context = sys.argv[1], *map(int, sys.argv[2:])
+params = xllamacpp.CommonParams()
+params.model.path = target
+params.n_parallel, params.n_ctx = slots, slots * context
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.port = 0
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
+def llama_server(folder, python, target, threads, slots, context):
+    """llama.cpp's server with so many slots, from PyPI in an environment of its own if none is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    python = pathlib.Path(python or folder / "bin" / "python")
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    if subprocess.run([python, "-c", "import xllamacpp"], stderr=subprocess.DEVNULL).returncode:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "xllamacpp"], check=True)
+    log = open(folder / "server.log", "w", encoding="utf-8")
+    command = [python, "-c", LLAMA, target, str(threads), str(slots), str(context)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    for line in process.stdout:
+        if line.startswith("http"):
+            # What else it prints must not fill the pipe.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return process, line.strip().rstrip("/")
+    sys.exit(f"llama.cpp's server ended: see {folder / 'server.log'}")
+
+
+class Loop:
+    """A closed loop of so many clients."""
+
+    def __init__(self, address, clients, seconds, tokens):
+        self.address, self.tokens = address, tokens
+        self.first, self.gaps, self.texts, self.failed = [], [], [], 0
+        self.lock = threading.Lock()
+        self.until = time.monotonic() + seconds
+        self.started = time.monotonic()
+        threads = [threading.Thread(target=self.client, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.seconds = time.monotonic() - self.started
+
+    def client(self, number):
+        while time.monotonic() < self.until:
+            question = QUESTIONS[number % len(QUESTIONS)]
+            number += 1
+            body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": self.tokens, "stream": True}
+            asked = last = time.monotonic()
+            text, gaps, first = "", [], None
+            try:
+                stream = Stream(self.address, "/v1/chat/completions", body)
+                if stream.status != 200:
+                    raise OSError(f"status {stream.status}")
+                for event in stream.events():
+                    piece = text_of(event)
+                    if not piece:
+                        continue
+                    now = time.monotonic()
+                    if first is None:
+                        first = now - asked
+                    else:
+                        gaps.append(now - last)
+                    last, text = now, text + piece
+                stream.close()
+            except OSError:
+                with self.lock:
+                    self.failed += 1
+                continue
+            with self.lock:
+                self.texts.append(text)
+                self.gaps += gaps
+                self.first += [first] if first is not None else []
+
+
+def load(checks, servers, arguments, tokenizer):
+    """Figures of every server at every number of clients; `tokenizer` counts the tokens of both."""
+    figures = []
+    for clients in arguments.clients:
+        for name, address in servers.items():
+            done = Loop(address, clients, arguments.seconds, arguments.tokens)
+            tokens = sum(json.loads(post(tokenizer, "/tokenize", {"prompt": text})[1])["count"] for text in done.texts)
+            row = {
+                "clients": clients, "server": name, "answers": len(done.texts), "failed": done.failed, "tokens_per_second": tokens / done.seconds,
+                "first_token_ms": {share: 1000 * percentile(done.first, share / 100) for share in (50, 95)},
+                "between_tokens_ms": {share: 1000 * percentile(done.gaps, share / 100) for share in (50, 95, 99)},
+            }
+            figures.append(row)
+            first, gaps = row["first_token_ms"], row["between_tokens_ms"]
+            print(
+                f"  {clients:2} clients, {name:9}: {row['tokens_per_second']:7.1f} tok/s; first token {first[50]:.0f} / {first[95]:.0f} ms (p50 / p95); "
+                f"between tokens {gaps[50]:.1f} / {gaps[95]:.1f} / {gaps[99]:.1f} ms (p50 / p95 / p99); {row['answers']} answers, {row['failed']} failed",
+                flush=True,
+            )
+            checks.check(f"load: {clients} clients, {name}", bool(done.texts) and not done.failed)
+    output = pathlib.Path(arguments.folder) / "load.json"
+    output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {output}")
