@@ -59,7 +59,7 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
         assert!(output.status.success(), "{}", stderr(&output));
         output
     };
-    let first = fit("20s");
+    let first = fit("30s");
     let told = stderr(&first);
     for phase in ["[prompts]", "[measure]", "[answers]", "[training]"] {
         assert!(told.contains(phase), "{phase} is missing: {told}");
@@ -75,7 +75,7 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     // The phases share one budget.
     let round = &state(&output)["rounds"][0];
     let of = |key: &str| round["plan"][key].as_f64().expect("seconds");
-    assert!(of("answering") + of("training") + of("proof") <= 1.05 * 20.0, "{round}");
+    assert!(of("answering") + of("training") + of("proof") <= 1.05 * 30.0, "{round}");
     for file in [
         "report.html",
         "draft/README.md",
@@ -91,8 +91,8 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     // The same command has nothing to do; more time adds a round to the same draft.
     let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
     let held_out = std::fs::read(output.join("data/held-out.jsonl")).expect("held out");
-    assert!(stdout(&fit("20s")).contains("already finished"));
-    let longer = last_json(&stdout(&fit("36s")));
+    assert!(stdout(&fit("30s")).contains("already finished"));
+    let longer = last_json(&stdout(&fit("55s")));
     assert_eq!(longer["finished"], true);
     assert_eq!(longer["state"]["rounds"].as_array().map(Vec::len), Some(2));
     let config = std::fs::read_to_string(output.join("training-2/config.yaml")).expect("config");
@@ -265,7 +265,7 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
         "--prompts",
         &prompts,
         "--time",
-        "12s",
+        "30s",
         "--max-tokens",
         "40",
         "--anyway",
@@ -278,4 +278,94 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
     assert!(ended.status.success(), "{told}");
     assert!(told.contains("no chat template") && told.contains("there are few"), "{told}");
     assert_eq!(last_json(&stdout(&ended))["lossless"], true);
+}
+
+/// The binary where files may not grow beyond so many KiB, as on a full disk.
+#[cfg(unix)]
+fn on_a_full_disk(kib: usize, arguments: &[&str]) -> std::process::Output {
+    let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$@\" --threads 1");
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &script, "bash", env!("CARGO_BIN_EXE_longdraft")]).args(arguments);
+    command.env("NO_COLOR", "1").output().expect("bash")
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_told_and_the_same_command_goes_on() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let rows = (0..300).map(|i| json!({ "prompt": format!("What is {i} and {}?", i + 1) }));
+    let prompts = own_prompts(folder.path(), rows);
+    let arguments = [
+        "fit",
+        &target,
+        "--prompts",
+        &prompts,
+        "--time",
+        "40s",
+        "--output",
+        &name,
+        "--max-tokens",
+        "48",
+        "--anyway",
+    ];
+    // Too little for the prompts: nothing was begun.
+    let ended = on_a_full_disk(4, &arguments);
+    let told = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains(".jsonl") && !told.contains("panicked"), "{told}");
+    // Enough for these, and too little for a checkpoint: found out by the trial, before the time is spent.
+    let ended = on_a_full_disk(64, &arguments);
+    let told = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("[measure]") && !told.contains("panicked"), "{told}");
+    assert!(!output.join("work").exists() && !output.join("training-1").exists());
+    // The disk fills up while the target answers.
+    let mut child =
+        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let started = Instant::now();
+    while state(&output)["phase"] != "answers" {
+        assert!(started.elapsed() < Duration::from_mins(5), "answers never come");
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before its answers");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("kill");
+    child.wait().expect("reap");
+    let ended = on_a_full_disk(48, &arguments);
+    let told = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("error: ") && told.contains("the same command goes on"), "{told}");
+    assert!(!told.contains("panicked"), "{told}");
+    // With room it goes on.
+    let result = last_json(&succeed(&[&arguments[..], &["--json"]].concat()));
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+}
+
+#[test]
+fn a_time_that_the_measurement_takes_is_refused_and_the_measurement_kept() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let arguments =
+        ["fit", &target, "--time", "40s", "--output", &name, "--max-tokens", "48", "--anyway"];
+    succeed(&[&arguments[..], &["--plan"]].concat());
+    // As if that had taken long.
+    let mut known = state(&output);
+    let machine = known["machine"].clone();
+    known["rounds"] = json!([{
+        "budget": 40.0, "spent": 39.5, "plan": null, "answers": null, "training": null, "trained": false,
+        "proved": false, "delivered": false,
+    }]);
+    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let error = fail(&arguments, 2);
+    assert!(error.contains("--time 40s is too short: measuring this machine took"), "{error}");
+    assert!(error.contains("the same command has all of its time now"), "{error}");
+    assert_eq!((&state(&output)["machine"], &state(&output)["rounds"]), (&machine, &json!([])));
+    let told = run(&arguments);
+    assert!(
+        told.status.success() && stderr(&told).contains("40s is little time"),
+        "{}",
+        stderr(&told)
+    );
 }

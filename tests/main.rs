@@ -33,3 +33,4 @@ mod serve;
 mod support;
 mod targets;
 mod tracking;
+mod watch;

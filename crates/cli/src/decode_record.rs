@@ -1,10 +1,11 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
-use longdraft_decode::Origin;
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
 use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::{Committed, Origin};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target::tensor_specs;
+use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::decoding::{DecodingArguments, Models, stop_tokens};
@@ -191,6 +192,25 @@ pub(crate) struct SampleToken {
     pub(crate) proposed_by: Option<Origin>,
 }
 
+impl SampleToken {
+    /// An answer without what ends it; none where it cannot be put into words.
+    pub(crate) fn of(
+        answer: &[Committed],
+        tokenizer: &TextTokenizer,
+        stops: &[TargetTokenId],
+    ) -> Option<Vec<Self>> {
+        let mut stream = tokenizer.stream();
+        let mut tokens = Vec::new();
+        for committed in answer.iter().filter(|committed| !stops.contains(&committed.token)) {
+            let text = stream.push(committed.token.0).ok()?;
+            tokens.push(Self { text, proposed_by: committed.proposed_by });
+        }
+        tokens.push(Self { text: stream.finish().ok()?, proposed_by: None });
+        tokens.retain(|token| !token.text.is_empty());
+        Some(tokens)
+    }
+}
+
 /// Letters of a prompt that are kept with its answer.
 const PROMPT_LETTERS: usize = 1500;
 
@@ -209,17 +229,7 @@ impl Sample {
         let skipped = text.chars().count().saturating_sub(PROMPT_LETTERS);
         let prompt = text.chars().skip(skipped).collect();
         let stops = stop_tokens(&models.target);
-        let mut stream = models.tokenizer.stream();
-        let mut tokens = Vec::new();
-        for committed in &comparison.first_answer {
-            if !stops.contains(&committed.token) {
-                let text = stream.push(committed.token.0).ok()?;
-                tokens.push(SampleToken { text, proposed_by: committed.proposed_by });
-            }
-        }
-        let rest = stream.finish().ok()?;
-        tokens.push(SampleToken { text: rest, proposed_by: None });
-        tokens.retain(|token| !token.text.is_empty());
+        let tokens = SampleToken::of(&comparison.first_answer, &models.tokenizer, &stops)?;
         Some(Self { prompt, tokens })
     }
 }

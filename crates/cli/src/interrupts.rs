@@ -37,6 +37,13 @@ impl Interrupts {
         LISTENING.get_or_init(start).clone()
     }
 
+    /// Asks as Ctrl-C does: a terminal that hands keys on as they are sends no signal.
+    pub(crate) fn ask(&self) {
+        if !self.note(INTERRUPT) {
+            quit(INTERRUPT);
+        }
+    }
+
     /// Whether this process was asked to end.
     pub(crate) fn asked(&self) -> bool {
         self.signal.load(Ordering::Relaxed) != 0
@@ -76,6 +83,12 @@ impl Interrupts {
     }
 }
 
+/// Ends the process at once, with the terminal as it was.
+fn quit(signal: i32) -> ! {
+    crate::terminal::cover::uncover();
+    std::process::exit(i32::from(Failure::interrupted(signal).code()))
+}
+
 /// Listens in a thread of its own: there it may print and take locks.
 #[cfg(unix)]
 fn catch(interrupts: &Interrupts) -> std::io::Result<()> {
@@ -89,7 +102,7 @@ fn catch(interrupts: &Interrupts) -> std::io::Result<()> {
     let listen = move || {
         for signal in &mut signals {
             if !interrupts.note(signal) {
-                std::process::exit(i32::from(Failure::interrupted(signal).code()));
+                quit(signal);
             }
         }
     };
@@ -101,7 +114,7 @@ fn catch(interrupts: &Interrupts) -> std::io::Result<()> {
     let interrupts = interrupts.clone();
     let listen = move || {
         if !interrupts.note(INTERRUPT) {
-            std::process::exit(i32::from(Failure::interrupted(INTERRUPT).code()));
+            quit(INTERRUPT);
         }
     };
     ctrlc::set_handler(listen).map_err(std::io::Error::other)

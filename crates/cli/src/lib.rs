@@ -17,6 +17,7 @@ mod decode_record;
 mod decoding;
 mod doctor;
 mod draft_source;
+mod events;
 #[cfg(test)]
 mod hints;
 mod interrupts;
@@ -24,6 +25,7 @@ mod parity;
 mod progress;
 mod ranks;
 mod report;
+mod screen;
 mod sha256;
 mod statistics;
 

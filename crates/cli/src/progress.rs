@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
+use crate::events::{Advance, Events};
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 use crate::status::{Bar, lines};
+use crate::terminal::cover::is_covered;
 
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -22,6 +24,8 @@ pub(crate) struct TrainingProgress {
     last_line: Option<Instant>,
     tokens_per_second: Option<f64>,
     interrupts: Interrupts,
+    /// Who watches.
+    pub(crate) events: Events,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
     /// Speeds of all steps, for a summary.
@@ -37,6 +41,7 @@ impl TrainingProgress {
             last_line: None,
             tokens_per_second: None,
             interrupts,
+            events: Events::none(),
             held_out: None,
             speeds: Vec::new(),
         }
@@ -60,8 +65,11 @@ impl TrainingProgress {
         }
     }
 
-    /// Whether a bar is shown: on a terminal.
+    /// Whether a bar is shown, or a view in its place: on a terminal.
     fn bar(&mut self, length: u64, position: u64, message: &str) -> bool {
+        if is_covered() {
+            return true;
+        }
         if self.bar.is_none() && self.voice.is_shown() {
             self.bar = Bar::new();
         }
@@ -77,6 +85,13 @@ impl TrainingProgress {
     }
 
     fn step(&mut self, report: &StepReport) {
+        self.events.progress(Advance {
+            what: "steps".to_owned(),
+            done: report.step as usize,
+            all: report.steps as usize,
+            tokens: Some(report.total_tokens),
+            at_most: None,
+        });
         let speed = report.tokens_per_second();
         self.speeds.push(speed);
         let smooth = self
@@ -102,6 +117,8 @@ impl TrainingProgress {
     /// Rows done, as a bar where there is a terminal and a line at the end.
     fn rows(&mut self, done: usize, all: usize, what: &str) {
         let line = format!("{what} {done}/{all} rows");
+        let advance = Advance { what: "rows".to_owned(), done, all, ..Advance::default() };
+        self.events.progress(advance);
         let shown = self.bar(all as u64, done as u64, &format!("rows, {what}"));
         if done < all {
             self.say_now_and_then(false, shown, &line);

@@ -14,6 +14,7 @@ mod error;
 mod events;
 mod grammar;
 mod meters;
+mod pages;
 mod request;
 mod routes;
 mod worker;
@@ -30,6 +31,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 
 use app::App;
+pub use pages::{Page, Pages, serve_pages};
 
 /// How often it is looked whether the server is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -28,7 +28,7 @@ type Body = std::result::Result<Bytes, BytesRejection>;
 /// Paths that want no key: they tell nothing.
 const OPEN: [&str; 2] = ["/", "/health"];
 /// What the page may do: what it has in itself, and ask this server.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// All paths.
@@ -114,7 +114,7 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
 }
 
 /// Whether the host that a request names, if it names one, is this machine from within.
-fn names_this_machine(headers: &HeaderMap) -> bool {
+pub(crate) fn names_this_machine(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let host = host.to_str().unwrap_or_default();
     let has_port = |(_, port): &(&str, &str)| port.parse::<u16>().is_ok();

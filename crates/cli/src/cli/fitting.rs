@@ -48,6 +48,26 @@ pub(crate) struct FitArguments {
     /// Train although no draft is expected to pay.
     #[arg(long)]
     pub(crate) anyway: bool,
+    /// Serve a page of the run on this machine while it goes, and show it in the browser.
+    #[arg(long)]
+    pub(crate) open: bool,
+    /// Lines in place of the full-screen view.
+    #[arg(long)]
+    pub(crate) plain: bool,
+}
+
+/// Arguments of `watch`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct WatchArguments {
+    /// Folders of runs: of `fit`, `train`, or a curriculum; several are compared.
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Port on 127.0.0.1, 0 for a free one.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) port: u16,
+    /// Show the page in the browser.
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 /// Seconds of `2h`, `1h30m`, `90s`; a plain number is minutes no more than hours, so it is refused.

@@ -36,7 +36,7 @@ pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
 };
-pub(crate) use fitting::FitArguments;
+pub(crate) use fitting::{FitArguments, WatchArguments};
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
@@ -200,6 +200,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft report runs/a runs/b --output comparison.html
     Report(ReportArguments),
+    /// Serve a page of runs on this machine that updates while they go; finished, it is their report.
+    ///
+    /// Example: longdraft watch runs/fit/smollm2 --open
+    Watch(WatchArguments),
     /// Time steps at the shapes of published models, with random weights; a JSON line a case.
     ///
     /// Example: longdraft bench glide --shape smollm2-135m --tokens 1024

@@ -24,6 +24,7 @@ mod report;
 mod serve;
 mod train;
 mod verify;
+mod watch;
 
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
@@ -120,6 +121,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Parity(parity) => parity::run(&parity, arguments.json),
         Command::KernelCheck(check) => kernel_check::run(&check, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),
+        Command::Watch(watch) => watch::run(&watch, arguments.json),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),
         Command::Doctor(doctor) => doctor::run(&doctor, arguments.json),

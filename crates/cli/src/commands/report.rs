@@ -35,15 +35,10 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page of one run or curriculum into its folder; returns where it stands.
+/// Writes the page of one run, fit or curriculum into its folder; returns where it stands.
 pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
-    write_page_into(folder, folder)
-}
-
-/// The same into another folder.
-pub(crate) fn write_page_into(home: &Path, run: &Path) -> Result<PathBuf> {
-    let runs = Run::open_all(&[run.to_path_buf()])?;
-    let output = home.join(REPORT_FILE);
+    let runs = Run::open_all(&[folder.to_path_buf()])?;
+    let output = folder.join(REPORT_FILE);
     write(&output, &render(&runs)?)?;
     Ok(output)
 }

@@ -5,6 +5,7 @@
 //! decode.json   -> run -> decoding ---------------------------> charts -> plot (SVG) ->
 //! metrics.jsonl -> metrics_log -> run -> figures (one quantity a chart) -> charts -> plot ->
 //! config.yaml   -> run -> header, differences ---------------------------------------->
+//! fit.json, events.jsonl -> live (as it goes) ----------------------------------------->
 //! ```
 
 mod axes;
@@ -15,6 +16,7 @@ mod differences;
 mod figures;
 mod header;
 mod ink;
+pub(crate) mod live;
 mod metrics_log;
 mod page;
 mod plot;
@@ -26,8 +28,8 @@ mod svg;
 mod ticks;
 pub(crate) mod words;
 
-pub(crate) use page::render;
-pub(crate) use run::Run;
+pub(crate) use page::{render, render_live};
+pub(crate) use run::{FIT_FILE, ROUND_PREFIX, Run};
 pub(crate) use summary::StageSummary;
 
 /// File that a report goes to when no other is named.

@@ -95,4 +95,66 @@ function watch(figure) {
   });
 }
 
-document.querySelectorAll("figure[data-values]").forEach(watch);
+const watchAll = () => document.querySelectorAll("figure[data-values]").forEach(watch);
+watchAll();
+
+// A page of a run that goes on asks what it has become, and keeps what its reader opened and chose.
+function follow() {
+  const pause = 2000;
+  const name = (part) => part.textContent.trim();
+  let tag = null;
+  let failures = 0;
+
+  // Nothing moves under a reader's pointer or selection.
+  const isBusy = () => document.hidden || document.querySelector(".tip") || !getSelection().isCollapsed;
+
+  function take(text) {
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    fresh.querySelectorAll("script").forEach((script) => script.remove());
+    const open = new Map([...document.querySelectorAll("details")].map((part) => [name(part.firstElementChild), part.open]));
+    const wide = new Set([...document.querySelectorAll("figure.wide figcaption span")].map(name));
+    const chosen = document.querySelector("[name=axis]:checked");
+    const at = [scrollX, scrollY];
+    document.title = fresh.title;
+    document.body.replaceChildren(...fresh.body.childNodes);
+    for (const part of document.querySelectorAll("details")) {
+      const was = open.get(name(part.firstElementChild));
+      if (was !== undefined) part.open = was;
+    }
+    const input = chosen && document.getElementById(chosen.id);
+    if (input) input.checked = true;
+    watchAll();
+    for (const caption of document.querySelectorAll("figcaption span")) {
+      if (wide.has(name(caption))) caption.parentElement.querySelector("button").click();
+    }
+    scrollTo(...at);
+  }
+
+  function tell(text) {
+    let line = document.querySelector(".gone");
+    if (!text) return line && line.remove();
+    if (!line) document.body.append(line = element("p", "gone"));
+    line.textContent = text;
+  }
+
+  async function look() {
+    try {
+      if (!isBusy()) {
+        const answer = await fetch(location.pathname, { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+        if (answer.status === 200) {
+          tag = answer.headers.get("ETag");
+          take(await answer.text());
+        }
+        failures = 0;
+        tell("");
+      }
+    } catch {
+      failures += 1;
+      if (failures > 2) tell("Nobody serves this page any more: it stands as it was last.");
+    }
+    setTimeout(look, pause);
+  }
+  setTimeout(look, pause);
+}
+
+if ("live" in document.body.dataset && location.protocol.startsWith("http")) follow();

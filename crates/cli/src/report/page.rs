@@ -12,6 +12,8 @@ use super::axes::TrainingAxis;
 use super::charts::{Card, Section, sections};
 use super::header::facts;
 use super::ink::{Ink, schemes};
+use super::live::shown::cards;
+use super::live::{Live, Pulse};
 use super::plot::{Drawing, draw};
 use super::run::Run;
 use super::summary::StageSummary;
@@ -93,6 +95,15 @@ const COLUMNS: [&str; 7] = [
 /// # Errors
 /// - a chart cannot be drawn
 pub(crate) fn render(runs: &[Run]) -> Result<String> {
+    render_live(runs, &[], 0)
+}
+
+/// The page of runs as they go, each with its `lives`; it asks where it was served what it has become.
+/// It names pages of `others` runs by themselves.
+///
+/// # Errors
+/// - a chart cannot be drawn
+pub(crate) fn render_live(runs: &[Run], lives: &[Live], others: usize) -> Result<String> {
     let fail = |cause: String| Failure::work(format!("report: {cause}"));
     let axes = TrainingAxis::of_runs(runs);
     let sections = sections(runs);
@@ -122,22 +133,26 @@ pub(crate) fn render(runs: &[Run]) -> Result<String> {
                 differences, texts, problems, schemes => schemes(), columns => COLUMNS,
                 style => STYLE, script => SCRIPT, script_hash => hash(SCRIPT),
                 glossary => GLOSSARY, switched,
+                is_live => !lives.is_empty(), lives => cards(lives),
+                others => if others > 1 { others } else { 0 },
                 axes => axes.iter().map(|axis| axis.name()).collect::<Vec<_>>(),
-                ..of_result(runs)
+                ..of_result(runs, lives)
             },
         )
         .map_err(|error| fail(error.to_string()))
 }
 
 /// What the page opens with, and the table of stages.
-fn of_result(runs: &[Run]) -> Value {
+fn of_result(runs: &[Run], lives: &[Live]) -> Value {
+    let has_begun = |run: &&Run| !run.stages.is_empty() || run.decoding.is_some();
     let single = match runs {
-        [run] => Some(run),
+        [run] => Some(run).filter(has_begun),
         _ => None,
     };
+    let going = lives.iter().find(|live| runs.len() == 1 && live.pulse != Pulse::Finished);
     let rows: Vec<Row> = runs.iter().enumerate().flat_map(|(i, run)| rows(i, run)).collect();
     context! {
-        headline => result::headline(runs),
+        headline => going.map_or_else(|| result::headline(runs), Live::headline),
         facts => single.map_or_else(Vec::new, facts),
         tiles => single.map_or_else(Vec::new, result::tiles),
         ways => result::ways(runs),

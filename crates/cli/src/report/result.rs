@@ -8,7 +8,7 @@ use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
 use super::words;
-use crate::decode_record::{Cell, DecodeRecord};
+use crate::decode_record::{Cell, DecodeRecord, SampleToken};
 use crate::progress::clock;
 
 /// One figure that matters.
@@ -51,10 +51,38 @@ pub(super) struct ShownSample {
 }
 
 #[derive(Debug, Serialize)]
-struct ShownToken {
+pub(super) struct ShownToken {
     text: String,
     /// Style class.
     class: &'static str,
+}
+
+impl ShownToken {
+    /// Tokens with what proposed them.
+    pub(super) fn of(tokens: &[SampleToken]) -> Vec<Self> {
+        let class = |origin| match origin {
+            Some(Origin::Draft) => "draft",
+            Some(Origin::Lookup) => "lookup",
+            // Not the target's choice, and shown in no other way.
+            Some(Origin::Grammar) | None => "own",
+        };
+        let shown = |token: &SampleToken| Self {
+            text: token.text.clone(),
+            class: class(token.proposed_by),
+        };
+        tokens.iter().map(shown).collect()
+    }
+
+    pub(super) fn is_of_lookup(&self) -> bool {
+        self.class == "lookup"
+    }
+}
+
+impl Tile {
+    /// A figure that is neither good nor bad.
+    pub(super) fn new(label: &'static str, value: String, note: String) -> Self {
+        Self { label, value, note, tone: "" }
+    }
 }
 
 /// The way that was fastest.
@@ -249,23 +277,13 @@ pub(super) fn sample(runs: &[Run]) -> Option<ShownSample> {
     let fastest = best(record).filter(|cell| cell.sample.is_some());
     let cell = fastest.or_else(|| record.cells.iter().find(|cell| cell.sample.is_some()))?;
     let sample = cell.sample.as_ref()?;
-    let class = |origin| match origin {
-        Some(Origin::Draft) => "draft",
-        Some(Origin::Lookup) => "lookup",
-        Some(Origin::Grammar) => "grammar",
-        None => "own",
-    };
-    let tokens: Vec<ShownToken> = sample
-        .tokens
-        .iter()
-        .map(|token| ShownToken { text: token.text.clone(), class: class(token.proposed_by) })
-        .collect();
+    let tokens = ShownToken::of(&sample.tokens);
     Some(ShownSample {
         way: words::way(&cell.drafter),
         prompt: sample.prompt.clone(),
         accepted: tokens.iter().filter(|token| token.class != "own").count(),
         all: tokens.len(),
-        has_lookup: tokens.iter().any(|token| token.class == "lookup"),
+        has_lookup: tokens.iter().any(ShownToken::is_of_lookup),
         tokens,
     })
 }

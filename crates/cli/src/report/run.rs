@@ -1,5 +1,5 @@
-//! What a report reads of a run: one directory of `longdraft train`, a curriculum's directory whose
-//! stages are such directories, or what `eval decode` measured alone.
+//! What a report reads of a run: one directory of `longdraft train`, a curriculum's or a fit's directory
+//! whose stages are such directories, or what `eval decode` measured alone.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -15,6 +15,9 @@ use crate::failure::{Failure, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
 const CURRICULUM_FILE: &str = "curriculum.json";
+/// State of `longdraft fit`, and how the runs of its rounds are called.
+pub(crate) const FIT_FILE: &str = "fit.json";
+pub(crate) const ROUND_PREFIX: &str = "training-";
 
 /// One or more stages, trained one after another.
 #[derive(Debug, Clone)]
@@ -84,18 +87,23 @@ impl Run {
                  decode`; metrics are there after the first logged step",
             ));
         }
+        Self::tell_apart(&mut runs);
+        Ok(runs)
+    }
+
+    /// Calls runs of the same name by their whole path.
+    pub(crate) fn tell_apart(runs: &mut [Self]) {
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-        for run in &mut runs {
+        for run in runs {
             if names.iter().filter(|name| **name == run.name).count() > 1 {
                 run.name = run.folder.display().to_string();
             }
         }
-        Ok(runs)
     }
 
     /// An unreadable record is a problem, not a failure: the plots of the training stand alone.
-    fn read_decoding(&mut self) {
-        let path = self.folder.join(DECODE_FILE);
+    fn read_decoding(&mut self, folder: &Path) {
+        let path = folder.join(DECODE_FILE);
         let Ok(text) = std::fs::read_to_string(&path) else { return };
         self.note_time(&path);
         match serde_json::from_str(&text) {
@@ -109,7 +117,8 @@ impl Run {
         self.written = self.written.max(changed);
     }
 
-    fn open(folder: &Path) -> std::result::Result<Self, String> {
+    /// Reads what is there, and nothing of it need be.
+    pub(crate) fn read(folder: &Path) -> Self {
         let mut run = Self {
             name: name_of(folder),
             folder: folder.to_path_buf(),
@@ -118,30 +127,47 @@ impl Run {
             problems: Vec::new(),
             written: None,
         };
-        run.read_decoding();
+        run.read_decoding(folder);
+        let rounds = rounds_of_fit(folder);
         let curriculum = folder.join(CURRICULUM_FILE);
-        if curriculum.is_file() {
-            let entries = read_curriculum(&curriculum)?;
-            for entry in &entries {
-                run.read_stage(&folder.join(&entry.output), Some(&entry.name));
+        if !rounds.is_empty() {
+            for (number, round) in (1..).zip(&rounds) {
+                let name = format!("round {number}");
+                run.read_stage(round, (rounds.len() > 1).then_some(&name));
+                run.read_decoding(round);
+            }
+        } else if curriculum.is_file() {
+            match read_curriculum(&curriculum) {
+                Ok(entries) => {
+                    for entry in &entries {
+                        run.read_stage(&folder.join(&entry.output), Some(&entry.name));
+                    }
+                }
+                Err(problem) => run.problems.push(problem),
             }
         } else if folder.join(METRICS_FILE).is_file() {
             run.read_stage(folder, None);
-        } else if run.decoding.is_none() {
-            let what = if folder.is_dir() { "no metrics are there" } else { "no such directory" };
-            let mut lines = vec![format!(
-                "{}: {what}; looked for {METRICS_FILE}, {CURRICULUM_FILE} and {DECODE_FILE}",
-                folder.display()
-            )];
-            lines.extend(run.problems);
-            return Err(lines.join("\n    "));
         }
-        if run.stages.is_empty() && run.decoding.is_none() {
-            let mut lines = vec![format!("{}: no steps are logged", folder.display())];
-            lines.extend(run.problems.into_iter().take(8));
-            return Err(lines.join("\n    "));
+        run
+    }
+
+    fn open(folder: &Path) -> std::result::Result<Self, String> {
+        let run = Self::read(folder);
+        if !run.stages.is_empty() || run.decoding.is_some() {
+            return Ok(run);
         }
-        Ok(run)
+        let has_log =
+            [METRICS_FILE, CURRICULUM_FILE].iter().any(|name| folder.join(name).is_file());
+        let what = match (has_log, folder.is_dir()) {
+            (true, _) => "no steps are logged".to_owned(),
+            (false, is_folder) => {
+                let what = if is_folder { "no metrics are there" } else { "no such directory" };
+                format!("{what}; looked for {METRICS_FILE}, {CURRICULUM_FILE} and {DECODE_FILE}")
+            }
+        };
+        let mut lines = vec![format!("{}: {what}", folder.display())];
+        lines.extend(run.problems.into_iter().take(8));
+        Err(lines.join("\n    "))
     }
 
     /// A stage that has not begun is a problem, not an error: the others are worth a report.
@@ -227,6 +253,22 @@ impl Stage {
             }
         }
     }
+}
+
+/// The runs of a fit's rounds that have begun.
+fn rounds_of_fit(folder: &Path) -> Vec<PathBuf> {
+    let number = |entry: std::fs::DirEntry| -> Option<(usize, PathBuf)> {
+        let name = entry.file_name().into_string().ok()?;
+        let number = name.strip_prefix(ROUND_PREFIX)?.parse().ok()?;
+        entry.path().join(METRICS_FILE).is_file().then(|| (number, entry.path()))
+    };
+    if !folder.join(FIT_FILE).is_file() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut rounds: Vec<(usize, PathBuf)> = entries.filter_map(number).collect();
+    rounds.sort();
+    rounds.into_iter().map(|(_, folder)| folder).collect()
 }
 
 fn read_curriculum(path: &Path) -> std::result::Result<Vec<CurriculumEntry>, String> {

@@ -79,6 +79,11 @@ impl Failure {
         self
     }
 
+    /// The same, if there is none yet.
+    pub(crate) fn or_hint(self, hint: impl Display) -> Self {
+        if self.hint.is_some() { self } else { self.hint(hint) }
+    }
+
     /// Notes that the last line of `--json` says it already.
     pub(crate) fn in_result(mut self) -> Self {
         self.in_result = true;

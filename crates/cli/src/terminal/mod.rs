@@ -45,6 +45,7 @@ macro_rules! errln {
 }
 
 // After the macros, which they use.
+pub(crate) mod cover;
 pub(crate) mod failure;
 pub(crate) mod status;
 
@@ -74,7 +75,7 @@ pub(crate) fn colours_aside() -> bool {
 }
 
 /// `NO_COLOR` with any value, or a terminal that calls itself dumb, ask for plain text.
-fn wants_colours() -> bool {
+pub(crate) fn wants_colours() -> bool {
     let is = |name, value: &dyn Fn(&std::ffi::OsStr) -> bool| {
         std::env::var_os(name).is_some_and(|found| value(&found))
     };
@@ -83,11 +84,14 @@ fn wants_colours() -> bool {
 
 /// Writes to stdout; see the module for what happens where that fails.
 pub(crate) fn print(text: Arguments<'_>) {
+    let text = text.to_string();
+    if cover::keep(cover::Stream::Out, &text) {
+        return;
+    }
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
     if lost.is_some() {
         return;
     }
-    let text = text.to_string();
     if let Some(last) = text.bytes().last() {
         IN_LINE.store(last != b'\n', Ordering::Relaxed);
     }
@@ -110,6 +114,9 @@ pub(crate) fn end_line() {
 /// takes colours. Nothing can be told where that fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
     let text = text.to_string();
+    if cover::keep(cover::Stream::Aside, &text) {
+        return;
+    }
     crate::status::aside(|| {
         let text = crate::status::coloured(&text);
         let _ = write_whole(std::io::stderr().lock(), text.as_bytes());

@@ -49,15 +49,18 @@ fn with_colours(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{breaks}{colour}{label}{PLAIN}{rest}"))
 }
 
-/// Columns of the terminal at stderr; none where it is not a terminal.
+/// Columns of the terminal at stderr; none where it is not a terminal, or a view covers it.
 pub(crate) fn columns() -> Option<usize> {
+    if crate::terminal::cover::is_covered() {
+        return None;
+    }
     let terminal = console::Term::stderr();
     let size = terminal.is_term().then(|| terminal.size_checked()).flatten();
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
 /// Whether the locale writes more than ASCII. Systems without locales do.
-fn writes_unicode() -> bool {
+pub(crate) fn writes_unicode() -> bool {
     let value = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(value);
     !cfg!(unix) || locale.is_some_and(|locale| names_utf8(&locale))

@@ -13,6 +13,8 @@ pub struct Room<'a> {
     pub target: &'a TargetConfig,
     /// Seconds of training.
     pub seconds: f64,
+    /// Tokens of a packed row.
+    pub row_tokens: usize,
 }
 
 /// A method set up for a target.
@@ -100,7 +102,7 @@ mod tests {
         for name in ["Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"] {
             let Some(target) = published_config(name) else { continue };
             for (method, hours) in Method::all().flat_map(|m| [(m, 0.1), (m, 8.0), (m, 100.0)]) {
-                let room = Room { target: &target, seconds: 3600.0 * hours };
+                let room = Room { target: &target, seconds: 3600.0 * hours, row_tokens: 1024 };
                 let Some(recipe) = method.fresh().recipe(&room) else { continue };
                 let mut draft = recipe.draft.clone();
                 draft.insert("method".into(), method.name().into());

@@ -7,6 +7,7 @@
 mod ledger;
 mod prompt;
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,8 @@ use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
 use longdraft_decode::{
-    BatchDecoder, DecodeOptions, DraftShape, EndReason, Generation, Job, Pacing, Sampling,
-    VerifyRule,
+    BatchDecoder, Committed, DecodeOptions, DraftShape, EndReason, Generation, Job, Pacing,
+    Sampling, VerifyRule,
 };
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
@@ -53,8 +54,13 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let target =
         open_target(&arguments.target, WeightDtype::Stored, CacheChoice::Auto, DeviceChoice::Cpu)?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
-    let writer =
-        Writer { arguments, target: &target, tokenizer: &tokenizer, draft: draft.as_deref() };
+    let writer = Writer {
+        arguments,
+        target: &target,
+        tokenizer: &tokenizer,
+        draft: draft.as_deref(),
+        hears: None,
+    };
     let (mut last_line, interrupts) = (Instant::now(), Interrupts::listen());
     let mut tell = |answered: &Answered| {
         if answered.rows == 0 && answered.before > 0 {
@@ -126,12 +132,22 @@ impl Answered {
     }
 }
 
+/// Hears of answers as they are written.
+pub(crate) trait Hears {
+    /// Others are answered from here on.
+    fn begin(&mut self, jobs: &[Job]);
+
+    /// A token of a job, by its number among them.
+    fn token(&mut self, job: usize, committed: Committed);
+}
+
 /// Answers rows.
 pub(crate) struct Writer<'a> {
     pub(crate) arguments: &'a DataRegenerateArguments,
     pub(crate) target: &'a Target,
     pub(crate) tokenizer: &'a TextTokenizer,
     pub(crate) draft: Option<&'a dyn Draft>,
+    pub(crate) hears: Option<&'a RefCell<dyn Hears + 'a>>,
 }
 
 impl Writer<'_> {
@@ -307,9 +323,20 @@ impl Writer<'_> {
         let drafters =
             (0..places).map(|_| drafter()).collect::<longdraft_decode::Result<Vec<_>>>()?;
         let mut decoder = BatchDecoder::new(self.target, drafters);
-        Ok(decoder.generate(jobs, &mut |_, _| match until {
-            Some(until) if Instant::now() >= until => ControlFlow::Break(EndReason::Interrupted),
-            _ => ControlFlow::Continue(()),
+        let mut hears = self.hears.map(RefCell::borrow_mut);
+        if let Some(hears) = &mut hears {
+            hears.begin(jobs);
+        }
+        Ok(decoder.generate(jobs, &mut |job, committed| {
+            if let Some(hears) = &mut hears {
+                hears.token(job, committed);
+            }
+            match until {
+                Some(until) if Instant::now() >= until => {
+                    ControlFlow::Break(EndReason::Interrupted)
+                }
+                _ => ControlFlow::Continue(()),
+            }
         })?)
     }
 

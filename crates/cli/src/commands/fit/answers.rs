@@ -1,5 +1,6 @@
 //! The target's own answers: written within a time, and cleaned of what teaches nothing.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,13 +9,15 @@ use longdraft_models::weights::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::hearing::Hearing;
 use super::measure::BATCH;
 use super::prompts;
 use super::rules::LEAST_ANSWERS;
 use super::state::Settings;
 use crate::cli::DataRegenerateArguments;
 use crate::commands::data::regenerate::{Answered, Reached, Writer};
-use crate::decoding::Models;
+use crate::decoding::{Models, stop_tokens};
+use crate::events::Events;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -55,7 +58,7 @@ pub(super) fn write(
     (settings, lookup): (&Settings, bool),
     models: &Models,
     (wanted, seconds): (usize, f64),
-    interrupts: &Interrupts,
+    (interrupts, events): (&Interrupts, &Events),
     tell: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Reached> {
     let mut arguments = DataRegenerateArguments {
@@ -74,6 +77,8 @@ pub(super) fn write(
     };
     let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e8));
     let done = lines(&arguments.output)?.len();
+    let words = (&models.tokenizer, stop_tokens(&models.target));
+    let hearing = RefCell::new(Hearing::new(events.clone(), words, (wanted, until)));
     let mut failed = Ok(());
     let mut reached = Reached::TheEnd;
     // The first ones are needed at any rate.
@@ -87,11 +92,14 @@ pub(super) fn write(
             target: &models.target,
             tokenizer: &models.tokenizer,
             draft: None,
+            hears: Some(&hearing),
         };
         let answered = writer.answer(until, interrupts, &mut |answered: &Answered| {
             let (success, error, skipped) = answered.counts;
+            let done = success + error + skipped;
+            hearing.borrow_mut().done(done);
             if failed.is_ok() {
-                failed = tell(success + error + skipped, wanted);
+                failed = tell(done, wanted);
             }
         })?;
         reached = answered.reached;

@@ -114,73 +114,87 @@ pub(super) fn figures(cell: &Cell) -> String {
     )
 }
 
+/// What a card tells of how a draft was made.
+pub(super) struct Making<'a> {
+    pub(super) settings: &'a Settings,
+    /// Of the prompts, in words.
+    pub(super) source: &'a str,
+    pub(super) cleaned: &'a Cleaned,
+    pub(super) plan: &'a Plan,
+}
+
 /// Writes the draft's card.
 pub(super) fn write_card(
     folder: &Path,
-    settings: &Settings,
-    (source, cleaned, plan): (&str, &Cleaned, &Plan),
+    making: &Making<'_>,
     record: &DecodeRecord,
     commands: &[String],
 ) -> Result<()> {
-    let mut card = String::new();
-    let target = Path::new(&settings.target);
-    let name = target
-        .file_name()
-        .map_or(settings.target.clone(), |name| name.to_string_lossy().into_owned());
-    let mut line = |text: String| {
-        card.push_str(&text);
-        card.push('\n');
-    };
-    line(format!("# Draft model for {name}\n"));
-    line(
-        "A draft for speculative decoding: it proposes tokens, the target checks them, and the output stays the \
-         target's own.\n"
-            .to_owned(),
+    let card = format!(
+        "{}\n## Figures\n\n{}\n## Use\n\n```sh\n{}\n```\n",
+        making.in_words(),
+        figures_of(record),
+        commands.join("\n")
     );
-    line("| | |\n|---|---|".to_owned());
-    line(format!("| method | {} |", plan.method));
-    line(format!("| target | {name}, fingerprint `{}` |", settings.fingerprint));
-    line(format!("| prompts | {source} |"));
-    line(format!(
-        "| learned from | {} answers of the target, {} tokens, temperature {} |",
-        cleaned.kept, cleaned.tokens, settings.temperature
-    ));
-    line(format!("| made by | longdraft {} fit |", env!("CARGO_PKG_VERSION")));
-    line(format!(
-        "\n## Figures\n\nMeasured on prompts that nothing was trained on, answers of at most {} tokens, {} threads{}. tau: tokens \
-         per target pass, the target's own token included.\n",
-        record.max_new_tokens,
-        record.threads,
-        record
-            .circumstances
-            .as_ref()
-            .and_then(|c| c.processor.as_deref())
-            .map_or(String::new(), |p| format!(", {p}"))
-    ));
-    line("| drafting | temperature | prompts | speed-up (95 %) | tau (95 %) | equal outputs |\n|---|---|---|---|---|---|".to_owned());
-    for cell in &record.cells {
-        let f = &cell.figures;
-        let equal = if cell.checked == 0 {
-            "-".to_owned()
-        } else {
-            format!("{} of {}", cell.equal, cell.checked)
-        };
-        line(format!(
-            "| {}, {}, pace {} | {} | {} | {:.2} ({:.2} to {:.2}) | {:.2} ({:.2} to {:.2}) | {equal} |",
-            words::way(&cell.drafter),
-            cell.rule,
-            cell.pace,
-            cell.temperature,
-            f.prompts,
-            f.speed_up,
-            f.speed_up_interval.0,
-            f.speed_up_interval.1,
-            f.tau_incl_bonus,
-            f.tau_interval.0,
-            f.tau_interval.1,
-        ));
+    write_atomically(&folder.join("draft/README.md"), card.as_bytes()).map_err(Failure::from)
+}
+
+impl Making<'_> {
+    /// The head of a card.
+    fn in_words(&self) -> String {
+        let Making { settings, source, cleaned, plan } = self;
+        let name = Path::new(&settings.target).file_name();
+        let name = name
+            .map_or_else(|| settings.target.clone(), |name| name.to_string_lossy().into_owned());
+        format!(
+            "# Draft model for {name}\n\n\
+             A draft for speculative decoding: it proposes tokens, the target checks them, and the output stays the \
+             target's own.\n\n\
+             | | |\n|---|---|\n\
+             | method | {} |\n\
+             | target | {name}, fingerprint `{}` |\n\
+             | prompts | {source} |\n\
+             | learned from | {} answers of the target, {} tokens, temperature {} |\n\
+             | made by | longdraft {} fit |\n",
+            plan.method,
+            settings.fingerprint,
+            cleaned.kept,
+            cleaned.tokens,
+            settings.temperature,
+            env!("CARGO_PKG_VERSION")
+        )
     }
-    line(format!("\n## Use\n\n```sh\n{}\n```", commands.join("\n")));
-    let path = folder.join("draft/README.md");
-    write_atomically(&path, card.as_bytes()).map_err(Failure::from)
+}
+
+/// What was measured, as a table.
+fn figures_of(record: &DecodeRecord) -> String {
+    let processor = record.circumstances.as_ref().and_then(|known| known.processor.as_deref());
+    let processor = processor.map_or(String::new(), |name| format!(", {name}"));
+    let head = format!(
+        "Measured on prompts that nothing was trained on, answers of at most {} tokens, {} threads{processor}. tau: tokens \
+         per target pass, the target's own token included.\n\n\
+         | drafting | temperature | prompts | speed-up (95 %) | tau (95 %) | equal outputs |\n|---|---|---|---|---|---|\n",
+        record.max_new_tokens, record.threads
+    );
+    record.cells.iter().fold(head, |table, cell| table + &row_of(cell))
+}
+
+fn row_of(cell: &Cell) -> String {
+    let figures = &cell.figures;
+    let equal = match cell.checked {
+        0 => "-".to_owned(),
+        checked => format!("{} of {checked}", cell.equal),
+    };
+    let between =
+        |value: f64, (low, high): (f64, f64)| format!("{value:.2} ({low:.2} to {high:.2})");
+    format!(
+        "| {}, {}, pace {} | {} | {} | {} | {} | {equal} |\n",
+        words::way(&cell.drafter),
+        cell.rule,
+        cell.pace,
+        cell.temperature,
+        figures.prompts,
+        between(figures.speed_up, figures.speed_up_interval),
+        between(figures.tau_incl_bonus, figures.tau_interval)
+    )
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::World;
+use longdraft_train::method::Passes;
 use longdraft_train::plan::Speed;
-use longdraft_train::stage::{Event, Observer, ResumePolicy, Stage};
+use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -19,22 +20,27 @@ use crate::commands::{eval, train};
 use crate::configuration::{parse_stages, recheck};
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 use crate::statistics::median;
 
 /// Rows of the passes that are measured, and repetitions.
 const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 const REPETITIONS: usize = 5;
-/// Seconds after which a size is not repeated.
-const PATIENCE: f64 = 2.0;
+/// Seconds after which passes are not repeated.
+const PATIENCE: f64 = 8.0;
 /// Tokens of the context that passes are measured after.
 const CONTEXT: usize = 96;
 /// Sequences that are answered at a time.
 pub(super) const BATCH: usize = 8;
-/// Steps and rows of a trial, the first of which also makes room.
+/// Steps and rows of a trial, the first of which also makes room; rows are cut to what a prompt of so many
+/// seconds has, for a step of a large vocabulary takes many times as long.
 const STEPS: usize = 3;
-/// Prompts and tokens of short decodings.
+const ROW_SECONDS: f64 = 0.5;
+const LEAST_ROW: usize = 128;
+/// Prompts of short decodings, tokens of their answers, and rounds of a draft whose time is taken.
 const PROMPTS: usize = 3;
 const NEW_TOKENS: usize = 32;
+const ROUNDS: usize = 16;
 
 /// What the target takes here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -88,13 +94,31 @@ pub(super) struct Trial {
     pub(super) step: f64,
     pub(super) capture: f64,
     /// Seconds of the draft in a round of all its proposals.
-    pub(super) draft: f64,
+    #[serde(rename = "draft")]
+    pub(super) seconds: f64,
+    /// Whether that is the same for fewer proposals.
+    #[serde(default)]
+    pub(super) is_one_block: bool,
     /// Tokens that are proposed, if not all.
     pub(super) proposed: Option<usize>,
     /// Bytes of a checkpoint, of training in memory, of a token's features.
     pub(super) checkpoint: u64,
     pub(super) memory: u64,
     pub(super) features_of_token: f64,
+}
+
+impl Trial {
+    /// Seconds of the draft in a round of `n` proposals, of `most`.
+    pub(super) fn draft(&self, n: usize, most: usize) -> f64 {
+        let share = if self.is_one_block { 1.0 } else { n as f64 / most.max(1) as f64 };
+        self.seconds * share
+    }
+}
+
+/// Tokens of the rows of a trial: their costs are per token, and a row need not be as long as in training.
+pub(super) fn trial_row(row_tokens: usize, machine: &Machine) -> usize {
+    let affordable = (ROW_SECONDS / machine.prefill.max(1e-9)) as usize;
+    affordable.clamp(LEAST_ROW.min(row_tokens), row_tokens)
 }
 
 /// Arguments that decode as the result will be used.
@@ -106,7 +130,11 @@ pub(super) fn plainly() -> DecodingArguments {
 }
 
 /// Measures the target; `held_out` are encoded prompts.
-pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -> Result<Machine> {
+pub(super) fn machine(
+    models: &Models,
+    (held_out, with_lookup): (&[Prompt], bool),
+    interrupts: &Interrupts,
+) -> Result<Machine> {
     let target = &models.target;
     let most = target.config().max_position_embeddings;
     let context = CONTEXT.min(most / 2);
@@ -126,17 +154,22 @@ pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -
     };
     run(0, context)?;
     let prefill = run(0, context)? / context as f64;
-    let mut passes = Vec::new();
-    for rows in ROWS {
-        let (mut times, started) = (vec![run(context, rows)?], Instant::now());
-        while times.len() < REPETITIONS && started.elapsed().as_secs_f64() < PATIENCE {
+    // In turns, so that what else the machine does falls on all sizes alike.
+    let (mut times, started) = (vec![Vec::new(); ROWS.len()], Instant::now());
+    for turn in 0..REPETITIONS {
+        if turn > 0 && started.elapsed().as_secs_f64() >= PATIENCE {
+            break;
+        }
+        for (rows, times) in ROWS.into_iter().zip(&mut times) {
             times.push(run(context, rows)?);
         }
-        passes.push((rows, median(&times)));
     }
+    let passes = ROWS.into_iter().zip(&times).map(|(rows, times)| (rows, median(times)));
+    let passes = rising(passes.collect());
     let lookup = if with_lookup {
         let lookup = DecodingArguments { lookup: Some(LookupChoice::Switch), ..plainly() };
-        let cell = short(&lookup, models, held_out, PaceChoice::Measured)?;
+        let how = (PaceChoice::Measured, NEW_TOKENS);
+        let cell = short(&lookup, models, held_out, how, interrupts)?;
         Some(cell.figures.speed_up)
     } else {
         None
@@ -144,21 +177,32 @@ pub(super) fn machine(models: &Models, held_out: &[Prompt], with_lookup: bool) -
     Ok(Machine { passes, prefill, gflops: Speed::measured_gflops(), lookup })
 }
 
+/// Without what only other work on the machine explains: fewer rows never take longer than more.
+fn rising(mut passes: Vec<(usize, f64)>) -> Vec<(usize, f64)> {
+    let mut least = f64::INFINITY;
+    for (_, seconds) in passes.iter_mut().rev() {
+        least = least.min(*seconds);
+        *seconds = least;
+    }
+    passes
+}
+
 /// A few short answers.
 fn short(
     decoding: &DecodingArguments,
     models: &Models,
     prompts: &[Prompt],
-    pace: PaceChoice,
+    (pace, new_tokens): (PaceChoice, usize),
+    interrupts: &Interrupts,
 ) -> Result<crate::decode_record::Cell> {
     let mut options = decoding.options(0.0, pace)?;
-    options.max_new_tokens = NEW_TOKENS;
+    options.max_new_tokens = new_tokens;
     options.stop_tokens = stop_tokens(&models.target);
     let prompts = &prompts[..prompts.len().min(PROMPTS)];
-    let goes_on = &mut |_: &Progress| true;
+    let goes_on = &mut |_: &Progress| !interrupts.asked();
     let cell =
         eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
-    cell.ok_or_else(|| Failure::work("the measurement was stopped"))
+    cell.ok_or_else(|| interrupts.failure())
 }
 
 /// Trains a draft for a few steps and decodes with it, to see what both take.
@@ -166,8 +210,8 @@ pub(super) fn trial(
     target: &str,
     candidate: &Candidate,
     row_tokens: usize,
-    work: &Path,
-    folder: &Path,
+    (work, folder): (&Path, &Path),
+    interrupts: &Interrupts,
 ) -> Result<Trial> {
     let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", work.display()));
     let _ = std::fs::remove_dir_all(work);
@@ -183,7 +227,7 @@ pub(super) fn trial(
     let (config, world) = (recheck(stage.located.config)?, World::single());
     let opened = train::open_target(&config, &world)?;
     let tokenizer = Target::open_tokenizer(target)?;
-    let mut watch = Watch::default();
+    let mut watch = Watch::new(interrupts);
     let mut stage = Stage::prepare(
         config,
         Arc::clone(&opened),
@@ -193,7 +237,9 @@ pub(super) fn trial(
         &mut watch,
     )?;
     watch.last = Some(Instant::now());
-    stage.run(&mut watch)?;
+    if stage.run(&mut watch)? == Ending::Stopped {
+        return Err(interrupts.failure());
+    }
     let memory = longdraft_train::memory::resident_bytes().unwrap_or(0);
     let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
     drop((stage, opened));
@@ -209,12 +255,14 @@ pub(super) fn trial(
     decoding.draft_vocab_size = proposed;
     let models = decoding.open(target)?;
     let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
-    let cell = short(&decoding, &models, &held_out, PaceChoice::Fixed)?;
+    let how = (PaceChoice::Fixed, ROUNDS);
+    let cell = short(&decoding, &models, &held_out, how, interrupts)?;
     Ok(Trial {
         method: candidate.method.name().to_owned(),
         step: watch.step(),
         capture: watch.capture(row_tokens),
-        draft: 1e-3 * (cell.milliseconds.draft + cell.milliseconds.rest),
+        seconds: 1e-3 * (cell.milliseconds.draft + cell.milliseconds.rest),
+        is_one_block: candidate.recipe.round.passes == Passes::OneBlock,
         proposed,
         checkpoint,
         memory,
@@ -236,9 +284,9 @@ fn trial_config(
         "data": {
             "train": [{
                 "path": text, "template": { "kind": "raw", "fields": ["text"] },
-                "limit_tokens": row_tokens * (STEPS + 1),
+                "limit_tokens": row_tokens * STEPS,
             }],
-            "held_out_rows": 1, "row_tokens": row_tokens, "anchor": { "enabled": false },
+            "held_out_rows": 0, "row_tokens": row_tokens, "anchor": { "enabled": false },
         },
         "train": { "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0 },
         "tracking": { "report_to": [] },
@@ -246,12 +294,19 @@ fn trial_config(
 }
 
 /// Seconds of rows and steps.
-#[derive(Default)]
 struct Watch {
+    interrupts: Interrupts,
     last: Option<Instant>,
     captured: Vec<f64>,
     /// Of a token.
     steps: Vec<f64>,
+}
+
+impl Watch {
+    fn new(interrupts: &Interrupts) -> Self {
+        let interrupts = interrupts.clone();
+        Self { interrupts, last: None, captured: Vec::new(), steps: Vec::new() }
+    }
 }
 
 impl Observer for Watch {
@@ -265,6 +320,10 @@ impl Observer for Watch {
             Event::Step(report) => self.steps.push(report.seconds / report.tokens.max(1) as f64),
             _ => {}
         }
+    }
+
+    fn should_stop(&self) -> bool {
+        self.interrupts.asked()
     }
 }
 
@@ -289,5 +348,29 @@ mod tests {
         for (rows, seconds) in [(1, 1.0), (2, 1.2), (3, 1.5), (4, 1.8), (6, 2.4)] {
             assert!((machine.pass(rows) - seconds).abs() < 1e-9, "{rows}");
         }
+    }
+
+    #[test]
+    fn fewer_rows_never_take_longer() {
+        let noisy = vec![(1, 2.0), (2, 1.0), (4, 3.0), (8, 2.5), (16, 4.0)];
+        assert_eq!(rising(noisy), [(1, 1.0), (2, 1.0), (4, 2.5), (8, 2.5), (16, 4.0)]);
+    }
+
+    #[test]
+    fn rows_of_a_trial_are_shorter_where_the_target_is_slow() {
+        let of = |speed: f64| {
+            let machine = Machine { prefill: 1.0 / speed, ..Machine::default() };
+            trial_row(1024, &machine)
+        };
+        assert_eq!((of(5000.0), of(600.0), of(20.0)), (1024, 300, 128));
+        assert_eq!(trial_row(64, &Machine { prefill: 1.0, ..Machine::default() }), 64);
+    }
+
+    #[test]
+    fn a_block_costs_the_same_for_fewer_proposals() {
+        let trial = Trial { seconds: 1.0, ..Trial::default() };
+        assert_eq!((trial.draft(2, 5), trial.draft(5, 5)), (0.4, 1.0));
+        let block = Trial { is_one_block: true, ..trial };
+        assert_eq!(block.draft(2, 5), 1.0);
     }
 }

@@ -8,6 +8,9 @@
 
 mod answers;
 mod delivery;
+mod ending;
+mod expect;
+mod hearing;
 mod measure;
 mod phases;
 mod prompts;
@@ -25,8 +28,10 @@ use longdraft_serving::Profile;
 use longdraft_train::method::{Method, Room};
 
 use crate::cli::FitArguments;
+use crate::commands::watch;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::screen::Screen;
 use rules::Candidate;
 use state::{Ledger, Round, Settings};
 
@@ -70,7 +75,17 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     parts.write(&output)?;
     begin_round(&mut ledger, arguments)?;
     let interrupts = Interrupts::listen();
-    Fit { arguments, json, engines, tokenizer, config, ledger, interrupts }.run()
+    let folder = ledger.folder.clone();
+    let watched = arguments.open.then(|| watch::beside(&folder)).transpose()?;
+    let plain = arguments.plain || arguments.plan || json;
+    let screen = if plain { None } else { Screen::start(&folder, &interrupts) };
+    let ended = Fit { arguments, json, engines, tokenizer, config, ledger, interrupts }.run();
+    // What waited is printed, and whoever watches sees the end.
+    drop(screen);
+    if let Some(watched) = watched {
+        watched.end();
+    }
+    ended
 }
 
 /// The profiles that are asked for; all that is wrong with the arguments is told before any work.
@@ -149,11 +164,21 @@ impl Fit<'_> {
         if self.arguments.plan || !self.is_worth_it() {
             return self.end_of_plan();
         }
-        self.answer()?;
-        self.train(&candidate)?;
-        self.prove()?;
-        self.deliver()?;
+        let done = self.work(&candidate);
+        if done.is_err() {
+            self.ledger.events.stopped();
+        }
+        // A full disk, or a target that went away.
+        done.map_err(|failure| failure.or_hint("what is done is kept: the same command goes on"))?;
         self.tell_result()
+    }
+
+    /// The phases that take the time.
+    fn work(&mut self, candidate: &Candidate) -> Result<()> {
+        self.answer()?;
+        self.train(candidate)?;
+        self.prove()?;
+        self.deliver()
     }
 
     /// Whether an engine was not asked for before.
@@ -184,7 +209,8 @@ impl Fit<'_> {
     fn candidate(&mut self) -> Result<Candidate> {
         let wanted = self.wanted_method()?;
         let seconds = self.ledger.left();
-        let room = Room { target: &self.config, seconds };
+        let row_tokens = rules::row_tokens(seconds, self.config.max_position_embeddings);
+        let room = Room { target: &self.config, seconds, row_tokens };
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());
         if found.is_empty() {
             let engines: Vec<&str> = self.engines.iter().map(|profile| profile.name()).collect();
@@ -198,7 +224,15 @@ impl Fit<'_> {
             .hint("leave out an engine or --method; `longdraft serve` runs every draft"));
         }
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let best = rules::best(found, &machine, (&self.config, seconds / 2.0));
+        let best = rules::best(found, &machine, &Room { seconds: seconds / 2.0, ..room });
         best.ok_or_else(|| Failure::work("no method fits"))
+    }
+
+    /// The same method set up for rows of another length.
+    fn for_rows(&mut self, candidate: &Candidate, row_tokens: usize) -> Option<Candidate> {
+        let seconds = self.ledger.left();
+        let method = candidate.method;
+        let recipe = method.fresh().recipe(&Room { target: &self.config, seconds, row_tokens })?;
+        Some(Candidate { method, recipe })
     }
 }

@@ -1,25 +1,26 @@
-//! The phases of a fit, each of which can be repeated.
+//! The phases of a fit up to the training, each of which can be repeated.
 
 use longdraft_train::features::store::free_bytes;
 use serde_json::json;
 
-use super::delivery;
 use super::measure;
-use super::proof::{self, Way};
+use super::proof;
 use super::rules::{self, Budget, Candidate, Plan};
 use super::{Fit, answers, lookup_command, telling, training};
-use crate::cli::WeightDtype;
 use crate::commands::data::regenerate::Reached;
-use crate::commands::{eval, report};
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
 use crate::progress::clock;
+use crate::terminal::cover::is_covered;
 
 /// Seconds of a budget from which lookup is measured, too.
 const WITH_LOOKUP: f64 = 30.0;
 /// Seconds that training has at any rate.
 const LEAST_TRAINING: f64 = 2.0;
+/// Seconds that must be left after the measurement: less than this answers, trains and proves nothing.
+const LEAST_LEFT: f64 = 2.0;
+/// Seconds of a budget in which a draft learns little.
+const LITTLE: f64 = 600.0;
 
 impl Fit<'_> {
     /// Measures what an earlier call did not; returns the method that is taken.
@@ -32,7 +33,8 @@ impl Fit<'_> {
             let models = measure::plainly().open(&target)?;
             let held_out = proof::held_out(&folder, (&models.target, &models.tokenizer))?;
             let with_lookup = self.ledger.left() >= WITH_LOOKUP;
-            let machine = measure::machine(&models, &held_out, with_lookup)?;
+            let machine = measure::machine(&models, (&held_out, with_lookup), &self.interrupts);
+            let machine = machine.map_err(|failure| self.or_stopped(failure))?;
             self.ledger.state.machine = Some(machine);
             self.ledger.write()?;
         }
@@ -42,16 +44,52 @@ impl Fit<'_> {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
             let context = self.config.max_position_embeddings;
             let row_tokens = rules::row_tokens(self.ledger.left(), context);
+            let machine = self.ledger.state.machine.clone().unwrap_or_default();
+            let row_tokens = measure::trial_row(row_tokens, &machine);
+            // As many pieces of text a token as in training.
+            let shorter = self.for_rows(&candidate, row_tokens);
+            let tried = shorter.as_ref().unwrap_or(&candidate);
             let work = folder.join("work");
-            let trial = measure::trial(&target, &candidate, row_tokens, &work, &folder)?;
+            let places = (work.as_path(), folder.as_path());
+            let trial = measure::trial(&target, tried, row_tokens, places, &self.interrupts);
+            // Also where the disk is full.
             let _ = std::fs::remove_dir_all(&work);
+            let trial = trial.map_err(|failure| self.or_stopped(failure))?;
             self.ledger.state.trial = Some(trial);
             self.ledger.write()?;
         }
         if let Some(machine) = &self.ledger.state.machine {
             telling::machine(machine);
         }
+        self.require_time()?;
         Ok(candidate)
+    }
+
+    /// Refuses what cannot even be begun in the time that is left; what was measured is kept.
+    fn require_time(&mut self) -> Result<()> {
+        let (left, round) = (self.ledger.left(), self.ledger.round());
+        let (budget, has_begun) = (round.budget, round.plan.is_some());
+        if has_begun || self.arguments.plan {
+            return Ok(());
+        }
+        if left >= LEAST_LEFT {
+            if budget < LITTLE {
+                errln!(
+                    "note: {} is little time: rows are short, and the draft learns little",
+                    clock(budget)
+                );
+            }
+            return Ok(());
+        }
+        // The next call has its time for itself.
+        self.ledger.state.rounds.pop();
+        self.ledger.write()?;
+        Err(Failure::usage(format!(
+            "--time {} is too short: measuring this machine took {} of it",
+            clock(budget),
+            clock(budget - left)
+        ))
+        .hint("what was measured is kept: the same command has all of its time now"))
     }
 
     /// Makes the plan of the round, once, and tells it.
@@ -81,8 +119,9 @@ impl Fit<'_> {
             self.ledger.round().plan = Some(plan);
             self.ledger.write()?;
         }
-        let (plan, trial) = (self.current_plan(), self.ledger.state.trial.clone());
-        telling::plan(&plan, &trial.unwrap_or_default(), free);
+        let (plan, state) = (self.current_plan(), &self.ledger.state);
+        let (machine, trial) = (state.machine.clone(), state.trial.clone());
+        telling::plan(&plan, (&machine.unwrap_or_default(), &trial.unwrap_or_default()), free);
         if let Some(free) = free.filter(|free| *free < plan.disk) {
             return Err(Failure::usage(format!(
                 "{}: {} are free, and the fit needs {}",
@@ -96,7 +135,7 @@ impl Fit<'_> {
     }
 
     /// The round's plan; an empty one before it is made.
-    fn current_plan(&mut self) -> Plan {
+    pub(super) fn current_plan(&mut self) -> Plan {
         self.ledger.round().plan.clone().unwrap_or_default()
     }
 
@@ -118,6 +157,7 @@ impl Fit<'_> {
             );
         }
         // The next call plans anew, with the time that it is given.
+        self.ledger.events.stopped();
         self.ledger.state.rounds.pop();
         self.ledger.write()?;
         if self.json {
@@ -146,12 +186,15 @@ impl Fit<'_> {
         let seconds = plan.answering.min(self.ledger.left() - plan.proof - LEAST_TRAINING).max(1.0);
         let started = std::time::Instant::now();
         let mut last = std::time::Instant::now();
+        let events = self.ledger.events.clone();
         let ledger = &mut self.ledger;
         let mut tell = |done: usize, all: usize| -> Result<()> {
             if last.elapsed().as_secs() >= 5 {
                 last = std::time::Instant::now();
                 let left = seconds - started.elapsed().as_secs_f64();
-                errln!("[answers] {done}/{all} prompts, at most {} left", clock(left));
+                if !is_covered() {
+                    errln!("[answers] {done}/{all} prompts, at most {} left", clock(left));
+                }
                 ledger.write()?;
             }
             Ok(())
@@ -162,7 +205,7 @@ impl Fit<'_> {
             (&settings, lookup),
             &models,
             goal,
-            &self.interrupts,
+            (&self.interrupts, &events),
             &mut tell,
         )?;
         if reached == Reached::ASignal {
@@ -175,7 +218,8 @@ impl Fit<'_> {
     }
 
     /// Says that the same command goes on.
-    fn stopped(&mut self) -> Failure {
+    pub(super) fn stopped(&mut self) -> Failure {
+        self.ledger.events.stopped();
         let _ = self.ledger.write();
         if self.json {
             outln!(
@@ -189,6 +233,11 @@ impl Fit<'_> {
             );
         }
         self.interrupts.failure()
+    }
+
+    /// A failure; where a signal stopped the work, after a word about it.
+    fn or_stopped(&mut self, failure: Failure) -> Failure {
+        if failure.is_interruption() { self.stopped() } else { failure }
     }
 
     /// Trains the round's draft.
@@ -220,125 +269,9 @@ impl Fit<'_> {
             let proof = self.current_plan().proof;
             clock(self.ledger.left() - proof)
         });
-        if let Err(failure) = training::run(&config, &self.interrupts) {
-            return Err(if failure.is_interruption() { self.stopped() } else { failure });
-        }
+        let ran = training::run(&config, &self.interrupts, &self.ledger.events);
+        ran.map_err(|failure| self.or_stopped(failure))?;
         self.ledger.round().trained = true;
         self.ledger.write()
-    }
-
-    fn ways(&mut self) -> Vec<Way> {
-        let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
-        proof::ways(&self.ledger.folder.join("draft"), &plan, &settings)
-    }
-
-    /// Decodes what was set aside with the draft and without it.
-    pub(super) fn prove(&mut self) -> Result<()> {
-        if self.ledger.round().proved {
-            return Ok(());
-        }
-        self.ledger.begin("proof")?;
-        let (folder, number) = (self.ledger.folder.clone(), self.ledger.number());
-        let run = training::run_folder(&folder, number);
-        delivery::extract_draft(&folder, &run)?;
-        let (ways, plan) = (self.ways(), self.current_plan());
-        let settings = self.ledger.state.settings.clone();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let seconds = plan.proof.max(1.0);
-        let record =
-            proof::measure(&folder, (&settings, &machine), &ways, seconds, &self.interrupts)?;
-        let Some(record) = record else { return Err(self.stopped()) };
-        eval::write(&run, &record)?;
-        self.ledger.round().proved = true;
-        self.ledger.write()
-    }
-
-    fn record(&mut self) -> Result<DecodeRecord> {
-        let run = training::run_folder(&self.ledger.folder, self.ledger.number());
-        let path = run.join(DECODE_FILE);
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-        serde_json::from_str(&text)
-            .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
-    }
-
-    /// Commands that use the fastest way, or the fastest with the draft.
-    fn commands(&mut self, record: &DecodeRecord, with_draft: bool) -> [String; 2] {
-        let ways = self.ways();
-        let best = proof::best(record, with_draft).and_then(|(index, _)| ways.get(index));
-        let arguments = best.map_or_else(String::new, delivery::arguments);
-        let has_template = self.tokenizer.chat_template().is_some();
-        delivery::commands(&self.arguments.target, &arguments, has_template)
-    }
-
-    /// Card, exports, page.
-    pub(super) fn deliver(&mut self) -> Result<()> {
-        self.ledger.begin("delivery")?;
-        let record = self.record()?;
-        let commands = self.commands(&record, true);
-        let (folder, number) = (self.ledger.folder.clone(), self.ledger.number());
-        let run = training::run_folder(&folder, number);
-        let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
-        let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
-        let source = self.ledger.state.split.source.clone();
-        delivery::write_card(&folder, &settings, (&source, &cleaned, &plan), &record, &commands)?;
-        let name = self.arguments.target_name.as_deref();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let trial = self.ledger.state.trial.clone().unwrap_or_default();
-        let survival = record.cells.first().map_or(&[][..], |cell| &cell.survival);
-        let chain = plan.best_chain(survival, &machine, &trial);
-        delivery::export_all(&folder, &run, (&settings, name), &self.engines, chain)?;
-        report::write_page_into(&folder, &run)?;
-        self.ledger.round().delivered = true;
-        "finished".clone_into(&mut self.ledger.state.phase);
-        self.ledger.write()
-    }
-
-    /// What was measured, and how to use it.
-    pub(super) fn tell_result(mut self) -> Result<()> {
-        let record = self.record()?;
-        let commands = self.commands(&record, false);
-        let folder = self.ledger.folder.clone();
-        for cell in &record.cells {
-            let pace = if cell.pace == "fixed" { ", every round" } else { "" };
-            let way = crate::report::words::way(&cell.drafter);
-            outln!("{way}{pace}: {}", delivery::figures(cell));
-        }
-        let best = proof::best(&record, false).map(|(_, cell)| cell);
-        if best.is_none_or(|cell| cell.figures.speed_up_interval.0 < 1.0) {
-            outln!(
-                "no way is surely faster than plain decoding yet: more --time adds to this draft"
-            );
-        }
-        outln!("use the fastest:\n  {}\n  {}", commands[0], commands[1]);
-        let with_draft = self.commands(&record, true);
-        if with_draft != commands {
-            outln!(
-                "lookup alone was faster here; with the draft:\n  {}\n  {}",
-                with_draft[0],
-                with_draft[1]
-            );
-        }
-        outln!(
-            "draft and card: {}; page: {}; took {}",
-            folder.join("draft").display(),
-            folder.join(report::PAGE).display(),
-            clock(self.ledger.state.rounds.iter().map(|round| round.spent).sum())
-        );
-        if self.json {
-            let mut value = eval::to_json(&record);
-            value["output"] = json!(folder);
-            value["finished"] = json!(true);
-            value["draft"] = json!(folder.join("draft"));
-            value["report"] = json!(folder.join(report::PAGE));
-            value["best"] = json!(best.map(|cell| json!({
-                "drafter": cell.drafter, "speed_up": cell.figures.speed_up,
-                "interval": cell.figures.speed_up_interval,
-            })));
-            value["commands"] = json!(commands);
-            value["state"] = json!(self.ledger.state);
-            outln!("{value}");
-        }
-        record.cells.iter().try_for_each(|cell| eval::require_lossless(cell, WeightDtype::Stored))
     }
 }

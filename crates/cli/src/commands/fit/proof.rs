@@ -19,6 +19,7 @@ use crate::decode_record::{Cell, DecodeRecord};
 use crate::decoding::{
     DecodingArguments, LookupChoice, PaceChoice, encode_chat, encode_text, stop_tokens,
 };
+use crate::events::{Advance, Events};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -107,7 +108,7 @@ pub(super) fn measure(
     (settings, machine): (&Settings, &Machine),
     ways: &[Way],
     seconds: f64,
-    interrupts: &Interrupts,
+    (interrupts, events): (&Interrupts, &mut Events),
 ) -> Result<Option<DecodeRecord>> {
     let Some(first) = ways.first() else { return Ok(None) };
     let models = first.decoding.open(&settings.target)?;
@@ -125,11 +126,17 @@ pub(super) fn measure(
     let about = (settings.target.as_str(), name.as_str());
     let mut record = DecodeRecord::new(about, &first.decoding, &models, new_tokens);
     let started = Instant::now();
-    for way in ways {
+    let (count, all) = (prompts.len(), prompts.len() * ways.len());
+    for (index, way) in ways.iter().enumerate() {
         let mut options = way.decoding.options(way.temperature, way.pace)?;
         options.max_new_tokens = new_tokens;
         options.stop_tokens = stop_tokens(&models.target);
-        let goes_on = &mut |_: &Progress| !interrupts.asked();
+        let goes_on = &mut |progress: &Progress| {
+            let done = index * count + progress.prompts;
+            let what = "answers".to_owned();
+            events.progress(Advance { what, done, all, ..Advance::default() });
+            !interrupts.asked()
+        };
         let lookup_alone = way.decoding.draft.is_none();
         // Lookup alone needs the same target without the draft.
         let own = if lookup_alone { Some(way.decoding.open(&settings.target)?) } else { None };

@@ -1,32 +1,17 @@
-//! The rules that choose: what a draft will cost, what it may bring, and how the time is parted.
-//!
-//! A round of `n` proposals takes a pass of the target over `n + 1` rows and the draft's own time. It brings
-//! `tau(n) = 1 + α + α² + … + αⁿ` tokens if every proposal holds with the chance α. Decoding becomes
-//! `tau(n) · step / (pass(n + 1) + draft(n))` times as fast. Passes, step and draft are measured here, on this
-//! target. α is not known before the training: it is read off the drafts that were measured once
-//! (`Evidence` of each method, from docs/results/draft-quality.md), by the tokens that they learned from.
-//!
-//! All of that evidence is of one target, SmolLM2-135M, and one seed a draft. So every expectation is a range:
-//! - the lower end is half of α: the same drafts had 1.69 on prompts like those of their training and 1.33 on
-//!   others, which is half of what they gain;
-//! - the upper end is 1.25 times α within what was measured, 1.5 times beyond it: larger targets are easier to
-//!   guess for their size, as published drafts show, but none was measured here.
+//! The rules that choose: which method, and how the time is parted. What is expected of a draft stands in
+//! [`expect`](super::expect).
 
 use longdraft_models::TargetConfig;
 use longdraft_models::target::tensor_specs;
 use longdraft_serving::{Profile, serves};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::method::{Evidence, Method, Recipe, Room, Round};
+use longdraft_train::method::{Method, Recipe, Room, Round};
 use longdraft_train::plan::{Layout, Workload};
 use serde::{Deserialize, Serialize};
 
+use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::{Machine, Trial};
 
-/// Share of α at the lower end of a range; times α at the upper end, within the evidence and beyond it.
-const LOW: f64 = 0.5;
-const HIGH: (f64, f64) = (1.25, 1.5);
-/// The largest chance of a proposal that is expected.
-const MOST_LIKELY: f64 = 0.92;
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
 pub(super) const WORTH: f64 = 1.05;
 /// Passes over the same answers that drafts gain from: the measured ones had two or three.
@@ -52,20 +37,6 @@ pub(super) struct Candidate {
     pub(super) recipe: Recipe,
 }
 
-/// A value with the ends of its range.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Range {
-    pub(super) low: f64,
-    pub(super) middle: f64,
-    pub(super) high: f64,
-}
-
-impl Range {
-    fn map(self, f: impl Fn(f64) -> f64) -> Self {
-        Self { low: f(self.low), middle: f(self.middle), high: f(self.high) }
-    }
-}
-
 /// What will be done, and what is expected of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Plan {
@@ -86,7 +57,10 @@ pub(super) struct Plan {
     /// Tokens that are proposed, if not all.
     pub(super) proposed: Option<usize>,
     pub(super) tau: Range,
+    /// Of the draft alone, and with lookup beside it, where that was measured.
     pub(super) speed_up: Range,
+    #[serde(default)]
+    pub(super) with_lookup: Option<Range>,
     /// Bytes on disk and in memory at most.
     pub(super) disk: u64,
     pub(super) memory: u64,
@@ -113,11 +87,12 @@ pub(super) fn candidates(
 pub(super) fn best(
     candidates: Vec<Candidate>,
     machine: &Machine,
-    (target, seconds): (&TargetConfig, f64),
+    room: &Room<'_>,
 ) -> Option<Candidate> {
+    let Room { target, seconds, .. } = *room;
     let score = |candidate: &Candidate| {
         let Candidate { method, recipe } = candidate;
-        let config = probe(method, recipe)?;
+        let config = probe(method, recipe, room.row_tokens)?;
         let per_token = match Workload::new(&config, target.clone(), Layout::of(1, 1)) {
             Ok(workload) => workload.estimate().operations_per_token,
             Err(_) => return None,
@@ -125,7 +100,9 @@ pub(super) fn best(
         let tokens = seconds * 1e9 * machine.gflops / per_token.max(1.0);
         let chance = chance(recipe.evidence, tokens)?.middle;
         let draft = |n: usize| predicted_draft(recipe, &config, target, machine, n);
-        Some(fastest(chance, machine, recipe.round, &draft).1)
+        let costs = Costs { machine, draft: &draft, most: recipe.round.most };
+        // Of two that do not pay the better one.
+        Some(costs.fastest(|n| tau(chance, n)).1)
     };
     let mut scored: Vec<(f64, Candidate)> = candidates
         .into_iter()
@@ -137,11 +114,12 @@ pub(super) fn best(
 }
 
 /// A configuration that has only a method's keys.
-fn probe(method: &Method, recipe: &Recipe) -> Option<TrainConfig> {
+fn probe(method: &Method, recipe: &Recipe, row_tokens: usize) -> Option<TrainConfig> {
     let mut draft = recipe.draft.clone();
     draft.insert("method".into(), method.name().into());
     serde_json::from_value(serde_json::json!({
-        "target": "", "output": "", "data": { "train": [] }, "draft": draft, "teacher": recipe.teacher,
+        "target": "", "output": "", "data": { "train": [], "row_tokens": row_tokens }, "draft": draft,
+        "teacher": recipe.teacher,
     }))
     .ok()
 }
@@ -168,53 +146,6 @@ fn predicted_draft(
 pub(super) fn proposed(round: Round, vocabulary: usize) -> Option<usize> {
     let size = PROPOSED.max(vocabulary / 16);
     (round.vocabulary.is_none() && size * 2 <= vocabulary).then_some(size)
-}
-
-/// Length and speed-up of the chains that are fastest.
-fn fastest(
-    chance: f64,
-    machine: &Machine,
-    round: Round,
-    draft: &dyn Fn(usize) -> f64,
-) -> (usize, f64) {
-    let speed_up = |n: usize| tau(chance, n) * machine.step() / (machine.pass(n + 1) + draft(n));
-    let all = (1..=round.most).map(|n| (n, speed_up(n)));
-    all.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((1, 0.0))
-}
-
-/// `1 + α + … + αⁿ`
-fn tau(chance: f64, n: usize) -> f64 {
-    (0..=n).map(|i| chance.powi(i as i32)).sum()
-}
-
-/// The chance α that gives a tau at chains of `n`.
-fn chance_of(wanted: f64, n: usize) -> f64 {
-    let (mut low, mut high) = (0.0, 1.0);
-    for _ in 0..50 {
-        let middle = 0.5 * (low + high);
-        if tau(middle, n) < wanted { low = middle } else { high = middle }
-    }
-    low
-}
-
-/// The chance of a proposal after training on so many tokens, read off the evidence: a line over the
-/// logarithm of the tokens between two drafts, growing with the root of the tokens before the first, and no
-/// more than the last one beyond it. `None` where nothing was measured.
-pub(super) fn chance(evidence: &[Evidence], tokens: f64) -> Option<Range> {
-    let (first, last) = (evidence.first()?, evidence.last()?);
-    let of = |evidence: &Evidence| chance_of(evidence.tau, evidence.draft_len);
-    let middle = if tokens <= first.tokens {
-        of(first) * (tokens / first.tokens).max(0.0).sqrt()
-    } else {
-        let around = evidence.windows(2).find(|pair| tokens <= pair[1].tokens);
-        around.map_or(of(last), |pair| {
-            let part = (tokens / pair[0].tokens).ln() / (pair[1].tokens / pair[0].tokens).ln();
-            of(&pair[0]) + part * (of(&pair[1]) - of(&pair[0]))
-        })
-    };
-    let upper = if tokens <= last.tokens { HIGH.0 } else { HIGH.1 };
-    let high = (upper * middle).min(MOST_LIKELY);
-    Some(Range { low: LOW * middle, middle: middle.min(MOST_LIKELY), high })
 }
 
 /// What a plan is made from, beside the machine.
@@ -274,8 +205,10 @@ impl Plan {
             middle: 0.0,
             high: MOST_LIKELY / 2.0,
         });
-        let draft = |n: usize| trial.draft * part_of(round, n);
-        let (draft_len, _) = fastest(chance.middle, machine, round, &draft);
+        let draft = |n: usize| trial.draft(n, round.most);
+        let costs = Costs { machine, draft: &draft, most: round.most };
+        let (draft_len, _) = costs.fastest(|n| tau(chance.middle, n));
+        let speed_up = chance.map(|chance| costs.paced(chance));
         Self {
             method: candidate.method.name().to_owned(),
             row_tokens,
@@ -290,7 +223,8 @@ impl Plan {
             most: round.most,
             proposed: trial.proposed,
             tau: chance.map(|chance| tau(chance, draft_len)),
-            speed_up: chance.map(|chance| fastest(chance, machine, round, &draft).1),
+            speed_up,
+            with_lookup: machine.lookup.map(|lookup| speed_up.map(|draft| together(draft, lookup))),
             disk: 4 * trial.checkpoint + (answer_tokens * 16.0) as u64,
             memory: trial.memory + if keeps_features { features } else { 0 },
             keeps_features,
@@ -300,12 +234,14 @@ impl Plan {
     /// The chains that are best by what was measured in the end: shares of rounds in which so many proposals
     /// held, first one first.
     pub(super) fn best_chain(&self, survival: &[f64], machine: &Machine, trial: &Trial) -> usize {
-        let speed = |n: usize| {
-            let tokens = 1.0 + survival.iter().take(n).sum::<f64>();
-            let draft = trial.draft * n as f64 / self.most.max(1) as f64;
-            tokens / (machine.pass(n + 1) + draft)
-        };
-        (1..=self.most.max(1)).max_by(|a, b| speed(*a).total_cmp(&speed(*b))).unwrap_or(1)
+        let draft = |n: usize| trial.draft(n, self.most);
+        let costs = Costs { machine, draft: &draft, most: self.most };
+        costs.fastest(|n| 1.0 + survival.iter().take(n).sum::<f64>()).0
+    }
+
+    /// Whether lookup alone, which needs no training, is as fast as the draft alone is expected to be.
+    pub(super) fn lookup_is_better(&self, machine: &Machine) -> bool {
+        machine.lookup.is_some_and(|lookup| lookup > 1.0 && lookup >= self.speed_up.middle)
     }
 
     /// Whether a draft may pay at all.
@@ -314,14 +250,18 @@ impl Plan {
     }
 }
 
-/// Of the time of a round's longest draft, that of one with `n` proposals.
-fn part_of(round: Round, n: usize) -> f64 {
-    round.passes.count(n) as f64 / round.passes.count(round.most).max(1) as f64
+/// The recipe of every method that has one, for a published target.
+#[cfg(test)]
+pub(super) fn recipes_of_all_methods() -> Vec<Recipe> {
+    let target = longdraft_models::published::published_config("meta-llama/Llama-3.1-8B-Instruct");
+    let target = target.expect("it is listed");
+    let room = Room { target: &target, seconds: 7200.0, row_tokens: 1024 };
+    Method::all().filter_map(|method| method.fresh().recipe(&room)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use longdraft_train::method::Passes;
+    use longdraft_train::method::{Evidence, Passes};
 
     use super::*;
 
@@ -336,7 +276,7 @@ mod tests {
     }
 
     fn trial() -> Trial {
-        Trial { step: 1e-3, capture: 5e-4, draft: 2e-3, ..Trial::default() }
+        Trial { step: 1e-3, capture: 5e-4, seconds: 2e-3, ..Trial::default() }
     }
 
     fn candidate() -> Candidate {
@@ -364,17 +304,6 @@ mod tests {
     }
 
     #[test]
-    fn chances_follow_the_evidence_and_end_with_it() {
-        let at = |tokens| chance(&EVIDENCE, tokens).expect("measured").middle;
-        assert!((tau(at(1e5), 4) - 1.25).abs() < 1e-6 && (tau(at(1e6), 5) - 1.7).abs() < 1e-6);
-        assert!(at(1e4) < at(1e5) && at(1e5) < at(3e5) && at(3e5) < at(1e6));
-        assert!((at(1e9) - at(1e6)).abs() < 1e-12);
-        let far = chance(&EVIDENCE, 1e9).expect("measured");
-        assert!(far.low < far.middle && far.high > chance(&EVIDENCE, 1e6).expect("measured").high);
-        assert_eq!(chance(&[], 1e6), None);
-    }
-
-    #[test]
     fn cheap_passes_pay_and_those_bound_by_arithmetic_do_not() {
         let of = |pass: f64| Plan::new(&candidate(), &machine(pass), &trial(), &budget(7200.0));
         let (cheap, dear) = (of(0.02), of(1.0));
@@ -382,6 +311,19 @@ mod tests {
         assert!(!dear.may_pay(), "{dear:?}");
         assert!(cheap.draft_len > dear.draft_len);
         assert!(cheap.speed_up.low < cheap.speed_up.middle);
+        // A pace leaves out what does not pay.
+        assert_eq!(dear.speed_up.middle, 1.0);
+    }
+
+    #[test]
+    fn lookup_alone_is_named_where_it_is_better() {
+        let of = |lookup| {
+            let machine = Machine { lookup, ..machine(0.02) };
+            let plan = Plan::new(&candidate(), &machine, &trial(), &budget(7200.0));
+            (plan.lookup_is_better(&machine), plan.with_lookup.map(|range| range.middle > 1.5))
+        };
+        assert_eq!(of(None), (false, None));
+        assert!(!of(Some(1.02)).0 && of(Some(1.7)) == (true, Some(true)));
     }
 
     #[test]

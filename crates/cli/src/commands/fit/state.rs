@@ -10,10 +10,10 @@ use super::answers::Cleaned;
 use super::measure::{Machine, Trial};
 use super::prompts::Split;
 use super::rules::Plan;
+use crate::events::Events;
 use crate::failure::{Failure, Result};
+pub(super) use crate::report::FIT_FILE as STATE_FILE;
 
-/// File in the output folder.
-pub(super) const STATE_FILE: &str = "fit.json";
 const VERSION: u32 = 1;
 
 /// What must stay the same from call to call.
@@ -71,6 +71,8 @@ impl Round {
 pub(super) struct Ledger {
     pub(super) folder: PathBuf,
     pub(super) state: State,
+    /// Who watches.
+    pub(super) events: Events,
     noted: Instant,
 }
 
@@ -95,10 +97,12 @@ impl Ledger {
             },
             Err(error) => return Err(unwritable(&path, &error)),
         };
-        let mut ledger = Self { folder: folder.to_path_buf(), state, noted: Instant::now() };
+        let (folder, events) = (folder.to_path_buf(), Events::none());
+        let mut ledger = Self { folder, state, events, noted: Instant::now() };
         ledger.write().map_err(|failure| {
             failure.hint("give another --output, or make room: nothing was done yet")
         })?;
+        ledger.events = Events::open(&ledger.folder);
         Ok(ledger)
     }
 
@@ -137,6 +141,7 @@ impl Ledger {
     /// Begins a phase.
     pub(super) fn begin(&mut self, phase: &str) -> Result<()> {
         phase.clone_into(&mut self.state.phase);
+        self.events.phase(phase, self.number());
         self.write()
     }
 }

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use super::answers::Cleaned;
+use super::expect::Range;
 use super::measure::{BATCH, Machine, Trial};
 use super::prompts::Split;
-use super::rules::{Plan, Range, WORTH};
+use super::rules::{Plan, WORTH};
 use crate::doctor::readable_bytes;
 use crate::progress::clock;
 
@@ -53,14 +54,14 @@ fn range(range: Range) -> String {
 }
 
 /// What will be done and what to expect.
-pub(super) fn plan(plan: &Plan, trial: &Trial, free: Option<u64>) {
+pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Option<u64>) {
     errln!(
         "[measure] training learns {:.0} tok/s, the target's features are made at {:.0}; a round's draft of {} proposals takes \
          {:.1} ms",
         1.0 / trial.step.max(1e-9),
         1.0 / trial.capture.max(1e-9),
         plan.most,
-        1e3 * trial.draft
+        1e3 * trial.seconds
     );
     outln!("plan: a draft of method {}, chains of {}", plan.method, plan.draft_len);
     if let Some(size) = plan.proposed {
@@ -96,6 +97,17 @@ pub(super) fn plan(plan: &Plan, trial: &Trial, free: Option<u64>) {
         range(plan.tau),
         range(plan.speed_up)
     );
+    let Some((lookup, both)) = machine.lookup.zip(plan.with_lookup) else { return };
+    outln!(
+        "with prompt lookup beside it, which alone brings {lookup:.2} here: {} times",
+        range(both)
+    );
+    if plan.lookup_is_better(machine) {
+        outln!(
+            "note: prompt lookup alone, without any training, was measured to be as fast as this draft alone is expected \
+             to be; the training pays only for what the draft adds to it"
+        );
+    }
 }
 
 /// Why nothing is trained, and what to do instead.

@@ -15,10 +15,12 @@ use super::state::Settings;
 use crate::commands::train::{self, Resume};
 use crate::configuration::parse_stages;
 use crate::draft_source::{DraftSource, configuration};
+use crate::events::Events;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
+use crate::report::ROUND_PREFIX;
 
 /// Share of the rows that are held out, and most of them: the draft is proved on prompts, these only show
 /// its way.
@@ -31,7 +33,7 @@ const LONG_PROMPTS: f64 = 1.0;
 
 /// Run directory of a round.
 pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
-    folder.join(format!("training-{round}"))
+    folder.join(format!("{ROUND_PREFIX}{round}"))
 }
 
 /// The method of a draft that is gone on from, and the keys that it was trained with, if they are known.
@@ -111,13 +113,14 @@ fn prompt_share(path: &Path) -> f64 {
 }
 
 /// Trains a round from where it stands.
-pub(super) fn run(config: &Value, interrupts: &Interrupts) -> Result<()> {
+pub(super) fn run(config: &Value, interrupts: &Interrupts, events: &Events) -> Result<()> {
     let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
     let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
     let (config, world) = (stage.located.config, World::single());
     let target = train::open_target(&config, &world)?;
     let voice = Voice::of(&world, &config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
+    progress.events = events.clone();
     let resume = Resume { policy: ResumePolicy::Strict, continued_by: None };
     let (ending, _) = train::train(config, &target, &resume, &world, &mut progress)?;
     match ending {

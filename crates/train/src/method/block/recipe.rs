@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use crate::method::recipe::{keys, rate_at};
 use crate::method::{Evidence, Passes, Recipe, Room, Round};
 
-/// Blocks of a row of some thousand tokens.
-const BLOCKS_PER_ROW: usize = 128;
+/// Tokens of a row for each block: the drafts of the evidence had 128 blocks in rows of 1024.
+const TOKENS_PER_BLOCK: usize = 8;
 /// Hours of training from which a draft has more than one layer.
 const HOURS_OF_LAYERS: [(f64, usize); 2] = [(24.0, 5), (6.0, 2)];
 
@@ -33,7 +33,7 @@ pub(in crate::method) fn recipe(
     let layers = tapped(room.target.num_hidden_layers)?;
     let mut draft = keys(json!({
         "layers": depth(room.seconds), "target_layers": layers, "block_size": slots, "init": "last_layer",
-        "blocks_per_row": BLOCKS_PER_ROW,
+        "blocks_per_row": (room.row_tokens / TOKENS_PER_BLOCK).max(1),
     }));
     draft.extend(keys(more));
     Some(Recipe {

@@ -1,0 +1,415 @@
+//! The views of a run through the binary: the page of `watch` in a browser, and `fit` on a terminal that
+//! is quit, killed, hung up and suspended.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Workshop, fail, last_json, longdraft, stderr, succeed};
+
+/// A `watch` that runs until it is dropped.
+struct Watch {
+    child: Child,
+    address: String,
+}
+
+impl Watch {
+    fn start(runs: &[&str]) -> Self {
+        let mut child = longdraft(&[&["watch", "--json"], runs].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut line).expect("an address");
+        let address = last_json(&line)["address"].as_str().expect("an address").to_owned();
+        assert!(address.starts_with("http://127.0.0.1:"), "{address}");
+        Self { child, address }
+    }
+
+    fn host(&self) -> &str {
+        self.address.trim_start_matches("http://").trim_end_matches('/')
+    }
+
+    /// Status, head and body of a path, asked for with a host.
+    fn ask(&self, path: &str, host: &str) -> (u16, String, String) {
+        let mut stream = TcpStream::connect(self.host()).expect("connected");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("asked");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("answered");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.expect("a status"), head.to_owned(), body.to_owned())
+    }
+
+    #[track_caller]
+    fn page(&self, path: &str) -> String {
+        let (status, _, body) = self.ask(path, self.host());
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
+    std::fs::write(path, text).expect("write");
+}
+
+fn step(step: u64) -> String {
+    let record = json!({
+        "step": step, "tokens": 512 * step, "loss": 8.0 / (step as f64).sqrt(), "tokens_per_second": 800.0,
+        "simulated_acceptance_length": 1.0 + step as f64 / 100.0, "top1_by_delay": [0.4, 0.3, 0.2],
+    });
+    format!("{record}\n")
+}
+
+/// A fit that answers prompts, with text of anybody in it.
+fn fit_in_answers(folder: &Path) {
+    let range = json!({ "low": 1.0, "middle": 1.2, "high": 1.5 });
+    let plan = json!({
+        "answering": 900.0, "training": 1800.0, "proof": 300.0, "tau": range, "speed_up": range,
+    });
+    let state = json!({ "phase": "answers", "rounds": [{ "plan": plan }] });
+    write(&folder.join("fit.json"), &state.to_string());
+    let at =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let at = at.as_secs_f64() - 10.0;
+    let progress = |second: u64| {
+        json!({
+            "at": at + second as f64, "memory_mib": 812, "event": "progress", "what": "prompts",
+            "done": 30 + 2 * second, "all": 400, "tokens": 700 * second, "at_most": 700,
+        })
+    };
+    let tokens = json!([
+        { "text": "Take <b>two</b> eggs" }, { "text": " and two spoons", "proposed_by": "lookup" },
+        { "text": " of </pre><script>alert(1)</script> sugar." },
+    ]);
+    let lines = [
+        json!({ "at": at, "event": "phase", "phase": "measure", "round": 1 }),
+        json!({ "at": at + 1.0, "event": "phase", "phase": "answers", "round": 1 }),
+        progress(2),
+        progress(5),
+        progress(9),
+        json!({ "at": at + 9.5, "event": "answer", "prompt": "How are pancakes <i>made</i>?", "tokens": tokens }),
+    ];
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    write(&folder.join("events.jsonl"), &format!("{text}{{\"at\": 1, \"ev"));
+}
+
+#[test]
+fn a_page_shows_a_run_as_it_goes_and_is_its_report_in_the_end() {
+    let shop = Workshop::new();
+    let run = shop.path("a \"run\" <img src=x>");
+    std::fs::create_dir_all(&run).expect("folder");
+    let watch = Watch::start(&[&run]);
+    let page = watch.page("/");
+    assert!(page.contains("Nothing has begun yet") && !page.contains("<img"), "{page}");
+
+    fit_in_answers(Path::new(&run));
+    std::thread::sleep(Duration::from_millis(600));
+    let page = watch.page("/");
+    for part in
+        ["The target answers prompts, about", "of 400 prompts", "found by prompt lookup", "812 MiB"]
+    {
+        assert!(page.contains(part), "{part} not in {page}");
+    }
+    // What anybody wrote is text, and one script runs.
+    assert_eq!(
+        (page.matches("<script").count(), page.matches("alert(1)").count()),
+        (1, 1),
+        "{page}"
+    );
+    assert!(page.contains("&lt;b&gt;two") && page.contains("&lt;i&gt;made"), "{page}");
+    assert!(!page.contains("<b>two") && !page.contains("<i>made"), "{page}");
+
+    let folder = Path::new(&run);
+    let state = std::fs::read_to_string(folder.join("fit.json")).expect("state");
+    write(&folder.join("fit.json"), &state.replace("answers", "training"));
+    let steps: String = (1..40).map(step).collect();
+    write(&folder.join("training-1/metrics.jsonl"), &format!("{steps}{{\"step\": 40, \"tok"));
+    std::thread::sleep(Duration::from_millis(600));
+    let page = watch.page("/");
+    assert!(page.contains("The draft is trained") && page.contains("<figure"), "{page}");
+    assert!(page.contains("Simulated length"), "{page}");
+
+    write(&folder.join("fit.json"), &state.replace("answers", "finished"));
+    std::thread::sleep(Duration::from_millis(600));
+    let page = watch.page("/");
+    assert!(!page.contains("class=\"card live\"") && page.contains("Training of"), "{page}");
+    // The same that `report` writes, but for what asks for more.
+    let report = shop.path("report.html");
+    succeed(&["report", &run, "--output", &report]);
+    let report = std::fs::read_to_string(report).expect("report");
+    assert_eq!(page.replace("; connect-src 'self'", "").replace(" data-live", ""), report);
+}
+
+#[test]
+fn pages_are_for_this_machine_and_only_of_the_named_runs() {
+    let shop = Workshop::new();
+    let (one, two) = (shop.path("one"), shop.path("two"));
+    fit_in_answers(Path::new(&one));
+    let steps: String = (1..9).map(step).collect();
+    write(&Path::new(&two).join("metrics.jsonl"), &steps);
+    let watch = Watch::start(&[&one, &two]);
+    let page = watch.page("/");
+    for part in [
+        "2 runs compared",
+        "href=\"/run/1\"",
+        "one: The target answers",
+        "two: The draft is trained",
+    ] {
+        assert!(page.contains(part), "{part} not in {page}");
+    }
+    assert!(watch.page("/run/1").contains("of 400 prompts"));
+    assert!(!watch.page("/run/2").contains("of 400 prompts"));
+    for path in ["/run/3", "/run/0", "/one/fit.json", "/../../etc/passwd", "/run/1/../../fit.json"]
+    {
+        assert_eq!(watch.ask(path, watch.host()).0, 404, "{path}");
+    }
+    for host in ["evil.example", "127.0.0.1.evil.example", "evil.example:80"] {
+        let (status, _, body) = watch.ask("/", host);
+        assert_eq!(status, 403, "{host}");
+        assert!(!body.contains("runs compared"), "{body}");
+    }
+    let (_, head, _) = watch.ask("/", "localhost");
+    let head = head.to_ascii_lowercase();
+    assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
+    assert!(head.contains("cache-control: no-store"), "{head}");
+    // What is not there is refused.
+    let error = fail(&["watch", &one, &shop.path("absent")], 2);
+    assert!(error.contains("absent: no such directory"), "{error}");
+}
+
+#[test]
+fn a_browser_shows_the_page_and_what_is_added() {
+    let Some(browser) = browser() else {
+        eprintln!("skipped: there is no Chromium on this machine");
+        return;
+    };
+    let shop = Workshop::new();
+    let run = shop.path("run");
+    fit_in_answers(Path::new(&run));
+    let watch = Watch::start(&[&run]);
+    let dom = |profile: &str, wait: &str| {
+        let mut command = Command::new(&browser);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]);
+        command.arg(format!("--user-data-dir={}", shop.path(profile)));
+        command.args([&format!("--timeout={wait}"), "--dump-dom", &watch.address]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a browser")
+    };
+    let child = dom("profile", "12000");
+    std::thread::sleep(Duration::from_millis(4000));
+    let events = Path::new(&run).join("events.jsonl");
+    let mut text = std::fs::read_to_string(&events).expect("events");
+    text.truncate(text.rfind('\n').expect("lines") + 1);
+    let line = json!({ "at": 4e9, "event": "answer", "prompt": "p", "tokens": [{ "text": "A later answer." }] });
+    write(&events, &format!("{text}{line}\n"));
+    let output = child.wait_with_output().expect("a browser that ends");
+    let (page, console) = (String::from_utf8_lossy(&output.stdout), stderr(&output));
+    assert!(!console.contains("CONSOLE"), "{console}");
+    assert!(page.contains("A later answer."), "the page does not follow: {page}");
+}
+
+fn browser() -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let folders: Vec<PathBuf> = std::env::split_paths(&paths).collect();
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let found = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    found.into_iter().find(|path| path.is_file())
+}
+
+/// `fit` on a terminal of its own.
+struct OnTerminal {
+    script: Child,
+    pid: PathBuf,
+    seen: PathBuf,
+}
+
+impl OnTerminal {
+    /// None where the machine has no `script`.
+    fn start(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Self> {
+        let (pid, seen) = (folder.join("pid"), folder.join("seen"));
+        let _ = std::fs::remove_file(&pid);
+        let quoted: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
+        let command = format!(
+            "stty rows 30 cols 100; echo $$ > '{}'; exec '{}' {} --threads 1",
+            pid.display(),
+            env!("CARGO_BIN_EXE_longdraft"),
+            quoted.join(" ")
+        );
+        let out = std::fs::File::create(&seen).expect("a file");
+        let script = Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .env_remove("NO_COLOR")
+            .envs([("TERM", "xterm-256color"), ("LC_ALL", "C.UTF-8"), ("SHELL", "/bin/sh")])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(out)
+            .stderr(Stdio::null())
+            .spawn();
+        match script {
+            Ok(script) => Some(Self { script, pid, seen }),
+            Err(_) => {
+                eprintln!("skipped: there is no `script` on this machine");
+                None
+            }
+        }
+    }
+
+    fn seen(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.seen).unwrap_or_default()).into_owned()
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, is: impl Fn(&Self) -> bool) {
+        let started = Instant::now();
+        while !is(self) {
+            assert!(started.elapsed() < Duration::from_mins(5), "never {what}: {}", self.seen());
+            if let Ok(Some(status)) = self.script.try_wait() {
+                assert!(is(self), "it ended ({status}) before {what}: {}", self.seen());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        let input = self.script.stdin.as_mut().expect("piped");
+        input.write_all(keys.as_bytes()).expect("pressed");
+        input.flush().expect("pressed");
+    }
+
+    fn process(&self) -> String {
+        std::fs::read_to_string(&self.pid).expect("a process").trim().to_owned()
+    }
+
+    fn signal(&self, name: &str) {
+        let status =
+            Command::new("kill").args(["-s", name, &self.process()]).status().expect("kill");
+        assert!(status.success());
+    }
+
+    /// Waits for the end; the exit code as a shell has it.
+    fn end(&mut self) -> i32 {
+        self.script.wait().expect("ended").code().expect("a code")
+    }
+}
+
+/// What takes the terminal over, and what gives it back.
+const ENTER: &str = "\u{1b}[?1049h";
+const LEAVE: &str = "\u{1b}[?1049l";
+
+fn demonstration() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("../../assets/target/demonstration.gguf").display().to_string()
+}
+
+fn phase(output: &Path) -> String {
+    let text = std::fs::read_to_string(output.join("fit.json")).unwrap_or_default();
+    let state: Value = serde_json::from_str(&text).unwrap_or_default();
+    state["phase"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_view_that_is_quit_killed_or_hung_up_leaves_a_run_that_goes_on() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let output = folder.path().join("fitted");
+    let (target, name) = (demonstration(), output.display().to_string());
+    let arguments =
+        ["fit", &target, "--time", "30s", "--output", &name, "--max-tokens", "48", "--anyway"];
+    let start = || OnTerminal::start(folder.path(), &arguments, &[]);
+
+    // `q` stops as Ctrl-C does, with the terminal as it was and a word about going on.
+    let Some(mut view) = start() else { return };
+    view.until("answers", |view| phase(&output) == "answers" && view.seen().contains("measure"));
+    view.press("q");
+    let code = view.end();
+    let seen = view.seen();
+    assert_eq!(code, 130, "{seen}");
+    assert!(seen.contains(ENTER) && seen.rfind(LEAVE) > seen.rfind(ENTER), "{seen}");
+    let after = &seen[seen.rfind(LEAVE).expect("left")..];
+    assert!(after.contains("the same command goes on from there"), "{after}");
+    assert!(after.contains("[measure]"), "what was said meanwhile is printed: {after}");
+
+    // SIGKILL leaves nothing behind but the run.
+    let mut view = start().expect("script");
+    view.until("a picture", |view| view.seen().contains(ENTER) && !phase(&output).is_empty());
+    std::thread::sleep(Duration::from_millis(500));
+    view.signal("KILL");
+    view.end();
+
+    // A closed terminal stops it too.
+    let mut view = start().expect("script");
+    view.until("a picture", |view| view.seen().contains(ENTER));
+    std::thread::sleep(Duration::from_millis(800));
+    view.signal("HUP");
+    assert_eq!(view.end(), 129, "{}", view.seen());
+    assert!(view.seen().contains(LEAVE));
+
+    let plain = [&arguments[..], &["--json"]].concat();
+    let result = last_json(&succeed(&plain));
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    // Events tell the whole story for whoever watches.
+    let events = std::fs::read_to_string(output.join("events.jsonl")).expect("events");
+    let lines: Vec<Value> =
+        events.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    for (key, value) in [
+        ("event", "stopped"),
+        ("phase", "proof"),
+        ("what", "steps"),
+        ("what", "prompts"),
+        ("event", "answer"),
+    ] {
+        assert!(lines.iter().any(|line| line[key] == value), "no {value}: {events}");
+    }
+    let watch = Watch::start(&[&name]);
+    assert!(watch.page("/").contains("faster decoding") || watch.page("/").contains("speed-up"));
+}
+
+#[test]
+fn a_view_gives_the_terminal_back_when_it_is_suspended_or_not_wanted() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let output = folder.path().join("fitted");
+    let (target, name) = (demonstration(), output.display().to_string());
+    let arguments =
+        ["fit", &target, "--time", "25s", "--output", &name, "--max-tokens", "48", "--anyway"];
+    let Some(mut view) = OnTerminal::start(folder.path(), &arguments, &[]) else { return };
+    view.until("answers", |view| phase(&output) == "answers" && view.seen().contains(ENTER));
+    view.press("\u{1a}");
+    let state = |view: &OnTerminal| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", view.process()));
+        stat.unwrap_or_default().split(") ").nth(1).map(|rest| rest.starts_with('T'))
+    };
+    view.until("suspended", |view| state(view) == Some(true));
+    assert!(view.seen().ends_with(LEAVE) || view.seen().rfind(LEAVE) > view.seen().rfind(ENTER));
+    view.signal("CONT");
+    view.until("back", |view| view.seen().matches(ENTER).count() == 2);
+    // `p` goes on with lines.
+    view.press("p");
+    view.until("gone", |view| view.seen().matches(LEAVE).count() == 2);
+    assert_eq!(view.end(), 0, "{}", view.seen());
+    let seen = view.seen();
+    assert!(seen[seen.rfind(LEAVE).expect("left")..].contains("draft and card"), "{seen}");
+
+    // Plain lines where they are asked for.
+    for (more, variables) in
+        [(&["--plain"][..], &[][..]), (&[], &[("NO_COLOR", "1")]), (&[], &[("TERM", "dumb")])]
+    {
+        let arguments = [&arguments[..], more].concat();
+        let mut view = OnTerminal::start(folder.path(), &arguments, variables).expect("script");
+        assert_eq!(view.end(), 0, "{}", view.seen());
+        assert!(!view.seen().contains(ENTER), "{}", view.seen());
+    }
+}
