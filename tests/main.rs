@@ -13,6 +13,7 @@ mod export;
 mod families;
 mod fit;
 mod gpu_check;
+mod habits;
 mod hub;
 mod kernel_check;
 mod lifecycle;

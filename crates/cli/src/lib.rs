@@ -29,6 +29,7 @@ mod statistics;
 
 pub(crate) use terminal::{failure, status};
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,38 +38,46 @@ use failure::{Failure, PIPE_CLOSED};
 
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
-    let arguments = match cli::Cli::try_read() {
+    ExitCode::from(main_of(std::env::args_os()))
+}
+
+/// Runs the command that some words name, the program's own name first; returns the exit code. It
+/// listens for signals and starts the process's threads, so a process calls it once.
+pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
+    let words: Vec<OsString> = words.into_iter().collect();
+    decode_record::set_command(&words);
+    let arguments = match cli::Cli::try_read(&words) {
         Ok(arguments) => arguments,
-        Err(error) => return tell_usage(&error),
+        Err(error) => return tell_usage(&error, &words),
     };
     match commands::run(arguments).and_then(|()| terminal::finish()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => {
             failure.print();
             terminal::flush();
-            ExitCode::from(failure.code())
+            failure.code()
         }
     }
 }
 
 /// Help and version as they were asked for; otherwise what is wrong with the arguments.
-fn tell_usage(error: &clap::Error) -> ExitCode {
+fn tell_usage(error: &clap::Error, words: &[OsString]) -> u8 {
     let printed = error.print();
     if !error.use_stderr() {
         return match printed {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(lost) if lost.kind() == ErrorKind::BrokenPipe => ExitCode::from(PIPE_CLOSED),
-            Err(_) => ExitCode::FAILURE,
+            Ok(()) => 0,
+            Err(lost) if lost.kind() == ErrorKind::BrokenPipe => PIPE_CLOSED,
+            Err(_) => 1,
         };
     }
     // Arguments that cannot be read may still ask for JSON.
-    if std::env::args_os().any(|argument| argument == "--json") {
+    if words.iter().any(|word| word == "--json") {
         let message = error.render().to_string();
         let message = message.trim_start_matches("error: ").split("\n\n").next();
         let failure = Failure::usage(message.unwrap_or_default().trim_end());
         outln!("{}", failure.hint("longdraft --help lists commands and arguments").to_json());
     }
-    ExitCode::from(2)
+    2
 }
 
 /// Composes and checks a configuration file of any kind, changed by `overrides` (`key=value`), as
@@ -76,7 +85,7 @@ fn tell_usage(error: &clap::Error) -> ExitCode {
 ///
 /// # Errors
 /// - every problem of the file and the overrides, in words
-pub fn check_configuration(path: &Path, overrides: &[String]) -> Result<(), String> {
+pub fn check_configuration(path: &Path, overrides: &[String]) -> std::result::Result<(), String> {
     let problems = commands::key_problems(path, overrides);
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     if lines.is_empty() { Ok(()) } else { Err(lines.join("\n")) }

@@ -26,6 +26,7 @@ mod svg;
 mod ticks;
 pub(crate) mod words;
 
+pub(crate) use differences::of_runs as differences;
 pub(crate) use page::render;
 pub(crate) use run::Run;
 pub(crate) use summary::StageSummary;
