@@ -8,6 +8,7 @@ mod decoding;
 mod dflash;
 mod doctor;
 mod eagle3;
+mod examples;
 mod exit_codes;
 mod export;
 mod families;

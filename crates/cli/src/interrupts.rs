@@ -37,6 +37,11 @@ impl Interrupts {
         LISTENING.get_or_init(start).clone()
     }
 
+    /// Asks to end, as Ctrl-C does.
+    pub(crate) fn ask(&self) {
+        self.signal.store(INTERRUPT, Ordering::Relaxed);
+    }
+
     /// Whether this process was asked to end.
     pub(crate) fn asked(&self) -> bool {
         self.signal.load(Ordering::Relaxed) != 0

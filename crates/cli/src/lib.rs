@@ -1,13 +1,31 @@
 //! `longdraft`: trains draft models for speculative decoding and proves decoding with them
 //! lossless.
 //!
-//! The program is [`main()`]. Other crates may call [`check_configuration()`], as the fuzzers do.
+//! Programs open a [`Target`] and a [`Draft`], decode with them in a [`Session`], and [`train`], [`capture`],
+//! [`evaluate`], [`export`] and [`verify`] as the commands of these names do:
+//!
+//! ```no_run
+//! use longdraft::{AnswerOptions, Draft, Session, Target};
+//!
+//! # fn main() -> longdraft::Result<()> {
+//! let target = Target::open("model.gguf")?;
+//! let draft = Draft::open("runs/mine")?;
+//! let session = Session::new(&target, Some(&draft))?;
+//! let answer = session.generate("Once upon a time", &AnswerOptions::default())?;
+//! println!("{} ({:.2} tokens per target pass)", answer.text, answer.tau);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The program itself is [`main()`]. The fuzzers call [`check_configuration()`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
 mod terminal;
+mod answer;
+mod api;
 mod cache;
 mod cli;
 mod commands;
@@ -36,6 +54,16 @@ use std::process::ExitCode;
 
 use failure::{Failure, PIPE_CLOSED};
 
+pub use api::*;
+pub use cli::{CacheChoice, ExportDtype, WeightDtype};
+pub use decoding::{LookupChoice, PaceChoice, VerifyChoice};
+pub use longdraft_decode::{DraftShape, Origin};
+pub use longdraft_models::DeviceChoice;
+pub use longdraft_models::tokenizer::Message;
+pub use longdraft_serving::verify::{Problem, Report, Severity};
+pub use longdraft_train::metrics::DraftMetrics;
+pub use longdraft_train::stage::{Event, Observer, ResumePolicy, StepReport};
+
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
     ExitCode::from(main_of(std::env::args_os()))
@@ -58,6 +86,14 @@ pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
             failure.code()
         }
     }
+}
+
+/// Threads that everything computes on; without it, one for every core.
+///
+/// # Errors
+/// - they have been started already, or cannot be
+pub fn set_threads(threads: usize) -> Result<()> {
+    Ok(commands::start_threads(threads)?)
 }
 
 /// Help and version as they were asked for; otherwise what is wrong with the arguments.

@@ -31,7 +31,8 @@ pub(crate) use data::{
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
     LearnChoice,
 };
-pub(crate) use decoding::{CacheChoice, GenerateArguments, ServeArguments, WeightDtype};
+pub use decoding::{CacheChoice, WeightDtype};
+pub(crate) use decoding::{GenerateArguments, ServeArguments};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
@@ -45,9 +46,8 @@ pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
 };
-pub(crate) use serving::{
-    ExportArguments, ExportDtype, ExtractArguments, PushArguments, VerifyArguments,
-};
+pub use serving::ExportDtype;
+pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.

@@ -2,13 +2,13 @@
 
 #[cfg(any(test, feature = "bench"))]
 mod bench;
-mod capture;
+pub(crate) mod capture;
 mod config;
-mod curriculum;
+pub(crate) mod curriculum;
 mod data;
 mod doctor;
-mod eval;
-mod export;
+pub(crate) mod eval;
+pub(crate) mod export;
 mod extract;
 mod fetch;
 mod fit;
@@ -20,12 +20,12 @@ mod plan;
 mod pretrain;
 mod push;
 mod quickstart;
-mod recorded;
+pub(crate) mod recorded;
 mod report;
 mod runs;
 mod serve;
-mod train;
-mod verify;
+pub(crate) mod train;
+pub(crate) mod verify;
 
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;

@@ -43,8 +43,8 @@ pub struct Parameter {
     pub dead: bool,
 }
 
-/// A draft model.
-pub trait Draft: Any {
+/// A draft model; threads may share one.
+pub trait Draft: Any + Send + Sync {
     /// Name of its method.
     fn method(&self) -> &'static str;
 
