@@ -88,6 +88,12 @@ pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
+/// Whether warnings alone are told on stderr, and no progress; commands decide it by their options.
+pub fn set_quiet(quiet: bool) {
+    let verbosity = if quiet { terminal::Verbosity::Quiet } else { terminal::Verbosity::Normal };
+    terminal::set_manners(verbosity, clap::ColorChoice::Auto);
+}
+
 /// Threads that everything computes on; without it, one for every core.
 ///
 /// # Errors
