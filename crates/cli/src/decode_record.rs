@@ -1,5 +1,8 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
+use std::ffi::OsString;
+use std::sync::OnceLock;
+
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
 use longdraft_decode::metrics::AcceptanceMetrics;
 use longdraft_decode::{Committed, Origin};
@@ -81,7 +84,7 @@ impl DecodeRecord {
         let specs = tensor_specs(models.target.config());
         self.circumstances = Some(Circumstances {
             date: now(),
-            command: command_line(std::env::args().skip(1)),
+            command: COMMAND.get().cloned().unwrap_or_default(),
             processor: processor_name(),
             target_parameters: specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum(),
             draft_parameters: models.draft_parameters(),
@@ -114,6 +117,15 @@ pub(crate) fn date_of(time: std::time::SystemTime) -> String {
         clock.hour(),
         clock.minute()
     )
+}
+
+/// What was typed; nothing where another program works with this one's libraries.
+static COMMAND: OnceLock<String> = OnceLock::new();
+
+/// Keeps what was typed, this program's name first.
+pub(crate) fn set_command(words: &[OsString]) {
+    let words = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let _ = COMMAND.set(command_line(words));
 }
 
 /// What was typed, such that a shell reads it again.

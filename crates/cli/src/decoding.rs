@@ -93,7 +93,7 @@ pub(crate) struct DecodingArguments {
 
 /// How prompt lookup and a draft share a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LookupChoice {
+pub enum LookupChoice {
     /// Both in one tree.
     Merge,
     /// Lookup in the draft's place where it finds much.
@@ -102,7 +102,7 @@ pub(crate) enum LookupChoice {
 
 /// How proposals are tested at a temperature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum VerifyChoice {
+pub enum VerifyChoice {
     /// By the ratio of the probabilities that target and draft give.
     Ratio,
     /// By drawing from the target.
@@ -111,7 +111,7 @@ pub(crate) enum VerifyChoice {
 
 /// Who decides how much is drafted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum PaceChoice {
+pub enum PaceChoice {
     /// The layout.
     Fixed,
     /// Measured times.
@@ -119,7 +119,7 @@ pub(crate) enum PaceChoice {
 }
 
 /// Reads a layout; see the help of `--tree`.
-fn parse_tree(text: &str) -> std::result::Result<DraftShape, String> {
+pub(crate) fn parse_tree(text: &str) -> std::result::Result<DraftShape, String> {
     let (rule, sizes) = text.split_once(':').map_or((text, None), |(rule, s)| (rule, Some(s)));
     let numbers = |sizes: &str| -> std::result::Result<Vec<usize>, String> {
         let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is no number"));
@@ -146,9 +146,9 @@ fn parse_tree(text: &str) -> std::result::Result<DraftShape, String> {
 
 /// An opened target with what may draft for it.
 pub(crate) struct Models {
-    pub(crate) target: Target,
-    pub(crate) tokenizer: TextTokenizer,
-    pub(crate) draft: Option<Box<dyn Draft>>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) tokenizer: Arc<TextTokenizer>,
+    pub(crate) draft: Option<Arc<dyn Draft>>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
 }
@@ -201,16 +201,23 @@ impl DecodingArguments {
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
         // Before anything large is read.
         let source = self.draft_source()?;
-        let proposed = self.proposed_tokens(source.as_ref())?;
+        self.proposed_tokens(source.as_ref())?;
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
         let target = open_target(target, self.dtype, self.cache, self.device)?;
-        let mut draft = source.map(|source| source.open(&target)).transpose()?;
-        if let (true, Some(draft)) = (target.holds_blocks(), &mut draft) {
-            draft.hold_as_blocks()?;
-        }
-        let head = proposed.map(|path| {
+        let draft = source.as_ref().map(|source| open_draft(source, &target)).transpose()?;
+        self.with((Arc::new(target), Arc::new(tokenizer)), source.as_ref(), draft)
+    }
+
+    /// The same of a target and a draft that are open.
+    pub(crate) fn with(
+        &self,
+        (target, tokenizer): (Arc<Target>, Arc<TextTokenizer>),
+        source: Option<&DraftSource>,
+        draft: Option<Arc<dyn Draft>>,
+    ) -> Result<Models> {
+        let head = self.proposed_tokens(source)?.map(|path| {
             if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
                 return Err(Failure::usage(
                     "--draft-vocab and --draft-vocab-size are for drafts that propose through the \
@@ -371,6 +378,15 @@ pub(crate) fn require_draft_len(draft_len: usize) -> Result<()> {
         .hint("give at least 1; plain decoding takes no draft (`generate` has --no-draft)"))
 }
 
+/// Opens a draft, held as its target is.
+pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dyn Draft>> {
+    let mut draft = source.open(target)?;
+    if target.holds_blocks() {
+        draft.hold_as_blocks()?;
+    }
+    Ok(Arc::from(draft))
+}
+
 /// Opens a target, held as asked; the process's products follow it.
 pub(crate) fn open_target(
     target: &str,
@@ -423,6 +439,27 @@ pub(crate) fn finish(end: EndReason) -> &'static str {
         EndReason::TokenLimit | EndReason::ContextLimit => "length",
         EndReason::Interrupted => "interrupted",
     }
+}
+
+/// Tokens that end an answer: the target's, unless they are ignored, and those named, as the tokenizer
+/// writes them or by their ids.
+pub(crate) fn stops(
+    ignore_eos: bool,
+    named: &[String],
+    tokenizer: &TextTokenizer,
+    target: &Target,
+) -> Result<Vec<TargetTokenId>> {
+    let own = if ignore_eos { Vec::new() } else { stop_tokens(target) };
+    let named = named.iter().map(|token| {
+        let by_name = tokenizer.id(token);
+        let vocabulary = target.config().vocab_size;
+        let by_id = token.parse().ok().filter(|id: &u32| (*id as usize) < vocabulary);
+        by_name.or(by_id).map(TargetTokenId).ok_or_else(|| {
+            Failure::usage(format!("`{token}` is no token of the target"))
+                .hint("give a token as the tokenizer writes it, or its id; --stop takes any text")
+        })
+    });
+    own.into_iter().map(Ok).chain(named).collect()
 }
 
 /// Tokens that end a text.

@@ -44,6 +44,11 @@ impl Interrupts {
         }
     }
 
+    /// Asks to end. To ask again changes nothing.
+    pub(crate) fn ask_calmly(&self) {
+        self.signal.store(INTERRUPT, Ordering::Relaxed);
+    }
+
     /// Whether this process was asked to end.
     pub(crate) fn asked(&self) -> bool {
         self.signal.load(Ordering::Relaxed) != 0

@@ -1,13 +1,31 @@
 //! `longdraft`: trains draft models for speculative decoding and proves decoding with them
 //! lossless.
 //!
-//! The program is [`main()`]. Other crates may call [`check_configuration()`], as the fuzzers do.
+//! Programs open a [`Target`] and a [`Draft`], decode with them in a [`Session`], and [`train`], [`capture`],
+//! [`evaluate`], [`export`] and [`verify`] as the commands of these names do:
+//!
+//! ```no_run
+//! use longdraft::{AnswerOptions, Draft, Session, Target};
+//!
+//! # fn main() -> longdraft::Result<()> {
+//! let target = Target::open("model.gguf")?;
+//! let draft = Draft::open("runs/mine")?;
+//! let session = Session::new(&target, Some(&draft))?;
+//! let answer = session.generate("Once upon a time", &AnswerOptions::default())?;
+//! println!("{} ({:.2} tokens per target pass)", answer.text, answer.tau);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The program itself is [`main()`]. The fuzzers call [`check_configuration()`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
 mod terminal;
+mod answer;
+mod api;
 mod cache;
 mod cli;
 mod commands;
@@ -31,46 +49,79 @@ mod statistics;
 
 pub(crate) use terminal::{failure, status};
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
 use failure::{Failure, PIPE_CLOSED};
 
+pub use api::*;
+pub use cli::{CacheChoice, ExportDtype, WeightDtype};
+pub use decoding::{LookupChoice, PaceChoice, VerifyChoice};
+pub use longdraft_decode::{DraftShape, Origin};
+pub use longdraft_models::DeviceChoice;
+pub use longdraft_models::tokenizer::Message;
+pub use longdraft_serving::verify::{Problem, Report, Severity};
+pub use longdraft_train::metrics::DraftMetrics;
+pub use longdraft_train::stage::{Event, Observer, ResumePolicy, StepReport};
+
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
-    let arguments = match cli::Cli::try_read() {
+    ExitCode::from(main_of(std::env::args_os()))
+}
+
+/// Runs the command that some words name, the program's own name first; returns the exit code. It
+/// listens for signals and starts the process's threads, so a process calls it once.
+pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
+    let words: Vec<OsString> = words.into_iter().collect();
+    decode_record::set_command(&words);
+    let arguments = match cli::Cli::try_read(&words) {
         Ok(arguments) => arguments,
-        Err(error) => return tell_usage(&error),
+        Err(error) => return tell_usage(&error, &words),
     };
     match commands::run(arguments).and_then(|()| terminal::finish()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => {
             failure.print();
             terminal::flush();
-            ExitCode::from(failure.code())
+            failure.code()
         }
     }
 }
 
+/// Whether warnings alone are told on stderr, and no progress; commands decide it by their options.
+pub fn set_quiet(quiet: bool) {
+    let verbosity = if quiet { terminal::Verbosity::Quiet } else { terminal::Verbosity::Normal };
+    terminal::set_manners(verbosity, clap::ColorChoice::Auto);
+}
+
+/// Threads that everything computes on; without it, one for every core.
+///
+/// # Errors
+/// - they have been started already, or cannot be
+pub fn set_threads(threads: usize) -> Result<()> {
+    Ok(commands::start_threads(threads)?)
+}
+
 /// Help and version as they were asked for; otherwise what is wrong with the arguments.
-fn tell_usage(error: &clap::Error) -> ExitCode {
+fn tell_usage(error: &clap::Error, words: &[OsString]) -> u8 {
     let printed = error.print();
     if !error.use_stderr() {
         return match printed {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(lost) if lost.kind() == ErrorKind::BrokenPipe => ExitCode::from(PIPE_CLOSED),
-            Err(_) => ExitCode::FAILURE,
+            Ok(()) => 0,
+            Err(lost) if lost.kind() == ErrorKind::BrokenPipe => PIPE_CLOSED,
+            Err(_) => 1,
         };
     }
     // Arguments that cannot be read may still ask for JSON.
-    if std::env::args_os().any(|argument| argument == "--json") {
+    if words.iter().any(|word| word == "--json") {
         let message = error.render().to_string();
         let message = message.trim_start_matches("error: ").split("\n\n").next();
         let failure = Failure::usage(message.unwrap_or_default().trim_end());
         outln!("{}", failure.hint("longdraft --help lists commands and arguments").to_json());
     }
-    ExitCode::from(2)
+    2
 }
 
 /// Composes and checks a configuration file of any kind, changed by `overrides` (`key=value`), as
@@ -78,7 +129,7 @@ fn tell_usage(error: &clap::Error) -> ExitCode {
 ///
 /// # Errors
 /// - every problem of the file and the overrides, in words
-pub fn check_configuration(path: &Path, overrides: &[String]) -> Result<(), String> {
+pub fn check_configuration(path: &Path, overrides: &[String]) -> std::result::Result<(), String> {
     let problems = commands::key_problems(path, overrides);
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     if lines.is_empty() { Ok(()) } else { Err(lines.join("\n")) }

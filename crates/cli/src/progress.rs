@@ -18,7 +18,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 const SPEED_MEMORY: f64 = 0.9;
 
 /// Prints a stage's events; stops it when the user asks.
-pub(crate) struct TrainingProgress {
+pub(crate) struct TrainingProgress<'a> {
     voice: Voice,
     bar: Option<Bar>,
     last_line: Option<Instant>,
@@ -26,13 +26,15 @@ pub(crate) struct TrainingProgress {
     interrupts: Interrupts,
     /// Who watches.
     pub(crate) events: Events,
+    /// Hears every event, too, and may stop the stage.
+    listener: Option<&'a mut dyn Observer>,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
     /// Speeds of all steps, for a summary.
     pub(crate) speeds: Vec<f64>,
 }
 
-impl TrainingProgress {
+impl<'a> TrainingProgress<'a> {
     /// Of a stage that `interrupts` stops.
     pub(crate) fn new(interrupts: Interrupts, voice: Voice) -> Self {
         Self {
@@ -42,9 +44,15 @@ impl TrainingProgress {
             tokens_per_second: None,
             interrupts,
             events: Events::none(),
+            listener: None,
             held_out: None,
             speeds: Vec::new(),
         }
+    }
+
+    /// Tells a program as well.
+    pub(crate) fn heard_by(self, listener: &'a mut dyn Observer) -> Self {
+        Self { listener: Some(listener), ..self }
     }
 
     /// Where this rank's lines go.
@@ -163,8 +171,11 @@ impl TrainingProgress {
     }
 }
 
-impl Observer for TrainingProgress {
+impl Observer for TrainingProgress<'_> {
     fn on_event(&mut self, event: Event<'_>) {
+        if let Some(listener) = &mut self.listener {
+            listener.on_event(event);
+        }
         match event {
             Event::Resumed(step) => self.say(&format!("resumed after step {step}")),
             Event::Note(text) => self.say(text),
@@ -186,7 +197,7 @@ impl Observer for TrainingProgress {
     }
 
     fn should_stop(&self) -> bool {
-        self.interrupts.asked()
+        self.interrupts.asked() || self.listener.as_ref().is_some_and(|l| l.should_stop())
     }
 }
 

@@ -130,6 +130,11 @@ impl Voice {
         Self { is_shown: true, log: None, start: Instant::now() }
     }
 
+    /// Of one process that tells its caller in place of the terminal.
+    pub(crate) fn silent() -> Self {
+        Self { is_shown: false, ..Self::alone() }
+    }
+
     /// Of a rank: `logs/rank-N.log` in the run directory, which begins with who it is.
     pub(crate) fn of(world: &World, output: &Path) -> Result<Self> {
         if world.size() == 1 {

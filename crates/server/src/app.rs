@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use longdraft_decode::DecodeError;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ApiError, Result};
 use crate::events::{Event, Share, Task};

@@ -81,7 +81,7 @@ impl StepReport {
 }
 
 /// Something that happened.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {
     /// The run goes on after this many steps.
     Resumed(u64),

@@ -103,7 +103,7 @@ pub(crate) struct ServeArguments {
 
 /// Storage of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum CacheChoice {
+pub enum CacheChoice {
     /// f16 beside quantised blocks, else f32.
     Auto,
     /// 32 bits.
@@ -116,7 +116,7 @@ pub(crate) enum CacheChoice {
 
 /// Storage of frozen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum WeightDtype {
+pub enum WeightDtype {
     /// 32 bits.
     F32,
     /// bfloat16.

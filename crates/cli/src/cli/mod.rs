@@ -8,6 +8,7 @@ mod data;
 mod decoding;
 mod evaluation;
 mod fitting;
+mod habits;
 #[cfg(test)]
 mod manual;
 mod planning;
@@ -15,9 +16,10 @@ mod pretraining;
 mod serving;
 mod training;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{
@@ -31,20 +33,24 @@ pub(crate) use data::{
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
     LearnChoice,
 };
-pub(crate) use decoding::{CacheChoice, GenerateArguments, ServeArguments, WeightDtype};
+pub use decoding::{CacheChoice, WeightDtype};
+pub(crate) use decoding::{GenerateArguments, ServeArguments};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     TailChoice,
 };
 pub(crate) use fitting::{FitArguments, WatchArguments};
+pub(crate) use habits::{
+    CompletionsArguments, ManArguments, RunsCommand, RunsCompareArguments, RunsDeleteArguments,
+    RunsListArguments,
+};
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
     QuantizeArguments,
 };
-pub(crate) use serving::{
-    ExportArguments, ExportDtype, ExtractArguments, PushArguments, VerifyArguments,
-};
+pub use serving::ExportDtype;
+pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.
@@ -58,6 +64,16 @@ pub(crate) struct Cli {
     /// Threads to use (default: every core).
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) threads: Option<usize>,
+    /// Tell nothing but results, warnings and errors.
+    #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Tell also what runs on what, and how long it took.
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) verbose: bool,
+    /// When to use colours (NO_COLOR and a terminal that calls itself dumb ask for none).
+    #[arg(long, global = true, help_heading = "Global options", value_name = "WHEN")]
+    #[arg(default_value = "auto")]
+    pub(crate) color: ColorChoice,
     /// Print a machine-readable last line, of an error too.
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
@@ -71,14 +87,26 @@ pub(crate) struct Cli {
 
 impl Cli {
     /// Reads the command line.
-    pub(crate) fn try_read() -> Result<Self, clap::Error> {
-        let mut matches = command().try_get_matches()?;
+    pub(crate) fn try_read(words: &[OsString]) -> Result<Self, clap::Error> {
+        let mut matches = command().color(asked_colour(words)).try_get_matches_from(words)?;
         Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
     }
 }
 
+/// What `--color` asks for, before the arguments are read: what is wrong with them has colours, too.
+fn asked_colour(words: &[OsString]) -> ColorChoice {
+    let read = |name: &str| <ColorChoice as clap::ValueEnum>::from_str(name, false).ok();
+    let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+    let of = |(at, word): (usize, &&str)| match word.strip_prefix("--color") {
+        Some("") => read(words.get(at + 1)?),
+        Some(rest) => read(rest.strip_prefix('=')?),
+        None => None,
+    };
+    words.iter().enumerate().find_map(of).unwrap_or(ColorChoice::Auto)
+}
+
 /// The commands; negative numbers are values of their options, and refused as such.
-fn command() -> clap::Command {
+pub(crate) fn command() -> clap::Command {
     fn with_negative_numbers(command: clap::Command) -> clap::Command {
         command
             .mut_args(|argument| {
@@ -204,6 +232,17 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft watch runs/fit/smollm2 --open
     Watch(WatchArguments),
+    /// What runs there are, how they compare; delete some.
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Print a script that completes commands and options in a shell.
+    ///
+    /// Example: longdraft completions bash > ~/.local/share/bash-completion/completions/longdraft
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one for every command.
+    ///
+    /// Example: longdraft man --output ~/.local/share/man/man1
+    Man(ManArguments),
     /// Time steps at the shapes of published models, with random weights; a JSON line a case.
     ///
     /// Example: longdraft bench glide --shape smollm2-135m --tokens 1024
@@ -238,7 +277,10 @@ impl Command {
             | Self::Verify(_)
             | Self::Parity(_)
             | Self::KernelCheck(_)
+            | Self::Completions(_)
             | Self::Doctor(_) => true,
+            Self::Man(man) => man.output.is_none(),
+            Self::Runs(runs) => !matches!(runs, RunsCommand::Delete(_)),
             Self::Data(data) => {
                 matches!(data, DataCommand::Inspect(_) | DataCommand::Stats(_))
             }

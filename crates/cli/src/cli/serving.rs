@@ -102,7 +102,7 @@ pub(crate) struct PushArguments {
 
 /// Type of exported weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ExportDtype {
+pub enum ExportDtype {
     /// bfloat16.
     Bf16,
     /// IEEE half.

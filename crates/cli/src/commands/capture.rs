@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::cli::CaptureArguments;
 use crate::commands::data::require_folder;
 use crate::commands::train::placed;
-use crate::configuration::{failure, read_located_stage, stage_input_problems};
+use crate::configuration::{Located, failure, read_located_stage, stage_input_problems};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
@@ -26,53 +26,21 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
     let stage = read_located_stage(&arguments.config, &arguments.changes())?;
-    let problems = stage_input_problems(&stage, Reach::All, Purpose::Capturing);
-    if !problems.is_empty() {
-        return Err(failure(&problems));
-    }
-    let config = stage.config;
-    let Some(place) = config.train.features.store() else {
-        return Err(Failure::usage("`train.features` names no place for the features")
-            .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
-    };
-    let place = place.to_owned();
-    check_shared_layers(&config, arguments, world)?;
-    arguments.records.as_deref().map(require_folder).transpose()?;
-    // Records take the place of its passes.
-    let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
-    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
-    let target = TargetOptions { layers, tensor, ..placed(&config, world)? };
-    let target = Arc::new(Target::open(&config.target, &target)?);
-    let tokenizer = Target::open_tokenizer(&config.target)?;
-    let started = std::time::Instant::now();
     let interrupts = Interrupts::listen();
-    let voice = Voice::of(world, &config.output)?;
+    let voice = Voice::of(world, &stage.config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
-    let options = CaptureOptions {
-        records: arguments.records.clone(),
-        verify: arguments.verify,
-        free_bytes: None,
-    };
-    let capture = Capture::prepare(&config, target, &tokenizer, &options, world, &mut progress)?;
-    let estimate = capture.estimate();
-    progress.voice().say(&describe(&estimate, capture.shards(), &place));
-    let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(&mut progress)? };
-    // The first rank's answer is that all of the store is written.
-    // The others may have shards left when one is stopped.
-    world.set_timeout(NO_LIMIT);
-    let stopped = world.any(ending == Ending::Stopped);
-    let ending = if stopped { Ending::Stopped } else { ending };
+    let captured = capture(world, arguments, &stage, &mut progress)?;
+    let Captured { place, estimate, shards, ending, seconds } = captured;
     let outcome = if arguments.dry_run { Ok(()) } else { interrupts.outcome(ending, world) };
     if !world.is_first() {
         return outcome;
     }
-    let seconds = started.elapsed().as_secs_f64();
     if json {
         outln!(
             "{}",
             json!({
                 "output": place, "finished": ending == Ending::Finished,
-                "tokens": estimate.tokens, "bytes": estimate.bytes, "shards": capture.shards(),
+                "tokens": estimate.tokens, "bytes": estimate.bytes, "shards": shards,
                 "bytes_per_token": estimate.bytes_per_token(), "seconds": seconds,
             })
         );
@@ -88,6 +56,59 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
         outln!("stopped: the same command goes on from there");
     }
     outcome
+}
+
+/// What was captured, or was going to be.
+pub(crate) struct Captured {
+    /// Of the store.
+    pub(crate) place: String,
+    pub(crate) estimate: Estimate,
+    pub(crate) shards: usize,
+    pub(crate) ending: Ending,
+    pub(crate) seconds: f64,
+}
+
+/// Captures what a stage needs and its store lacks; every rank calls it.
+pub(crate) fn capture(
+    world: &World,
+    arguments: &CaptureArguments,
+    stage: &Located,
+    progress: &mut TrainingProgress<'_>,
+) -> Result<Captured> {
+    let problems = stage_input_problems(stage, Reach::All, Purpose::Capturing);
+    if !problems.is_empty() {
+        return Err(failure(&problems));
+    }
+    let config = &stage.config;
+    let Some(place) = config.train.features.store() else {
+        return Err(Failure::usage("`train.features` names no place for the features")
+            .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
+    };
+    check_shared_layers(config, arguments, world)?;
+    arguments.records.as_deref().map(require_folder).transpose()?;
+    // Records take the place of its passes.
+    let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
+    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
+    let target = TargetOptions { layers, tensor, ..placed(config, world)? };
+    let target = Arc::new(Target::open(&config.target, &target)?);
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    let started = std::time::Instant::now();
+    let options = CaptureOptions {
+        records: arguments.records.clone(),
+        verify: arguments.verify,
+        free_bytes: None,
+    };
+    let capture = Capture::prepare(config, target, &tokenizer, &options, world, progress)?;
+    let (estimate, shards) = (capture.estimate(), capture.shards());
+    progress.voice().say(&describe(&estimate, shards, place));
+    let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(progress)? };
+    // The first rank's answer is that all of the store is written.
+    // The others may have shards left when one is stopped.
+    world.set_timeout(NO_LIMIT);
+    let stopped = world.any(ending == Ending::Stopped);
+    let ending = if stopped { Ending::Stopped } else { ending };
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Captured { place: place.to_owned(), estimate, shards, ending, seconds })
 }
 
 /// Refuses ranks that cannot share the target's layers, before these are loaded.

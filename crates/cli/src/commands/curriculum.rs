@@ -9,7 +9,7 @@ use longdraft_parallel::World;
 use longdraft_train::checkpoint::LAST;
 use longdraft_train::checkpoint::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Ending, Evaluator, ResumePolicy, RowMetrics};
+use longdraft_train::stage::{Ending, Evaluator, Observer, ResumePolicy, RowMetrics};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -76,6 +76,41 @@ pub(crate) enum End {
     Finished(Finished),
 }
 
+/// Who hears of stages as they are trained.
+pub(crate) struct Audience<'a> {
+    interrupts: Interrupts,
+    before_stage: &'a mut dyn FnMut(&str),
+    /// A program that hears every event, in place of the terminal.
+    program: Option<&'a mut dyn Observer>,
+}
+
+impl<'a> Audience<'a> {
+    /// A person at a terminal; `before_stage` hears the name of each stage as it starts.
+    pub(crate) fn person(before_stage: &'a mut dyn FnMut(&str)) -> Self {
+        Self { interrupts: Interrupts::listen(), before_stage, program: None }
+    }
+
+    /// A program, which hears every event and may stop the stages.
+    pub(crate) fn program(
+        interrupts: Interrupts,
+        before_stage: &'a mut dyn FnMut(&str),
+        observer: &'a mut dyn Observer,
+    ) -> Self {
+        Self { interrupts, before_stage, program: Some(observer) }
+    }
+
+    /// For the stage of a run directory.
+    fn progress(&mut self, world: &World, output: &Path) -> Result<TrainingProgress<'_>> {
+        let interrupts = self.interrupts.clone();
+        Ok(match &mut self.program {
+            None => TrainingProgress::new(interrupts, Voice::of(world, output)?),
+            Some(program) => {
+                TrainingProgress::new(interrupts, Voice::silent()).heard_by(&mut **program)
+            }
+        })
+    }
+}
+
 /// Stages that a signal stopped.
 pub(crate) struct Stopped {
     /// In which of them.
@@ -117,14 +152,13 @@ pub(crate) fn finished(
         .then(|| done.map_or(End::OnFirstRank, End::Finished))
 }
 
-/// Trains all stages from where an earlier call stopped and compares their drafts; `before_stage` hears
-/// the name of each as it starts.
+/// Trains all stages from where an earlier call stopped and compares their drafts.
 pub(crate) fn train_all(
     output: &Path,
     stages: Vec<LocatedStage>,
     policy: ResumePolicy,
     world: &World,
-    before_stage: &mut dyn FnMut(&str),
+    audience: &mut Audience<'_>,
 ) -> Result<End> {
     for stage in &stages {
         stage.located.config.check_shared_layers(world.size())?;
@@ -132,7 +166,6 @@ pub(crate) fn train_all(
     if world.is_first() {
         describe(output, &stages).write(output)?;
     }
-    let interrupts = Interrupts::listen();
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
     let mut before: Option<PathBuf> = None;
@@ -162,10 +195,10 @@ pub(crate) fn train_all(
             (Some(_), StartFrom::Best) => "from the best draft of the stage before",
             _ => "from its own start",
         };
-        before_stage(&name);
-        let voice = Voice::of(world, &config.output)?;
-        voice.say(&format!("[stage {}/{count}] {name}, {from}", index + 1));
-        let mut progress = TrainingProgress::new(interrupts.clone(), voice);
+        (audience.before_stage)(&name);
+        let interrupts = audience.interrupts.clone();
+        let mut progress = audience.progress(world, &config.output)?;
+        progress.voice().say(&format!("[stage {}/{count}] {name}, {from}", index + 1));
         let run = config.output.clone();
         let resume = Resume { policy, continued_by };
         let (ending, trained) = train::train(config, &opened, &resume, world, &mut progress)?;
@@ -185,7 +218,9 @@ pub(crate) fn train_all(
     let Some(table) = table.filter(|_| world.is_first()) else {
         return Ok(End::OnFirstRank);
     };
-    table.print();
+    if audience.program.is_none() {
+        table.print();
+    }
     let held_out = json!(table);
     let path = output.join(TABLE_FILE);
     std::fs::write(&path, format!("{held_out:#}\n"))
@@ -221,8 +256,19 @@ fn all_finished(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
         run.end_tracking(config).iter().for_each(|note| errln!("{note}"));
     }
     table.print();
-    let last_run = found.last().map(|(config, _)| config.output.clone()).unwrap_or_default();
-    Some(Finished { last_run, held_out: json!(table) })
+    Some(Finished::of(&table, &found))
+}
+
+/// The same without a word.
+pub(crate) fn left_by(output: &Path, stages: &[LocatedStage]) -> Option<Finished> {
+    finished_stages(output, stages).map(|(table, found)| Finished::of(&table, &found))
+}
+
+impl Finished {
+    fn of(table: &HeldOutTable, found: &[(TrainConfig, FinishedRun)]) -> Self {
+        let last_run = found.last().map(|(config, _)| config.output.clone()).unwrap_or_default();
+        Self { last_run, held_out: json!(table) }
+    }
 }
 
 /// The comparison of all stages and each one's run, if all of them are finished.

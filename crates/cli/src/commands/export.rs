@@ -1,13 +1,14 @@
 //! `longdraft export`: a draft as serving engines read it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::Draft;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
-    ExportOptions, Profile, Provenance, ServingError, TargetFacts, WeightType, export, format_of,
+    ExportOptions, Exported, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
+    format_of,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cli::{ExportArguments, ExportDtype};
 use crate::decode_record::DecodeRecord;
@@ -16,8 +17,41 @@ use crate::failure::{Failure, Result};
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
-/// Writes a folder for every profile asked for.
+/// Writes a folder for every profile asked for, and says how each is served.
 pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
+    let mut written = Vec::new();
+    each(arguments, &mut |exported| {
+        let Written { profile, folder, exported } = exported;
+        for warning in &exported.warnings {
+            errln!("warning: {}: {warning}", profile.name());
+        }
+        if !json {
+            let (tensors, folder) = (exported.tensors, folder.display().to_string());
+            outln!("wrote {tensors} tensors for {} to {folder}", profile.name());
+            for (engine, command) in &exported.manifest.serve {
+                outln!("  {engine}: {}", command.replace("DIR", &folder));
+            }
+        }
+        written.push(json!({
+            "profile": profile.name(), "output": folder, "tensors": exported.tensors,
+            "files": exported.files, "warnings": exported.warnings,
+        }));
+    })?;
+    if json {
+        outln!("{}", json!({ "exports": written }));
+    }
+    Ok(())
+}
+
+/// A folder that was written.
+pub(crate) struct Written {
+    pub(crate) profile: Profile,
+    pub(crate) folder: PathBuf,
+    pub(crate) exported: Exported,
+}
+
+/// Writes a folder for every profile asked for, and tells of each.
+pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -> Result<()> {
     let profiles = profiles(&arguments.to)?;
     let source = DraftSource::find(&arguments.draft)?;
     let name = match &arguments.target {
@@ -52,7 +86,6 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
     if draft_len == 0 {
         return Err(Failure::usage("--draft-len must be at least 1"));
     }
-    let mut written = Vec::new();
     for profile in &profiles {
         let several = profiles.len() > 1;
         let folder =
@@ -64,10 +97,8 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
             draft_len,
             provenance: provenance.clone(),
         };
-        written.push(write(draft.as_ref(), &target, &options, &folder, arguments.strict, json)?);
-    }
-    if json {
-        outln!("{}", json!({ "exports": written }));
+        let exported = write(draft.as_ref(), &target, &options, &folder, arguments.strict)?;
+        tell(Written { profile: *profile, folder, exported });
     }
     Ok(())
 }
@@ -89,8 +120,7 @@ fn write(
     options: &ExportOptions,
     folder: &Path,
     strict: bool,
-    json: bool,
-) -> Result<Value> {
+) -> Result<Exported> {
     let profile = options.profile;
     if strict {
         let fit = format_of(draft)?.fit(profile, draft, target)?;
@@ -100,20 +130,7 @@ fn write(
                 .hint("leave out --strict, and serve with an engine that computes it"));
         }
     }
-    let exported = export(draft, target, options, folder)?;
-    for warning in &exported.warnings {
-        errln!("warning: {}: {warning}", profile.name());
-    }
-    if !json {
-        outln!("wrote {} tensors for {} to {}", exported.tensors, profile.name(), folder.display());
-        for (engine, command) in &exported.manifest.serve {
-            outln!("  {engine}: {}", command.replace("DIR", &folder.display().to_string()));
-        }
-    }
-    Ok(json!({
-        "profile": profile.name(), "output": folder, "tensors": exported.tensors,
-        "files": exported.files, "warnings": exported.warnings,
-    }))
+    Ok(export(draft, target, options, folder)?)
 }
 
 fn weight_type(dtype: ExportDtype) -> WeightType {

@@ -13,8 +13,9 @@ use longdraft_decode::{DecodeOptions, EndReason, Generation, SpeculativeDecoder}
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
+use crate::answer;
 use crate::cli::GenerateArguments;
-use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, holdings, stop_tokens};
+use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, holdings, stops};
 use crate::failure::{Failure, Result};
 use chat::{Line, Turns};
 use speaker::{Show, Speaker};
@@ -36,7 +37,8 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         if arguments.no_draft { decoding.clone().without_drafts() } else { decoding.clone() };
     let models = asked.open(&arguments.target)?;
     errln!("{}", holdings(&models.target));
-    options.stop_tokens = stops(arguments, &models)?;
+    options.stop_tokens =
+        stops(arguments.ignore_eos, &arguments.stop_token, &models.tokenizer, &models.target)?;
     let drafter = asked.drafter(&models)?;
     let decoder = SpeculativeDecoder::new(&models.target, drafter);
     let interrupt = Interrupt::install();
@@ -54,7 +56,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         None => writer.conversation(&mut messages)?,
     };
     if let (true, Some((generation, text))) = (json, last) {
-        outln!("{}", figures::to_json(&generation, &text));
+        outln!("{}", answer::to_json(&generation, &text));
     }
     Ok(())
 }
@@ -92,21 +94,6 @@ fn read_text(path: &Path) -> Result<String> {
         Failure::usage(format!("{}: no UTF-8 at byte {at}", path.display()))
             .hint("convert the file to UTF-8")
     })
-}
-
-/// Tokens that end the text: the target's, unless they are ignored, and those named.
-fn stops(arguments: &GenerateArguments, models: &Models) -> Result<Vec<TargetTokenId>> {
-    let own = if arguments.ignore_eos { Vec::new() } else { stop_tokens(&models.target) };
-    let named = arguments.stop_token.iter().map(|token| {
-        let by_name = models.tokenizer.id(token);
-        let vocabulary = models.target.config().vocab_size;
-        let by_id = token.parse().ok().filter(|id: &u32| (*id as usize) < vocabulary);
-        by_name.or(by_id).map(TargetTokenId).ok_or_else(|| {
-            Failure::usage(format!("`{token}` is no token of the target"))
-                .hint("give a token as the tokenizer writes it, or its id; --stop takes any text")
-        })
-    });
-    own.into_iter().map(Ok).chain(named).collect()
 }
 
 /// Ctrl-C: ends the answer that is being written; the program, when none is or at the second time.

@@ -2,28 +2,30 @@
 
 #[cfg(any(test, feature = "bench"))]
 mod bench;
-mod capture;
+pub(crate) mod capture;
 mod config;
-mod curriculum;
+pub(crate) mod curriculum;
 mod data;
 mod doctor;
-mod eval;
-mod export;
+pub(crate) mod eval;
+pub(crate) mod export;
 mod extract;
 mod fetch;
 mod fit;
 mod generate;
+mod habits;
 mod kernel_check;
 mod parity;
 mod plan;
 mod pretrain;
 mod push;
 mod quickstart;
-mod recorded;
+pub(crate) mod recorded;
 mod report;
+mod runs;
 mod serve;
-mod train;
-mod verify;
+pub(crate) mod train;
+pub(crate) mod verify;
 mod watch;
 
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
@@ -31,11 +33,18 @@ use longdraft_kernels::memory;
 
 use crate::cli::{Cli, Command, EvalCommand, LmCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
+use crate::terminal::Verbosity;
 
 pub(crate) use config::key_problems;
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
+    let verbosity = match (arguments.quiet, arguments.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (_, true) => Verbosity::Verbose,
+        _ => Verbosity::Normal,
+    };
+    crate::terminal::set_manners(verbosity, arguments.color);
     if !arguments.command.only_prints() {
         crate::terminal::outlive_readers();
     }
@@ -65,12 +74,21 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         SimdChoice::Avx2 => Simd::Avx2,
         SimdChoice::Widest => Simd::Widest,
     });
+    start_threads(threads)?;
+    detail!("longdraft {}, {} threads", env!("CARGO_PKG_VERSION"), rayon::current_num_threads());
+    let started = std::time::Instant::now();
+    // On a thread of the pool, so that a parallel loop starts without waking anybody first.
+    let ended = rayon::scope(|_| dispatch(arguments));
+    detail!("took {:.2} s", started.elapsed().as_secs_f64());
+    ended
+}
+
+/// Starts this process's threads; 0 are as many as it has cores.
+pub(crate) fn start_threads(threads: usize) -> Result<()> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build_global()
-        .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))?;
-    // On a thread of the pool, so that a parallel loop starts without waking anybody first.
-    rayon::scope(|_| dispatch(arguments))
+        .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))
 }
 
 /// Whether a command asks for the same memory step by step.
@@ -122,6 +140,9 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::KernelCheck(check) => kernel_check::run(&check, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),
         Command::Watch(watch) => watch::run(&watch, arguments.json),
+        Command::Runs(command) => runs::run(&command, arguments.json),
+        Command::Completions(completions) => habits::completions(&completions),
+        Command::Man(man) => habits::man(&man),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),
         Command::Doctor(doctor) => doctor::run(&doctor, arguments.json),

@@ -20,6 +20,8 @@ pub(crate) struct Figures {
     pub(crate) held_out: Option<Value>,
     /// Tokens a second of every logged step.
     pub(crate) speeds: Vec<f64>,
+    /// The last step.
+    pub(crate) steps: u64,
 }
 
 impl Figures {
@@ -31,6 +33,7 @@ impl Figures {
             if let Some(held_out) = record.get("held_out") {
                 figures.held_out = Some(held_out.clone());
             }
+            figures.steps = record["step"].as_u64().unwrap_or(figures.steps);
             figures.speeds.extend(record["tokens_per_second"].as_f64());
         }
         figures

@@ -14,6 +14,7 @@ use longdraft_train::stage::{Ending, ResumePolicy, Stage, Tracked};
 use serde_json::{Value, json};
 
 use crate::cli::TrainArguments;
+use crate::commands::curriculum::Audience;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
 use crate::configuration::{
@@ -56,7 +57,11 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         Composed::Curriculum { output, stages } => {
             let end = match done {
                 Some(end) => end,
-                None => curriculum::train_all(&output, stages, policy, world, &mut |_| {})?,
+                None => {
+                    let mut silence = |_: &str| {};
+                    let mut audience = Audience::person(&mut silence);
+                    curriculum::train_all(&output, stages, policy, world, &mut audience)?
+                }
             };
             return curriculum::tell(&output, end, world, json);
         }
@@ -90,7 +95,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     outcome
 }
 
-fn check_shared_layers(composed: &Composed, world: &World) -> Result<()> {
+pub(crate) fn check_shared_layers(composed: &Composed, world: &World) -> Result<()> {
     let configs: Vec<&TrainConfig> = match composed {
         Composed::Stage(located) => vec![&located.config],
         Composed::Curriculum { stages, .. } => {
@@ -187,7 +192,7 @@ pub(crate) fn train(
     target: &Arc<Target>,
     resume: &Resume,
     world: &World,
-    progress: &mut TrainingProgress,
+    progress: &mut TrainingProgress<'_>,
 ) -> Result<(Ending, Stage)> {
     let tokenizer = Target::open_tokenizer(&config.target)?;
     if !world.is_first() {

@@ -33,6 +33,36 @@ const DRAFT_LEN: usize = 4;
 
 /// Prints the report; fails if the folder may not be served.
 pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
+    let (mut values, mut failures) = (Vec::new(), Vec::new());
+    let folders = each(arguments, &mut |folder, is_one, checked| {
+        if json {
+            values.push(checked.to_json(arguments.strict, folder));
+        } else {
+            if !is_one {
+                outln!("== {}", folder.display());
+            }
+            checked.print(folder);
+        }
+        failures.extend(checked.judge(arguments.strict).err());
+    })?;
+    if json {
+        let all = json!({ "clean": failures.is_empty(), "exports": values });
+        let one = values.into_iter().next().filter(|_| folders == 1);
+        outln!("{}", one.unwrap_or(all));
+    }
+    match (folders, failures.len()) {
+        (_, 0) => Ok(()),
+        (1, _) => failures.pop().map_or(Ok(()), Err),
+        (all, bad) => Err(Failure::work(format!("{bad} of {all} exports may not be served"))
+            .hint("each finding above says what to do")),
+    }
+}
+
+/// Hears of an export: its folder, whether it is the only one, and what was found out.
+pub(crate) type Told<'a> = dyn FnMut(&Path, bool, &Checked) + 'a;
+
+/// Checks every export that the arguments mean; returns how many there are.
+pub(crate) fn each(arguments: &VerifyArguments, tell: &mut Told<'_>) -> Result<usize> {
     let profile = arguments.profile.as_ref().map(|name| {
         let known = Profile::ALL.map(Profile::name).join(", ");
         Profile::parse(name).ok_or_else(|| {
@@ -55,37 +85,18 @@ pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
         )));
     }
     let target = arguments.target.as_deref().map(TargetFacts::open).transpose()?;
-    let (mut values, mut failures) = (Vec::new(), Vec::new());
     for folder in &folders {
-        if folders.len() > 1 && !json {
-            outln!("== {}", folder.display());
-        }
         let checked = check(arguments, folder, profile, target.as_ref())?;
-        if json {
-            values.push(checked.to_json(arguments, folder));
-        } else {
-            checked.print(folder);
-        }
-        failures.extend(checked.judge(arguments).err());
+        tell(folder, folders.len() == 1, &checked);
     }
-    if json {
-        let all = json!({ "clean": failures.is_empty(), "exports": values });
-        let one = values.into_iter().next().filter(|_| folders.len() == 1);
-        outln!("{}", one.unwrap_or(all));
-    }
-    match (folders.len(), failures.len()) {
-        (_, 0) => Ok(()),
-        (1, _) => failures.pop().map_or(Ok(()), Err),
-        (all, bad) => Err(Failure::work(format!("{bad} of {all} exports may not be served"))
-            .hint("each finding above says what to do")),
-    }
+    Ok(folders.len())
 }
 
 /// What was found out about an export.
-struct Checked {
-    report: Report,
+pub(crate) struct Checked {
+    pub(crate) report: Report,
     /// tau with the checkpoint and with the export, if both decoded.
-    decoded: Option<(f64, f64)>,
+    pub(crate) decoded: Option<(f64, f64)>,
 }
 
 fn check(
@@ -121,10 +132,10 @@ impl Checked {
         format!("{errors} errors, {warnings} warnings")
     }
 
-    fn to_json(&self, arguments: &VerifyArguments, folder: &Path) -> Value {
+    fn to_json(&self, strict: bool, folder: &Path) -> Value {
         let mut value = serde_json::to_value(&self.report).unwrap_or_default();
         value["folder"] = json!(folder);
-        value["clean"] = self.report.is_clean(arguments.strict).into();
+        value["clean"] = self.report.is_clean(strict).into();
         value["tau"] = self.decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
         value
     }
@@ -138,8 +149,8 @@ impl Checked {
     }
 
     /// Whether the export may be served.
-    fn judge(&self, arguments: &VerifyArguments) -> Result<()> {
-        if !self.report.is_clean(arguments.strict) {
+    pub(crate) fn judge(&self, strict: bool) -> Result<()> {
+        if !self.report.is_clean(strict) {
             let what = format!("{}: the export may not be served", self.counts());
             let failure = Failure::work(what).hint("each finding above says what to do");
             return Err(failure.in_result());

@@ -182,18 +182,22 @@ pub(crate) fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Lo
     let picked = arguments.iter().find_map(|argument| argument.strip_prefix("stage="));
     let others: Vec<String> =
         arguments.iter().filter(|argument| !argument.starts_with("stage=")).cloned().collect();
-    match (read(path, &others)?, picked) {
+    pick_stage(read(path, &others)?, picked, &path.display().to_string())
+}
+
+/// The stage that is picked of what goes by `name`.
+pub(crate) fn pick_stage(composed: Composed, picked: Option<&str>, name: &str) -> Result<Located> {
+    match (composed, picked) {
         (Composed::Stage(located), None) => Ok(*located),
-        (Composed::Stage(_), Some(name)) => {
-            let problem = format!("{}: there are no stages, so no `{name}`", path.display());
-            Err(Failure::usage(problem))
+        (Composed::Stage(_), Some(picked)) => {
+            Err(Failure::usage(format!("{name}: there are no stages, so no `{picked}`")))
         }
         (Composed::Curriculum { stages, .. }, picked) => {
             let names: Vec<String> = stages.iter().map(|stage| stage.name.clone()).collect();
             let found = stages.into_iter().find(|stage| Some(stage.name.as_str()) == picked);
             found.map(|stage| stage.located).ok_or_else(|| {
-                let (path, names) = (path.display(), names.join("`, `"));
-                Failure::usage(format!("{path}: which stage? there are `{names}`"))
+                let names = names.join("`, `");
+                Failure::usage(format!("{name}: which stage? there are `{names}`"))
                     .hint("add stage=NAME")
             })
         }
@@ -300,15 +304,19 @@ pub(crate) fn file_text<T: serde::Serialize>(
     serde_saphyr::to_string(&references.file_record(config)).map_err(|error| error.to_string())
 }
 
+/// As [`read`] for a text that goes by `name`.
+pub(crate) fn parse(text: &str, name: &str, arguments: &[String]) -> Result<Composed> {
+    let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;
+    composed(root, arguments).map_err(|problems| failure(&problems))
+}
+
 /// The stages of a text that goes by `name` and needs no other file; without `stages` it is one.
 pub(crate) fn parse_stages(
     text: &str,
     name: &str,
     arguments: &[String],
 ) -> Result<Vec<LocatedStage>> {
-    let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;
-    let composed = composed(root, arguments).map_err(|problems| failure(&problems))?;
-    Ok(match composed {
+    Ok(match parse(text, name, arguments)? {
         Composed::Curriculum { stages, .. } => stages,
         Composed::Stage(located) => vec![LocatedStage {
             name: "draft".to_owned(),

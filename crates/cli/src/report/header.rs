@@ -36,6 +36,7 @@ pub(super) fn facts(run: &Run) -> Vec<Fact> {
     });
     let date = circumstances.map(|c| c.date.clone()).or_else(|| run.written.map(date_of));
     let command = circumstances.map(|c: &Circumstances| c.command.clone());
+    let command = command.filter(|command| !command.is_empty());
     let facts = [
         ("Target", target, false),
         ("Draft", draft, false),

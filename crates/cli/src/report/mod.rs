@@ -28,6 +28,7 @@ mod svg;
 mod ticks;
 pub(crate) mod words;
 
+pub(crate) use differences::of_runs as differences;
 pub(crate) use page::{render, render_live};
 pub(crate) use run::{FIT_FILE, ROUND_PREFIX, Run};
 pub(crate) use summary::StageSummary;

@@ -90,6 +90,21 @@ impl Failure {
         self
     }
 
+    /// What is wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The way out, where there is one.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// Every problem of a configuration on its own.
+    pub(crate) fn each_problem(&self) -> &[String] {
+        &self.problems
+    }
+
     pub(crate) fn code(&self) -> u8 {
         self.code
     }

@@ -6,12 +6,16 @@
 
 use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use clap::ColorChoice;
+
 use crate::failure::{Failure, PIPE_CLOSED, Result};
 
+static VERBOSITY: AtomicU8 = AtomicU8::new(Verbosity::Normal as u8);
+static COLOUR: AtomicU8 = AtomicU8::new(0);
 static OUTLIVES_READERS: AtomicBool = AtomicBool::new(false);
 static MACHINE_READABLE: AtomicBool = AtomicBool::new(false);
 /// Whether the last line of stdout is not ended.
@@ -38,16 +42,58 @@ macro_rules! err {
 
 /// Prints a line to stderr.
 macro_rules! errln {
-    () => { $crate::terminal::print_aside(format_args!("\n")) };
+    () => { $crate::terminal::tell_aside(format_args!("\n")) };
     ($($text:tt)*) => {{
-        $crate::terminal::print_aside(format_args!("{}\n", format_args!($($text)*)));
+        $crate::terminal::tell_aside(format_args!("{}\n", format_args!($($text)*)));
     }};
+}
+
+/// Prints a line to stderr where `--verbose` asks for it.
+macro_rules! detail {
+    ($($text:tt)*) => {
+        if $crate::terminal::is_verbose() {
+            errln!($($text)*);
+        }
+    };
 }
 
 // After the macros, which they use.
 pub(crate) mod cover;
 pub(crate) mod failure;
 pub(crate) mod status;
+
+/// How much is told on stderr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Verbosity {
+    /// Warnings and errors.
+    Quiet,
+    /// What is done, too.
+    Normal,
+    /// What runs on what, and how long it took.
+    Verbose,
+}
+
+/// From here on so much is told, and in colours where they are asked for.
+pub(crate) fn set_manners(verbosity: Verbosity, colour: ColorChoice) {
+    VERBOSITY.store(verbosity as u8, Ordering::Relaxed);
+    let asked = match colour {
+        ColorChoice::Auto => 0,
+        ColorChoice::Always => 1,
+        ColorChoice::Never => 2,
+    };
+    COLOUR.store(asked, Ordering::Relaxed);
+}
+
+/// Whether nothing but results, warnings and errors is told.
+pub(crate) fn is_quiet() -> bool {
+    VERBOSITY.load(Ordering::Relaxed) == Verbosity::Quiet as u8
+}
+
+/// Whether details are told.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSITY.load(Ordering::Relaxed) == Verbosity::Verbose as u8
+}
 
 /// From here on, a reader of stdout that goes away no longer ends the process.
 pub(crate) fn outlive_readers() {
@@ -66,12 +112,20 @@ pub(crate) fn is_machine_readable() -> bool {
 
 /// Whether colours go to stdout: it is a terminal, and nobody asked for plain text.
 pub(crate) fn colours() -> bool {
-    std::io::stdout().is_terminal() && wants_colours()
+    asked_colours().unwrap_or_else(|| std::io::stdout().is_terminal() && wants_colours())
+}
+
+/// What `--color` says, if it says something.
+fn asked_colours() -> Option<bool> {
+    match COLOUR.load(Ordering::Relaxed) {
+        0 => None,
+        asked => Some(asked == 1),
+    }
 }
 
 /// The same for stderr.
 pub(crate) fn colours_aside() -> bool {
-    std::io::stderr().is_terminal() && wants_colours()
+    asked_colours().unwrap_or_else(|| std::io::stderr().is_terminal() && wants_colours())
 }
 
 /// `NO_COLOR` with any value, or a terminal that calls itself dumb, ask for plain text.
@@ -108,6 +162,18 @@ pub(crate) fn end_line() {
     if IN_LINE.load(Ordering::Relaxed) {
         print(format_args!("\n"));
     }
+}
+
+/// Tells something on stderr; where only the necessary is told, that are warnings, errors and hints.
+pub(crate) fn tell_aside(text: Arguments<'_>) {
+    if !is_quiet() || is_necessary(&text.to_string()) {
+        print_aside(text);
+    }
+}
+
+fn is_necessary(text: &str) -> bool {
+    let text = text.trim_start_matches('\n');
+    ["error:", "warning:", "hint:"].iter().any(|label| text.starts_with(label))
 }
 
 /// Writes to stderr, at once: lines of several ranks are not to mix. Labels are in colour where it

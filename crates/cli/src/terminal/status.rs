@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::terminal::colours_aside;
+use crate::terminal::{colours_aside, is_quiet};
 
 /// Time between two pictures of a sign of life.
 const TICK: Duration = Duration::from_millis(120);
@@ -91,7 +91,7 @@ impl Waiting {
     /// `what` names the work: "opening the target".
     pub(crate) fn start(what: &str) -> Self {
         let taken = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if taken || columns().is_none() {
+        if taken || is_quiet() || columns().is_none() {
             return Self(None);
         }
         let bar = ProgressBar::new_spinner().with_message(what.to_owned());
@@ -122,9 +122,9 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// None where stderr is not a terminal.
+    /// None where stderr is not a terminal, or little is to be told.
     pub(crate) fn new() -> Option<Self> {
-        let columns = columns()?;
+        let columns = columns().filter(|_| !is_quiet())?;
         let bar = ProgressBar::new(0);
         bar.set_style(style(columns));
         set_shown(Some(bar.clone()));

@@ -43,7 +43,7 @@ pub struct Parameter {
     pub dead: bool,
 }
 
-/// A draft model.
+/// A draft model; threads may share one.
 pub trait Draft: Any + Send + Sync {
     /// Name of its method.
     fn method(&self) -> &'static str;

@@ -7,6 +7,8 @@ use longdraft_parallel::World;
 
 use crate::error::{Result, TrainError};
 
+const LOCK_FILE: &str = ".lock";
+
 /// Held as long as the process works in a run directory; the system lets go of it when the process
 /// dies, however it dies.
 #[derive(Debug)]
@@ -25,12 +27,18 @@ impl RunLock {
         Ok(lock)
     }
 
+    /// Whether a process works in the directory; nothing is made there.
+    pub fn is_held(directory: &Path) -> bool {
+        let file = File::open(directory.join(LOCK_FILE));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
     /// Takes the directory, which is made when needed.
     ///
     /// # Errors
     /// - another process holds it, or it cannot be written
     pub fn acquire(directory: &Path) -> Result<Self> {
-        let path = directory.join(".lock");
+        let path = directory.join(LOCK_FILE);
         let fail = |error: std::io::Error| TrainError::checkpoint(&path, error);
         std::fs::create_dir_all(directory).map_err(fail)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fail)?;
@@ -56,9 +64,12 @@ mod tests {
     fn a_directory_is_held_once_until_it_is_let_go() {
         let folder = tempfile::tempdir().expect("folder");
         let run = folder.path().join("run");
+        assert!(!RunLock::is_held(&run));
         let held = RunLock::acquire(&run).expect("free");
+        assert!(RunLock::is_held(&run));
         assert!(matches!(RunLock::acquire(&run), Err(TrainError::Locked { .. })));
         drop(held);
+        assert!(!RunLock::is_held(&run));
         RunLock::acquire(&run).expect("free again");
     }
 }

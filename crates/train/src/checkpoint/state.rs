@@ -115,10 +115,14 @@ fn first_method() -> String {
 }
 
 impl CheckpointState {
+    /// Steps of the whole run, if it says them.
+    pub fn steps(&self) -> Option<u64> {
+        self.identity.value(STEPS).and_then(|steps| steps.parse().ok())
+    }
+
     /// Whether the run that saved this had nothing left to do.
     pub fn is_finished(&self) -> bool {
-        let steps = self.identity.value(STEPS).and_then(|steps| steps.parse().ok());
-        self.ended || steps.is_some_and(|steps: u64| self.step >= steps)
+        self.ended || self.steps().is_some_and(|steps| self.step >= steps)
     }
 }
 

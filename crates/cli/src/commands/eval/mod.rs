@@ -37,16 +37,31 @@ const MOST_NEAR_TIES: f64 = 0.01;
 /// Measures; fails if an output differs from plain decoding.
 pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let decoding = &arguments.decoding;
-    if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
-        return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
-    }
-    let requests = arguments
-        .temperature
-        .iter()
-        .map(|temperature| decoding.options(*temperature, PaceChoice::Fixed))
-        .collect::<Result<Vec<DecodeOptions>>>()?;
+    check(arguments)?;
     let models = decoding.open(&arguments.target)?;
-    let started = Instant::now();
+    let prompts = read(arguments, &models)?;
+    let interrupts = Interrupts::listen();
+    let sides = if decoding.drafts() {
+        "plainly and with drafting"
+    } else {
+        "plainly, twice: without --draft PATH or --lookup the two differ by the measurement's error"
+    };
+    errln!("{} prompts, each answered {} times {sides}", prompts.len(), arguments.runs);
+    let Some(record) = evaluate(arguments, &models, &prompts, &interrupts, &mut print)? else {
+        tell_stopped(arguments.output.as_deref().unwrap_or(Path::new("")), json);
+        return Err(interrupts.failure());
+    };
+    if let Some(folder) = &arguments.output {
+        outln!("wrote {}", folder.join(DECODE_FILE).display());
+    }
+    if json {
+        outln!("{}", to_json(&record));
+    }
+    record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
+}
+
+/// The prompts that are asked for.
+pub(crate) fn read(arguments: &EvalDecodeArguments, models: &Models) -> Result<Vec<Prompt>> {
     let set = PromptSet {
         name: &arguments.prompts,
         field: &arguments.field,
@@ -55,17 +70,32 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         contexts: &arguments.contexts,
         max_tokens: arguments.max_tokens,
     };
-    let prompts = prompts::read(&set, &models.target, &models.tokenizer)?;
-    let interrupts = Interrupts::listen();
-    let sides = if decoding.drafts() {
-        "plainly and with drafting"
-    } else {
-        "plainly, twice: without --draft PATH or --lookup the two differ by the measurement's error"
-    };
-    errln!("{} prompts, each answered {} times {sides}", prompts.len(), arguments.runs);
+    prompts::read(&set, &models.target, &models.tokenizer)
+}
+
+/// Refuses what measures nothing; the options of every temperature.
+pub(crate) fn check(arguments: &EvalDecodeArguments) -> Result<Vec<DecodeOptions>> {
+    if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
+        return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
+    }
+    let options = |temperature: &f64| arguments.decoding.options(*temperature, PaceChoice::Fixed);
+    arguments.temperature.iter().map(options).collect()
+}
+
+/// Measures at every temperature, from where an earlier call stopped, and tells of each. Where `output`
+/// is given, figures lie there. Nothing if it was asked to stop.
+pub(crate) fn evaluate(
+    arguments: &EvalDecodeArguments,
+    models: &Models,
+    prompts: &[Prompt],
+    interrupts: &Interrupts,
+    tell: &mut dyn FnMut(&Cell),
+) -> Result<Option<DecodeRecord>> {
+    let (decoding, requests) = (&arguments.decoding, check(arguments)?);
+    let started = Instant::now();
     let about = (arguments.target.as_str(), arguments.prompts.as_str());
-    let mut record = DecodeRecord::new(about, decoding, &models, arguments.max_tokens);
-    let settings = settings(arguments, &models, &prompts, &requests);
+    let mut record = DecodeRecord::new(about, decoding, models, arguments.max_tokens);
+    let settings = settings(arguments, models, prompts, &requests);
     let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
     for (index, mut options) in requests.into_iter().enumerate() {
         options.max_new_tokens = arguments.max_tokens;
@@ -78,26 +108,20 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
                 unfinished.keep(progress, interrupts.asked());
                 !interrupts.asked()
             };
-            let cell = measure(decoding, &models, &prompts, schedule, from, keep)?;
-            let Some(cell) = cell else {
-                tell_stopped(arguments.output.as_deref().unwrap_or(Path::new("")), json);
-                return Err(interrupts.failure());
-            };
+            let cell = measure(decoding, models, prompts, schedule, from, keep)?;
+            let Some(cell) = cell else { return Ok(None) };
             unfinished.end_cell(&cell);
             cell
         };
-        print(&cell);
+        tell(&cell);
         record.cells.push(cell);
     }
-    record.end(&models, started.elapsed().as_secs_f64());
+    record.end(models, started.elapsed().as_secs_f64());
     if let Some(folder) = &arguments.output {
-        write(folder, &record)?;
+        keep(folder, &record)?;
     }
     unfinished.remove();
-    if json {
-        outln!("{}", to_json(&record));
-    }
-    record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
+    Ok(Some(record))
 }
 
 /// All that figures depend on, as a hash.
@@ -228,16 +252,20 @@ fn cell(
     }
 }
 
-/// Writes `decode.json` into a run's folder.
+/// Writes `decode.json` into a run's folder, and says so.
 pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
+    keep(folder, record)?;
+    outln!("wrote {}", folder.join(DECODE_FILE).display());
+    Ok(())
+}
+
+fn keep(folder: &Path, record: &DecodeRecord) -> Result<()> {
     let path = folder.join(DECODE_FILE);
     let fail =
         |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", path.display()));
     std::fs::create_dir_all(folder).map_err(|error| fail(&error))?;
     let text = serde_json::to_string_pretty(record).map_err(|error| fail(&error))?;
-    std::fs::write(&path, format!("{text}\n")).map_err(|error| fail(&error))?;
-    outln!("wrote {}", path.display());
-    Ok(())
+    std::fs::write(&path, format!("{text}\n")).map_err(|error| fail(&error))
 }
 
 /// The first cell's main figures, and everything under `record`.

@@ -1,10 +1,9 @@
-//! What an answer came to, in words and as JSON.
+//! What an answer came to, in words.
 
 use longdraft_decode::metrics::AcceptanceMetrics;
 use longdraft_decode::{EndReason, Generation};
-use serde_json::json;
 
-use crate::decoding::{PaceChoice, finish};
+use crate::decoding::PaceChoice;
 
 /// Who proposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,27 +88,6 @@ fn plain_rounds(metrics: &AcceptanceMetrics, drafts: Drafts) -> Option<String> {
         Drafts::Lookup => {
             format!("nothing to propose was found in {plain_rounds} of {rounds} rounds")
         }
-    })
-}
-
-/// Text and figures of an answer.
-pub(super) fn to_json(generation: &Generation, text: &str) -> serde_json::Value {
-    let metrics = &generation.metrics;
-    json!({
-        "text": text,
-        "tokens": generation.tokens,
-        "finish": finish(generation.end),
-        "end": format!("{:?}", generation.end),
-        "tau": metrics.acceptance_length(),
-        "accepted_share": metrics.accepted_share(),
-        "conditional_acceptance": metrics.conditional_acceptance(),
-        "rounds": metrics.rounds, "plain_rounds": metrics.plain_rounds,
-        "drafted": metrics.drafted, "nodes": metrics.nodes, "accepted": metrics.accepted,
-        "lookup_share": metrics.lookup_share(),
-        "decode_tokens_per_second": generation.decode_tokens_per_second(),
-        "tokens_per_second": generation.tokens_per_second(),
-        "prefill_seconds": generation.prefill_seconds,
-        "reused_tokens": generation.reused_tokens,
     })
 }
 

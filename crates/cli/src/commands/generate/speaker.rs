@@ -3,12 +3,12 @@
 
 use std::ops::ControlFlow;
 
-use longdraft_decode::stop::AnswerText;
 use longdraft_decode::{Committed, EndReason, Origin};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 
-use crate::failure::{Failure, Result};
+use crate::answer::Written;
+use crate::failure::Result;
 
 const GREEN: &str = "\x1b[32m";
 const BLUE: &str = "\x1b[36m";
@@ -27,13 +27,8 @@ pub(super) enum Show {
 
 /// Prints an answer while it is written.
 pub(super) struct Speaker<'a> {
-    answer: AnswerText<'a>,
-    stop_tokens: &'a [TargetTokenId],
-    show: Show,
-    /// Whose mark is open.
-    marked: Option<Origin>,
-    text: String,
-    problem: Option<String>,
+    written: Written<'a>,
+    out: Printer,
 }
 
 impl<'a> Speaker<'a> {
@@ -42,49 +37,42 @@ impl<'a> Speaker<'a> {
         stop_tokens: &'a [TargetTokenId],
         stops: &[String],
     ) -> Self {
-        Self {
-            answer: AnswerText::new(tokenizer, stops),
-            stop_tokens,
-            show: Show::Nothing,
-            marked: None,
-            text: String::new(),
-            problem: None,
-        }
+        let out = Printer { show: Show::Nothing, marked: None };
+        Self { written: Written::new(tokenizer, stop_tokens, stops), out }
     }
 
     /// Shows who proposed what.
     pub(super) fn showing(mut self, show: Show) -> Self {
-        self.show = show;
+        self.out.show = show;
         self
     }
 
     /// Prints what a token makes certain; ends the text at a stop string, or if nobody can read it.
     pub(super) fn say(&mut self, committed: Committed) -> ControlFlow<EndReason> {
-        if self.stop_tokens.contains(&committed.token) {
-            return ControlFlow::Continue(());
-        }
-        let piece = match self.answer.push(committed.token.0) {
-            Ok(piece) => piece,
-            Err(error) => {
-                self.problem = Some(error.to_string());
-                return ControlFlow::Break(EndReason::Interrupted);
-            }
-        };
-        self.print(&piece.text, committed.proposed_by);
-        if piece.stopped {
-            return ControlFlow::Break(EndReason::StopString);
-        }
-        match self.problem {
-            Some(_) => ControlFlow::Break(EndReason::Interrupted),
-            None => ControlFlow::Continue(()),
-        }
+        self.written.hear(committed, &mut |text| self.out.print(text, committed.proposed_by))
     }
 
+    /// Prints the rest; returns the whole text.
+    ///
+    /// # Errors
+    /// - something could not be decoded or printed
+    pub(super) fn finish(mut self) -> Result<String> {
+        let text = self.written.finish(&mut |rest| self.out.print(rest, None));
+        self.out.mark(None);
+        let text = text?;
+        outln!();
+        Ok(text)
+    }
+}
+
+struct Printer {
+    show: Show,
+    /// Whose mark is open.
+    marked: Option<Origin>,
+}
+
+impl Printer {
     fn print(&mut self, text: &str, origin: Option<Origin>) {
-        if text.is_empty() {
-            return;
-        }
-        self.text.push_str(text);
         match self.show {
             Show::Nothing => out!("{text}"),
             Show::Marks => {
@@ -114,23 +102,6 @@ impl<'a> Speaker<'a> {
             Some(Origin::Draft) => out!("[["),
             Some(Origin::Lookup) => out!("{{{{"),
             Some(Origin::Grammar) | None => {}
-        }
-    }
-
-    /// Prints the rest; returns the whole text.
-    ///
-    /// # Errors
-    /// - something could not be decoded or printed
-    pub(super) fn finish(mut self) -> Result<String> {
-        let rest = self.answer.finish()?;
-        self.print(&rest.text, None);
-        self.mark(None);
-        if self.problem.is_none() {
-            outln!();
-        }
-        match self.problem {
-            Some(problem) => Err(Failure::work(problem)),
-            None => Ok(self.text),
         }
     }
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cache::cache_folder;
 use crate::cli::QuickstartArguments;
-use crate::commands::curriculum::{self, End};
+use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::{eval, extract, fetch, report};
 use crate::configuration::{LocatedStage, parse_stages};
 use crate::draft_source::find_checkpoint;
@@ -60,7 +60,10 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     let (policy, world) = (ResumePolicy::Strict, World::single());
     let end = match curriculum::finished(output, &stages, policy, &world) {
         Some(end) => end,
-        None => curriculum::train_all(output, stages, policy, &world, &mut tell)?,
+        None => {
+            let mut audience = Audience::person(&mut tell);
+            curriculum::train_all(output, stages, policy, &world, &mut audience)?
+        }
     };
     let finished = match end {
         End::Stopped(stopped) => {

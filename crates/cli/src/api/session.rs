@@ -1,0 +1,486 @@
+//! Decoding: a session answers prompts one after another, on a thread of its own.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use longdraft_decode::{DraftShape, EndReason, Origin, SpeculativeDecoder};
+use longdraft_models::tokenizer::Message;
+use longdraft_models::{DeviceChoice, TargetTokenId};
+use serde_json::Value;
+
+use super::error::{Error, Result};
+use super::models::{Draft, OpenOptions, Target};
+use crate::answer::{Written, to_json};
+use crate::decoding::{
+    DecodingArguments, LookupChoice, Models, PaceChoice, VerifyChoice, encode_chat, encode_text,
+    parse_tree, stops,
+};
+use crate::failure::Failure;
+
+/// How a session drafts.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// Tokens of a chain, proposed per round.
+    pub draft_len: usize,
+    /// A tree in place of the chain; [`layout`] reads one.
+    pub tree: Option<DraftShape>,
+    /// Also propose what stood earlier in the text.
+    pub lookup: Option<LookupChoice>,
+    /// Rows in whose answers lookup also looks.
+    pub datastore: Vec<PathBuf>,
+    /// Propose no further where a draft with a confidence head gives less than this; 0 never stops.
+    pub confidence_threshold: f64,
+    /// How proposals are tested at a temperature.
+    pub verify: VerifyChoice,
+    /// A file with the tokens that are proposed, a token id a line.
+    pub draft_vocab: Option<PathBuf>,
+    /// Of them, so many.
+    pub draft_vocab_size: Option<usize>,
+    /// Who decides how much is drafted.
+    pub pace: PaceChoice,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            draft_len: 4,
+            tree: None,
+            lookup: None,
+            datastore: Vec::new(),
+            confidence_threshold: 0.0,
+            verify: VerifyChoice::Ratio,
+            draft_vocab: None,
+            draft_vocab_size: None,
+            pace: PaceChoice::Measured,
+        }
+    }
+}
+
+impl SessionOptions {
+    /// As the commands take them.
+    pub(super) fn arguments(&self, draft: Option<&Draft>, open: &OpenOptions) -> DecodingArguments {
+        DecodingArguments {
+            draft: draft.map(|draft| draft.path.clone()),
+            lookup: self.lookup,
+            datastore: self.datastore.clone(),
+            draft_len: self.draft_len,
+            tree: self.tree.clone(),
+            confidence_threshold: self.confidence_threshold,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            verify: self.verify,
+            draft_vocab: self.draft_vocab.clone(),
+            draft_vocab_size: self.draft_vocab_size,
+            dtype: open.dtype,
+            cache: open.cache,
+            device: open.device,
+            pace: Some(self.pace),
+        }
+    }
+}
+
+/// Reads a layout of proposals as `--tree` does: `static:4,8,8`, `dynamic:10,6,60`, `sampled:3,2,1`.
+///
+/// # Errors
+/// - it is none
+pub fn layout(text: &str) -> Result<DraftShape> {
+    Ok(parse_tree(text).map_err(|problem| Failure::usage(format!("tree `{text}`: {problem}")))?)
+}
+
+/// Reads a choice by its name, as the option `what` of a command does.
+///
+/// # Errors
+/// - there is no such choice
+pub fn choice<T: clap::ValueEnum>(what: &str, name: &str) -> Result<T> {
+    let names = || {
+        let values = T::value_variants().iter().filter_map(clap::ValueEnum::to_possible_value);
+        values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
+    };
+    let found = T::from_str(name, false);
+    Ok(found.map_err(|_| {
+        Failure::usage(format!("`{name}` is no {what}")).hint(format!("give {}", names()))
+    })?)
+}
+
+/// Reads a device: `auto`, `cpu`, `cuda:0`, `metal:0`.
+///
+/// # Errors
+/// - it is none
+pub fn device(name: &str) -> Result<DeviceChoice> {
+    let device: std::result::Result<DeviceChoice, String> = name.parse();
+    Ok(device.map_err(Failure::usage)?)
+}
+
+/// Opens target, tokenizer and draft of a session for its commands' work.
+pub(super) fn models(
+    target: &Target,
+    draft: Option<&Draft>,
+    arguments: &DecodingArguments,
+) -> Result<Models> {
+    let weights = draft.map(|draft| draft.weights(&target.weights)).transpose()?;
+    let opened = (Arc::clone(&target.weights), Arc::clone(&target.tokenizer));
+    Ok(arguments.with(opened, draft.map(|draft| &draft.source), weights)?)
+}
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct AnswerOptions {
+    /// Most tokens.
+    pub max_tokens: usize,
+    /// 0: the most likely token always.
+    pub temperature: f64,
+    /// Keep only so many of the most likely tokens.
+    pub top_k: Option<usize>,
+    /// Keep the most likely tokens until their mass reaches this.
+    pub top_p: f64,
+    /// Keep tokens at least this likely, relative to the most likely one.
+    pub min_p: f64,
+    /// Key of all random draws.
+    pub seed: u64,
+    /// Texts that end the answer, left out of it.
+    pub stop: Vec<String>,
+    /// Tokens that end it, written out or their ids.
+    pub stop_tokens: Vec<String>,
+    /// Go on after tokens that end a text.
+    pub ignore_eos: bool,
+}
+
+impl Default for AnswerOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: 256,
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+}
+
+/// Text that a token made certain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Never empty.
+    pub text: String,
+    /// What proposed the token; the target's own if nothing did.
+    pub proposed_by: Option<Origin>,
+}
+
+/// An answer that is complete.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Its text, without what ended it.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens per pass of the target, its own included.
+    pub tau: f64,
+    /// All figures and the tokens, as `generate --json` gives them.
+    pub figures: Value,
+}
+
+/// What a session's thread is asked to do.
+struct Task {
+    prompt: Vec<TargetTokenId>,
+    options: AnswerOptions,
+    /// A turn of the conversation, which it becomes part of.
+    turn: Option<String>,
+    tell: Sender<Told>,
+    cancelled: Arc<AtomicBool>,
+}
+
+enum Told {
+    Piece(Piece),
+    End(Result<Answer>),
+}
+
+/// What was said, in order.
+type History = Arc<Mutex<Vec<Message>>>;
+
+/// Answers prompts, one after another; keeps what it measured of drafting, and the cache of a
+/// conversation. Several may work at once, each on a thread of its own.
+///
+/// ```no_run
+/// use longdraft::{AnswerOptions, Draft, Session, Target};
+///
+/// # fn main() -> longdraft::Result<()> {
+/// let target = Target::open("model.gguf")?;
+/// let draft = Draft::open("runs/mine/draft")?;
+/// let session = Session::new(&target, Some(&draft))?;
+/// for piece in session.stream("Once upon a time", &AnswerOptions::default())? {
+///     print!("{}", piece?.text);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Session {
+    target: Target,
+    drafter: String,
+    history: History,
+    tasks: Sender<Task>,
+}
+
+impl Session {
+    /// Decodes with a draft, or plainly without one.
+    ///
+    /// # Errors
+    /// - the draft does not fit the target
+    pub fn new(target: &Target, draft: Option<&Draft>) -> Result<Self> {
+        Self::with(target, draft, &SessionOptions::default())
+    }
+
+    /// The same, drafting as asked.
+    ///
+    /// # Errors
+    /// - as [`Self::new`], or the options do not fit each other or the draft
+    pub fn with(target: &Target, draft: Option<&Draft>, options: &SessionOptions) -> Result<Self> {
+        let arguments = options.arguments(draft, target.options());
+        // What does not fit is told here, not by the first answer.
+        arguments.options(0.0, options.pace)?;
+        let models = models(target, draft, &arguments)?;
+        arguments.drafter(&models)?;
+        let drafter = arguments.drafter_name(&models);
+        let history = History::default();
+        let (tasks, work) = channel();
+        let said = Arc::clone(&history);
+        std::thread::Builder::new()
+            .name("session".to_owned())
+            .spawn(move || answer_all(&models, &arguments, &said, &work))
+            .map_err(|error| Failure::work(format!("cannot start a thread: {error}")))?;
+        Ok(Self { target: target.clone(), drafter, history, tasks })
+    }
+
+    /// What it decodes.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// What drafts: a method, `lookup`, both, or `none`.
+    pub fn drafter(&self) -> &str {
+        &self.drafter
+    }
+
+    /// Continues a text.
+    ///
+    /// # Errors
+    /// - the prompt is empty or longer than the context, the options make no sense, a model cannot run
+    pub fn generate(&self, prompt: &str, options: &AnswerOptions) -> Result<Answer> {
+        self.stream(prompt, options)?.answer()
+    }
+
+    /// The same, piece by piece. Where the stream is dropped the answer ends.
+    ///
+    /// # Errors
+    /// - as [`Self::generate`]
+    pub fn stream(&self, prompt: &str, options: &AnswerOptions) -> Result<Stream> {
+        let prompt = encode_text(prompt, &self.target.tokenizer, &self.target.weights)?;
+        self.ask(prompt, options, None)
+    }
+
+    /// Answers a user's turn through the target's chat template; both become part of the conversation.
+    ///
+    /// # Errors
+    /// - as [`Self::generate`], or the target has no chat template
+    pub fn chat(&self, text: &str, options: &AnswerOptions) -> Result<Answer> {
+        self.chat_stream(text, options)?.answer()
+    }
+
+    /// The same, piece by piece.
+    ///
+    /// # Errors
+    /// - as [`Self::chat`]
+    pub fn chat_stream(&self, text: &str, options: &AnswerOptions) -> Result<Stream> {
+        let mut messages = self.said().clone();
+        messages.push(Message::new("user", text));
+        let prompt = encode_chat(&messages, &self.target.tokenizer)?;
+        self.ask(prompt, options, Some(text.to_owned()))
+    }
+
+    /// What was said, in order.
+    pub fn messages(&self) -> Vec<Message> {
+        self.said().clone()
+    }
+
+    /// Forgets the conversation; it begins anew with these messages.
+    pub fn restart(&self, messages: Vec<Message>) {
+        *self.said() = messages;
+    }
+
+    fn said(&self) -> MutexGuard<'_, Vec<Message>> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(
+        &self,
+        prompt: Vec<TargetTokenId>,
+        options: &AnswerOptions,
+        turn: Option<String>,
+    ) -> Result<Stream> {
+        if options.max_tokens == 0 {
+            return Err(Failure::usage("max_tokens must be at least 1").into());
+        }
+        let (tell, told) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (options, stop) = (options.clone(), Arc::clone(&cancelled));
+        let task = Task { prompt, options, turn, tell, cancelled: stop };
+        self.tasks.send(task).map_err(|_| ended())?;
+        Ok(Stream { told, cancelled, is_over: false, answer: None })
+    }
+}
+
+fn ended() -> Error {
+    Error::fault("the session's thread has ended")
+}
+
+/// Works until the session is dropped.
+fn answer_all(
+    models: &Models,
+    arguments: &DecodingArguments,
+    history: &History,
+    work: &Receiver<Task>,
+) {
+    // It was made once already.
+    let Ok(drafter) = arguments.drafter(models) else { return };
+    let mut decoder = SpeculativeDecoder::new(&models.target, drafter);
+    for task in work {
+        let answer = if task.cancelled.load(Ordering::Relaxed) {
+            Err(Failure::interrupted(0).into())
+        } else {
+            answer(&mut decoder, models, arguments, history, &task)
+        };
+        // Who no longer listens does not need the end.
+        let _ = task.tell.send(Told::End(answer));
+    }
+}
+
+fn answer(
+    decoder: &mut SpeculativeDecoder<'_>,
+    models: &Models,
+    arguments: &DecodingArguments,
+    history: &History,
+    task: &Task,
+) -> Result<Answer> {
+    let asked = &task.options;
+    let AnswerOptions { temperature, top_k, top_p, min_p, seed, .. } = *asked;
+    let arguments = DecodingArguments { top_k, top_p, min_p, seed, ..arguments.clone() };
+    let mut options = arguments.options(temperature, PaceChoice::Measured)?;
+    options.max_new_tokens = asked.max_tokens;
+    options.stop_tokens =
+        stops(asked.ignore_eos, &asked.stop_tokens, &models.tokenizer, &models.target)?;
+    if task.turn.is_some() {
+        let before = history.lock().unwrap_or_else(PoisonError::into_inner).len();
+        options.reuse_prefix = true;
+        options.request = vec![before as u64 + 1];
+    }
+    let mut written = Written::new(&models.tokenizer, &options.stop_tokens, &asked.stop);
+    let tell = |text: &str, proposed_by| {
+        let piece = Piece { text: text.to_owned(), proposed_by };
+        let _ = task.tell.send(Told::Piece(piece));
+    };
+    let generation = decoder.generate(&task.prompt, &options, &mut |committed| {
+        if task.cancelled.load(Ordering::Relaxed) {
+            return ControlFlow::Break(EndReason::Interrupted);
+        }
+        written.hear(committed, &mut |text| tell(text, committed.proposed_by))
+    });
+    let text = written.finish(&mut |rest| tell(rest, None));
+    let generation = generation?;
+    let text = text?;
+    if let Some(turn) = &task.turn {
+        let mut said = history.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend([Message::new("user", turn), Message::new("assistant", &text)]);
+    }
+    Ok(Answer {
+        prompt_tokens: task.prompt.len(),
+        tau: generation.metrics.acceptance_length(),
+        figures: to_json(&generation, &text),
+        text,
+    })
+}
+
+/// Longest wait between two looks at an answer.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// An answer while it is written.
+pub struct Stream {
+    told: Receiver<Told>,
+    cancelled: Arc<AtomicBool>,
+    is_over: bool,
+    answer: Option<Result<Answer>>,
+}
+
+/// What came of waiting for a piece.
+#[derive(Debug)]
+pub enum Next {
+    /// It came.
+    Piece(Piece),
+    /// Nothing came yet.
+    Nothing,
+    /// The answer is over.
+    End,
+}
+
+impl Stream {
+    /// Waits for the next piece, so long at most.
+    pub fn next_within(&mut self, time: Duration) -> Next {
+        if self.is_over {
+            return Next::End;
+        }
+        let answer = match self.told.recv_timeout(time) {
+            Ok(Told::Piece(piece)) => return Next::Piece(piece),
+            Err(RecvTimeoutError::Timeout) => return Next::Nothing,
+            Ok(Told::End(answer)) => answer,
+            Err(RecvTimeoutError::Disconnected) => Err(ended()),
+        };
+        (self.is_over, self.answer) = (true, Some(answer));
+        Next::End
+    }
+
+    /// Ends the answer after the round that is under way; what is written stays.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the rest; the whole answer.
+    ///
+    /// # Errors
+    /// - the answer could not be written
+    pub fn answer(mut self) -> Result<Answer> {
+        while !matches!(self.next_within(LONG), Next::End) {}
+        self.answer.take().unwrap_or_else(|| Err(ended()))
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Result<Piece>;
+
+    /// The next piece. After an error there is none.
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.next_within(LONG) {
+                Next::Piece(piece) => return Some(Ok(piece)),
+                Next::Nothing => {}
+                Next::End => {
+                    let failed = self.answer.take_if(|answer| answer.is_err());
+                    return failed.and_then(Result::err).map(Err);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

@@ -1,0 +1,31 @@
+//! `longdraft completions` and `longdraft man`: texts about the commands themselves.
+
+use crate::cli::{CompletionsArguments, ManArguments, command};
+use crate::failure::{Failure, Result};
+
+/// Name of the program.
+const NAME: &str = "longdraft";
+
+/// Prints the script of a shell.
+pub(super) fn completions(arguments: &CompletionsArguments) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut command(), NAME, &mut script);
+    out!("{}", String::from_utf8_lossy(&script));
+    Ok(())
+}
+
+/// Prints the main page, or writes one for every command.
+pub(super) fn man(arguments: &ManArguments) -> Result<()> {
+    let Some(folder) = &arguments.output else {
+        let mut page = Vec::new();
+        let written = clap_mangen::Man::new(command()).render(&mut page);
+        written.map_err(|error| Failure::work(format!("the page: {error}")))?;
+        out!("{}", String::from_utf8_lossy(&page));
+        return Ok(());
+    };
+    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(fail)?;
+    clap_mangen::generate_to(command(), folder).map_err(fail)?;
+    outln!("wrote a page for every command to {}", folder.display());
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! An end to runs: with a question, and never to what is no run or is being worked in.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+
+use longdraft_train::checkpoint::{RunLock, stages};
+use serde_json::json;
+
+use super::found::{Found, State};
+use crate::cli::RunsDeleteArguments;
+use crate::doctor::readable_bytes;
+use crate::failure::{Failure, Result};
+
+/// Deletes after a question; nothing is deleted if one of the folders is refused.
+pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
+    let runs = arguments.runs.iter().map(|run| require_run(run)).collect::<Result<Vec<_>>>()?;
+    let bytes: u64 = runs.iter().map(|run| run.bytes).sum();
+    let files: usize = runs.iter().map(|run| run.files).sum();
+    for run in &runs {
+        let (state, size) = (run.state.name(), readable_bytes(run.bytes));
+        errln!("{}: {state}, {} files, {size}", run.folder.display(), run.files);
+    }
+    if !arguments.yes && !is_confirmed(runs.len(), files, bytes, json)? {
+        return Err(Failure::work("nothing was deleted"));
+    }
+    for run in &runs {
+        remove(&run.folder)?;
+    }
+    if json {
+        let folders: Vec<&PathBuf> = runs.iter().map(|run| &run.folder).collect();
+        outln!("{}", json!({ "deleted": folders, "files": files, "bytes": bytes }));
+    } else {
+        outln!("deleted {} runs, {}", runs.len(), readable_bytes(bytes));
+    }
+    Ok(())
+}
+
+/// The run at a path, if it may be deleted.
+fn require_run(path: &Path) -> Result<Found> {
+    let refused = |problem: &str| Failure::usage(format!("{}: {problem}", path.display()));
+    let kind = std::fs::symlink_metadata(path);
+    let kind =
+        kind.map_err(|error| Failure::file(format!("{}: {error}", path.display()), &error))?;
+    if kind.is_symlink() {
+        return Err(refused("is a link").hint("give the folder that it leads to"));
+    }
+    let here = std::env::current_dir().and_then(|here| here.canonicalize());
+    let inside = |here: PathBuf| path.canonicalize().is_ok_and(|path| here.starts_with(path));
+    if here.is_ok_and(inside) {
+        return Err(refused("this process works in it").hint("call it from another folder"));
+    }
+    let Some(run) = Found::at(path) else {
+        return Err(refused("is no run directory")
+            .hint("`longdraft runs list FOLDER` lists them; other folders are left alone"));
+    };
+    if path.join(".git").exists() {
+        return Err(refused("holds a repository, which no run writes"));
+    }
+    if run.state == State::Running {
+        return Err(refused("a process works in it").hint("wait for it, or stop it"));
+    }
+    Ok(run)
+}
+
+/// Asks on a terminal; elsewhere nobody answers.
+fn is_confirmed(runs: usize, files: usize, bytes: u64, json: bool) -> Result<bool> {
+    if json || !std::io::stdin().is_terminal() {
+        return Err(Failure::usage("nobody is there to be asked").hint("add --yes"));
+    }
+    err!("delete {runs} runs, {files} files, {}? [y/N] ", readable_bytes(bytes));
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| Failure::work(format!("stdin: {error}")))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// Holds the run, and those of its stages, while it goes.
+fn remove(folder: &Path) -> Result<()> {
+    let own = stages(folder);
+    let held = own
+        .iter()
+        .filter(|stage| stage.starts_with(folder) && stage.is_dir())
+        .map(PathBuf::as_path)
+        .chain([folder]);
+    let _held = held.map(RunLock::acquire).collect::<std::result::Result<Vec<_>, _>>()?;
+    std::fs::remove_dir_all(folder)
+        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))
+}

@@ -1,0 +1,454 @@
+"""Targets, drafts, sessions, and what is measured of them."""
+
+import json
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, overload
+
+from . import _longdraft
+from ._errors import Error, refused
+from ._html import table
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    import numpy
+
+PathOrName = Union[str, "PathLike[str]"]
+Message = Mapping[str, str]
+
+
+def _messages(messages: Iterable[Message]) -> List[Tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+class Target:
+    """A target that is open: weights and tokenizer. Sessions and threads share one."""
+
+    def __init__(self, inner: "_longdraft.Target") -> None:
+        self._inner = inner
+
+    @classmethod
+    def open(cls, name: PathOrName, *, dtype: str = "stored", cache: str = "auto", device: str = "auto") -> "Target":
+        """Opens a Hugging Face folder, a GGUF file, or a hub model `org/name`.
+
+        `dtype` holds the weights as `stored`, `f32`, `bf16` or `f16`; `cache` keys and values as `auto`, `f32`, `f16` or `q8`; `device` is
+        `auto`, `cpu`, `cuda:0` or `metal:0`.
+        """
+        return cls(_longdraft.Target.open(fspath(name), dtype, cache, device))
+
+    @property
+    def name(self) -> str:
+        """As it was opened by."""
+        return self._inner.name
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of its configuration and some of its weights."""
+        return self._inner.fingerprint
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self._inner.layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states, `H`."""
+        return self._inner.hidden_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens, `V`."""
+        return self._inner.vocabulary
+
+    @property
+    def context(self) -> int:
+        """Tokens that a text may have."""
+        return self._inner.context
+
+    def encode(self, text: str) -> List[int]:
+        """Ids of a text to continue, `[T]`."""
+        return self._inner.encode(text)
+
+    def encode_chat(self, messages: Iterable[Message]) -> List[int]:
+        """Ids of a conversation up to where the answer begins, `[T]`."""
+        return self._inner.encode_chat(_messages(messages))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, special tokens left out."""
+        return self._inner.decode([int(one) for one in ids])
+
+    def features(self, text_or_ids: Union[str, Iterable[int]], layers: Sequence[int]) -> "numpy.ndarray":
+        """Hidden states after some layers (from 0), side by side: a numpy array `[T, L*H]` of float32.
+
+        It goes to torch without a copy: `torch.from_dlpack(features)`.
+        """
+        try:
+            import numpy
+        except ImportError:
+            raise refused("features are numpy arrays, and numpy is not installed", "pip install numpy") from None
+        ids = self.encode(text_or_ids) if isinstance(text_or_ids, str) else [int(one) for one in text_or_ids]
+        values = self._inner.features(ids, list(layers))
+        return numpy.frombuffer(values, dtype=numpy.float32).reshape(len(ids), -1)
+
+    def __repr__(self) -> str:
+        return f"Target({self.name!r}, {self.layers} layers, width {self.hidden_size}, {self.vocabulary} tokens)"
+
+
+class Draft:
+    """A draft on disk: a run, a checkpoint, a draft folder or file. Sessions of one target share its weights."""
+
+    def __init__(self, inner: "_longdraft.Draft") -> None:
+        self._inner = inner
+
+    @classmethod
+    def open(cls, path: PathOrName) -> "Draft":
+        """Finds a draft; of a run the newest checkpoint, of a curriculum that of its last stage."""
+        return cls(_longdraft.Draft.open(fspath(path)))
+
+    @property
+    def place(self) -> str:
+        """Where its weights lie."""
+        return fspath(self._inner.place)
+
+    @property
+    def target(self) -> Optional[str]:
+        """The target that its run was trained for, if that is known."""
+        return self._inner.target
+
+    @property
+    def provenance(self) -> Dict[str, Any]:
+        """Where it comes from: run, steps, tokens, data."""
+        return json.loads(self._inner.provenance())
+
+    def __repr__(self) -> str:
+        return f"Draft({self.place!r})"
+
+
+def _draft(draft: Union[Draft, PathOrName, None]) -> Optional["_longdraft.Draft"]:
+    if draft is None:
+        return None
+    return (draft if isinstance(draft, Draft) else Draft.open(draft))._inner
+
+
+class Piece(str):
+    """Text of an answer as it becomes certain."""
+
+    #: What proposed it: `draft` or `lookup`; nothing where it is the target's own.
+    proposed_by: Optional[str]
+
+    def __new__(cls, text: str, proposed_by: Optional[str] = None) -> "Piece":
+        piece = super().__new__(cls, text)
+        piece.proposed_by = proposed_by
+        return piece
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that is complete."""
+
+    #: Its text, without what ended it.
+    text: str
+    #: Its tokens, a stop token included.
+    tokens: List[int]
+    #: `stop`, `length` or `interrupted`.
+    finish: str
+    #: Tokens of the prompt.
+    prompt_tokens: int
+    #: Tokens per pass of the target, its own included.
+    tau: float
+    #: Tokens after the first, per second after the first.
+    tokens_per_second: float
+    #: Every figure, as `longdraft generate --json` gives it.
+    figures: Dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def _of(cls, record: str) -> "Answer":
+        figures = json.loads(record)
+        return cls(
+            text=figures["text"],
+            tokens=figures["tokens"],
+            finish=figures["finish"],
+            prompt_tokens=figures["prompt_tokens"],
+            tau=figures["tau"],
+            tokens_per_second=figures["decode_tokens_per_second"],
+            figures=figures,
+        )
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("text", self.text),
+            ("tokens", f"{len(self.tokens)} after a prompt of {self.prompt_tokens}, ended by {self.finish}"),
+            ("tau", f"{self.tau:.3f} tokens per target pass"),
+            ("speed", f"{self.tokens_per_second:.1f} tok/s"),
+        ]
+        return table("answer", rows)
+
+
+class Stream(Iterator[Piece]):
+    """An answer while it is written: iterate over its pieces, then ask for the whole :attr:`answer`."""
+
+    def __init__(self, inner: "_longdraft.Stream") -> None:
+        self._inner = inner
+        self._answer: Optional[Answer] = None
+        self._is_over = False
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Piece:
+        piece = None if self._is_over else self._inner.next_piece()
+        if piece is None:
+            # What could not be written is told here.
+            if not self._is_over:
+                self._is_over = True
+                self._answer = Answer._of(self._inner.answer())
+            raise StopIteration
+        return Piece(*piece)
+
+    def cancel(self) -> None:
+        """Ends the answer after the round that is under way; what is written stays."""
+        self._inner.cancel()
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer; waits for its end."""
+        for _ in self:
+            pass
+        if self._answer is None:
+            raise Error("the answer could not be written")
+        return self._answer
+
+
+class Session:
+    """Answers prompts one after another, on a thread of its own; several sessions may work at once.
+
+    `draft` is a :class:`Draft` or the path of one; without it the target decodes plainly. `lookup` (`merge` or `switch`) also proposes
+    what stood earlier in the text. `tree` takes `static`, `dynamic` or `sampled:3,2,1` in place of a chain of `draft_len` tokens. With
+    `pace="measured"` as much is drafted as pays; `fixed` always drafts the whole layout.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Union[Draft, PathOrName, None] = None,
+        *,
+        draft_len: int = 4,
+        tree: Optional[str] = None,
+        lookup: Optional[str] = None,
+        datastore: Iterable[PathOrName] = (),
+        confidence_threshold: float = 0.0,
+        verify: str = "ratio",
+        draft_vocab: Optional[PathOrName] = None,
+        draft_vocab_size: Optional[int] = None,
+        pace: str = "measured",
+    ) -> None:
+        drafting = _drafting(
+            draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+        )
+        self.target = target
+        self._inner = _longdraft.Session(target._inner, _draft(draft), drafting)
+
+    @property
+    def drafter(self) -> str:
+        """What drafts: a method, `lookup`, both, or `none`."""
+        return self._inner.drafter
+
+    @property
+    def messages(self) -> List[Dict[str, str]]:
+        """What was said; set it to begin anew, for example with a system prompt."""
+        return [{"role": role, "content": content} for role, content in self._inner.messages()]
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._inner.restart(_messages(messages))
+
+    @overload
+    def generate(self, prompt: str, *, stream: "Literal[True]", **options: Any) -> Stream: ...
+
+    @overload
+    def generate(self, prompt: str, *, stream: "Literal[False]" = False, **options: Any) -> Answer: ...
+
+    def generate(self, prompt: str, *, stream: bool = False, **options: Any) -> Union[Answer, Stream]:
+        """Continues a text: the whole answer, or with `stream=True` its pieces as they become certain.
+
+        Options: `max_tokens` (256), `temperature` (0: the most likely token), `top_k`, `top_p`, `min_p`, `seed`, `stop` (a text or several),
+        `stop_tokens`, `ignore_eos`. Ctrl-C ends the answer.
+        """
+        return self._ask(prompt, False, stream, options)
+
+    @overload
+    def chat(self, text: str, *, stream: "Literal[True]", **options: Any) -> Stream: ...
+
+    @overload
+    def chat(self, text: str, *, stream: "Literal[False]" = False, **options: Any) -> Answer: ...
+
+    def chat(self, text: str, *, stream: bool = False, **options: Any) -> Union[Answer, Stream]:
+        """Answers a user's turn through the target's chat template; both become part of :attr:`messages`.
+
+        Takes the options of :meth:`generate`.
+        """
+        return self._ask(text, True, stream, options)
+
+    def _ask(self, text: str, chat: bool, stream: bool, options: Dict[str, Any]) -> Union[Answer, Stream]:
+        asked = Stream(self._inner.stream(text, chat, _asked(**options)))
+        return asked if stream else asked.answer
+
+    def __repr__(self) -> str:
+        return f"Session({self.target!r}, drafter {self.drafter!r})"
+
+
+def _drafting(
+    draft_len: int,
+    tree: Optional[str],
+    lookup: Optional[str],
+    datastore: Iterable[PathOrName],
+    confidence_threshold: float,
+    verify: str,
+    draft_vocab: Optional[PathOrName],
+    draft_vocab_size: Optional[int],
+    pace: str,
+) -> Dict[str, Any]:
+    return {
+        "draft_len": draft_len,
+        "tree": tree,
+        "lookup": lookup,
+        "datastore": [fspath(path) for path in datastore],
+        "confidence_threshold": confidence_threshold,
+        "verify": verify,
+        "draft_vocab": None if draft_vocab is None else fspath(draft_vocab),
+        "draft_vocab_size": draft_vocab_size,
+        "pace": pace,
+    }
+
+
+def _asked(
+    *,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: Optional[int] = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop: Union[str, Iterable[str]] = (),
+    stop_tokens: Iterable[Union[str, int]] = (),
+    ignore_eos: bool = False,
+) -> Dict[str, Any]:
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": [stop] if isinstance(stop, str) else list(stop),
+        "stop_tokens": [str(token) for token in stop_tokens],
+        "ignore_eos": ignore_eos,
+    }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Drafting measured on prompts, against plain decoding in the same engine."""
+
+    #: Tokens per pass of the target, its own included.
+    tau: float
+    #: Time of plain decoding over that of decoding with drafts.
+    speed_up: float
+    #: Whether all outputs that had to be equal were; weights of 16 bits may part at near-ties.
+    lossless: bool
+    #: Prompts.
+    prompts: int
+    #: Tokens a second with drafting, and without.
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    #: Everything, as `decode.json` holds it; a cell for every temperature.
+    record: Dict[str, Any] = field(repr=False)
+
+    @property
+    def cells(self) -> List[Dict[str, Any]]:
+        """Figures of every temperature."""
+        return self.record["cells"]
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for cell in self.cells:
+            figures = cell["figures"]
+            low, high = figures["tau_interval"]
+            slow, fast = figures["speed_up_interval"]
+            rows.append(
+                (
+                    f"temperature {cell['temperature']:g}",
+                    f"tau {figures['tau_incl_bonus']:.3f} [{low:.3f}, {high:.3f}], "
+                    f"{figures['speed_up']:.2f} [{slow:.2f}, {fast:.2f}] times as fast, {cell['equal']} of {cell['checked']} outputs equal",
+                )
+            )
+        return table(f"{self.cells[0]['drafter']} on {self.prompts} prompts", rows)
+
+
+def evaluate(
+    target: Target,
+    draft: Union[Draft, PathOrName, None],
+    prompts: Union[PathOrName, Iterable[Union[str, Mapping[str, Any]]]],
+    *,
+    max_tokens: int = 128,
+    temperatures: Sequence[float] = (0.0,),
+    top_k: Optional[int] = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    runs: int = 3,
+    limit: Optional[int] = None,
+    field: str = "prompt",
+    chat: bool = False,
+    output: Optional[PathOrName] = None,
+    draft_len: int = 4,
+    tree: Optional[str] = None,
+    lookup: Optional[str] = None,
+    datastore: Iterable[PathOrName] = (),
+    confidence_threshold: float = 0.0,
+    verify: str = "ratio",
+    draft_vocab: Optional[PathOrName] = None,
+    draft_vocab_size: Optional[int] = None,
+    pace: str = "fixed",
+) -> Evaluation:
+    """Decodes prompts plainly and with drafting, and compares outputs and times.
+
+    `prompts` is a JSONL file, a published set by name (`mt-bench`, `gsm8k`, ...), or an iterable of texts or of rows that hold one in `field`.
+    With `output`, figures lie in that folder, where `longdraft report` finds them, and a call that was stopped is gone on with.
+    """
+    named, texts = None, []
+    if isinstance(prompts, (str, PathLike)):
+        named = fspath(prompts)
+    else:
+        texts = [prompt if isinstance(prompt, str) else prompt[field] for prompt in prompts]
+    drafting = _drafting(
+        draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+    )
+    measuring = {
+        "max_tokens": max_tokens,
+        "temperatures": list(temperatures),
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "runs": runs,
+        "limit": limit,
+        "field": field,
+        "chat": chat,
+        "output": None if output is None else fspath(output),
+    }
+    record = json.loads(_longdraft.evaluate(target._inner, _draft(draft), (named, texts), drafting, measuring))
+    return Evaluation(
+        tau=record["tau"],
+        speed_up=record["speed_up"],
+        lossless=record["lossless"],
+        prompts=record["prompts"],
+        tokens_per_second=record["speculative_tokens_per_second"],
+        plain_tokens_per_second=record["plain_tokens_per_second"],
+        record=record["record"],
+    )
