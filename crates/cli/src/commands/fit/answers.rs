@@ -77,7 +77,7 @@ pub(super) fn write(
     };
     let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e8));
     let done = lines(&arguments.output)?.len();
-    let words = (&models.tokenizer, stop_tokens(&models.target));
+    let words = (models.tokenizer.as_ref(), stop_tokens(&models.target));
     let hearing = RefCell::new(Hearing::new(events.clone(), words, (wanted, until)));
     let mut failed = Ok(());
     let mut reached = Reached::TheEnd;
