@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ReducedHead, drafter_of,
+    Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ModelDrafter, MtpModel,
+    ReducedHead, drafter_of,
 };
 use longdraft_decode::{
-    DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
+    DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
 };
 use longdraft_kernels::matrix::block_products;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
-use longdraft_models::target::{CacheType, Target, TargetOptions};
+use longdraft_models::target::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
-use longdraft_models::{DeviceChoice, Precision, TargetTokenId};
+use longdraft_models::{DeviceChoice, ModelError, Precision, TargetTokenId};
 
 use crate::cli::{CacheChoice, WeightDtype};
 use crate::datastore;
@@ -23,13 +24,20 @@ use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::status::Waiting;
 
+/// Tokens of the context whose cache is told, where the target has as many.
+pub(crate) const SAID_CONTEXT: usize = 32_768;
+
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafting")]
 pub(crate) struct DecodingArguments {
     /// Draft of any method: a run, a curriculum, a checkpoint, or a draft folder or file.
-    #[arg(long)]
+    #[arg(long, group = "draft_model")]
     pub(crate) draft: Option<PathBuf>,
+    /// Draft with the target's own block for prediction of several tokens (MTP), in place of a draft. It lies in the
+    /// files of Qwen3-Next, Qwen3.5, GLM-4.5 and DeepSeek-V3.
+    #[arg(long, group = "draft_model")]
+    pub(crate) mtp: bool,
     /// Also propose what followed the last tokens where they stood earlier in the text: `merge`
     /// (both in one tree) or `switch` (in the draft's place where 3 tokens agree). Works without a
     /// draft, too.
@@ -68,12 +76,12 @@ pub(crate) struct DecodingArguments {
     /// same seed. With both, tokens are distributed as the target's own.
     #[arg(long, default_value = "ratio")]
     pub(crate) verify: VerifyChoice,
-    /// Propose only these tokens (GLIDE, block drafts): a file with a token id a line, with counts if you like.
-    #[arg(long, value_name = "FILE", requires = "draft")]
+    /// Propose only these tokens (GLIDE, block drafts, --mtp): a file with a token id a line, with counts if you like.
+    #[arg(long, value_name = "FILE", requires = "draft_model")]
     pub(crate) draft_vocab: Option<PathBuf>,
     /// Of them, the first, or the most frequent if there are counts. Without the file: those that
     /// the draft's training text had most (GLIDE, block drafts).
-    #[arg(long, value_name = "N", requires = "draft")]
+    #[arg(long, value_name = "N", requires = "draft_model")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How to hold the target's weights.
     #[arg(long, default_value = "stored", help_heading = None)]
@@ -149,6 +157,8 @@ pub(crate) struct Models {
     pub(crate) target: Arc<Target>,
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) draft: Option<Arc<dyn Draft>>,
+    /// The target's own block, where it drafts.
+    mtp: Option<MtpBlock>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
 }
@@ -166,6 +176,7 @@ impl DecodingArguments {
     pub(crate) fn chain(draft: &Path, draft_len: usize) -> Self {
         Self {
             draft: Some(draft.to_path_buf()),
+            mtp: false,
             lookup: None,
             datastore: Vec::new(),
             draft_len,
@@ -189,6 +200,7 @@ impl DecodingArguments {
     pub(crate) fn without_drafts(self) -> Self {
         Self {
             draft: None,
+            mtp: false,
             lookup: None,
             datastore: Vec::new(),
             draft_vocab: None,
@@ -205,17 +217,20 @@ impl DecodingArguments {
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
-        let target = open_target(target, self.dtype, self.cache, self.device)?;
+        let options = target_options(self.dtype, self.cache, self.device)?;
+        // Whether there is a block is known before the target is read.
+        let mtp = self.mtp.then(|| open_mtp(target, &options)).transpose()?;
+        let target = open_with(target, &options)?;
         let draft = source.as_ref().map(|source| open_draft(source, &target)).transpose()?;
-        self.with((Arc::new(target), Arc::new(tokenizer)), source.as_ref(), draft)
+        self.with((Arc::new(target), Arc::new(tokenizer)), source.as_ref(), (draft, mtp))
     }
 
-    /// The same of a target and a draft that are open.
+    /// The same of a target, a draft and a block that are open.
     pub(crate) fn with(
         &self,
         (target, tokenizer): (Arc<Target>, Arc<TextTokenizer>),
         source: Option<&DraftSource>,
-        draft: Option<Arc<dyn Draft>>,
+        (draft, mtp): (Option<Arc<dyn Draft>>, Option<MtpBlock>),
     ) -> Result<Models> {
         let head = self.proposed_tokens(source)?.map(|path| {
             if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
@@ -235,7 +250,7 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        let models = Models { target, tokenizer, draft, head, datastore };
+        let models = Models { target, tokenizer, draft, mtp, head, datastore };
         if self.confidence_threshold > 0.0 {
             // Whether the draft can follow it is told before anything is asked of the target.
             self.drafter(&models)?;
@@ -255,6 +270,10 @@ impl DecodingArguments {
 
     /// The file that lists what a draft proposes, if that is not everything.
     fn proposed_tokens(&self, source: Option<&DraftSource>) -> Result<Option<PathBuf>> {
+        if self.mtp && self.draft_vocab_size.is_some() && self.draft_vocab.is_none() {
+            return Err(Failure::usage("--draft-vocab-size counts the tokens of a draft's text")
+                .hint("--mtp has none: give --draft-vocab FILE, too"));
+        }
         let (Some(draft), Some(_), None) = (source, self.draft_vocab_size, &self.draft_vocab)
         else {
             return Ok(self.draft_vocab.clone());
@@ -303,14 +322,23 @@ impl DecodingArguments {
 
     /// Whether a draft, lookup or both are asked for.
     pub(crate) fn drafts(&self) -> bool {
-        self.draft.is_some() || self.lookup.is_some()
+        self.has_model() || self.lookup.is_some()
+    }
+
+    /// Whether a model drafts: a draft, or the target's own block.
+    pub(crate) fn has_model(&self) -> bool {
+        self.draft.is_some() || self.mtp
     }
 
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        let model = match &models.draft {
-            Some(draft) => Some(drafter_of(draft.as_ref(), &models.target, models.head.as_ref())?),
-            None => None,
+        let Models { target, draft, mtp, head, .. } = models;
+        let model: Option<Box<dyn Drafter>> = match (draft, mtp) {
+            (Some(draft), _) => Some(drafter_of(draft.as_ref(), target, head.as_ref())?),
+            (None, Some(block)) => {
+                Some(Box::new(ModelDrafter::new(MtpModel::new(block, target, head.as_ref())?)))
+            }
+            (None, None) => None,
         };
         let tells = model.as_ref().is_some_and(|model| model.tells_confidence());
         if self.confidence_threshold > 0.0 && !tells {
@@ -342,11 +370,13 @@ impl DecodingArguments {
         };
         let store = models.datastore.as_ref().map(|store| datastore::describe(store));
         let store = store.map_or_else(String::new, |store| format!(" in {store}"));
-        let method = match (&models.draft, &models.head) {
-            (Some(draft), Some(head)) => {
-                format!("{} with {} tokens", draft.method(), head.vocabulary().draft_size())
+        let own = models.mtp.as_ref().map(|_| "mtp");
+        let method = models.draft.as_ref().map(|draft| draft.method()).or(own);
+        let method = match (method, &models.head) {
+            (Some(method), Some(head)) => {
+                format!("{method} with {} tokens", head.vocabulary().draft_size())
             }
-            (Some(draft), None) => draft.method().to_owned(),
+            (Some(method), None) => method.to_owned(),
             (None, _) => {
                 let alone = if self.lookup.is_some() { "lookup" } else { "none" };
                 return format!("{alone}{store}");
@@ -387,13 +417,12 @@ pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dy
     Ok(Arc::from(draft))
 }
 
-/// Opens a target, held as asked; the process's products follow it.
-pub(crate) fn open_target(
-    target: &str,
+/// How a target is held as asked; the process's products follow it.
+fn target_options(
     dtype: WeightDtype,
     cache: CacheChoice,
     device: DeviceChoice,
-) -> Result<Target> {
+) -> Result<TargetOptions> {
     let as_stored = dtype == WeightDtype::Stored;
     let (dtype, precision) = match dtype {
         WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
@@ -408,8 +437,29 @@ pub(crate) fn open_target(
         CacheChoice::F16 => CacheType::F16,
         CacheChoice::Q8 => CacheType::Q8,
     };
-    let options = TargetOptions { dtype, device, as_stored, cache, ..TargetOptions::default() };
-    let target = Target::open(target, &options)?;
+    Ok(TargetOptions { dtype, device, as_stored, cache, ..TargetOptions::default() })
+}
+
+/// Opens a target, held as asked; the process's products follow it.
+pub(crate) fn open_target(
+    target: &str,
+    dtype: WeightDtype,
+    cache: CacheChoice,
+    device: DeviceChoice,
+) -> Result<Target> {
+    open_with(target, &target_options(dtype, cache, device)?)
+}
+
+/// The target's own block for prediction of several tokens.
+fn open_mtp(target: &str, options: &TargetOptions) -> Result<MtpBlock> {
+    Target::open_mtp(target, options).map_err(|error| match error {
+        ModelError::Unrecognised { .. } => Failure::from(error).hint("leave out --mtp"),
+        error => error.into(),
+    })
+}
+
+fn open_with(target: &str, options: &TargetOptions) -> Result<Target> {
+    let target = Target::open(target, options)?;
     if !target.widened().is_empty() {
         errln!(
             "note: {} weights are held in f32: blocks are multiplied on the CPU only; --dtype bf16 \
@@ -429,7 +479,13 @@ pub(crate) fn holdings(target: &Target) -> String {
     } else {
         String::new()
     };
-    format!("weights: {}{products}; cache: {}", held.join(", "), target.cache_type())
+    let tokens = target.config().max_position_embeddings.min(SAID_CONTEXT);
+    let bytes = readable_bytes(target.cache_bytes(tokens, READ_ALONE));
+    format!(
+        "weights: {}{products}; cache: {}, {bytes} for {tokens} tokens",
+        held.join(", "),
+        target.cache_type()
+    )
 }
 
 /// How a text ended, in the words of files of answers and of `--json`.

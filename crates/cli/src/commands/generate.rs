@@ -206,7 +206,7 @@ impl Writer<'_> {
         let pace = decoding.pace.unwrap_or(PaceChoice::Measured);
         let drafts = if self.arguments.no_draft {
             None
-        } else if decoding.draft.is_some() {
+        } else if decoding.has_model() {
             Some(figures::Drafts::Model(pace))
         } else {
             decoding.lookup.map(|_| figures::Drafts::Lookup)

@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let sides = if decoding.drafts() {
         "plainly and with drafting"
     } else {
-        "plainly, twice: without --draft PATH or --lookup the two differ by the measurement's error"
+        "plainly, twice: without --draft PATH, --mtp or --lookup the two differ by the measurement's error"
     };
     errln!("{} prompts, each answered {} times {sides}", prompts.len(), arguments.runs);
     let Some(record) = evaluate(arguments, &models, &prompts, &interrupts, &mut print)? else {
@@ -197,7 +197,7 @@ pub(crate) fn measure(
 
 /// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
 fn verifier(decoding: &DecodingArguments, options: &DecodeOptions) -> &'static str {
-    let drawn = decoding.draft.is_some()
+    let drawn = decoding.has_model()
         && matches!(options.shape, DraftShape::Chain { .. } | DraftShape::Sampled { .. });
     match (options.sampling.is_greedy(), options.rule) {
         (true, _) => "greedy",

@@ -3,8 +3,10 @@
 mod sizing;
 mod table;
 
+use std::fmt;
 use std::path::Path;
 
+use longdraft_decode::READ_ALONE;
 use longdraft_models::device::free_memory;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target::Target;
@@ -24,6 +26,7 @@ use crate::cli::{PlanArguments, TrainArguments};
 use crate::configuration::{
     Composed, LocatedStage, failure, input_problems, read, read_located_stage,
 };
+use crate::decoding::SAID_CONTEXT;
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
@@ -51,18 +54,23 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             continue;
         }
         let layout = machine.layout_of(&config, &target)?;
+        let cache = Cache::of(&target);
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         too_large += usize::from(verdict.fits == Some(false));
         if json {
-            all.push(to_json(name.as_deref(), &estimate, &verdict, &machine));
+            let mut stage = to_json(name.as_deref(), &estimate, &verdict, &machine);
+            stage["cache_tokens"] = json!(cache.tokens);
+            stage["cache_bytes"] = json!(cache.bytes);
+            all.push(stage);
             continue;
         }
         if let Some(name) = name {
             outln!("stage {name}");
         }
         out!("{}", table::text(&estimate, &verdict, &machine));
+        outln!("{cache}");
         if workload.lacks_rows() {
             let row = readable_bytes(estimate.features_of_row);
             outln!("and {row} for every further training row: `train.features: memory` keeps all");
@@ -72,6 +80,35 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         outln!("{}", json!({ "stages": all }));
     }
     require_fit(too_large)
+}
+
+/// What a sequence takes of a target's cache in f32 when it is decoded.
+struct Cache {
+    tokens: usize,
+    bytes: u64,
+    /// If no layer had a window.
+    without_windows: u64,
+}
+
+impl Cache {
+    fn of(target: &TargetConfig) -> Self {
+        let tokens = target.max_position_embeddings.min(SAID_CONTEXT);
+        let states = target.cached_state_values();
+        let bytes = |rows| 4 * (target.cache_values(tokens, rows) + states) as u64;
+        // A pass over everything holds everything.
+        Self { tokens, bytes: bytes(READ_ALONE), without_windows: bytes(tokens) }
+    }
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tokens, bytes) = (self.tokens, readable_bytes(self.bytes));
+        write!(f, "decoding later caches {bytes} of a sequence of {tokens} tokens")?;
+        if self.without_windows > self.bytes {
+            write!(f, "; without windows {}", readable_bytes(self.without_windows))?;
+        }
+        Ok(())
+    }
 }
 
 /// Fails if stages need more memory than is free, as the plan has said of each.
