@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ReducedHead, drafter_of,
+    AnyDraft, Combination, CombinedDrafter, Datastore, Drafter, GrownDatastore, LookupDrafter,
+    ReducedHead, drafter_of,
 };
 use longdraft_decode::{
     DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, Sampling, VerifyRule,
@@ -151,6 +152,8 @@ pub(crate) struct Models {
     pub(crate) draft: Option<Box<dyn Draft>>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
+    /// Texts that lookup finds and that are added meanwhile.
+    pub(crate) grown: Option<Arc<GrownDatastore>>,
 }
 
 impl Models {
@@ -206,10 +209,7 @@ impl DecodingArguments {
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
         let target = open_target(target, self.dtype, self.cache, self.device)?;
-        let mut draft = source.map(|source| source.open(&target)).transpose()?;
-        if let (true, Some(draft)) = (target.holds_blocks(), &mut draft) {
-            draft.hold_as_blocks()?;
-        }
+        let draft = source.map(|source| open_draft(&source, &target)).transpose()?;
         let head = proposed.map(|path| {
             if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
                 return Err(Failure::usage(
@@ -228,7 +228,7 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        let models = Models { target, tokenizer, draft, head, datastore };
+        let models = Models { target, tokenizer, draft, head, datastore, grown: None };
         if self.confidence_threshold > 0.0 {
             // Whether the draft can follow it is told before anything is asked of the target.
             self.drafter(&models)?;
@@ -301,10 +301,17 @@ impl DecodingArguments {
 
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        let model = match &models.draft {
-            Some(draft) => Some(drafter_of(draft.as_ref(), &models.target, models.head.as_ref())?),
-            None => None,
-        };
+        self.drafter_with(models, models.draft.as_deref().map(AnyDraft::from))
+    }
+
+    /// The same with another draft.
+    pub(crate) fn drafter_with<'a>(
+        &self,
+        models: &'a Models,
+        draft: Option<AnyDraft<'a>>,
+    ) -> Result<Option<Box<dyn Drafter + 'a>>> {
+        let of_draft = |draft| drafter_of(draft, &models.target, models.head.as_ref());
+        let model = draft.map(of_draft).transpose()?;
         let tells = model.as_ref().is_some_and(|model| model.tells_confidence());
         if self.confidence_threshold > 0.0 && !tells {
             return Err(Failure::usage(
@@ -312,7 +319,10 @@ impl DecodingArguments {
             )
             .hint("--pace measured leaves out what does not pay with drafts of any kind"));
         }
-        let lookup = || LookupDrafter::new().with_datastore(models.datastore.clone());
+        let lookup = || {
+            let lookup = LookupDrafter::new().with_datastore(models.datastore.clone());
+            lookup.with_grown(models.grown.clone())
+        };
         Ok(match (model, self.lookup) {
             (Some(model), Some(how)) => {
                 let combination = match how {
@@ -360,6 +370,15 @@ impl From<DecodeError> for Failure {
             _ => Self::work(error),
         }
     }
+}
+
+/// Opens a draft to propose with, held as the target is.
+pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Box<dyn Draft>> {
+    let mut draft = source.open(target)?;
+    if target.holds_blocks() {
+        draft.hold_as_blocks()?;
+    }
+    Ok(draft)
 }
 
 /// Refuses proposals of no length.

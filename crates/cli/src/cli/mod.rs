@@ -8,6 +8,7 @@ mod data;
 mod decoding;
 mod evaluation;
 mod fitting;
+mod learning;
 mod planning;
 mod pretraining;
 mod serving;
@@ -35,6 +36,7 @@ pub(crate) use evaluation::{
     TailChoice,
 };
 pub(crate) use fitting::FitArguments;
+pub(crate) use learning::{LearnCommand, LearnWhen, LearningArguments};
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, QuantizeArguments,
@@ -163,6 +165,9 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft serve model.gguf --draft runs/smollm2/draft --port 8080
     Serve(ServeArguments),
+    /// Remove what a server learned of its answers.
+    #[command(subcommand)]
+    Learn(LearnCommand),
     /// Train a small language model from token shards; goes on by itself when the output directory
     /// holds a checkpoint.
     ///

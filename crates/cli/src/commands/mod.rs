@@ -14,6 +14,7 @@ mod fetch;
 mod fit;
 mod generate;
 mod kernel_check;
+mod learn;
 mod parity;
 mod plan;
 mod pretrain;
@@ -28,7 +29,7 @@ mod verify;
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
 
-use crate::cli::{Cli, Command, EvalCommand, OpsChoice, SimdChoice};
+use crate::cli::{Cli, Command, EvalCommand, LearnCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
 
 pub(crate) use config::key_problems;
@@ -73,6 +74,7 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
 fn works_in_steps(command: &Command) -> bool {
     match command {
         Command::Train(_) | Command::Capture(_) | Command::Pretrain(_) | Command::Fit(_) => true,
+        Command::Learn(LearnCommand::Train { .. }) => true,
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(_) => true,
         _ => false,
@@ -92,6 +94,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Serve(serve) => serve::run(&serve, arguments.json),
+        Command::Learn(command) => learn::run(&command),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::HeldOut(held_out)) => {
             eval::held_out::run(&held_out, arguments.json)

@@ -85,6 +85,11 @@ impl Failure {
         self
     }
 
+    /// What went wrong, without the way out.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn code(&self) -> u8 {
         self.code
     }

@@ -86,10 +86,7 @@ impl<'a> BatchEngine<'a> {
     ///
     /// # Errors
     /// - there are more places or fewer
-    pub fn replace_drafters(
-        &mut self,
-        drafters: Vec<Option<Box<dyn Drafter + 'a>>>,
-    ) -> Result<()> {
+    pub fn replace_drafters(&mut self, drafters: Vec<Option<Box<dyn Drafter + 'a>>>) -> Result<()> {
         if drafters.len() != self.places.len() {
             return Err(DecodeError::NoPlace);
         }

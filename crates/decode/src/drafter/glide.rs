@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_models::draft::glide::{CrossContext, GlideDraft};
 use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::glide::{CrossContext, GlideDraft};
 use longdraft_models::target::{KeyValues, Target};
 
 use super::held::{AnyDraft, Held};

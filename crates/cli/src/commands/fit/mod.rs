@@ -30,6 +30,8 @@ use crate::interrupts::Interrupts;
 use rules::Candidate;
 use state::{Ledger, Round, Settings};
 
+pub(crate) use training::start;
+
 /// The engine that is this program.
 const OWN_ENGINE: &str = "longdraft";
 

@@ -100,9 +100,12 @@ impl LookupDrafter {
         let in_grown = self.grown.as_ref().map(|grown| grown.find(tokens, most));
         let found = in_store.into_iter().chain(in_grown.into_iter().flatten());
         let found = found.filter(|found| !found.continuation.is_empty());
-        let in_store = found.reduce(|best, other| {
-            if other.chance(worth) > best.chance(worth) { other } else { best }
-        });
+        let in_store =
+            found.reduce(
+                |best, other| {
+                    if other.chance(worth) > best.chance(worth) { other } else { best }
+                },
+            );
         match (in_text, in_store) {
             (Some(text), Some(store)) if store.chance(worth) > text.chance(worth) => Some(store),
             (text, store) => text.or(store),
