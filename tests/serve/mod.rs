@@ -3,7 +3,9 @@
 mod answers;
 mod ending;
 mod forms;
+mod learning;
 mod refused;
+mod reload;
 mod room;
 
 use std::io::{BufRead, BufReader, Read};

@@ -9,8 +9,8 @@ use crate::decoding::Shelf;
 
 /// Waits until the server is as it should be.
 #[track_caller]
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..6000 {
+pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..30_000 {
         if is_so() {
             return;
         }

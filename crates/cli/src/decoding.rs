@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, Datastore, Drafter, LookupDrafter, ModelDrafter, MtpModel,
+    AnyDraft, Combination, CombinedDrafter, Datastore, Drafter, GrownDatastore, LookupDrafter,
+    ModelDrafter, MtpModel,
     ReducedHead, drafter_of,
 };
 use longdraft_decode::{
@@ -161,6 +162,8 @@ pub(crate) struct Models {
     mtp: Option<MtpBlock>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
+    /// Texts that lookup finds and that are added meanwhile.
+    pub(crate) grown: Option<Arc<GrownDatastore>>,
 }
 
 impl Models {
@@ -250,7 +253,7 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        let models = Models { target, tokenizer, draft, mtp, head, datastore };
+        let models = Models { target, tokenizer, draft, mtp, head, datastore, grown: None };
         if self.confidence_threshold > 0.0 {
             // Whether the draft can follow it is told before anything is asked of the target.
             self.drafter(&models)?;
@@ -332,9 +335,18 @@ impl DecodingArguments {
 
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        let Models { target, draft, mtp, head, .. } = models;
+        self.drafter_with(models, models.draft.as_deref().map(AnyDraft::from))
+    }
+
+    /// The same with another draft.
+    pub(crate) fn drafter_with<'a>(
+        &self,
+        models: &'a Models,
+        draft: Option<AnyDraft<'a>>,
+    ) -> Result<Option<Box<dyn Drafter + 'a>>> {
+        let Models { target, mtp, head, .. } = models;
         let model: Option<Box<dyn Drafter>> = match (draft, mtp) {
-            (Some(draft), _) => Some(drafter_of(draft.as_ref(), target, head.as_ref())?),
+            (Some(draft), _) => Some(drafter_of(draft, target, head.as_ref())?),
             (None, Some(block)) => {
                 Some(Box::new(ModelDrafter::new(MtpModel::new(block, target, head.as_ref())?)))
             }
@@ -347,7 +359,10 @@ impl DecodingArguments {
             )
             .hint("--pace measured leaves out what does not pay with drafts of any kind"));
         }
-        let lookup = || LookupDrafter::new().with_datastore(models.datastore.clone());
+        let lookup = || {
+            let lookup = LookupDrafter::new().with_datastore(models.datastore.clone());
+            lookup.with_grown(models.grown.clone())
+        };
         Ok(match (model, self.lookup) {
             (Some(model), Some(how)) => {
                 let combination = match how {
@@ -397,6 +412,15 @@ impl From<DecodeError> for Failure {
             _ => Self::work(error),
         }
     }
+}
+
+/// Opens a draft to propose with, held as the target is.
+pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Box<dyn Draft>> {
+    let mut draft = source.open(target)?;
+    if target.holds_blocks() {
+        draft.hold_as_blocks()?;
+    }
+    Ok(draft)
 }
 
 /// Refuses proposals of no length.

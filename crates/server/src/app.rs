@@ -9,8 +9,9 @@ use longdraft_decode::DecodeError;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::drafts::{OpenDraft, Swap, Work};
 use crate::error::{ApiError, Result};
 use crate::events::{Event, Share, Task};
 use crate::grammar::{Form, FormState, Vocabulary};
@@ -27,7 +28,9 @@ pub(crate) struct App {
     pub(crate) tokenizer: TextTokenizer,
     /// When the server began, in seconds since 1970.
     pub(crate) began: u64,
-    tasks: UnboundedSender<Task>,
+    work: UnboundedSender<Work>,
+    /// Opens the draft anew.
+    open_draft: Option<Arc<OpenDraft>>,
     /// Answers that may run or wait.
     room: Arc<Semaphore>,
     capacity: usize,
@@ -53,28 +56,29 @@ pub(crate) struct Submitted {
 }
 
 impl App {
-    /// The HTTP side and what the decoder gets of it.
+    /// The HTTP side of a decoder of so many places.
     pub(crate) fn new(
         settings: Settings,
         tokenizer: TextTokenizer,
-        places: usize,
-    ) -> (Arc<Self>, UnboundedReceiver<Task>) {
-        let (tasks, receiver) = unbounded_channel();
+        (places, open_draft, work): (usize, Option<Arc<OpenDraft>>, UnboundedSender<Work>),
+    ) -> Arc<Self> {
         let capacity = (places + settings.limits.queue).min(Semaphore::MAX_PERMITS);
+        let board = settings.lessons.as_ref().map(|lessons| Arc::clone(&lessons.board));
         let tokens = settings.limits.total_tokens.map(|most| most.min(Semaphore::MAX_PERMITS));
         let app = Self {
             settings,
             tokenizer,
             began: seconds_since_1970(),
-            tasks,
+            work,
+            open_draft,
             room: Arc::new(Semaphore::new(capacity)),
             capacity,
             tokens: tokens.map(|most| Arc::new(Semaphore::new(most))),
-            meters: Arc::new(Meters::new()),
+            meters: Arc::new(Meters::new(board)),
             vocabulary: Vocabulary::default(),
             requests: AtomicU64::new(0),
         };
-        (Arc::new(app), receiver)
+        Arc::new(app)
     }
 
     pub(crate) fn meters(&self) -> Arc<Meters> {
@@ -168,10 +172,29 @@ impl App {
                     asked,
                     _share: share,
                 };
-                self.tasks.send(task).map_err(|_| ApiError::ending())?;
+                self.work.send(Work::Answer(task)).map_err(|_| ApiError::ending())?;
             }
         }
         Ok(Submitted { number, prompt_tokens, answers, count, events })
+    }
+
+    /// Opens the draft anew and has it propose from now on; its method.
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<&'static str> {
+        let Some(open) = self.open_draft.clone() else {
+            let message = "the server was started without --draft: there is nothing to open anew";
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+        };
+        let refused = |problem: String| {
+            let message = format!("{problem}; the draft before it goes on");
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).code("draft_not_opened")
+        };
+        let draft = self.aside(move |_| open().map_err(refused)).await?;
+        let method = draft.method();
+        let (done, told) = oneshot::channel();
+        let swap = Work::Swap(Swap { draft, done });
+        self.work.send(swap).map_err(|_| ApiError::ending())?;
+        told.await.map_err(|_| ApiError::ending())?.map_err(refused)?;
+        Ok(method)
     }
 
     /// Sets tokens of a request aside, if these are limited.

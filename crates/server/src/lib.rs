@@ -3,16 +3,19 @@
 //! Two halves that talk over channels. The HTTP side (`routes`, on threads of tokio) reads requests,
 //! checks them and makes them into tasks; the decoder (`worker`, on the caller's thread) takes tasks
 //! into a [`BatchEngine`] as places become free, and sends what is said token by token. A client that
-//! goes away closes its channel, which frees the place. Nothing of what is asked or answered is logged.
+//! goes away closes its channel, which frees the place. Another draft comes the same way (`drafts`). Nothing of what is asked or answered is logged;
+//! with [`Settings::lessons`] it is handed to whoever learns of it.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod answer;
 mod app;
+mod drafts;
 mod error;
 mod events;
 mod grammar;
+mod lessons;
 mod meters;
 mod pages;
 mod request;
@@ -32,6 +35,9 @@ use longdraft_models::tokenizer::TextTokenizer;
 
 use app::App;
 pub use pages::{Page, Pages, serve_pages};
+
+pub use drafts::{Control, Drafts, Inbox, MakeDrafter, OpenDraft, channel};
+pub use lessons::{Board, Learning, Lessons, Served, Training};
 
 /// How often it is looked whether the server is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -95,6 +101,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Who may ask.
     pub access: Access,
+    /// Who learns of the answers.
+    pub lessons: Option<Lessons>,
 }
 
 /// Why a server cannot run.
@@ -114,10 +122,10 @@ pub enum ServeError {
 ///
 /// # Errors
 /// - the system gives no threads, or an origin is none
-pub fn serve(
+pub fn serve<'a>(
     settings: Settings,
     listener: TcpListener,
-    engine: BatchEngine<'_>,
+    (engine, drafts, inbox): (BatchEngine<'a>, Drafts<'a>, Inbox),
     tokenizer: &TextTokenizer,
     asked: impl Fn() -> bool + Send + 'static,
 ) -> Result<(), ServeError> {
@@ -129,8 +137,11 @@ pub fn serve(
         .enable_all()
         .build()?;
     let cut = Arc::new(AtomicBool::new(false));
+    let lessons = settings.lessons.clone();
     let (grace, places) = (settings.limits.grace, engine.places());
-    let (app, tasks) = App::new(settings, tokenizer.clone(), places);
+    let Drafts { open, make } = drafts;
+    let Inbox { sender, receiver } = inbox;
+    let app = App::new(settings, tokenizer.clone(), (places, open, sender));
     let meters = app.meters();
     let router = routes::router(app)?;
     let ending = Arc::clone(&cut);
@@ -140,7 +151,7 @@ pub fn serve(
         runtime.shutdown_background();
         served
     })?;
-    worker::work(engine, tokenizer, tasks, &cut, &meters);
+    worker::work((engine, &*make), tokenizer, receiver, &cut, (&meters, lessons.as_ref()));
     match http.join() {
         Ok(served) => Ok(served?),
         Err(_) => Err(std::io::Error::other("the HTTP thread failed").into()),

@@ -1,5 +1,6 @@
 //! What `/metrics` tells.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::lessons::{Board, Learning};
 
 /// Bounds of times, in seconds.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
@@ -34,18 +37,66 @@ pub(crate) struct Counts {
     waiting: Gauge,
 }
 
+/// State of the learning, as it is when it is asked for.
+struct LearningGauges {
+    whole: [Gauge; 6],
+    real: [Gauge<f64, AtomicU64>; 3],
+}
+
+impl LearningGauges {
+    fn new(registry: &mut Registry) -> Self {
+        let gauges = Self { whole: Default::default(), real: Default::default() };
+        let whole = [
+            ("learning_rows", "Answers that are kept to learn from"),
+            ("learning_dropped_rows", "Answers that were not kept"),
+            ("learning_datastore_tokens", "Tokens of the datastore that grows"),
+            ("learning_trainings", "Trainings that ended"),
+            ("learning_replaced_drafts", "Candidates that took the draft's place"),
+            ("learning_failed_trainings", "Trainings that failed"),
+        ];
+        for ((name, about), gauge) in whole.into_iter().zip(&gauges.whole) {
+            registry.register(name, about, gauge.clone());
+        }
+        let real = [
+            ("learning_last_training_seconds", "When the last training ended, since 1970"),
+            ("learning_tau_before", "Tokens per pass before the last training, held out"),
+            ("learning_tau_after", "The same of its candidate"),
+        ];
+        for ((name, about), gauge) in real.into_iter().zip(&gauges.real) {
+            registry.register(name, about, gauge.clone());
+        }
+        gauges
+    }
+
+    fn set(&self, learning: &Learning) {
+        let Learning { rows, dropped, datastore, trainings, replaced, failed, .. } = *learning;
+        let whole = [rows, dropped, datastore, trainings, replaced, failed];
+        for (gauge, value) in self.whole.iter().zip(whole) {
+            gauge.set(value as i64);
+        }
+        if let Some(last) = &learning.last {
+            let real = [last.at as f64, last.before, last.after];
+            for (gauge, value) in self.real.iter().zip(real) {
+                gauge.set(value);
+            }
+        }
+    }
+}
+
 /// Everything that is measured.
 pub(crate) struct Meters {
     registry: Registry,
     counts: Counts,
     first_token: Histogram,
     between_tokens: Histogram,
+    /// Gauges of the learning, if there is any.
+    learning: Option<(Arc<Board>, LearningGauges)>,
     /// Milliseconds of the last answer.
     last: AtomicU64,
 }
 
 impl Meters {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(board: Option<Arc<Board>>) -> Self {
         let counts = Counts::default();
         let (first_token, between_tokens) = (Histogram::new(SECONDS), Histogram::new(SECONDS));
         let mut registry = Registry::with_prefix("longdraft");
@@ -71,7 +122,9 @@ impl Meters {
         registry.register("first_token_seconds", about, first_token.clone());
         let about = "Mean seconds from token to token of an answer";
         registry.register("between_tokens_seconds", about, between_tokens.clone());
-        Self { registry, counts, first_token, between_tokens, last: AtomicU64::new(0) }
+        let learning = board.map(|board| (board, LearningGauges::new(&mut registry)));
+        let last = AtomicU64::new(0);
+        Self { registry, counts, first_token, between_tokens, learning, last }
     }
 
     pub(crate) fn answered(&self, path: &str, status: u16) {
@@ -124,6 +177,9 @@ impl Meters {
 
     /// All of it, in the text format of OpenMetrics.
     pub(crate) fn to_text(&self) -> Result<String, std::fmt::Error> {
+        if let Some((board, gauges)) = &self.learning {
+            gauges.set(&board.learning());
+        }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

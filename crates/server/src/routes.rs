@@ -45,6 +45,8 @@ pub(crate) fn router(app: Arc<App>) -> std::result::Result<Router, ServeError> {
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/reload", post(reload))
+        .route("/learning", get(learning))
         .route("/", get(page))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -238,6 +240,19 @@ async fn detokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Resul
     let Tokens { tokens } = fields(&value)?;
     let text = app.aside(move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
     Ok(json_response(&json!({ "content": text })))
+}
+
+/// Opens the draft anew. The type of the body keeps pages of other origins out, as everywhere.
+async fn reload(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+    json_of(&headers, body)?;
+    Ok(json_response(&json!({ "status": "ok", "draft": app.reload().await? })))
+}
+
+/// What is learned of the answers.
+async fn learning(State(app): Shared) -> Response {
+    let lessons = app.settings.lessons.as_ref();
+    let told = lessons.map(|lessons| lessons.board.learning().to_json());
+    json_response(&told.unwrap_or_else(|| json!({ "doing": "off" })))
 }
 
 /// A chat in the browser.

@@ -2,45 +2,52 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use longdraft_decode::stop::AnswerText;
 use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, Grammar, LogProbs};
+use longdraft_models::draft::Draft;
 use longdraft_models::tokenizer::TextTokenizer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::drafts::{MakeDrafter, Swap, Work};
 use crate::error::ApiError;
 use crate::events::{Ending, Event, Piece, Task};
+use crate::lessons::Lessons;
 use crate::meters::Meters;
 
 /// An answer that is written.
 struct Answer<'t> {
     task: Task,
     text: AnswerText<'t>,
-    has_begun: bool,
+    /// Tokens so far, and which of them nobody had proposed.
+    tokens: usize,
+    own: Vec<usize>,
     problem: Option<ApiError>,
 }
 
 /// Works until nobody can send tasks any more. With `cut`, whatever runs or waits ends as it is.
-pub(crate) fn work(
-    engine: BatchEngine<'_>,
+pub(crate) fn work<'a>(
+    (engine, make): (BatchEngine<'a>, &MakeDrafter<'a>),
     tokenizer: &TextTokenizer,
-    mut tasks: UnboundedReceiver<Task>,
+    mut inbox: UnboundedReceiver<Work>,
     cut: &AtomicBool,
-    meters: &Meters,
+    (meters, lessons): (&Meters, Option<&Lessons>),
 ) {
     let (waiting, answers) = (VecDeque::new(), BTreeMap::new());
-    let mut worker = Worker { engine, tokenizer, waiting, answers, joined: 0, meters };
+    let mut worker =
+        Worker { engine, make, tokenizer, waiting, answers, joined: 0, meters, lessons };
     loop {
         if worker.is_idle() {
-            worker.meters.load(0, 0);
-            match tasks.blocking_recv() {
-                Some(task) => worker.waiting.push_back(task),
+            worker.tell_load();
+            match inbox.blocking_recv() {
+                Some(work) => worker.take(work),
                 None => return,
             }
         }
-        while let Ok(task) = tasks.try_recv() {
-            worker.waiting.push_back(task);
+        while let Ok(work) = inbox.try_recv() {
+            worker.take(work);
         }
         worker.drop_cancelled();
         if cut.load(Ordering::Relaxed) {
@@ -53,6 +60,7 @@ pub(crate) fn work(
 
 struct Worker<'a, 'm> {
     engine: BatchEngine<'a>,
+    make: &'m MakeDrafter<'a>,
     tokenizer: &'m TextTokenizer,
     waiting: VecDeque<Task>,
     /// By their keys in the engine.
@@ -60,11 +68,36 @@ struct Worker<'a, 'm> {
     /// Answers that began so far.
     joined: usize,
     meters: &'m Meters,
+    /// Who learns of the answers.
+    lessons: Option<&'m Lessons>,
 }
 
 impl Worker<'_, '_> {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.answers.is_empty()
+    }
+
+    fn tell_load(&self) {
+        let (running, waiting) = (self.answers.len(), self.waiting.len());
+        self.meters.load(running, waiting);
+        if let Some(lessons) = self.lessons {
+            lessons.board.load(running + waiting);
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        match work {
+            Work::Answer(task) => self.waiting.push_back(task),
+            // Who asked may be gone; the draft is taken all the same.
+            Work::Swap(Swap { draft, done }) => drop(done.send(self.swap(&draft))),
+        }
+    }
+
+    /// Has another draft propose, if every place can have it.
+    fn swap(&mut self, draft: &Arc<dyn Draft>) -> Result<(), String> {
+        let drafters = (0..self.engine.places()).map(|_| (self.make)(draft));
+        let drafters = drafters.collect::<Result<Vec<_>, String>>()?;
+        self.engine.replace_drafters(drafters).map_err(|error| error.to_string())
     }
 
     /// Frees what nobody waits for any more.
@@ -106,13 +139,13 @@ impl Worker<'_, '_> {
             match self.engine.join_with(self.joined, &task.prompt, &task.options, form) {
                 Ok(()) => {
                     let text = AnswerText::new(self.tokenizer, &task.stops);
-                    let answer = Answer { task, text, has_begun: false, problem: None };
+                    let answer = Answer { task, text, tokens: 0, own: Vec::new(), problem: None };
                     self.answers.insert(self.joined, answer);
                 }
                 Err(error) => send(&task, Event::Failed(error.into())),
             }
         }
-        self.meters.load(self.answers.len(), self.waiting.len());
+        self.tell_load();
     }
 
     fn round(&mut self) {
@@ -151,11 +184,14 @@ impl Worker<'_, '_> {
     fn end(&mut self, key: usize, generation: &Generation) {
         let Some(mut answer) = self.answers.remove(&key) else { return };
         let task = &answer.task;
-        self.meters.load(self.answers.len(), self.waiting.len());
+        self.tell_load();
         self.meters.ended(generation, task.prompt.len(), task.asked.elapsed());
         if task.events.is_closed() {
             self.meters.cancelled();
             return;
+        }
+        if let Some(lessons) = self.lessons.filter(|_| !generation.tokens.is_empty()) {
+            lessons.add(&task.prompt, generation, std::mem::take(&mut answer.own));
         }
         let rest = answer.text.finish();
         if let Some(problem) = answer.problem {
@@ -188,10 +224,13 @@ impl Answer<'_> {
         meters: &Meters,
     ) -> ControlFlow<EndReason> {
         let Committed { token, proposed_by } = committed;
-        if !self.has_begun {
-            self.has_begun = true;
+        if self.tokens == 0 {
             meters.first_token(self.task.asked.elapsed());
         }
+        if proposed_by.is_none() {
+            self.own.push(self.tokens);
+        }
+        self.tokens += 1;
         if self.task.options.stop_tokens.contains(&token) {
             return ControlFlow::Continue(());
         }

@@ -125,7 +125,7 @@ pub(super) fn models(
 ) -> Result<Models> {
     let weights = draft.map(|draft| draft.weights(&target.weights)).transpose()?;
     let opened = (Arc::clone(&target.weights), Arc::clone(&target.tokenizer));
-    Ok(arguments.with(opened, draft.map(|draft| &draft.source), weights)?)
+    Ok(arguments.with(opened, draft.map(|draft| &draft.source), (weights, None))?)
 }
 
 /// What is asked for.

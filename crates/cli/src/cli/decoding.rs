@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use super::LearningArguments;
 use crate::decoding::DecodingArguments;
 
 /// Arguments of `generate`.
@@ -96,6 +97,9 @@ pub(crate) struct ServeArguments {
     /// Temperature where a request names none; 0: the most likely token always.
     #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     pub(crate) temperature: f64,
+    /// What is learned of the answers.
+    #[command(flatten)]
+    pub(crate) learning: LearningArguments,
     /// Drafting and verification; last, for its headings in the help.
     #[command(flatten)]
     pub(crate) decoding: DecodingArguments,

@@ -9,6 +9,7 @@ mod decoding;
 mod evaluation;
 mod fitting;
 mod habits;
+mod learning;
 #[cfg(test)]
 mod manual;
 mod planning;
@@ -44,6 +45,7 @@ pub(crate) use habits::{
     CompletionsArguments, ManArguments, RunsCommand, RunsCompareArguments, RunsDeleteArguments,
     RunsListArguments,
 };
+pub(crate) use learning::{LearnCommand, LearnWhen, LearningArguments};
 pub(crate) use planning::PlanArguments;
 pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
@@ -194,6 +196,9 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft serve model.gguf --draft runs/smollm2/draft --port 8080
     Serve(ServeArguments),
+    /// Remove what a server learned of its answers.
+    #[command(subcommand)]
+    Learn(LearnCommand),
     /// Pretrain a small language model, pack it, and score it.
     #[command(subcommand)]
     Lm(LmCommand),

@@ -15,6 +15,7 @@ mod fit;
 mod generate;
 mod habits;
 mod kernel_check;
+mod learn;
 mod parity;
 mod plan;
 mod pretrain;
@@ -31,7 +32,7 @@ mod watch;
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
 
-use crate::cli::{Cli, Command, EvalCommand, LmCommand, OpsChoice, SimdChoice};
+use crate::cli::{Cli, Command, EvalCommand, LearnCommand, LmCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
 use crate::terminal::Verbosity;
 
@@ -98,7 +99,8 @@ fn works_in_steps(command: &Command) -> bool {
         | Command::Capture(_)
         | Command::Pretrain(_)
         | Command::Lm(LmCommand::Train(_))
-        | Command::Fit(_) => true,
+        | Command::Fit(_)
+        | Command::Learn(LearnCommand::Train { .. }) => true,
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(_) => true,
         _ => false,
@@ -118,6 +120,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Serve(serve) => serve::run(&serve, arguments.json),
+        Command::Learn(command) => learn::run(&command),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::HeldOut(held_out)) => {
             eval::held_out::run(&held_out, arguments.json)

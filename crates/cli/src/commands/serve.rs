@@ -2,14 +2,19 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use longdraft_decode::BatchEngine;
-use longdraft_server::{Access, Limits, Model, ServeError, Settings, serve};
+use longdraft_decode::drafter::AnyDraft;
+use longdraft_models::draft::Draft;
+use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
 use serde_json::json;
 
 use crate::cli::ServeArguments;
-use crate::decoding::{Models, PaceChoice, holdings, stop_tokens};
+use crate::commands::learn::{self, Learner};
+use crate::decoding::{Models, PaceChoice, holdings, open_draft, stop_tokens};
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -26,7 +31,13 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     let defaults = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     // Before anything large is read.
     let listener = listen(SocketAddr::new(arguments.host, arguments.port))?;
-    let models = decoding.open(&arguments.target)?;
+    let mut models = decoding.open(&arguments.target)?;
+    let learner = Learner::open(arguments, &models)?;
+    if let Some(learner) = &learner {
+        models.grown = learner.grown();
+        models.draft = learner.draft(&models).or(models.draft);
+    }
+    let models = Arc::new(models);
     errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_name(&models));
     let drafters = (0..arguments.parallel).map(|_| decoding.drafter(&models));
     let engine = BatchEngine::new(&models.target, drafters.collect::<Result<_>>()?);
@@ -54,10 +65,51 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         outln!("{} answers at http://{address}", model.name);
     }
     crate::terminal::flush();
-    let settings = Settings { model, defaults, limits, access };
+    let (control, inbox) = longdraft_server::channel();
+    let drafts = drafts(arguments, &models);
+    let lessons = learn::lessons(learner.as_ref());
+    let (lessons, lesson) = match learner.zip(lessons) {
+        Some((learner, (lessons, served))) => {
+            let board = Arc::clone(&lessons.board);
+            (Some(lessons), Some(learner.start(&models, control, (served, board))?))
+        }
+        None => (None, None),
+    };
+    let settings = Settings { model, defaults, limits, access, lessons };
     let asked = interrupts.clone();
-    serve(settings, listener, engine, &models.tokenizer, move || asked.asked())?;
+    let parts = (engine, drafts, inbox);
+    let served = serve(settings, listener, parts, &models.tokenizer, move || asked.asked());
+    if let Some(lesson) = lesson {
+        lesson.end();
+    }
+    served?;
     Err(interrupts.failure())
+}
+
+/// How the server comes by another draft: the one that was learned last, or what `--draft` leads to then.
+fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<'a> {
+    let decoding = &arguments.decoding;
+    let may_come = decoding.draft.is_some() || arguments.learning.learn_method.is_some();
+    let open = may_come.then(|| {
+        let (decoding, models) = (decoding.clone(), Arc::clone(models));
+        let learned = arguments.learning.learn.clone();
+        let open = move || -> Result<Arc<dyn Draft>> {
+            let learned = learned.as_deref().and_then(learn::learned_draft);
+            let source = match learned {
+                Some(place) => Some(DraftSource::find(&place)?),
+                None => decoding.draft_source()?,
+            };
+            let source = source.ok_or_else(|| Failure::usage("there is no draft yet"))?;
+            Ok(Arc::from(open_draft(&source, &models.target)?))
+        };
+        Arc::new(move || open().map_err(|failure| failure.message().to_owned())) as Arc<OpenDraft>
+    });
+    let make = move |draft: &Arc<dyn Draft>| {
+        let draft = AnyDraft::from(Arc::clone(draft));
+        let drafter = decoding.drafter_with(models, Some(draft));
+        drafter.map_err(|failure| failure.message().to_owned())
+    };
+    Drafts { open, make: Box::new(make) }
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

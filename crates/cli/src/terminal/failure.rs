@@ -90,7 +90,7 @@ impl Failure {
         self
     }
 
-    /// What is wrong.
+    /// What went wrong, without the way out.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }

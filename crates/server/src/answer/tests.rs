@@ -28,9 +28,10 @@ fn app() -> Arc<App> {
         grace,
     };
     let (defaults, access) = (DecodeOptions::default(), Access::default());
-    let settings = Settings { model, defaults, limits, access };
+    let settings = Settings { model, defaults, limits, access, lessons: None };
     let tokenizer = Target::open_tokenizer(TARGET).expect("the target that ships");
-    App::new(settings, tokenizer, 1).0
+    let (sender, _) = unbounded_channel();
+    App::new(settings, tokenizer, (1, None, sender))
 }
 
 fn head(telling: Telling) -> Head {

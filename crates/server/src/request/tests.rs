@@ -32,8 +32,16 @@ fn settings() -> Settings {
         bos: Some(1),
         stop_tokens: vec![TargetTokenId(2)],
     };
-    let limits = Limits { queue: 1, max_tokens: 100, body: 1 << 20, grace: Duration::from_secs(1) };
-    Settings { model, defaults: DecodeOptions::default(), limits, access: Access::default() }
+    let limits = Limits {
+        queue: 1,
+        max_tokens: 100,
+        request_tokens: None,
+        total_tokens: None,
+        body: 1 << 20,
+        grace: Duration::from_secs(1),
+    };
+    let (defaults, access) = (DecodeOptions::default(), Access::default());
+    Settings { model, defaults, limits, access, lessons: None }
 }
 
 fn values() -> impl Strategy<Value = Value> {

@@ -35,6 +35,8 @@ use crate::screen::Screen;
 use rules::Candidate;
 use state::{Ledger, Round, Settings};
 
+pub(crate) use training::start;
+
 /// The engine that is this program.
 const OWN_ENGINE: &str = "longdraft";
 

@@ -37,7 +37,7 @@ pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
 }
 
 /// The method of a draft that is gone on from, and the keys that it was trained with, if they are known.
-pub(super) fn start(from: &Path) -> Result<(String, Option<Map<String, Value>>)> {
+pub(crate) fn start(from: &Path) -> Result<(String, Option<Map<String, Value>>)> {
     let source = DraftSource::find(from)?;
     let DraftSource::Checkpoint(located) = &source else {
         return Ok((DraftKind::at(source.folder())?.name.to_owned(), None));

@@ -1,0 +1,99 @@
+//! Keeps answers: through the user's filter into the rows, and into the datastore at once.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use longdraft_decode::drafter::GrownDatastore;
+use longdraft_models::TargetTokenId;
+use longdraft_server::Served;
+
+use super::Shared;
+use super::redact::{Text, redact};
+use super::store::{Row, Store};
+use crate::decoding::Models;
+
+/// How often it is looked whether the server ends.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Keeps what the server hands over.
+pub(super) struct Keeper {
+    pub(super) store: Store,
+    pub(super) redact: Option<PathBuf>,
+    pub(super) grown: Option<Arc<GrownDatastore>>,
+    pub(super) models: Arc<Models>,
+    pub(super) shared: Arc<Shared>,
+    /// Whether a problem was told: one line is enough, whatever the number of answers.
+    pub(super) told_of_trouble: bool,
+}
+
+impl Keeper {
+    /// Until the server ends.
+    pub(super) fn work(mut self, served: &Receiver<Served>) {
+        loop {
+            let served = match served.recv_timeout(LOOK_EVERY) {
+                Ok(served) => served,
+                Err(RecvTimeoutError::Timeout) if !self.shared.stops() => continue,
+                Err(_) => return,
+            };
+            // What waits when the server ends is kept where that takes no time.
+            if self.shared.stops() && self.redact.is_some() {
+                continue;
+            }
+            let kept = self.keep(&served);
+            let (rows, datastore) =
+                (self.store.rows(), self.grown.as_ref().map_or(0, |grown| grown.len()));
+            self.shared.board.tell(|learning| {
+                (learning.rows, learning.datastore) = (rows, datastore);
+                learning.dropped += usize::from(kept.is_none());
+            });
+        }
+    }
+
+    fn keep(&mut self, served: &Served) -> Option<()> {
+        let (prompt, answer) = self.filtered(served)?;
+        match self.store.add(&Row::new(&prompt, &answer, served.own.len())) {
+            Ok(()) => {}
+            Err(error) => {
+                self.tell(&format!("an answer cannot be kept: {error}"));
+                return None;
+            }
+        }
+        self.shared.fresh.fetch_add(1, Ordering::Relaxed);
+        if let Some(grown) = &self.grown {
+            grown.add([&answer[..]]);
+        }
+        Some(())
+    }
+
+    /// Tokens of prompt and answer, without what must not be kept.
+    fn filtered(&mut self, served: &Served) -> Option<(Vec<u32>, Vec<u32>)> {
+        let ids = |tokens: &[TargetTokenId]| tokens.iter().map(|token| token.0).collect::<Vec<_>>();
+        let (prompt, answer) = (ids(&served.prompt), ids(&served.answer));
+        let Some(program) = &self.redact else { return Some((prompt, answer)) };
+        let tokenizer = &self.models.tokenizer;
+        let text = Text {
+            prompt: tokenizer.decode(&prompt, false).ok()?,
+            answer: tokenizer.decode(&answer, false).ok()?,
+        };
+        let Some(found) = redact(program, &text) else {
+            let program = program.display().to_string();
+            self.tell(&format!("{program} failed with an answer, which is not kept"));
+            return None;
+        };
+        if found == text {
+            return Some((prompt, answer));
+        }
+        let encoded = |text: &str| Some(tokenizer.encode(text).ok()?.ids);
+        let answer = encoded(&found.answer)?;
+        Some((encoded(&found.prompt)?, answer)).filter(|(_, answer)| !answer.is_empty())
+    }
+
+    fn tell(&mut self, problem: &str) {
+        if !std::mem::replace(&mut self.told_of_trouble, true) {
+            errln!("warning: learning: {problem}; further ones are counted at /learning");
+        }
+    }
+}
