@@ -19,7 +19,7 @@ struct Watch {
 
 impl Watch {
     fn start(runs: &[&str]) -> Self {
-        let mut child = longdraft(&[&["watch", "--json"], runs].concat())
+        let mut child = longdraft(&[&["watch", "--json"][..], runs].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -207,7 +207,7 @@ fn a_browser_shows_the_page_and_what_is_added() {
         let mut command = Command::new(&browser);
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]);
         command.arg(format!("--user-data-dir={}", shop.path(profile)));
-        command.args([&format!("--timeout={wait}"), "--dump-dom", &watch.address]);
+        command.arg(format!("--timeout={wait}")).arg("--dump-dom").arg(&watch.address);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a browser")
     };
     let child = dom("profile", "12000");
@@ -412,4 +412,28 @@ fn a_view_gives_the_terminal_back_when_it_is_suspended_or_not_wanted() {
         assert_eq!(view.end(), 0, "{}", view.seen());
         assert!(!view.seen().contains(ENTER), "{}", view.seen());
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn fit_opens_its_page_in_the_browser_of_the_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (browser, told) = (folder.path().join("browser"), folder.path().join("told"));
+    std::fs::write(&browser, format!("#!/bin/sh\nprintf %s \"$1\" > '{}'\n", told.display()))
+        .expect("a program");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&browser, mode).expect("executable");
+    let output = folder.path().join("fitted").display().to_string();
+    let arguments =
+        ["fit", &demonstration(), "--time", "30s", "--plan", "--open", "--output", &output];
+    let ended = longdraft(&arguments).env("BROWSER", &browser).output().expect("the binary starts");
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let address = std::fs::read_to_string(&told).expect("an address");
+    assert!(address.starts_with("http://127.0.0.1:"), "{address}");
+    assert!(stderr(&ended).contains(&format!("watch at {address}")), "{}", stderr(&ended));
+    // Where nothing shows pages, the address is told anyway.
+    let ended =
+        longdraft(&arguments).env_remove("BROWSER").env("PATH", "").output().expect("starts");
+    assert!(ended.status.success() && stderr(&ended).contains("open the address by hand"));
 }
