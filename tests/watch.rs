@@ -2,7 +2,7 @@
 //! is quit, killed, hung up and suspended.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -203,24 +203,55 @@ fn a_browser_shows_the_page_and_what_is_added() {
     let run = shop.path("run");
     fit_in_answers(Path::new(&run));
     let watch = Watch::start(&[&run]);
-    let dom = |profile: &str, wait: &str| {
-        let mut command = Command::new(&browser);
-        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]);
-        command.arg(format!("--user-data-dir={}", shop.path(profile)));
-        command.arg(format!("--timeout={wait}")).arg("--dump-dom").arg(&watch.address);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a browser")
-    };
-    let child = dom("profile", "12000");
-    std::thread::sleep(Duration::from_millis(4000));
     let events = Path::new(&run).join("events.jsonl");
-    let mut text = std::fs::read_to_string(&events).expect("events");
-    text.truncate(text.rfind('\n').expect("lines") + 1);
-    let line = json!({ "at": 4e9, "event": "answer", "prompt": "p", "tokens": [{ "text": "A later answer." }] });
-    write(&events, &format!("{text}{line}\n"));
-    let output = child.wait_with_output().expect("a browser that ends");
+    // After the browser has the page, something happens.
+    let address = in_between(watch.host().to_owned(), move || {
+        let mut text = std::fs::read_to_string(&events).expect("events");
+        text.truncate(text.rfind('\n').expect("lines") + 1);
+        let tokens = json!([{ "text": "A later answer." }]);
+        let line = json!({ "at": 4e9, "event": "answer", "prompt": "p", "tokens": tokens });
+        write(&events, &format!("{text}{line}\n"));
+        std::thread::sleep(Duration::from_millis(600));
+    });
+    let output = Command::new(&browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"])
+        .arg(format!("--user-data-dir={}", shop.path("profile")))
+        .args(["--virtual-time-budget=15000", "--dump-dom", &address])
+        .output()
+        .expect("a browser");
     let (page, console) = (String::from_utf8_lossy(&output.stdout), stderr(&output));
     assert!(!console.contains("CONSOLE"), "{console}");
-    assert!(page.contains("A later answer."), "the page does not follow: {page}");
+    assert!(page.contains("of 400 prompts"), "{page}");
+    assert!(page.contains("A later answer."), "the page does not follow");
+}
+
+/// Hands requests on to a server; before the second one for its page something happens.
+fn in_between(server: String, happens: impl FnOnce() + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}/", listener.local_addr().expect("an address"));
+    let hand_on = move || {
+        let (mut pages, mut happens) = (0, Some(happens));
+        for client in listener.incoming() {
+            let mut client = client.expect("a client");
+            let (mut request, mut block) = (Vec::new(), [0; 4096]);
+            while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                match client.read(&mut block) {
+                    Ok(count) if count > 0 => request.extend(&block[..count]),
+                    _ => break,
+                }
+            }
+            let request = String::from_utf8_lossy(&request).replace("keep-alive", "close");
+            pages += usize::from(request.starts_with("GET / "));
+            if let Some(happens) = happens.take_if(|_| pages > 1) {
+                happens();
+            }
+            let Ok(mut upstream) = TcpStream::connect(&server) else { return };
+            let _ = upstream.write_all(request.as_bytes());
+            let _ = std::io::copy(&mut upstream, &mut client);
+        }
+    };
+    std::thread::spawn(hand_on);
+    address
 }
 
 fn browser() -> Option<PathBuf> {

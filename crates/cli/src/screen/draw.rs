@@ -101,7 +101,8 @@ fn phases_line(live: &Live) -> Line<'static> {
             Stand::Now => Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD),
             Stand::ToCome => Style::new().add_modifier(Modifier::DIM),
         };
-        spans.push(Span::styled(phase_text(phase), style));
+        // A phase stays on one line.
+        spans.push(Span::styled(phase_text(phase).replace(' ', "\u{a0}"), style));
     }
     Line::from(spans)
 }
