@@ -110,7 +110,7 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
         "fit",
         &target,
         "--time",
-        "25s",
+        "40s",
         "--output",
         &name,
         "--max-tokens",

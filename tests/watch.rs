@@ -2,7 +2,7 @@
 //! is quit, killed, hung up and suspended.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ struct Watch {
 
 impl Watch {
     fn start(runs: &[&str]) -> Self {
-        let mut child = longdraft(&[&["watch", "--json"], runs].concat())
+        let mut child = longdraft(&[&["watch", "--json"][..], runs].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -203,24 +203,55 @@ fn a_browser_shows_the_page_and_what_is_added() {
     let run = shop.path("run");
     fit_in_answers(Path::new(&run));
     let watch = Watch::start(&[&run]);
-    let dom = |profile: &str, wait: &str| {
-        let mut command = Command::new(&browser);
-        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]);
-        command.arg(format!("--user-data-dir={}", shop.path(profile)));
-        command.args([&format!("--timeout={wait}"), "--dump-dom", &watch.address]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a browser")
-    };
-    let child = dom("profile", "12000");
-    std::thread::sleep(Duration::from_millis(4000));
     let events = Path::new(&run).join("events.jsonl");
-    let mut text = std::fs::read_to_string(&events).expect("events");
-    text.truncate(text.rfind('\n').expect("lines") + 1);
-    let line = json!({ "at": 4e9, "event": "answer", "prompt": "p", "tokens": [{ "text": "A later answer." }] });
-    write(&events, &format!("{text}{line}\n"));
-    let output = child.wait_with_output().expect("a browser that ends");
+    // After the browser has the page, something happens.
+    let address = in_between(watch.host().to_owned(), move || {
+        let mut text = std::fs::read_to_string(&events).expect("events");
+        text.truncate(text.rfind('\n').expect("lines") + 1);
+        let tokens = json!([{ "text": "A later answer." }]);
+        let line = json!({ "at": 4e9, "event": "answer", "prompt": "p", "tokens": tokens });
+        write(&events, &format!("{text}{line}\n"));
+        std::thread::sleep(Duration::from_millis(600));
+    });
+    let output = Command::new(&browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"])
+        .arg(format!("--user-data-dir={}", shop.path("profile")))
+        .args(["--virtual-time-budget=15000", "--dump-dom", &address])
+        .output()
+        .expect("a browser");
     let (page, console) = (String::from_utf8_lossy(&output.stdout), stderr(&output));
     assert!(!console.contains("CONSOLE"), "{console}");
-    assert!(page.contains("A later answer."), "the page does not follow: {page}");
+    assert!(page.contains("of 400 prompts"), "{page}");
+    assert!(page.contains("A later answer."), "the page does not follow");
+}
+
+/// Hands requests on to a server; before the second one for its page something happens.
+fn in_between(server: String, happens: impl FnOnce() + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}/", listener.local_addr().expect("an address"));
+    let hand_on = move || {
+        let (mut pages, mut happens) = (0, Some(happens));
+        for client in listener.incoming() {
+            let mut client = client.expect("a client");
+            let (mut request, mut block) = (Vec::new(), [0; 4096]);
+            while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                match client.read(&mut block) {
+                    Ok(count) if count > 0 => request.extend(&block[..count]),
+                    _ => break,
+                }
+            }
+            let request = String::from_utf8_lossy(&request).replace("keep-alive", "close");
+            pages += usize::from(request.starts_with("GET / "));
+            if let Some(happens) = happens.take_if(|_| pages > 1) {
+                happens();
+            }
+            let Ok(mut upstream) = TcpStream::connect(&server) else { return };
+            let _ = upstream.write_all(request.as_bytes());
+            let _ = std::io::copy(&mut upstream, &mut client);
+        }
+    };
+    std::thread::spawn(hand_on);
+    address
 }
 
 fn browser() -> Option<PathBuf> {
@@ -412,4 +443,28 @@ fn a_view_gives_the_terminal_back_when_it_is_suspended_or_not_wanted() {
         assert_eq!(view.end(), 0, "{}", view.seen());
         assert!(!view.seen().contains(ENTER), "{}", view.seen());
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn fit_opens_its_page_in_the_browser_of_the_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (browser, told) = (folder.path().join("browser"), folder.path().join("told"));
+    std::fs::write(&browser, format!("#!/bin/sh\nprintf %s \"$1\" > '{}'\n", told.display()))
+        .expect("a program");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&browser, mode).expect("executable");
+    let output = folder.path().join("fitted").display().to_string();
+    let arguments =
+        ["fit", &demonstration(), "--time", "30s", "--plan", "--open", "--output", &output];
+    let ended = longdraft(&arguments).env("BROWSER", &browser).output().expect("the binary starts");
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let address = std::fs::read_to_string(&told).expect("an address");
+    assert!(address.starts_with("http://127.0.0.1:"), "{address}");
+    assert!(stderr(&ended).contains(&format!("watch at {address}")), "{}", stderr(&ended));
+    // Where nothing shows pages, the address is told anyway.
+    let ended =
+        longdraft(&arguments).env_remove("BROWSER").env("PATH", "").output().expect("starts");
+    assert!(ended.status.success() && stderr(&ended).contains("open the address by hand"));
 }

@@ -153,8 +153,9 @@ fn of_result(runs: &[Run], lives: &[Live]) -> Value {
     let rows: Vec<Row> = runs.iter().enumerate().flat_map(|(i, run)| rows(i, run)).collect();
     context! {
         headline => going.map_or_else(|| result::headline(runs), Live::headline),
-        facts => single.map_or_else(Vec::new, facts),
-        tiles => single.map_or_else(Vec::new, result::tiles),
+        // While a run goes on its card says it.
+        facts => single.filter(|_| going.is_none()).map_or_else(Vec::new, facts),
+        tiles => single.filter(|_| going.is_none()).map_or_else(Vec::new, result::tiles),
         ways => result::ways(runs),
         sample => result::sample(runs),
         runs => legend(runs), rows,

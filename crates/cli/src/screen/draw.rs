@@ -70,7 +70,7 @@ fn title_line(live: &Live, width: u16) -> Paragraph<'static> {
 }
 
 fn left_in_words(left: Left) -> String {
-    format!("{} left ({})", clock(left.seconds), left.range_in_words())
+    format!("{} left ({})", words::about(left.seconds), left.range_in_words())
 }
 
 fn phase_text(phase: &Phase) -> String {
@@ -81,8 +81,10 @@ fn phase_text(phase: &Phase) -> String {
     };
     let time = match (phase.stand, phase.spent, phase.planned) {
         (Stand::Done, Some(spent), _) | (Stand::Now, Some(spent), None) => clock(spent),
-        (Stand::Now, Some(spent), Some(planned)) => format!("{}/{}", clock(spent), clock(planned)),
-        (_, _, Some(planned)) => clock(planned),
+        (Stand::Now, Some(spent), Some(planned)) => {
+            format!("{}/{}", clock(spent), words::about(planned))
+        }
+        (_, _, Some(planned)) => words::about(planned),
         _ => String::new(),
     };
     format!("{mark} {} {time}", phase.name).trim_end().to_owned()
@@ -99,7 +101,8 @@ fn phases_line(live: &Live) -> Line<'static> {
             Stand::Now => Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD),
             Stand::ToCome => Style::new().add_modifier(Modifier::DIM),
         };
-        spans.push(Span::styled(phase_text(phase), style));
+        // A phase stays on one line.
+        spans.push(Span::styled(phase_text(phase).replace(' ', "\u{a0}"), style));
     }
     Line::from(spans)
 }
@@ -113,9 +116,9 @@ fn phase_rows(live: &Live, width: u16) -> u16 {
 
 fn draw_work(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     let Some(work) = &live.work else { return };
-    let phase = live
-        .left_of_phase
-        .map_or(String::new(), |left| format!(", {} left in this phase", clock(left.seconds)));
+    let phase = live.left_of_phase.map_or(String::new(), |left| {
+        format!(", {} left in this phase", words::about(left.seconds))
+    });
     let text = format!("{}{phase}", clean(&work.in_words()));
     if work.all == 0 {
         frame.render_widget(Line::from(text), area);

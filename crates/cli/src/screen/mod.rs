@@ -5,7 +5,7 @@
 
 mod draw;
 
-use std::io::{IsTerminal, stdout};
+use std::io::{IsTerminal, Stdout, stdout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::Once;
@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::cursor::{Hide, Show};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode, size,
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode, size,
 };
 
 use crate::interrupts::Interrupts;
@@ -90,6 +91,12 @@ fn enter() -> std::io::Result<()> {
     execute!(stdout(), EnterAlternateScreen).inspect_err(|_| restore())
 }
 
+/// An empty picture. `Terminal::clear` would ask the terminal where its cursor is, and some never answer.
+fn empty() -> std::io::Result<Terminal<CrosstermBackend<Stdout>>> {
+    execute!(stdout(), Clear(ClearType::All), Hide)?;
+    Terminal::new(CrosstermBackend::new(stdout()))
+}
+
 /// The terminal as it was. Nothing can be told where that fails: it is gone then.
 fn restore() {
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
@@ -145,14 +152,13 @@ impl View {
     }
 
     fn show(&self) -> std::io::Result<()> {
-        let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
-        terminal.clear()?;
+        let mut terminal = empty()?;
         let mut follower = Follower::of(&self.folder);
         let mut drawn: Option<Instant> = None;
         while !self.is_over.load(Ordering::Relaxed) && is_covered() {
             if self.suspends.asked() {
                 suspend()?;
-                terminal.clear()?;
+                terminal = empty()?;
                 drawn = None;
             }
             if drawn.is_none_or(|drawn| drawn.elapsed() >= PICTURE) {

@@ -16,7 +16,7 @@
 //!
 //! of the tokens `t` that training learns from. `A` is each method's own, the least squares over its
 //! [`Evidence`]; `T` is one for all, the least squares over the methods with several points (a test holds
-//! both to that). The six points of these lie within 0.05 of their curves, one within 0.07, in α.
+//! both to that). The six points of these lie within 0.04 of their curves in α, but for one within 0.06.
 //!
 //! All of that evidence is of one target, SmolLM2-135M, and one seed a draft. So every expectation is a range:
 //! - the lower end is half of α: the same drafts had 1.69 on prompts like those of their training and 1.33 on
@@ -183,7 +183,7 @@ mod tests {
         let costs = Costs { machine: &machine, draft: &|_| 1.3e-3, most: 5 };
         assert!((costs.speed_up(5, 1.40) - 0.52).abs() < 0.005);
         // A pace leaves such rounds out, and shorter chains are better.
-        assert_eq!(costs.paced(0.1), 1.0);
+        assert!((costs.paced(0.1) - 1.0).abs() < 1e-9);
         assert!(costs.fastest(|n| tau(0.29, n)).0 < 3);
         assert_eq!(costs.fastest(|n| 1.0 + n as f64).0, 5);
     }

@@ -10,6 +10,9 @@ use super::rules::{Plan, WORTH};
 use crate::doctor::readable_bytes;
 use crate::progress::clock;
 
+/// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
+const DEAR: f64 = 1.6;
+
 /// What was found among the prompts.
 pub(super) fn prompts(split: &Split) {
     let Split { source, training, shipped, held_out, duplicates, unusable } = split;
@@ -112,11 +115,20 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
 
 /// Why nothing is trained, and what to do instead.
 pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
+    let dear = machine.pass(4) / machine.step().max(1e-9);
+    let reason = if dear > DEAR {
+        format!(
+            "A pass over 4 rows takes {dear:.1} times a plain step, so that proposals cost almost what they save"
+        )
+    } else {
+        format!(
+            "In this time a draft is expected to learn no more than tau {:.2}; more --time may change that",
+            plan.tau.middle
+        )
+    };
     outln!(
-        "no draft is expected to pay here: at best {:.2} times as fast (less than {WORTH}). A pass over 4 rows takes {:.1} times \
-         a plain step, so that proposals cost almost what they save",
-        plan.speed_up.high,
-        machine.pass(4) / machine.step().max(1e-9)
+        "no draft is expected to pay here: at best {:.2} times as fast (less than {WORTH}). {reason}",
+        plan.speed_up.high
     );
     match machine.lookup {
         Some(speed_up) if speed_up >= WORTH => {

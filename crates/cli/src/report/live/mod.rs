@@ -235,7 +235,11 @@ fn of_training(run: &Run) -> (Vec<Phase>, Option<Advance>) {
         (all, _) => ("steps", taken, all.unwrap_or(0)),
     };
     let (done, all) = (done as usize, all as usize);
-    let stand = if all > 0 && done >= all { Stand::Done } else { Stand::Now };
+    let stand = match (taken, all) {
+        (0, _) => Stand::ToCome,
+        (_, 1..) if done >= all => Stand::Done,
+        _ => Stand::Now,
+    };
     let spent = stage.map(|stage| stage.log.seconds());
     let work = Advance { what: what.to_owned(), done, all, tokens: learned, at_most: None };
     let training = Phase { name: "training", stand, spent, planned: None };

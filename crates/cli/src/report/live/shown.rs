@@ -69,10 +69,10 @@ fn phase(phase: &Phase) -> ShownPhase {
     let time = match (phase.stand, phase.spent, phase.planned) {
         (Stand::Done, Some(spent), _) => clock(spent),
         (Stand::Now, Some(spent), Some(planned)) => {
-            format!("{} of {}", clock(spent), clock(planned))
+            format!("{} of {}", clock(spent), words::about(planned))
         }
         (Stand::Now, Some(spent), None) => clock(spent),
-        (Stand::Now | Stand::ToCome, _, Some(planned)) => format!("some {}", clock(planned)),
+        (Stand::Now | Stand::ToCome, _, Some(planned)) => format!("some {}", words::about(planned)),
         _ => String::new(),
     };
     let class = match phase.stand {
@@ -88,9 +88,9 @@ fn tiles(live: &Live) -> Vec<Tile> {
     if let Some(left) = live.left {
         let phase = live
             .left_of_phase
-            .map_or(String::new(), |left| format!("; this phase {}", clock(left.seconds)));
+            .map_or(String::new(), |left| format!("; this phase {}", words::about(left.seconds)));
         let note = format!("{}{phase}", left.range_in_words());
-        tiles.push(Tile::new("Time left", clock(left.seconds), note));
+        tiles.push(Tile::new("Time left", words::about(left.seconds), note));
     }
     if let Some(speed) = live.speed {
         tiles.push(Tile::new("Speed", words::speed(speed), "of late".to_owned()));

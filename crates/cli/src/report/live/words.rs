@@ -32,16 +32,16 @@ impl Live {
             _ => "Nothing has begun yet",
         };
         match self.left {
-            Some(left) => format!("{what}, about {} left", clock(left.seconds)),
+            Some(left) => format!("{what}, about {} left", about(left.seconds)),
             None => what.to_owned(),
         }
     }
 }
 
 impl Left {
-    /// `12m00s (10m00s to 15m00s)`
+    /// `10m to 15m`
     pub(crate) fn range_in_words(self) -> String {
-        format!("{} to {}", clock(self.low), clock(self.high))
+        format!("{} to {}", about(self.low), about(self.high))
     }
 }
 
@@ -59,6 +59,17 @@ impl Advance {
     }
 }
 
+/// Seconds as exactly as they can be foreseen: `40s`, `3m10s`, `38m`, `2h05m`.
+pub(crate) fn about(seconds: f64) -> String {
+    let round = |unit: f64| unit * (seconds.max(0.0) / unit).round();
+    match seconds {
+        ..60.0 => clock(round(5.0)),
+        60.0..600.0 => clock(round(10.0)),
+        600.0..3600.0 => format!("{:.0}m", round(60.0) / 60.0),
+        _ => clock(round(300.0)),
+    }
+}
+
 /// Tokens a second.
 pub(crate) fn speed(tokens: f64) -> String {
     format!("{} tok/s", number(tokens, 3))
@@ -67,4 +78,25 @@ pub(crate) fn speed(tokens: f64) -> String {
 /// Memory.
 pub(crate) fn memory(mib: f64) -> String {
     if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_foreseen_is_told_roughly() {
+        let told = [-3.0, 13.0, 58.0, 187.0, 614.0, 3599.0, 7384.0, 9e4].map(about);
+        assert_eq!(told, ["0s", "15s", "1m00s", "3m10s", "10m", "60m", "2h05m", "25h00m"]);
+    }
+
+    #[test]
+    fn work_and_its_share_are_told() {
+        let work =
+            Advance { what: "steps".to_owned(), done: 1200, all: 4000, ..Advance::default() };
+        assert_eq!(work.in_words(), "1,200 of 4,000 steps");
+        assert!((work.share() - 0.3).abs() < 1e-9);
+        let open = Advance { all: 0, ..work };
+        assert_eq!(open.in_words(), "1,200 steps");
+    }
 }
