@@ -6,8 +6,7 @@ use std::sync::Arc;
 use candle_core::DType;
 use longdraft_decode::drafter::{
     AnyDraft, Combination, CombinedDrafter, Datastore, Drafter, GrownDatastore, LookupDrafter,
-    ModelDrafter, MtpModel,
-    ReducedHead, drafter_of,
+    ModelDrafter, MtpModel, ReducedHead, drafter_of,
 };
 use longdraft_decode::{
     DecodeError, DecodeOptions, DraftShape, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
