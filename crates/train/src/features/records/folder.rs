@@ -194,8 +194,12 @@ mod tests {
         let open = |path: &Path| RecordFolder::open(path).expect_err("refused").to_string();
         assert!(open(folder.path()).contains("no records"));
         assert!(!holds_records(folder.path()));
-        for name in ["rows_2000/data_10.ckpt", "rows_2000/data_9.ckpt", "rows_0/data_1.ckpt", "rows_0/notes.txt"]
-        {
+        for name in [
+            "rows_2000/data_10.ckpt",
+            "rows_2000/data_9.ckpt",
+            "rows_0/data_1.ckpt",
+            "rows_0/notes.txt",
+        ] {
             let path = folder.path().join(name);
             std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
             std::fs::write(path, b"").expect("file");
