@@ -2,6 +2,7 @@
 
 mod block_export;
 mod broken_exports;
+mod captures;
 mod curriculum;
 mod data;
 mod decoding;

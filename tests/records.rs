@@ -177,7 +177,7 @@ fn what_records_cannot_serve_is_refused_with_a_reason() {
     for (rows, width, value, wanted) in [
         (100, 192, f32::NAN, "not finite"),
         (100, 128, 0.5, "target_layers"),
-        (10, 192, 0.5, "[1, 41 or more, 192] is needed"),
+        (10, 192, 0.5, "[1, 41 or more, width] is needed"),
     ] {
         write_constant(&path, (rows, width), value);
         let text = capture(&format!("constant-{rows}-{width}"), &[]);

@@ -59,8 +59,8 @@ tests! {
     target_config hybrid_config eagle3_config glide_config language_model_config
     tokenizer_json tokenizer_config sentence_piece chat_template
     configuration
-    jsonl json compressed_rows parquet token_stream data_shard data_index
-    feature_shard feature_index feature_record
+    jsonl json compressed_rows parquet arrow token_stream data_shard data_index
+    feature_shard feature_index feature_record engine_record cache_manifest cache_index
     checkpoint_state checkpoint_manifest checkpoint_optimizer token_counts
     export_manifest export_config export_weights hub_answers
 }

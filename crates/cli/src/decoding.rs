@@ -413,15 +413,6 @@ impl From<DecodeError> for Failure {
     }
 }
 
-/// Opens a draft to propose with, held as the target is.
-pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Box<dyn Draft>> {
-    let mut draft = source.open(target)?;
-    if target.holds_blocks() {
-        draft.hold_as_blocks()?;
-    }
-    Ok(draft)
-}
-
 /// Refuses proposals of no length.
 pub(crate) fn require_draft_len(draft_len: usize) -> Result<()> {
     if draft_len > 0 {

@@ -125,7 +125,7 @@ impl Features {
     fn record(&self) -> Outcome<Record> {
         let rows: Vec<u32> = (0..self.tokens as u32).collect();
         let layers = Some(self.layers.clone());
-        Ok(Record::of_states(&self.target, layers, &self.last, &contents(), &rows)?)
+        Ok(Record::of_states(&self.target, layers, Some(&self.last), &contents(), &rows)?)
     }
 }
 

@@ -20,6 +20,7 @@ use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::features::StoredFeatures;
+use crate::features::records::{RecordFolder, is_record_folder};
 use crate::pretrain::{PretrainConfig, Tokenizer};
 use crate::stage::{Encoder, source_paths};
 
@@ -186,7 +187,12 @@ impl InputCheck {
         let Some(place) = config.train.features.store() else { return };
         let is_remote = place.contains("://") && !place.starts_with("file://");
         if self.purpose == Purpose::Training && (self.reach == Reach::All || !is_remote) {
-            problems.take("train.features", StoredFeatures::recipe(place));
+            if is_record_folder(place) {
+                let folder = Path::new(place.strip_prefix("file://").unwrap_or(place));
+                problems.take("train.features", RecordFolder::open(folder).map(drop));
+            } else {
+                problems.take("train.features", StoredFeatures::recipe(place).map(drop));
+            }
         }
     }
 }

@@ -4,6 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arrow_array::builder::{Int32Builder, ListBuilder};
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_ipc::writer::{FileWriter, StreamWriter};
 use longdraft_data::prepare::{PrepareOptions, Source, prepare};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::{SourceReader, read_source};
@@ -133,6 +136,26 @@ pub(super) fn parquet_files() -> Vec<Vec<u8>> {
         parquet_file(Compression::SNAPPY, true),
         parquet_file(Compression::ZSTD(ZstdLevel::default()), true),
     ]
+}
+
+/// Reads an Arrow stream or file.
+pub(super) fn arrow(bytes: &[u8]) -> bool {
+    rows(scratch::file("rows.arrow", bytes))
+}
+
+pub(super) fn arrow_files() -> Vec<Vec<u8>> {
+    let mut ids = ListBuilder::new(Int32Builder::new());
+    ids.append_value([Some(5), Some(6)]);
+    ids.append_value([Some(7)]);
+    let (ids, text): (ArrayRef, ArrayRef) =
+        (Arc::new(ids.finish()), Arc::new(StringArray::from(vec!["the cat", "the mat"])));
+    let batch = RecordBatch::try_from_iter([("input_ids", ids), ("text", text)]).expect("a batch");
+    let (mut stream, mut file) = (Vec::new(), Vec::new());
+    let mut writer = StreamWriter::try_new(&mut stream, &batch.schema()).expect("a writer");
+    writer.write(&batch).and_then(|()| writer.finish()).expect("in memory");
+    let mut writer = FileWriter::try_new(&mut file, &batch.schema()).expect("a writer");
+    writer.write(&batch).and_then(|()| writer.finish()).expect("in memory");
+    vec![stream, file]
 }
 
 /// Reads a shard of pretraining's tokens.

@@ -69,12 +69,16 @@ pub const READERS: &[Reader] = readers! {
     data::json(json_files), 4 * KIB;
     data::compressed_rows(compressed_files), 4 * KIB;
     data::parquet(parquet_files), 4 * KIB;
+    data::arrow(arrow_files), 4 * KIB;
     data::token_stream(token_streams), 4 * KIB;
     data::data_shard(data_shards), 2 * KIB;
     data::data_index(data_indices), 2 * KIB;
     training::feature_shard(feature_shards), 8 * KIB;
     training::feature_index(feature_indices), 4 * KIB;
     training::feature_record(feature_records), 8 * KIB;
+    training::engine_record(engine_records), 8 * KIB;
+    training::cache_manifest(cache_manifests), 2 * KIB;
+    training::cache_index(cache_indices), 2 * KIB;
     training::checkpoint_state(checkpoint_states), 4 * KIB;
     training::checkpoint_manifest(checkpoint_manifests), 2 * KIB;
     training::checkpoint_optimizer(checkpoint_optimizers), 64 * KIB;

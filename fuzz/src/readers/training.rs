@@ -1,5 +1,6 @@
 //! Stored features and checkpoints.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use longdraft_models::LayerId;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, TokenCounts};
 use longdraft_models::target::Tap;
-use longdraft_models::weights::pth;
+use longdraft_models::weights::{pth, safetensors};
 use longdraft_parallel::{DataParallel, World};
 use longdraft_train::checkpoint::{
     CheckpointState, Checkpointer, Contents as CheckpointContents, LAST, Place, RunIdentity,
 };
-use longdraft_train::features::published::{PublishedDocument, PublishedRecords};
+use longdraft_train::features::records::{RecordFolder, Records};
 use longdraft_train::features::store::{
     Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
 };
@@ -146,9 +147,32 @@ pub(super) fn feature_indices() -> Vec<Vec<u8>> {
 
 /// Reads a record of features that another trainer wrote.
 pub(super) fn feature_record(bytes: &[u8]) -> bool {
-    let folder = scratch::folder_with("records", |_| {}, "data_0.ckpt", bytes);
-    let Ok(document) = PublishedDocument::read(&folder.join("data_0.ckpt")) else { return false };
-    let Ok(records) = PublishedRecords::open(&folder) else { return false };
+    records(&scratch::folder_with("records", |_| {}, "data_0.ckpt", bytes))
+}
+
+/// Reads a record of features that an engine wrote.
+pub(super) fn engine_record(bytes: &[u8]) -> bool {
+    records(&scratch::folder_with("engine-records", |_| {}, "hs_0.safetensors", bytes))
+}
+
+/// Reads the description of a cache of features.
+pub(super) fn cache_manifest(bytes: &[u8]) -> bool {
+    records(&scratch::folder_with("cache", write_cache, CACHE_MANIFEST, bytes))
+}
+
+/// Reads the index of a cache of features.
+pub(super) fn cache_index(bytes: &[u8]) -> bool {
+    records(&scratch::folder_with("cache-index", write_cache, CACHE_INDEX, bytes))
+}
+
+/// Reads tokens and states of the first document of a folder.
+fn records(folder: &Path) -> bool {
+    let Ok(found) = RecordFolder::open(folder) else { return false };
+    if found.is_empty() {
+        return false;
+    }
+    let Ok(document) = found.document(0) else { return false };
+    let Ok(records) = Records::open(folder, None) else { return false };
     let tokens = document.ids.len();
     let batch = Batch {
         position_ids: (0..tokens as u32).collect(),
@@ -157,7 +181,61 @@ pub(super) fn feature_record(bytes: &[u8]) -> bool {
         ..Batch::default()
     };
     let contents = Contents { last_kv: false, ..Contents::of(&needs()) };
-    records.record(&TARGET, &batch, &contents, &[0]).is_ok()
+    records.check(TARGET.config(), &contents, AnchorOffset::default()).is_ok()
+        && records.record(&TARGET, &batch, &contents, &[0]).is_ok()
+}
+
+const CACHE_MANIFEST: &str = "manifest.json";
+const CACHE_INDEX: &str = "samples.idx";
+
+/// A cache of one document of three tokens.
+fn write_cache(folder: &Path) {
+    let hidden = TARGET.config().hidden_size;
+    let manifest = json!({
+        "version": 2, "num_samples": 1, "num_shards": 1, "target_layer_ids": [0, 1, 2],
+        "hidden_size": hidden, "hidden_dtype": "bfloat16", "token_dtype": "int32",
+        "mask_dtype": "uint8", "index_record_size": 56,
+        "shards": [{"shard_id": 0, "file_name": "shard-00000.bin"}],
+    });
+    let mut shard: Vec<u8> = [1_i32, 70, 71].iter().flat_map(|id| id.to_le_bytes()).collect();
+    shard.extend([1, 1, 1, 0, 1, 1]);
+    let layers = shard.len();
+    shard.resize(layers + 4 * 3 * hidden * 2, 0x3f);
+    let mut index = 0_u64.to_le_bytes().to_vec();
+    index.extend([0_u32, 3].iter().flat_map(|number| number.to_le_bytes()));
+    let offsets = [0, 12, 15, layers, layers + 3 * 3 * hidden * 2];
+    index.extend(offsets.iter().flat_map(|offset| (*offset as u64).to_le_bytes()));
+    for (name, bytes) in [
+        (CACHE_MANIFEST, manifest.to_string().into_bytes()),
+        (CACHE_INDEX, index),
+        ("shard-00000.bin", shard),
+    ] {
+        std::fs::write(folder.join(name), bytes).expect("written");
+    }
+}
+
+pub(super) fn cache_manifests() -> Vec<Vec<u8>> {
+    vec![scratch::made(CACHE_MANIFEST, write_cache)]
+}
+
+pub(super) fn cache_indices() -> Vec<Vec<u8>> {
+    vec![scratch::made(CACHE_INDEX, write_cache)]
+}
+
+pub(super) fn engine_records() -> Vec<Vec<u8>> {
+    let hidden = TARGET.config().hidden_size;
+    let states = |dtype| {
+        let states = Tensor::ones((3, 4, hidden), DType::F32, &Device::Cpu).expect("a tensor");
+        states.to_dtype(dtype).expect("a type")
+    };
+    let record = |dtype| {
+        let ids = Tensor::new(&[1_i64, 70, 71], &Device::Cpu).expect("a tensor");
+        let tensors = [("token_ids".to_owned(), ids), ("hidden_states".to_owned(), states(dtype))];
+        scratch::written("a.safetensors", |path| {
+            safetensors::save(path, &tensors, HashMap::new()).expect("written");
+        })
+    };
+    vec![record(DType::F32), record(DType::BF16), record(DType::F16)]
 }
 
 pub(super) fn feature_records() -> Vec<Vec<u8>> {

@@ -65,6 +65,7 @@ impl SessionOptions {
     pub(super) fn arguments(&self, draft: Option<&Draft>, open: &OpenOptions) -> DecodingArguments {
         DecodingArguments {
             draft: draft.map(|draft| draft.path.clone()),
+            mtp: false,
             lookup: self.lookup,
             datastore: self.datastore.clone(),
             draft_len: self.draft_len,

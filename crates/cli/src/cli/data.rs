@@ -32,8 +32,8 @@ pub(crate) enum DataCommand {
     ///
     /// Example: longdraft data pack books.jsonl --tokenizer runs/books-data --output runs/books-data
     Pack(DataPackArguments),
-    /// Write tokens and masks of feature records (`.ckpt`) of the public EAGLE-3 trainer as rows;
-    /// `capture --records` takes their features.
+    /// Write tokens and masks of what another trainer or engine captured (SpecForge, speculators and vLLM,
+    /// DeepSpec) as rows, and with `--capture` its features as a store.
     ///
     /// Example: longdraft data records cache/hidden_states --output records.jsonl
     Records(DataRecordsArguments),
@@ -45,9 +45,22 @@ pub(crate) struct DataRecordsArguments {
     /// Folder of the records and folders of them.
     #[arg(value_name = "FOLDER")]
     pub(crate) folder: PathBuf,
+    /// Changes to the configuration of --capture: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE", requires = "capture")]
+    pub(crate) overrides: Vec<String>,
     /// JSONL file.
     #[arg(long)]
     pub(crate) output: PathBuf,
+    /// Data set with the loss masks of records that have none: a folder of .arrow files, or rows with input_ids
+    /// and loss_mask. Without it, the .arrow files in FOLDER or the folder above.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) masks: Option<PathBuf>,
+    /// Every token is learned.
+    #[arg(long, conflicts_with = "masks")]
+    pub(crate) learn_all: bool,
+    /// Then capture the records into the store that this configuration names in `train.features`.
+    #[arg(long, value_name = "CONFIG")]
+    pub(crate) capture: Option<PathBuf>,
 }
 
 /// Arguments of `data tokenizer`.

@@ -62,8 +62,8 @@ pub(crate) struct CaptureArguments {
     /// Check the hash of every shard in an object store too; in a folder that is always done.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Take the features from records that the public EAGLE-3 trainer (SpecForge) wrote, in place of the
-    /// target's passes; `data records` writes their text.
+    /// Take the features from records that another trainer or engine wrote (SpecForge, speculators and vLLM,
+    /// DeepSpec), in place of the target's passes; `data records` writes their text.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) records: Option<PathBuf>,
 }

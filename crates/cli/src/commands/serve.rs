@@ -100,7 +100,7 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
                 None => decoding.draft_source()?,
             };
             let source = source.ok_or_else(|| Failure::usage("there is no draft yet"))?;
-            Ok(Arc::from(open_draft(&source, &models.target)?))
+            open_draft(&source, &models.target)
         };
         Arc::new(move || open().map_err(|failure| failure.message().to_owned())) as Arc<OpenDraft>
     });

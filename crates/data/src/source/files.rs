@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::{Rows, csv, json, parquet, text};
+use super::{Rows, arrow, csv, json, parquet, text};
 use crate::error::{DataError, Result};
 
 /// What a file's name says about it.
@@ -13,6 +13,7 @@ enum Kind {
     Lines,
     Json,
     Parquet,
+    Arrow,
     Text,
     /// With the byte between two fields.
     Table(u8),
@@ -27,7 +28,7 @@ enum Compression {
 }
 
 const KNOWN: &str =
-    ".jsonl, .ndjson, .json, .csv, .tsv, .txt, .md (each also .gz or .zst), .parquet";
+    ".jsonl, .ndjson, .json, .csv, .tsv, .txt, .md (each also .gz or .zst), .parquet, .arrow";
 
 fn kind(path: &Path) -> Option<(Kind, Compression)> {
     let name = path.file_name()?.to_str()?.to_ascii_lowercase();
@@ -43,6 +44,7 @@ fn kind(path: &Path) -> Option<(Kind, Compression)> {
         "csv" => Kind::Table(b','),
         "tsv" => Kind::Table(b'\t'),
         "parquet" if compression == Compression::None => Kind::Parquet,
+        "arrow" if compression == Compression::None => Kind::Arrow,
         _ => return None,
     };
     Some((kind, compression))
@@ -54,7 +56,7 @@ pub fn is_data_file(path: &Path) -> bool {
 }
 
 /// The file itself, or every data file below a folder in the order of their paths; hidden files
-/// and folders are passed over.
+/// and folders are passed over, and so is the JSON that describes Arrow files beside it.
 ///
 /// # Errors
 /// - the path cannot be read, is of no known kind, or a folder without data files
@@ -87,10 +89,24 @@ pub fn data_files(path: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     files.sort();
+    let arrow: Vec<_> =
+        files.iter().filter(|file| is_arrow(file)).map(|file| file.parent()).collect();
+    let described = |file: &PathBuf| arrow.contains(&file.parent()) && is_description(file);
+    let files: Vec<_> = files.iter().filter(|file| !described(file)).cloned().collect();
     if files.is_empty() {
         return Err(DataError::source(path, format!("no data file is there (known: {KNOWN})")));
     }
     Ok(files)
+}
+
+fn is_arrow(path: &Path) -> bool {
+    kind(path).is_some_and(|(kind, _)| kind == Kind::Arrow)
+}
+
+/// Whether `datasets` writes a file of this name beside its Arrow files.
+fn is_description(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    ["dataset_info.json", "state.json"].iter().any(|other| name == *other)
 }
 
 /// Rows of one file.
@@ -101,6 +117,9 @@ pub(super) fn open(path: &Path) -> Result<Rows> {
     let file = File::open(path).map_err(DataError::io(path))?;
     if kind == Kind::Parquet {
         return parquet::read(path, file);
+    }
+    if kind == Kind::Arrow {
+        return arrow::read(path, file);
     }
     let reader: Box<dyn BufRead + Send> = match compression {
         Compression::None => Box::new(BufReader::new(file)),
@@ -114,6 +133,6 @@ pub(super) fn open(path: &Path) -> Result<Rows> {
         Kind::Text => Ok(text::read(path, reader)),
         Kind::Json => json::read_any(path, reader),
         Kind::Table(delimiter) => csv::read(path, reader, delimiter),
-        Kind::Lines | Kind::Parquet => Ok(json::read_lines(path, reader)),
+        Kind::Lines | Kind::Parquet | Kind::Arrow => Ok(json::read_lines(path, reader)),
     }
 }

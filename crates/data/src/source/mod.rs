@@ -1,9 +1,10 @@
-//! Rows of files: JSONL, JSON, CSV (plain, gzip, zstd), Parquet, plain text; folders of them.
+//! Rows of files: JSONL, JSON, CSV (plain, gzip, zstd), Parquet, Arrow, plain text; folders of them.
 //!
-//! Every reader streams: memory holds one row (Parquet: one row group's pages), never a file. A row
+//! Every reader streams: memory holds one row (Parquet: one row group's pages, Arrow: one batch), never a file. A row
 //! that cannot be read is an item of its own, so that one bad line does not end a file.
 
 pub mod align;
+mod arrow;
 mod config;
 mod csv;
 mod files;

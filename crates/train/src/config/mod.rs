@@ -219,7 +219,7 @@ impl From<FeatureMode> for String {
     }
 }
 
-/// How `longdraft capture` writes features.
+/// How `longdraft capture` writes features, and what is known of those that others captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CaptureConfig {
@@ -229,12 +229,17 @@ pub struct CaptureConfig {
     pub compression: Compression,
     /// MiB that make a shard, the unit of work and of repair.
     pub shard_mib: u64,
+    /// Layers that another engine's records hold, in the order of their tensors, counted from 0 as
+    /// `draft.target_layers` (vLLM's ids are one larger). Without them the records must hold the draft's
+    /// layers in its order and, where the final states do not stand by themselves, the target's last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record_layers: Option<Vec<usize>>,
 }
 
 impl Default for CaptureConfig {
     fn default() -> Self {
         let (dtype, compression) = (StoreDtype::default(), Compression::default());
-        Self { dtype, compression, shard_mib: 64 }
+        Self { dtype, compression, shard_mib: 64, record_layers: None }
     }
 }
 
@@ -257,7 +262,8 @@ pub struct RunConfig {
     /// Run key: every random draw follows from it.
     pub seed: u64,
     /// Where features come from: `online` (the target runs for every batch), `memory` (once a row),
-    /// or the folder or URL (`s3://`, `gs://`, `az://`) of a store that `longdraft capture` writes.
+    /// the folder or URL (`s3://`, `gs://`, `az://`) of a store that `longdraft capture` writes, or a
+    /// folder of another engine's records.
     #[schemars(with = "String")]
     pub features: FeatureMode,
     /// Save a checkpoint after every so many steps (and always at the end).

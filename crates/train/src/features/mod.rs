@@ -1,7 +1,7 @@
 //! What the target contributes to a batch, computed on the spot or captured earlier.
 
 mod memory;
-pub mod published;
+pub mod records;
 pub mod store;
 
 use std::ops::Range;
@@ -17,6 +17,7 @@ use longdraft_models::target::{Features, KeyValues, PackedSequence, RowPart, Tap
 use crate::error::{Result, TrainError};
 
 pub use memory::MemoryFeatures;
+pub use records::RecordFeatures;
 pub use store::{Part, StoredFeatures};
 
 /// Which form of the teacher's distribution is needed.
@@ -141,6 +142,8 @@ pub enum FeatureSource {
     Memory(MemoryFeatures),
     /// Captured earlier into a store; of the target only its ends are loaded.
     Stored(StoredFeatures),
+    /// Captured by another trainer or engine; of the target only its ends are loaded.
+    Records(RecordFeatures),
 }
 
 impl FeatureSource {
@@ -163,6 +166,10 @@ impl FeatureSource {
                 let _ends = store.target().hold_ends()?;
                 store.features(part, batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
             }
+            Self::Records(records) => {
+                let _ends = records.target().hold_ends()?;
+                records.features(batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
+            }
         }
     }
 
@@ -177,6 +184,10 @@ impl FeatureSource {
             Self::Memory(_) => Ok(()),
             Self::Stored(store) => {
                 drop(store.target().hold_ends()?);
+                Ok(())
+            }
+            Self::Records(records) => {
+                drop(records.target().hold_ends()?);
                 Ok(())
             }
         }

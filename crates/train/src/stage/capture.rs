@@ -18,7 +18,7 @@ use super::{DataSet, Ending, Event, Observer};
 use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
-use crate::features::published::PublishedRecords;
+use crate::features::records::{Records, is_record_folder};
 use crate::features::store::{
     BackgroundWriter, Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter,
     StoredTeacher, Turn, Work,
@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// How to capture.
 #[derive(Debug, Clone, Default)]
 pub struct CaptureOptions {
-    /// Folder of records of the public EAGLE-3 trainer, which take the place of the target's passes.
+    /// Folder of another trainer's or engine's records, which take the place of the target's passes.
     pub records: Option<PathBuf>,
     /// Check the hash of every complete shard, also where that means fetching it.
     pub verify: bool,
@@ -44,7 +44,7 @@ pub struct CaptureOptions {
 /// A stage that captures features instead of training on them.
 pub struct Capture {
     target: Arc<Target>,
-    records: Option<PublishedRecords>,
+    records: Option<Records>,
     rows: Rows,
     recipe: Recipe,
     store: StoreWriter,
@@ -80,6 +80,11 @@ impl Capture {
         let place = config.train.features.store().ok_or_else(|| {
             TrainError::features("train.features", "names no place for a store of features")
         })?;
+        if is_record_folder(place) {
+            let problem =
+                "holds records of another trainer or engine: name another place for the store";
+            return Err(TrainError::features(place, problem));
+        }
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let materials = Materials {
@@ -93,9 +98,14 @@ impl Capture {
         let draws = draws(config, &target);
         let data = (&train, &held_out);
         let mut recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);
-        let records = options.records.as_deref().map(PublishedRecords::open).transpose()?;
+        let told = config.capture.record_layers.as_deref();
+        let open = |folder| Records::open(folder, told);
+        let records = options.records.as_deref().map(open).transpose()?;
         if let Some(records) = &records {
-            let check = |part: &Part| records.check(&recipe.part(*part).contents, recipe.anchor);
+            let check = |part: &Part| {
+                let contents = &recipe.part(*part).contents;
+                records.check(target.config(), contents, recipe.anchor)
+            };
             Part::ALL.iter().try_for_each(check)?;
             recipe.records = Some(records.fingerprint().to_owned());
         }

@@ -60,6 +60,7 @@ impl Stage {
     fn held_out_features(&self) -> FeatureSource {
         match &self.features {
             FeatureSource::Stored(store) => FeatureSource::Stored(store.clone()),
+            FeatureSource::Records(records) => FeatureSource::Records(records.clone()),
             FeatureSource::Online(_) | FeatureSource::Memory(_) => {
                 FeatureSource::Online(Arc::clone(&self.target))
             }

@@ -1,5 +1,6 @@
 //! From a configuration to a stage that is ready to run, fresh or resumed.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +25,8 @@ use crate::checkpoint::{
 };
 use crate::config::{DraftConfig, FeatureMode, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
+use crate::features::records::{RecordFeatures, Records, is_record_folder};
+use crate::features::store::Contents;
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
@@ -184,6 +187,14 @@ pub(super) fn features(
     Ok(match &config.train.features {
         FeatureMode::Online => FeatureSource::Online(Arc::clone(target)),
         FeatureMode::Memory => FeatureSource::Memory(MemoryFeatures::default()),
+        FeatureMode::Stored(place) if is_record_folder(place) => {
+            let folder = Path::new(place.strip_prefix("file://").unwrap_or(place));
+            let records = Records::open(folder, config.capture.record_layers.as_deref())?;
+            for needs in [objective.needs(), objective.held_out_needs()] {
+                records.check(target.config(), &Contents::of(&needs), draws.anchor)?;
+            }
+            FeatureSource::Records(RecordFeatures::new(records, Arc::clone(target)))
+        }
         FeatureMode::Stored(place) => {
             let captured = StoredFeatures::recipe(place)?;
             draws.position_seed = captured.seed;
@@ -200,6 +211,7 @@ fn features_identity(features: &FeatureSource) -> String {
         FeatureSource::Online(_) => "online".to_owned(),
         FeatureSource::Memory(_) => "memory".to_owned(),
         FeatureSource::Stored(store) => format!("stored {}", store.identity()),
+        FeatureSource::Records(records) => format!("records {}", records.identity()),
     }
 }
 

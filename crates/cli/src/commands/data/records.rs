@@ -1,14 +1,18 @@
-//! `longdraft data records`: tokens and masks of the public EAGLE-3 trainer's feature records.
+//! `longdraft data records`: what other trainers and engines captured, as rows and as our store.
+
+mod masks;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longdraft_models::weights::atomic::write_atomically_with;
-use longdraft_train::features::published::{PublishedDocument, record_files};
+use longdraft_train::features::records::RecordFolder;
 use serde_json::json;
 
-use crate::cli::DataRecordsArguments;
+use self::masks::Masks;
+use crate::cli::{CaptureArguments, DataRecordsArguments};
+use crate::commands::capture;
 use crate::failure::{Failure, Result};
 
 /// What the rows amount to.
@@ -19,37 +23,71 @@ struct Counts {
     longest: usize,
 }
 
-/// Writes a row for every record; the file appears when it is complete.
+/// Writes a row for every record; the file appears when it is complete. With a configuration the features are
+/// then captured from the records.
 pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
     let output = &arguments.output;
     require_folder(&arguments.folder)?;
-    let files = record_files(&arguments.folder)?;
-    if files.contains(output) {
+    let records = RecordFolder::open(&arguments.folder)?;
+    if records.files().contains(output) {
         let problem = format!("--output {} is one of the records", output.display());
         return Err(Failure::usage(problem));
     }
-    let written = write_atomically_with(output, |file| write(&files, output, file));
+    let masks = Masks::of(arguments)?;
+    let written = write_atomically_with(output, |file| write(&records, &masks, output, file));
     let Counts { tokens, learned, longest } = written?;
-    let records = files.len();
+    let records = records.len();
+    let capture = capture_of(arguments);
     let output = output.display().to_string();
-    if json {
+    if json && capture.is_none() {
         outln!(
             "{}",
             json!({"output": output, "records": records, "tokens": tokens, "learned": learned,
                    "longest": longest})
         );
-    } else {
+    } else if !json {
         let share = 100.0 * learned as f64 / tokens.max(1) as f64;
         outln!(
             "{records} records, {tokens} tokens, {share:.1} % of them learned, {longest} in the longest: {output}"
         );
-        outln!(
-            "next: longdraft capture CONFIG 'data.train=[{{path: {output}, template: {{kind: tokens}}}}]' \
-             data.anchor.enabled=false train.features=STORE --records {}",
-            arguments.folder.display()
-        );
     }
-    Ok(())
+    match capture {
+        Some(capture) => capture::run(&capture, json),
+        None if json => Ok(()),
+        None => {
+            let changes = changes(&arguments.output).map(|change| format!("'{change}'")).join(" ");
+            let folder = arguments.folder.display();
+            outln!("next: longdraft train CONFIG {changes} train.features={folder}");
+            outln!(
+                "or:   longdraft capture CONFIG {changes} train.features=STORE --records {folder}"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// What makes a configuration train on the rows of records.
+fn changes(output: &Path) -> [String; 2] {
+    let path = output.display();
+    [
+        format!("data.train=[{{path: {path}, template: {{kind: tokens}}}}]"),
+        "data.anchor.enabled=false".to_owned(),
+    ]
+}
+
+/// The capture that follows, where a configuration is named.
+fn capture_of(arguments: &DataRecordsArguments) -> Option<CaptureArguments> {
+    let config = arguments.capture.clone()?;
+    let own = arguments.overrides.iter().cloned();
+    let overrides = changes(&arguments.output).into_iter().chain(own).collect();
+    Some(CaptureArguments {
+        config,
+        overrides,
+        device: None,
+        dry_run: false,
+        verify: false,
+        records: Some(arguments.folder.clone()),
+    })
 }
 
 /// Refuses what cannot hold records.
@@ -60,16 +98,21 @@ pub(crate) fn require_folder(path: &Path) -> Result<()> {
     Err(Failure::usage(format!("{}: no such folder of records", path.display())))
 }
 
-fn write(files: &[PathBuf], output: &Path, file: &mut BufWriter<File>) -> Result<Counts> {
+fn write(
+    records: &RecordFolder,
+    masks: &Masks,
+    output: &Path,
+    file: &mut BufWriter<File>,
+) -> Result<Counts> {
     let mut counts = Counts::default();
-    for path in files {
-        let document = PublishedDocument::read(path)?;
-        let mask: Vec<u8> = document.loss_mask.iter().map(|mask| u8::from(*mask)).collect();
+    for index in 0..records.len() {
+        let document = records.document(index)?;
+        let loss_mask = masks.of_document(&document)?;
         counts.tokens += document.ids.len();
         counts.longest = counts.longest.max(document.ids.len());
-        counts.learned += document.loss_mask.iter().filter(|mask| **mask).count();
-        let record = path.display().to_string();
-        let row = json!({"record": record, "input_ids": document.ids, "loss_mask": mask});
+        counts.learned += loss_mask.iter().filter(|mask| **mask).count();
+        let mask: Vec<u8> = loss_mask.iter().map(|mask| u8::from(*mask)).collect();
+        let row = json!({"record": document.place, "input_ids": document.ids, "loss_mask": mask});
         writeln!(file, "{row}")
             .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
     }

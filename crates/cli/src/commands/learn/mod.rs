@@ -149,7 +149,7 @@ impl Learner {
     }
 
     /// The draft that was learned last, if there is one that can be opened.
-    pub(crate) fn draft(&self, models: &Models) -> Option<Box<dyn Draft>> {
+    pub(crate) fn draft(&self, models: &Models) -> Option<Arc<dyn Draft>> {
         let place = learned_draft(&self.folder)?;
         match DraftSource::find(&place).and_then(|source| open_draft(&source, &models.target)) {
             Ok(draft) => {

@@ -255,7 +255,7 @@ impl Trainer {
     fn swap(&self, place: &Path) -> std::result::Result<(), String> {
         let open = || open_draft(&DraftSource::find(place)?, &self.models.target);
         let draft = open().map_err(|failure| failure.message().to_owned())?;
-        self.control.swap(Arc::<dyn Draft>::from(draft))
+        self.control.swap(draft)
     }
 
     fn remove_training(&self) {

@@ -123,7 +123,8 @@ fn configured(job: &Job, place: &Path) -> Result<Value> {
         Failure::usage("nothing says what is to be trained: neither a draft nor a method")
     })?;
     let config = Target::open_config(&job.target)?;
-    let room = Room { target: &config, seconds: 60.0 * job.minutes };
+    let row_tokens = ROW_TOKENS.min(config.max_position_embeddings);
+    let room = Room { target: &config, seconds: 60.0 * job.minutes, row_tokens };
     let recipe = Method::named(&method).and_then(|method| method.fresh().recipe(&room));
     // A draft that is there has its sizes; a new one has those that suit the target.
     let is_new = job.draft.is_none();
@@ -133,7 +134,6 @@ fn configured(job: &Job, place: &Path) -> Result<Value> {
     if let Some(from) = &job.draft {
         draft.insert("from".into(), json!(from));
     }
-    let row_tokens = ROW_TOKENS.min(config.max_position_embeddings);
     let train = place.join("train.jsonl");
     let bytes = std::fs::metadata(&train).map_or(0, |file| file.len());
     // A token and its mark take some seven letters: this sets the length of the schedule, no more.

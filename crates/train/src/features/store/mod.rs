@@ -22,9 +22,17 @@ mod recipe;
 mod record;
 mod write;
 
+use std::path::Path;
+
 pub use background::BackgroundWriter;
 pub use location::free_bytes;
+pub(super) use read::Missing;
 pub use read::StoredFeatures;
 pub use recipe::{Compression, Contents, Part, PartRecipe, Recipe, StoreDtype, StoredTeacher};
 pub use record::Record;
 pub use write::{Estimate, ShardPlan, StoreWriter, Turn, Work};
+
+/// Whether a store was begun in a folder.
+pub(super) fn is_begun(folder: &Path) -> bool {
+    [write::RECIPE, write::INDEX].iter().any(|name| folder.join(name).exists())
+}

@@ -122,43 +122,60 @@ impl StoredFeatures {
             return Err(self.store.location.problem(&receipt.object, problem));
         }
         let record = self.record(part, row)?;
-        let device = self.target.device();
-        let last_kv = match &record.last_kv {
+        record.features(&self.target, batch, needs, teacher_rows).map_err(|at| match at {
+            Missing::Row(token) => self.store.location.problem(
+                &receipt.object,
+                format!(
+                    "row {row}: the teacher of token {token} was not kept: the store was \
+                     captured for an objective that learns other rows"
+                ),
+            ),
+            Missing::Other(error) => error,
+        })
+    }
+}
+
+impl Record {
+    /// What an objective reads of a batch, as the target would give it.
+    ///
+    /// # Errors
+    /// - the teacher is asked for at rows that were not kept, or a tensor cannot be brought to the device
+    pub(in crate::features) fn features(
+        &self,
+        target: &Target,
+        batch: &Batch,
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> std::result::Result<BatchFeatures, Missing> {
+        let device = target.device();
+        let last_kv = match &self.last_kv {
             Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
                 let row = (&batch.position_ids[..], &batch.document_ids[..]);
-                let table = self.target.rope_table(row, 0..batch.position_ids.len())?;
+                let table = target
+                    .rope_table(row, 0..batch.position_ids.len())
+                    .map_err(TrainError::from)?;
                 let k = rope(&keys.to_device(device)?, &table)?;
                 Some(KeyValues { k, v: values.to_device(device)? })
             }
             _ => None,
         };
         let hidden_taps = needs.taps.iter().any(|tap| matches!(tap, Tap::Hidden(_)));
-        let aux_hidden = record.aux_hidden.as_ref().filter(|_| hidden_taps);
+        let aux_hidden = self.aux_hidden.as_ref().filter(|_| hidden_taps);
         let aux_hidden = aux_hidden.map(|aux| aux.to_device(device)).transpose()?;
-        let teacher =
-            self.teacher(&record, batch, needs.teacher, teacher_rows).map_err(|at| match at {
-                Missing::Row(token) => self.store.location.problem(
-                    &receipt.object,
-                    format!(
-                        "row {row}: the teacher of token {token} was not kept: the store was \
-                         captured for an objective that learns other rows"
-                    ),
-                ),
-                Missing::Other(error) => error,
-            })?;
+        let teacher = self.teacher(target, batch, needs.teacher, teacher_rows)?;
         Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: None })
     }
 
     fn teacher(
         &self,
-        record: &Record,
+        target: &Target,
         batch: &Batch,
         kind: TeacherKind,
         rows: &[u32],
     ) -> std::result::Result<TeacherFeatures, Missing> {
         // A store with final states hands those out.
         let kind = match kind {
-            TeacherKind::EveryTokenTopK(k) if record.top_k.is_some() => TeacherKind::TopK(k),
+            TeacherKind::EveryTokenTopK(k) if self.top_k.is_some() => TeacherKind::TopK(k),
             TeacherKind::EveryTokenTopK(_) => TeacherKind::EveryToken,
             kind => kind,
         };
@@ -166,17 +183,17 @@ impl StoredFeatures {
         if kind == TeacherKind::None || (rows.is_empty() && !every) {
             return Ok(TeacherFeatures::None);
         }
-        let place = |token: &u32| record.teacher_rows.binary_search(token).ok();
+        let place = |token: &u32| self.teacher_rows.binary_search(token).ok();
         let places: Vec<u32> = rows
             .iter()
             .map(|token| place(token).map(|at| at as u32).ok_or(Missing::Row(*token)))
             .collect::<std::result::Result<_, _>>()?;
-        let device = self.target.device();
+        let device = target.device();
         let hidden = || -> Result<Tensor> {
-            let hidden = record.final_hidden.as_ref();
+            let hidden = self.final_hidden.as_ref();
             let hidden = hidden.ok_or_else(|| untapped("the teacher's final states"))?;
             let hidden = hidden.to_device(device)?;
-            if places.len() == record.teacher_rows.len() {
+            if places.len() == self.teacher_rows.len() {
                 return Ok(hidden);
             }
             Ok(select_rows(&hidden, &places)?)
@@ -185,7 +202,7 @@ impl StoredFeatures {
             TeacherKind::None => TeacherFeatures::None,
             TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
             TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
-                let width = self.target.config().hidden_size;
+                let width = target.config().hidden_size;
                 let tokens = batch.ids.len();
                 // Rows that nobody reads stay 0.
                 let hidden = if rows.is_empty() {
@@ -196,11 +213,11 @@ impl StoredFeatures {
                 TeacherFeatures::EveryToken { hidden }
             }
             TeacherKind::TopK(k) => {
-                let k = k.min(self.target.config().vocab_size);
-                let entries = if let Some(stored) = &record.top_k {
-                    select(stored, record.teacher_rows.len(), &places)
+                let k = k.min(target.config().vocab_size);
+                let entries = if let Some(stored) = &self.top_k {
+                    select(stored, self.teacher_rows.len(), &places)
                 } else {
-                    self.target.top_k(&hidden()?, k).map_err(TrainError::from)?
+                    target.top_k(&hidden()?, k).map_err(TrainError::from)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }
@@ -209,7 +226,7 @@ impl StoredFeatures {
 }
 
 /// Why there is no teacher.
-enum Missing {
+pub(in crate::features) enum Missing {
     /// At this token.
     Row(u32),
     Other(TrainError),

@@ -27,7 +27,7 @@ use longdraft_models::{LayerId, ModelError};
 use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
 use crate::error::TrainError;
-use crate::features::sequence_of;
+use crate::features::{sequence_of, untapped};
 
 /// As everywhere in this crate, but for the check of shapes.
 type Result<T, E = TrainError> = std::result::Result<T, E>;
@@ -118,16 +118,18 @@ impl Record {
     /// - `aux_hidden`: `[T, L·H]`, `final_hidden`: `[T, H]`, after the final norm
     ///
     /// # Errors
-    /// - shapes do not fit
+    /// - shapes do not fit, or final states are missing that `contents` name
     pub fn of_states(
         target: &Target,
         aux_hidden: Option<Tensor>,
-        final_hidden: &Tensor,
+        final_hidden: Option<&Tensor>,
         contents: &Contents,
         teacher_rows: &[u32],
     ) -> Result<Self> {
         let mut record = Self { aux_hidden, ..Self::default() };
         if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
+            let final_hidden =
+                final_hidden.ok_or_else(|| untapped("the teacher's final states"))?;
             record.keep_teacher(target, final_hidden, contents, teacher_rows)?;
         }
         record.teacher_rows = teacher_rows.to_vec();
