@@ -124,7 +124,10 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::KernelCheck(check) => kernel_check::run(&check, arguments.json),
         Command::Report(report) => report::run(&report, arguments.json),
         Command::Runs(command) => runs::run(&command, arguments.json),
-        Command::Completions(completions) => habits::completions(&completions),
+        Command::Completions(completions) => {
+            habits::completions(&completions);
+            Ok(())
+        }
         Command::Man(man) => habits::man(&man),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),
