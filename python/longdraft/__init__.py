@@ -14,7 +14,7 @@ Everything computes in Rust, on every core, while other Python threads run. Erro
 import atexit as _atexit
 
 from ._command import main
-from ._decoding import Answer, Draft, Evaluation, Piece, Session, Stream, Target, evaluate
+from ._decoding import Answer, AnswerOptions, Draft, Evaluation, Piece, Session, Stream, Target, evaluate
 from ._errors import Error
 from ._exports import Export, Problem, Report, Verdict, export, verify
 from ._fit import fit
@@ -24,6 +24,7 @@ from ._training import Captured, Event, HeldOut, Run, Step, capture, train
 
 __all__ = [
     "Answer",
+    "AnswerOptions",
     "Captured",
     "Draft",
     "Error",

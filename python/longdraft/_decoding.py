@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union, overload
 
 from . import _longdraft
 from ._errors import Error, refused
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     import numpy
+    from typing_extensions import Unpack
 
 PathOrName = Union[str, "PathLike[str]"]
 Message = Mapping[str, str]
@@ -120,7 +121,8 @@ class Draft:
     @property
     def provenance(self) -> Dict[str, Any]:
         """Where it comes from: run, steps, tokens, data."""
-        return json.loads(self._inner.provenance())
+        known: Dict[str, Any] = json.loads(self._inner.provenance())
+        return known
 
     def __repr__(self) -> str:
         return f"Draft({self.place!r})"
@@ -130,6 +132,29 @@ def _draft(draft: Union[Draft, PathOrName, None]) -> Optional["_longdraft.Draft"
     if draft is None:
         return None
     return (draft if isinstance(draft, Draft) else Draft.open(draft))._inner
+
+
+class AnswerOptions(TypedDict, total=False):
+    """What may be asked of an answer."""
+
+    #: Most tokens (256).
+    max_tokens: int
+    #: 0, the default: the most likely token always.
+    temperature: float
+    #: Keep only so many of the most likely tokens.
+    top_k: Optional[int]
+    #: Keep the most likely tokens until their mass reaches this (1).
+    top_p: float
+    #: Keep tokens at least this likely, relative to the most likely one (0).
+    min_p: float
+    #: Key of all random draws (0).
+    seed: int
+    #: Texts that end the answer, left out of it.
+    stop: Union[str, Iterable[str]]
+    #: Tokens that end it, written out or their ids.
+    stop_tokens: Iterable[Union[str, int]]
+    #: Go on after tokens that end a text.
+    ignore_eos: bool
 
 
 class Piece(str):
@@ -268,33 +293,32 @@ class Session:
         self._inner.restart(_messages(messages))
 
     @overload
-    def generate(self, prompt: str, *, stream: "Literal[True]", **options: Any) -> Stream: ...
+    def generate(self, prompt: str, *, stream: "Literal[True]", **options: "Unpack[AnswerOptions]") -> Stream: ...
 
     @overload
-    def generate(self, prompt: str, *, stream: "Literal[False]" = False, **options: Any) -> Answer: ...
+    def generate(self, prompt: str, *, stream: "Literal[False]" = False, **options: "Unpack[AnswerOptions]") -> Answer: ...
 
-    def generate(self, prompt: str, *, stream: bool = False, **options: Any) -> Union[Answer, Stream]:
+    def generate(self, prompt: str, *, stream: bool = False, **options: "Unpack[AnswerOptions]") -> Union[Answer, Stream]:
         """Continues a text: the whole answer, or with `stream=True` its pieces as they become certain.
 
-        Options: `max_tokens` (256), `temperature` (0: the most likely token), `top_k`, `top_p`, `min_p`, `seed`, `stop` (a text or several),
-        `stop_tokens`, `ignore_eos`. Ctrl-C ends the answer.
+        Options are those of :class:`AnswerOptions`, `max_tokens` and `temperature` among them. Ctrl-C ends the answer.
         """
         return self._ask(prompt, False, stream, options)
 
     @overload
-    def chat(self, text: str, *, stream: "Literal[True]", **options: Any) -> Stream: ...
+    def chat(self, text: str, *, stream: "Literal[True]", **options: "Unpack[AnswerOptions]") -> Stream: ...
 
     @overload
-    def chat(self, text: str, *, stream: "Literal[False]" = False, **options: Any) -> Answer: ...
+    def chat(self, text: str, *, stream: "Literal[False]" = False, **options: "Unpack[AnswerOptions]") -> Answer: ...
 
-    def chat(self, text: str, *, stream: bool = False, **options: Any) -> Union[Answer, Stream]:
+    def chat(self, text: str, *, stream: bool = False, **options: "Unpack[AnswerOptions]") -> Union[Answer, Stream]:
         """Answers a user's turn through the target's chat template; both become part of :attr:`messages`.
 
         Takes the options of :meth:`generate`.
         """
         return self._ask(text, True, stream, options)
 
-    def _ask(self, text: str, chat: bool, stream: bool, options: Dict[str, Any]) -> Union[Answer, Stream]:
+    def _ask(self, text: str, chat: bool, stream: bool, options: "AnswerOptions") -> Union[Answer, Stream]:
         asked = Stream(self._inner.stream(text, chat, _asked(**options)))
         return asked if stream else asked.answer
 
@@ -372,7 +396,8 @@ class Evaluation:
     @property
     def cells(self) -> List[Dict[str, Any]]:
         """Figures of every temperature."""
-        return self.record["cells"]
+        cells: List[Dict[str, Any]] = self.record["cells"]
+        return cells
 
     def _repr_html_(self) -> str:
         rows = []

@@ -2,6 +2,8 @@
 
 from ._longdraft import Error
 
+__all__ = ["Error", "refused"]
+
 # What an error has that brings no more than a message.
 Error.help = None
 Error.problems = []

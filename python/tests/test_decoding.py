@@ -146,7 +146,9 @@ def run(program, **options):
 class Processes(unittest.TestCase):
     def test_ctrl_c_is_raised_and_the_session_answers_on(self):
         program = f"""
-import longdraft
+import signal, longdraft
+# A shell's background job would ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 session = longdraft.Session(longdraft.Target.open({TARGET!r}))
 stream = session.generate("The", max_tokens=500, ignore_eos=True, stream=True)
 next(stream)

@@ -4,6 +4,8 @@
 //! cargo run --release --example decode -- model.gguf "Once upon a time" runs/mine/draft
 //! ```
 
+#![allow(clippy::print_stdout, reason = "a program that prints")]
+
 use std::io::Write;
 
 use longdraft::{AnswerOptions, Draft, LookupChoice, Result, Session, SessionOptions, Target};

@@ -4,6 +4,8 @@
 //! cargo run --release --example train -- conf/quickstart/demonstration.yaml target=model.gguf
 //! ```
 
+#![allow(clippy::print_stdout, reason = "a program that prints")]
+
 use longdraft::{Configuration, Event, Observer, Result, Stop, TrainOptions, Trained, train};
 
 /// Prints losses and keeps them.
@@ -47,13 +49,9 @@ pub(crate) fn run(configuration: &str, changes: &[String], losses: &mut Losses) 
 #[allow(dead_code, reason = "tests call `run`")]
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.split_first() {
-        Some((configuration, changes)) => {
-            run(configuration, changes, &mut Losses::default()).map(drop)
-        }
-        None => {
-            eprintln!("give a configuration, and perhaps changes (key=value)");
-            Ok(())
-        }
-    }
+    let Some((configuration, changes)) = arguments.split_first() else {
+        eprintln!("give a configuration, and perhaps changes (key=value)");
+        return Ok(());
+    };
+    run(configuration, changes, &mut Losses::default()).map(drop)
 }

@@ -4,6 +4,8 @@
 //! cargo run --release --example verify_export -- runs/mine exports/mine hf
 //! ```
 
+#![allow(clippy::print_stdout, reason = "a program that prints")]
+
 use std::path::PathBuf;
 
 use longdraft::{Draft, ExportOptions, Finding, Result, VerifyOptions, export, verify};

@@ -1,6 +1,8 @@
 //! What the Python module `longdraft` calls. Its typed interface stands in `python/longdraft`; here is as
 //! little as can be: values cross as numbers, texts and JSON.
 
+#![allow(clippy::needless_pass_by_value, reason = "Python hands over what is owned")]
+
 mod errors;
 mod exporting;
 mod models;

@@ -30,7 +30,7 @@ fn run(file: &str) {
     let python = std::env::var("LONGDRAFT_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let version = Command::new(&python).arg("--version").output();
     if !version.is_ok_and(|version| version.status.success()) {
-        println!("skipped: there is no {python}");
+        eprintln!("skipped: there is no {python}");
         return;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -410,7 +410,7 @@ fn answer(
 }
 
 /// Longest wait between two looks at an answer.
-const LONG: Duration = Duration::from_secs(3600);
+const LONG: Duration = Duration::from_hours(1);
 
 /// An answer while it is written.
 pub struct Stream {

@@ -7,11 +7,10 @@ use crate::failure::{Failure, Result};
 const NAME: &str = "longdraft";
 
 /// Prints the script of a shell.
-pub(super) fn completions(arguments: &CompletionsArguments) -> Result<()> {
+pub(super) fn completions(arguments: &CompletionsArguments) {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command(), NAME, &mut script);
     out!("{}", String::from_utf8_lossy(&script));
-    Ok(())
 }
 
 /// Prints the main page, or writes one for every command.

@@ -144,7 +144,10 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Report(report) => report::run(&report, arguments.json),
         Command::Watch(watch) => watch::run(&watch, arguments.json),
         Command::Runs(command) => runs::run(&command, arguments.json),
-        Command::Completions(completions) => habits::completions(&completions),
+        Command::Completions(completions) => {
+            habits::completions(&completions);
+            Ok(())
+        }
         Command::Man(man) => habits::man(&man),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),

@@ -55,13 +55,12 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let config = match composed {
         Composed::Stage(located) => located.config,
         Composed::Curriculum { output, stages } => {
-            let end = match done {
-                Some(end) => end,
-                None => {
-                    let mut silence = |_: &str| {};
-                    let mut audience = Audience::person(&mut silence);
-                    curriculum::train_all(&output, stages, policy, world, &mut audience)?
-                }
+            let end = if let Some(end) = done {
+                end
+            } else {
+                let mut silence = |_: &str| {};
+                let mut audience = Audience::person(&mut silence);
+                curriculum::train_all(&output, stages, policy, world, &mut audience)?
             };
             return curriculum::tell(&output, end, world, json);
         }

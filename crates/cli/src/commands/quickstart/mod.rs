@@ -58,12 +58,11 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     };
     errln!("Ctrl-C at any time: the same command goes on from there.");
     let (policy, world) = (ResumePolicy::Strict, World::single());
-    let end = match curriculum::finished(output, &stages, policy, &world) {
-        Some(end) => end,
-        None => {
-            let mut audience = Audience::person(&mut tell);
-            curriculum::train_all(output, stages, policy, &world, &mut audience)?
-        }
+    let end = if let Some(end) = curriculum::finished(output, &stages, policy, &world) {
+        end
+    } else {
+        let mut audience = Audience::person(&mut tell);
+        curriculum::train_all(output, stages, policy, &world, &mut audience)?
     };
     let finished = match end {
         End::Stopped(stopped) => {
