@@ -129,6 +129,7 @@ impl Stream {
                     let origin = piece.proposed_by.map(|origin| match origin {
                         Origin::Draft => "draft",
                         Origin::Lookup => "lookup",
+                        Origin::Grammar => "grammar",
                     });
                     return Ok(Some((piece.text, origin)));
                 }

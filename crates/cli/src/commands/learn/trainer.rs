@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use longdraft_models::draft::Draft;
 use longdraft_server::Control;
 
 use super::Shared;
