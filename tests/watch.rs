@@ -291,13 +291,11 @@ impl OnTerminal {
             .stdout(out)
             .stderr(Stdio::null())
             .spawn();
-        match script {
-            Ok(script) => Some(Self { script, pid, seen }),
-            Err(_) => {
-                eprintln!("skipped: there is no `script` on this machine");
-                None
-            }
-        }
+        let Ok(script) = script else {
+            eprintln!("skipped: there is no `script` on this machine");
+            return None;
+        };
+        Some(Self { script, pid, seen })
     }
 
     fn seen(&self) -> String {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 /// Arguments of `fit`.
 #[derive(Debug, Clone, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a flag each")]
 pub(crate) struct FitArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name`.
     #[arg(value_name = "TARGET")]

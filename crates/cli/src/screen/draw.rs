@@ -153,7 +153,6 @@ fn figures_line(live: &Live) -> Line<'static> {
 fn draw_body(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     let has_curves = live.loss.len() > 1;
     match (has_curves, live.answer.is_some()) {
-        (false, true) => draw_answer(frame, live, area),
         (true, false) => draw_training(frame, live, area),
         (true, true) if area.height >= 2 * CHART => {
             let half = Constraint::Ratio(1, 2);
@@ -161,7 +160,7 @@ fn draw_body(frame: &mut Frame<'_>, live: &Live, area: Rect) {
             draw_answer(frame, live, above);
             draw_training(frame, live, below);
         }
-        (true, true) => draw_answer(frame, live, area),
+        (_, true) => draw_answer(frame, live, area),
         (false, false) => {}
     }
 }

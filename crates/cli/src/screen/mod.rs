@@ -65,13 +65,11 @@ impl Screen {
             suspends: Suspends::listen(),
         };
         let thread = std::thread::Builder::new().name("view".to_owned()).spawn(move || view.run());
-        match thread {
-            Ok(thread) => Some(Self { is_over, thread: Some(thread) }),
-            Err(_) => {
-                uncover();
-                None
-            }
-        }
+        let Ok(thread) = thread else {
+            uncover();
+            return None;
+        };
+        Some(Self { is_over, thread: Some(thread) })
     }
 }
 

@@ -67,11 +67,10 @@ fn card(index: usize, live: &Live) -> Shown {
 
 fn phase(phase: &Phase) -> ShownPhase {
     let time = match (phase.stand, phase.spent, phase.planned) {
-        (Stand::Done, Some(spent), _) => clock(spent),
+        (Stand::Done, Some(spent), _) | (Stand::Now, Some(spent), None) => clock(spent),
         (Stand::Now, Some(spent), Some(planned)) => {
             format!("{} of {}", clock(spent), words::about(planned))
         }
-        (Stand::Now, Some(spent), None) => clock(spent),
         (Stand::Now | Stand::ToCome, _, Some(planned)) => format!("some {}", words::about(planned)),
         _ => String::new(),
     };
