@@ -48,10 +48,13 @@ struct Place<'a> {
     sequence: Sequence<'a>,
     running: Option<Running>,
     /// What drafts from the next request on, where that changed while one ran.
-    next: Option<Option<Box<dyn Drafter + 'a>>>,
+    next: Option<Replacement<'a>>,
     /// Number of the last request that joined here.
     last: u64,
 }
+
+/// Another drafter for a place, or none at all.
+struct Replacement<'a>(Option<Box<dyn Drafter + 'a>>);
 
 /// A request at a place.
 struct Running {
@@ -91,7 +94,7 @@ impl<'a> BatchEngine<'a> {
             return Err(DecodeError::NoPlace);
         }
         for (place, drafter) in self.places.iter_mut().zip(drafters) {
-            place.next = Some(drafter);
+            place.next = Some(Replacement(drafter));
         }
         self.change_drafters();
         Ok(())
@@ -101,7 +104,7 @@ impl<'a> BatchEngine<'a> {
     fn change_drafters(&mut self) {
         let mut changed = false;
         for place in self.places.iter_mut().filter(|place| place.running.is_none()) {
-            if let Some(drafter) = place.next.take() {
+            if let Some(Replacement(drafter)) = place.next.take() {
                 place.sequence = Sequence::new(drafter);
                 changed = true;
             }
