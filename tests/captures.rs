@@ -318,8 +318,8 @@ fn records_of_speculators_are_read_with_the_masks_beside_them() {
         (200, [-0.769_531_25, 1.296_875, 0.239_257_81, 0.431_640_63]),
     ] {
         let at = ids.iter().position(|other| *other == id).expect("the token");
-        let found = [0, 63, 64, 191].map(|place: usize| states[at][place]);
-        assert_eq!(found, wanted, "token {id}");
+        let found = [0, 63, 64, 191].map(|place: usize| states[at][place].to_bits());
+        assert_eq!(found, wanted.map(f32::to_bits), "token {id}");
     }
 }
 

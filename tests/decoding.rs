@@ -28,6 +28,7 @@ impl Shelf {
         support::write_target(Path::new(&shelf.path("target")), &config);
         let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[answer]";
         let chat = json!({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"});
+        support::add_block(Path::new(&shelf.path("target")), false, &|_, _| ());
         std::fs::write(shelf.path("target/tokenizer_config.json"), chat.to_string()).expect("file");
         let path = shelf.path("target");
         let target = Target::open(&path, &TargetOptions::default()).expect("target");
@@ -67,13 +68,17 @@ fn every_way_to_draft_writes_the_same_text() {
     let frequent = shelf.path("frequent.txt");
     let lines: String = (0..200).map(|id| format!("{id} {}\n", 1000 - id)).collect();
     std::fs::write(&frequent, lines).expect("file");
-    let ways: [&[&str]; 8] = [
+    let ways: [&[&str]; 12] = [
         &["--draft", &glide, "--pace", "fixed"],
         &["--draft", &glide, "--tree", "static:3,4"],
         &["--draft", &glide, "--draft-vocab", &frequent, "--draft-vocab-size", "50"],
         &["--draft", &eagle3, "--draft-len", "6"],
         &["--draft", &eagle3, "--tree", "dynamic:3,4,12", "--pace", "fixed"],
         &["--lookup"],
+        &["--mtp"],
+        &["--mtp", "--tree", "static:3,4", "--pace", "fixed"],
+        &["--mtp", "--lookup", "--draft-len", "2"],
+        &["--mtp", "--lookup=switch", "--draft-vocab", &frequent, "--pace", "fixed"],
         &["--draft", &eagle3, "--lookup=switch"],
         &["--draft", &glide, "--lookup", "--tree", "sampled:2,2"],
     ];

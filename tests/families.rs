@@ -31,7 +31,7 @@ fn windowed(family: &str) -> Value {
 }
 
 /// A tiny target of a family whose layers carry states, four of them; the last one attends or does not.
-fn recurrent(family: &str, last_attends: bool) -> Value {
+pub(crate) fn recurrent(family: &str, last_attends: bool) -> Value {
     let mut config = tiny_mixture(family);
     for (key, value) in [
         ("full_attention_interval", json!(if last_attends { 2 } else { 3 })),
@@ -49,7 +49,7 @@ fn recurrent(family: &str, last_attends: bool) -> Value {
 }
 
 /// A tiny DeepSeek-V3.
-fn latent() -> Value {
+pub(crate) fn latent() -> Value {
     let mut config = tiny_mixture("deepseek_v3");
     for (key, value) in [
         ("q_lora_rank", json!(24)),
@@ -167,7 +167,7 @@ fn the_text_part_of_a_model_that_sees_has_the_bits_of_the_model_alone() {
 }
 
 /// Writes the tensors of a folder as a GGUF file, by the names and in the form that converters give them.
-fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], matrices: GgmlDType) {
+pub(crate) fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], matrices: GgmlDType) {
     let source = SafetensorsSource::open_folder(folder).expect("weights");
     let mut stacks: std::collections::BTreeMap<String, Vec<Tensor>> =
         std::collections::BTreeMap::new();
@@ -260,7 +260,7 @@ fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], matrices: Ggm
 }
 
 /// Keys of a GGUF header for a tiny target.
-fn gguf_keys(
+pub(crate) fn gguf_keys(
     name: &'static str,
     config: &Value,
     more: &[(&'static str, Gguf)],

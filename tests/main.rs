@@ -22,6 +22,7 @@ mod lifecycle;
 mod mixtures;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod mtp;
 mod offline;
 mod parity;
 mod pipeline;
@@ -37,3 +38,4 @@ mod support;
 mod targets;
 mod tracking;
 mod watch;
+mod windows;

@@ -6,12 +6,13 @@ use super::{Server, gathered};
 use crate::decoding::Shelf;
 
 /// Ways to draft.
-fn ways(shelf: &Shelf) -> [Vec<String>; 3] {
+fn ways(shelf: &Shelf) -> [Vec<String>; 4] {
     let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let (glide, eagle3) = (shelf.path("glide"), shelf.path("eagle3"));
     [
         own(&["--draft", &glide, "--pace", "fixed"]),
         own(&["--lookup"]),
+        own(&["--mtp", "--draft-len", "2"]),
         own(&["--draft", &eagle3, "--lookup=switch", "--tree", "dynamic:3,4,12"]),
     ]
 }

@@ -12,11 +12,11 @@ use std::process::{Command, Output};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{Device, Tensor};
 use longdraft_models::TargetConfig;
-use longdraft_models::target::tensor_specs;
+use longdraft_models::target::{MtpBlock, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf;
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_models::weights::safetensors::save;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 /// Bytes, start and end of text.
@@ -172,6 +172,44 @@ pub(crate) fn write_target(folder: &Path, config: &Value) {
             (name, tensor)
         })
         .collect();
+    save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
+}
+
+/// Adds a block for prediction of several tokens to a target's folder: among the layers, or apart from them as
+/// Qwen's folders have it. `change` may change or drop (by an empty name) its tensors.
+pub(crate) fn add_block(folder: &Path, apart: bool, change: &dyn Fn(&mut String, &mut Tensor)) {
+    let config = TargetConfig::from_file(&folder.join("config.json")).expect("configuration");
+    let specs = MtpBlock::tensor_specs(&config);
+    let block = MemorySource::random(&specs, 0.3, 9).expect("random tensors");
+    let target = SafetensorsSource::open_folder(folder).expect("weights");
+    let load = |source: &dyn WeightSource, name: &str| {
+        source.load(name, candle_core::DType::F32).expect("tensor")
+    };
+    let names = target.names();
+    let mut tensors: Vec<(String, Tensor)> =
+        names.into_iter().map(|name| (name.clone(), load(&target, &name))).collect();
+    let prefix = format!("model.layers.{}.", config.num_hidden_layers);
+    let own = [
+        ("eh_proj.weight", "mtp.fc.weight"),
+        ("enorm.weight", "mtp.pre_fc_norm_embedding.weight"),
+        ("hnorm.weight", "mtp.pre_fc_norm_hidden.weight"),
+        ("shared_head.norm.weight", "mtp.norm.weight"),
+    ];
+    for spec in specs {
+        let mut tensor = load(&block, &spec.name);
+        let rest = spec.name.strip_prefix(&prefix).expect("of the block");
+        let theirs = own.iter().find(|(ours, _)| *ours == rest);
+        let mut name = match theirs {
+            _ if !apart => spec.name.clone(),
+            Some((_, theirs)) => (*theirs).to_owned(),
+            None => format!("mtp.layers.0.{rest}"),
+        };
+        change(&mut name, &mut tensor);
+        if !name.is_empty() {
+            tensors.push((name, tensor));
+        }
+    }
+    drop(target);
     save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
 }
 

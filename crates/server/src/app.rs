@@ -172,7 +172,7 @@ impl App {
                     asked,
                     _share: share,
                 };
-                self.work.send(Work::Answer(task)).map_err(|_| ApiError::ending())?;
+                self.work.send(Work::Answer(Box::new(task))).map_err(|_| ApiError::ending())?;
             }
         }
         Ok(Submitted { number, prompt_tokens, answers, count, events })

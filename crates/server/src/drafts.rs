@@ -29,7 +29,7 @@ pub struct Drafts<'a> {
 /// What the decoder is asked for.
 pub(crate) enum Work {
     /// An answer.
-    Answer(Task),
+    Answer(Box<Task>),
     /// To propose with another draft.
     Swap(Swap),
 }

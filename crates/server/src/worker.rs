@@ -87,7 +87,7 @@ impl Worker<'_, '_> {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Answer(task) => self.waiting.push_back(task),
+            Work::Answer(task) => self.waiting.push_back(*task),
             // Who asked may be gone; the draft is taken all the same.
             Work::Swap(Swap { draft, done }) => drop(done.send(self.swap(&draft))),
         }

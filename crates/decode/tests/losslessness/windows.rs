@@ -2,7 +2,9 @@
 
 use longdraft_decode::{DraftShape, SpeculativeDecoder};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::{Extension, KvCache, PackedSequence, Tap, Taps, Target};
+use longdraft_models::target::{
+    Extension, KvCache, PackedSequence, Tap, Taps, Target, TargetOptions,
+};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 
@@ -116,7 +118,7 @@ fn nodes_of_trees_have_the_bits_of_one_pass_and_rejected_ones_leave_no_trace() {
             // Node 0 is the text's next token; some others go on with the text, the rest are strangers.
             let (mut ids, mut positions, mut parents) = (Vec::new(), Vec::new(), Vec::new());
             let mut path: Vec<usize> = Vec::new();
-            for node in 0..1 + rng.below(30) as usize {
+            for node in 0..=rng.below(29) as usize {
                 let goes_on = node == 0 || rng.below(3) == 0;
                 let parent = if goes_on {
                     path.last().copied()
@@ -191,7 +193,8 @@ fn the_last_layer_is_held_whole_for_drafts_that_read_it() {
         };
         let (mut held, mut cache) = (case.cache(), case.cache());
         held.keep_last_layer().expect("empty");
-        (read(&mut held), read(&mut cache));
+        read(&mut held);
+        read(&mut cache);
         assert!(cache.last_layer().is_err() && cache.keep_last_layer().is_err(), "{family}");
         let mut whole = case.cache();
         case.read(&mut whole, TEXT);
@@ -270,7 +273,7 @@ fn a_long_context_of_a_sliding_model_takes_a_fifth_of_a_full_cache() {
         "max_position_embeddings": CONTEXT
     });
     let config = TargetConfig::from_json(&config).expect("valid configuration");
-    let target = Target::random(config, 1, &Default::default()).expect("random target");
+    let target = Target::random(config, 1, &TargetOptions::default()).expect("random target");
     let mut cache = target.new_cache().expect("cache");
     let mut most = 0;
     while cache.len() < CONTEXT {

@@ -177,7 +177,8 @@ pub(super) fn read(folder: &Path) -> Vec<Row> {
     let folder = folder.join(ROWS);
     let rows =
         numbers(&folder).into_iter().filter_map(|number| File::open(path(&folder, number)).ok());
-    let rows = rows.flat_map(|file| BufReader::new(file).split(b'\n').map_while(|line| line.ok()));
+    let rows =
+        rows.flat_map(|file| BufReader::new(file).split(b'\n').map_while(std::io::Result::ok));
     let whole = |row: &Row| row.input_ids.len() == row.loss_mask.len();
     rows.filter_map(|line| serde_json::from_slice(&line).ok()).filter(whole).collect()
 }
@@ -262,7 +263,7 @@ mod tests {
     const AGE: Duration = Duration::from_hours(1000);
 
     fn row(token: u32, length: usize) -> Row {
-        Row::new(&vec![token; 3], &vec![token + 1; length], 1)
+        Row::new(&[token; 3], &vec![token + 1; length], 1)
     }
 
     #[test]

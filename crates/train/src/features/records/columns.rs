@@ -91,16 +91,16 @@ mod tests {
         Contents { last_kv: false, layers: layers.to_vec(), teacher }
     }
 
-    fn columns(aux: &[usize], last: Option<usize>) -> Result<Columns, String> {
-        Ok(Columns { aux: aux.to_vec(), last })
+    fn columns(aux: &[usize], last: Option<usize>) -> Columns {
+        Columns { aux: aux.to_vec(), last }
     }
 
     #[test]
     fn told_layers_are_found_wherever_they_stand() {
         let wanted = contents(&[5, 1], StoredTeacher::FinalHidden);
         let told: &[usize] = &[1, 3, 7, 5];
-        assert_eq!(Columns::of(Some(told), (4, false), &wanted, 8), columns(&[3, 0], Some(2)));
-        assert_eq!(Columns::of(Some(told), (4, true), &wanted, 9), columns(&[3, 0], None));
+        assert_eq!(Columns::of(Some(told), (4, false), &wanted, 8), Ok(columns(&[3, 0], Some(2))));
+        assert_eq!(Columns::of(Some(told), (4, true), &wanted, 9), Ok(columns(&[3, 0], None)));
         for (told, held, layers, text) in [
             (&[1, 5][..], 3, 8, "3 layers"),
             (&[1, 5, 8], 3, 8, "layer 8 of a target of 8"),
@@ -117,10 +117,10 @@ mod tests {
     #[test]
     fn layers_that_nobody_names_are_the_drafts_and_the_last() {
         let wanted = contents(&[5, 1], StoredTeacher::FinalHidden);
-        assert_eq!(Columns::of(None, (3, false), &wanted, 8), columns(&[0, 1], Some(2)));
-        assert_eq!(Columns::of(None, (2, true), &wanted, 8), columns(&[0, 1], None));
+        assert_eq!(Columns::of(None, (3, false), &wanted, 8), Ok(columns(&[0, 1], Some(2))));
+        assert_eq!(Columns::of(None, (2, true), &wanted, 8), Ok(columns(&[0, 1], None)));
         let alone = contents(&[5, 1], StoredTeacher::None);
-        assert_eq!(Columns::of(None, (2, false), &alone, 8), columns(&[0, 1], None));
+        assert_eq!(Columns::of(None, (2, false), &alone, 8), Ok(columns(&[0, 1], None)));
         assert!(Columns::of(None, (2, false), &wanted, 8).expect_err("none").contains("final"));
         for (held, has_final) in [(4, false), (1, false), (3, true)] {
             let error = Columns::of(None, (held, has_final), &wanted, 8).expect_err("refused");
