@@ -174,7 +174,7 @@ fn a_target_without_a_block_and_blocks_of_wrong_shapes_are_told() {
         "{told}"
     );
     assert!(
-        told.contains("tensor `mtp.layers.0.mlp.up_proj.weight` [48, 32] is missing"),
+        told.contains("tensor `mtp.layers.0.mlp.up_proj.weight` [64, 32] is missing"),
         "{told}"
     );
     // Without the option nothing is asked of it.

@@ -187,5 +187,5 @@ fn what_records_cannot_serve_is_refused_with_a_reason() {
     let text = fail(&["data", "records", &records, "--output", &shop.path("again.jsonl")], 1);
     assert!(text.contains("data_99.ckpt.gz is compressed"), "{text}");
     let text = fail(&["data", "records", &shop.path("target"), "--output", "x.jsonl"], 1);
-    assert!(text.contains("no records"), "{text}");
+    assert!(text.contains("no record of an engine"), "{text}");
 }

@@ -372,7 +372,7 @@ fn a_view_that_is_quit_killed_or_hung_up_leaves_a_run_that_goes_on() {
     assert!(after.contains("the same command goes on from there"), "{after}");
     assert!(after.contains("[measure]"), "what was said meanwhile is printed: {after}");
 
-    // SIGKILL leaves nothing behind but the run.
+    // After SIGKILL nothing is left but the run.
     let mut view = start().expect("script");
     view.until("a picture", |view| view.seen().contains(ENTER) && !phase(&output).is_empty());
     std::thread::sleep(Duration::from_millis(500));

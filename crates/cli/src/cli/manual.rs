@@ -42,13 +42,17 @@ fn argument_row(argument: &Arg) -> String {
         .filter(|choice| !choice.is_hide_set() && argument.get_action().takes_values())
         .map(|choice| format!("`{}`", choice.get_name()))
         .collect();
+    let mut add = |text: String| {
+        let end = if meaning.ends_with(['.', ')']) { "" } else { "." };
+        write!(meaning, "{end} {text}.").expect("a text");
+    };
     if !choices.is_empty() {
-        write!(meaning, " One of {}.", choices.join(", ")).expect("a text");
+        add(format!("One of {}", choices.join(", ")));
     }
     let defaults = argument.get_default_values();
     if argument.get_action().takes_values() && !defaults.is_empty() {
         let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
-        write!(meaning, " Default `{}`.", defaults.join(" ")).expect("a text");
+        add(format!("Default `{}`", defaults.join(" ")));
     }
     format!("| `{name}` | {meaning} |\n")
 }
@@ -142,7 +146,7 @@ fn arguments(line: &str) -> Option<Vec<String>> {
     let words = shlex::split(line)?;
     let start = match words.iter().position(|word| word.ends_with("longdraft")) {
         Some(0) => 0,
-        Some(start) if words[0] == "cargo" => {
+        Some(start) if words[..2] == ["cargo", "run"] => {
             start + words[start..].iter().position(|word| word == "--")?
         }
         Some(start) if matches!(words[0].as_str(), "mpirun" | "srun" | "nohup") => start,

@@ -37,7 +37,10 @@ impl Format for Engine {
 
     fn document(&self, index: usize) -> Result<RecordDocument> {
         let source = SafetensorsSource::open_file(&self.0[index])?;
-        let shape = source.shape("token_ids").unwrap_or_default();
+        let Some(shape) = source.shape("token_ids") else {
+            let text = "no tensor `token_ids`: no record of an engine".to_owned();
+            return Err(problem(&source, text));
+        };
         if !matches!(shape[..], [_] | [1, _]) {
             return Err(problem(&source, format!("`token_ids` {shape:?} where [T] is needed")));
         }
