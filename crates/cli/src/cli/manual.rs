@@ -154,7 +154,9 @@ fn arguments(line: &str) -> Option<Vec<String>> {
     };
     let end = words.iter().position(|word| matches!(word.as_str(), "|" | ">" | "&"));
     let own = &words[start + 1..end.unwrap_or(words.len())];
-    Some(std::iter::once("longdraft".to_owned()).chain(own.iter().cloned()).collect())
+    // A variable stands for a value; a number is good for all.
+    let own = own.iter().map(|word| if word.starts_with('$') { "1" } else { word });
+    Some(std::iter::once("longdraft").chain(own).map(str::to_owned).collect())
 }
 
 #[test]

@@ -8,10 +8,11 @@ use super::{Datastore, Match, MatchClass};
 
 /// A datastore that grows: several that are ordered each by itself. A text is one of its own at first; two
 /// neighbours of about one size become one, so that there are few, and a text is ordered anew only as often
-/// as the logarithm of their number.
+/// as the logarithm of their number. None becomes larger than half of what may be kept: the oldest one goes as
+/// a whole.
 #[derive(Debug)]
 pub struct GrownDatastore {
-    /// Oldest first; each has more than twice the tokens of the next.
+    /// Oldest first; each has more than twice the tokens of the next, or both would be too large together.
     parts: RwLock<Vec<Arc<Datastore>>>,
     /// Tokens from which the oldest part goes.
     most: usize,
@@ -27,10 +28,13 @@ impl GrownDatastore {
     pub fn add<'a>(&self, texts: impl IntoIterator<Item = &'a [u32]>) {
         let mut parts = self.parts();
         let mut newest = Datastore::new(texts);
-        if newest.is_empty() {
+        if newest.is_empty() || newest.len() > self.most {
             return;
         }
-        while let Some(before) = parts.pop_if(|before| before.len() <= 2 * newest.len()) {
+        let joins = |before: &Datastore, newest: &Datastore| {
+            before.len() <= 2 * newest.len() && before.len() + newest.len() <= self.most / 2
+        };
+        while let Some(before) = parts.pop_if(|before| joins(before, &newest)) {
             newest = Datastore::new(before.texts().chain(newest.texts()));
         }
         parts.push(Arc::new(newest));
@@ -102,9 +106,11 @@ mod tests {
             assert_eq!(next(&store, &[text, text + 1000]), Some(text + 2000));
         }
         assert_eq!(next(&store, &[0, 1000]), None);
-        // One that is too large by itself is not kept.
-        let long: Vec<u32> = (0..200).collect();
+        // Half of what may be kept is there at any time.
+        assert!(store.len() >= 48 && store.parts().len() <= 8, "{}", store.len());
+        // One that is too large by itself is not kept, and takes nothing away.
+        let (long, before): (Vec<u32>, usize) = ((0..200).collect(), store.len());
         store.add([&long[..]]);
-        assert!(store.len() <= 100);
+        assert_eq!(store.len(), before);
     }
 }
