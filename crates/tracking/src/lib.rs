@@ -73,13 +73,22 @@ pub trait Tracker {
     fn name(&self) -> &'static str;
 
     /// Adds the scalars of a step; steps ascend.
+    ///
+    /// # Errors
+    /// - the place cannot be written or reached
     fn log(&mut self, row: &Row) -> Result<()>;
 
     /// A checkpoint is about to count on all rows so far: hands them to the disk.
+    ///
+    /// # Errors
+    /// - the disk does not take them
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
 
     /// Ends the run; returns what the user should know, if anything.
+    ///
+    /// # Errors
+    /// - as [`Self::log`]
     fn finish(&mut self, outcome: Outcome, time: Moment) -> Result<Option<String>>;
 }

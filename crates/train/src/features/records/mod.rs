@@ -2,9 +2,9 @@
 //!
 //! | kind | files | told of layers | final states |
 //! |---|---|---|---|
-//! | [`specforge`] | a `torch.save` of a document each | nothing | after the final norm, or none |
-//! | [`speculators`] | safetensors of a document each, as vLLM writes them | nothing | the last layer's output |
-//! | [`deepspec`] | `manifest.json`, `samples.idx`, shards | their ids | after the final norm |
+//! | `specforge` | a `torch.save` of a document each | nothing | after the final norm, or none |
+//! | `speculators` | safetensors of a document each, as vLLM writes them | nothing | the last layer's output |
+//! | `deepspec` | `manifest.json`, `samples.idx`, shards | their ids | after the final norm |
 //!
 //! Documents are found by their tokens. What a folder does not tell of its layers the configuration may
 //! (`capture.record_layers`); otherwise only the width can be checked.
