@@ -1,5 +1,6 @@
 //! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
-//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention.
+//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention,
+//! recurrence.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
@@ -10,17 +11,19 @@ use candle_core::{DType, Device, Tensor, Var};
 use longdraft_kernels::attention::{Delays, KeyRanges, attention};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, linear_each};
+use longdraft_kernels::recurrence::{DeltaRows, DeltaSizes, DeltaState, Walk, gated_delta_rule};
 use longdraft_kernels::threads::awake;
 use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
-    let parts: [(&str, fn()); 5] = [
+    let parts: [(&str, fn()); 6] = [
         ("products", products),
         ("blocks", blocks),
         ("few-rows", few_rows),
         ("token", one_token),
         ("attention", delayed_attention),
+        ("recurrence", recurrence),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     rayon::scope(|_| {
@@ -78,6 +81,45 @@ fn blocks() {
             format.name(),
             speeds.join(", ")
         );
+    }
+}
+
+/// A gated delta net of Qwen3.5-9B: its products of a prompt, the rule over the same rows, and the rule row by row.
+fn recurrence() {
+    let sizes =
+        DeltaSizes { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, tiled: false };
+    let (rows, width) = (512, 4096);
+    let values = |count: usize, scale: f32| -> Vec<f32> {
+        (0..count).map(|i| scale * ((i as f32 * 0.7).sin() + 1.1)).collect()
+    };
+    let x = Tensor::from_vec(values(rows * width, 0.1), (rows, width), &Device::Cpu).expect("x");
+    let w = Tensor::zeros((sizes.channels(), width), DType::F32, &Device::Cpu).expect("w");
+    let seconds = median(|| {
+        linear(&x, &w, None).expect("product");
+    });
+    let products = 2e-9 * (rows * width * sizes.channels()) as f64 / seconds;
+    let mixed = values(rows * sizes.channels(), 0.3);
+    let gates = values(rows * sizes.value_heads, 0.45);
+    let (before, mut after) = (DeltaState::new(sizes), DeltaState::new(sizes));
+    let mut run = |count: usize| {
+        let (mixed, gates) =
+            (&mixed[..count * sizes.channels()], &gates[..count * sizes.value_heads]);
+        let of_rows = DeltaRows { mixed, decay: gates, rate: gates };
+        median(|| {
+            gated_delta_rule(sizes, of_rows, &Walk::chain(count), &before, &mut after)
+                .expect("rule");
+        })
+    };
+    // Of a chunk of 64: queries and keys times the matrix, times the keys; sums over earlier rows; the matrix after it.
+    let (dk, dv, chunk) = (sizes.key_dim, sizes.value_dim, 64);
+    let of_row = 2 * (3 * dk * dv + 2 * dk * chunk + chunk * dv) * sizes.value_heads;
+    let rule = 1e-9 * (rows * of_row) as f64 / run(rows);
+    println!(
+        "{rows} rows of a delta net: products {products:.1} GFLOP/s, the rule {rule:.1} ({:.2} of it)",
+        rule / products
+    );
+    for count in [1, 4, 16] {
+        println!("{count} rows of the rule: {:.0} us", 1e6 * run(count));
     }
 }
 

@@ -126,7 +126,7 @@ fn a_kept_prefix_changes_nothing_but_time() {
 
 /// The bits of the state of every layer.
 fn states(cache: &KvCache) -> Vec<Option<(Vec<f32>, Vec<f32>)>> {
-    let owned = |(window, matrix): (&[f32], &[f32])| (window.to_vec(), matrix.to_vec());
+    let owned = |(window, matrix): (&[f32], Vec<f32>)| (window.to_vec(), matrix);
     (0..3).map(|layer| cache.state(layer).map(owned)).collect()
 }
 

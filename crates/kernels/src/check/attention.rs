@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, frozen, only, trained, up_to};
-use crate::attention::{Delays, KeyRanges, attention, reference};
+use crate::attention::{Delays, KeyRanges, Scores, attention, frozen_attention, reference};
 use crate::random::CounterRng;
 use crate::rows::select_rows;
 
@@ -233,6 +233,79 @@ pub(super) fn decoding(size: Size) -> Vec<Case> {
         Case::new(shape, inputs, op, move |t| only(reference(&t[0], &t[1], &t[2], &seen)))
     };
     up_to(size, &DECODING).map(case).collect()
+}
+
+/// Queries, head dim, what is seen, the soft-cap and whether there are sinks.
+type Bent = (usize, usize, Sight, Option<f64>, bool);
+
+const BENT: [(Size, Bent); 8] = [
+    (Smoke, (1, 64, Sight::Appended(0), Some(2.0), false)),
+    (Smoke, (9, 64, Sight::Tree(60), None, true)),
+    (Smoke, (33, 80, Sight::Documents, Some(1.0), true)),
+    (Small, (130, 128, Sight::Window(50), None, true)),
+    (Small, (63, 256, Sight::Appended(300), Some(30.0), false)),
+    (Small, (257, 64, Sight::Causal, Some(0.5), true)),
+    (Real, (63, 64, Sight::Appended(4000), None, true)),
+    (Real, (512, 256, Sight::Window(200), Some(50.0), false)),
+];
+
+/// Scores that are soft-capped or share the softmax with sinks.
+pub(super) fn bent(size: Size) -> Vec<Case> {
+    let case = |(queries, head_dim, sight, softcap, has_sinks): Bent| {
+        let ranges = Arc::new(sight.ranges(queries));
+        let keys = ranges.max_end().max(queries);
+        let inputs = [
+            frozen("q", [queries, 4, head_dim]).times(QUERY_SCALE),
+            frozen("k", [keys, 2, head_dim]),
+            frozen("v", [keys, 2, head_dim]),
+            frozen("sinks", [4]).times(3.0),
+        ];
+        let shape = format!(
+            "{sight:?}, {queries} queries, heads 4/2, D {head_dim}, soft-cap {softcap:?}, sinks {has_sinks}"
+        );
+        let seen = Arc::clone(&ranges);
+        let op = move |t: &[Tensor]| {
+            let scores = Scores { softcap, sinks: has_sinks.then_some(&t[3]) };
+            only(frozen_attention(&t[0], &t[1], &t[2], &ranges, scores))
+        };
+        Case::new(shape, inputs, op, move |t| only(plain_bent(t, &seen, softcap, has_sinks)))
+            .within(SINGLE, HALF)
+    };
+    up_to(size, &BENT).map(case).collect()
+}
+
+/// The same, score by score, in f64.
+fn plain_bent(
+    t: &[Tensor],
+    ranges: &KeyRanges,
+    softcap: Option<f64>,
+    has_sinks: bool,
+) -> Result<Tensor> {
+    let (queries, heads, head_dim) = t[0].dims3()?;
+    let kv_heads = t[1].dim(1)?;
+    let of = |t: &Tensor| t.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let (q, k, v, sinks) = (of(&t[0])?, of(&t[1])?, of(&t[2])?, of(&t[3])?);
+    let mut out = vec![0.0; queries * heads * head_dim];
+    for (at, out) in out.chunks_mut(head_dim).enumerate() {
+        let (query, head) = (at / heads, at % heads);
+        let place = |key: usize| (key * kv_heads + head / (heads / kv_heads)) * head_dim;
+        let singles = ranges.singles_of(query).iter().map(|key| *key as usize);
+        let keys: Vec<usize> = ranges.of(query).chain(singles).collect();
+        let score = |key: &usize| {
+            let pairs = q[at * head_dim..][..head_dim].iter().zip(&k[place(*key)..][..head_dim]);
+            let score = pairs.map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt();
+            softcap.map_or(score, |cap| cap * (score / cap).tanh())
+        };
+        let weights: Vec<f64> = keys.iter().map(|key| score(key).exp()).collect();
+        let sink = if has_sinks { sinks[head].exp() } else { 0.0 };
+        let total = weights.iter().sum::<f64>() + sink;
+        for (key, weight) in keys.iter().zip(&weights) {
+            for (out, v) in out.iter_mut().zip(&v[place(*key)..]) {
+                *out += weight / total * v;
+            }
+        }
+    }
+    Tensor::from_vec(out, (queries, heads, head_dim), t[0].device())
 }
 
 const BITS: [(Size, (usize, usize, Sight)); 6] = [

@@ -18,6 +18,7 @@ mod losses;
 mod memory;
 mod optimizer;
 mod products;
+mod recurrence;
 mod rows;
 mod run;
 
@@ -54,10 +55,11 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 30] = [
+const OPS: [Op; 34] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
+    plain("attention_bent", attention::bent),
     multiplies("linear", products::linear_training),
     multiplies("linear_onto", products::onto),
     multiplies("linear_exact", products::exact),
@@ -65,6 +67,9 @@ const OPS: [Op; 30] = [
     multiplies("few_rows_bits", products::few_rows_bits),
     multiplies("gated_mlp", products::gated),
     multiplies("experts", products::mixtures),
+    plain("delta_rule", recurrence::delta_rule),
+    plain("delta_rule_row_bits", recurrence::delta_row_bits),
+    plain("causal_convolution", recurrence::convolutions),
     multiplies("orthogonalise", optimizer::orthogonal),
     multiplies("linear_cross_entropy", losses::cross_entropy),
     multiplies("softcapped_cross_entropy", losses::softcapped),

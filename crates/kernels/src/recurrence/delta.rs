@@ -8,19 +8,15 @@
 //! o_t = S_tᵀ q̂
 //! ```
 //!
-//! Sums over `Dk` run in order, one value column beside the other.
+//! What is computed of it, and in which order, stands in `chunk.rs`.
 
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
 use super::Walk;
-use super::walk::From;
-use crate::simd::{dot, vectorised};
+use super::chunk::{DeltaState, Head, LENGTH_EPS, values_of};
 use crate::threads::split;
-
-/// Added under the root of the length of queries and keys.
-const LENGTH_EPS: f32 = 1e-6;
 
 /// Sizes of the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +49,17 @@ impl DeltaSizes {
         2 * self.keys() + self.values()
     }
 
-    /// Values of the state, `Nv Dk Dv`.
-    pub fn state(&self) -> usize {
+    /// Values of the matrices, `Nv Dk Dv`.
+    pub fn matrices(&self) -> usize {
         self.value_heads * self.key_dim * self.value_dim
     }
 
-    fn key_head(&self, head: usize) -> usize {
+    /// Values of a state, at most: the matrices and the rows of a chunk.
+    pub fn state(&self) -> usize {
+        self.value_heads * values_of(*self)
+    }
+
+    pub(super) fn key_head(&self, head: usize) -> usize {
         if self.tiled { head % self.key_heads } else { head / (self.value_heads / self.key_heads) }
     }
 }
@@ -75,10 +76,7 @@ pub struct DeltaRows<'a> {
 }
 
 /// Steps through the rows from the state `before`, and leaves the state after the last step in `after`, which
-/// means something if the walk is a chain.
-///
-/// # Shapes
-/// - `before`, `after`: `[Nv, Dk, Dv]` → `[T, Nv, Dv]`
+/// means something if the walk is a chain. Outputs are `[T, Nv, Dv]`.
 ///
 /// # Errors
 /// - lengths do not fit, or `Nk` does not divide `Nv`
@@ -86,20 +84,31 @@ pub fn gated_delta_rule(
     sizes: DeltaSizes,
     rows: DeltaRows<'_>,
     walk: &Walk,
-    before: &[f32],
-    after: &mut [f32],
+    before: &DeltaState,
+    after: &mut DeltaState,
 ) -> Result<Vec<f32>> {
-    check(sizes, rows, walk.rows(), before.len(), after.len())?;
-    let (head_state, width) = (sizes.key_dim * sizes.value_dim, sizes.value_dim);
+    check(sizes, rows, walk.rows())?;
+    let matrix = sizes.key_dim * sizes.value_dim;
+    let fits = |state: &DeltaState| {
+        state.heads.len() == sizes.value_heads
+            && state.heads.iter().all(|head| head.matrix.len() == matrix)
+    };
+    if !fits(before) || !fits(after) {
+        bail!("delta rule: a state of {} heads for {sizes:?}", before.heads.len());
+    }
+    if walk.rows() == 0 {
+        after.clone_from(before);
+        return Ok(Vec::new());
+    }
+    let width = sizes.value_dim;
     let mut by_head = vec![0.0; walk.rows() * sizes.values()];
-    let outputs = by_head.chunks_mut((walk.rows() * width).max(1));
+    let outputs = by_head.chunks_mut(walk.rows() * width);
     // Every head has a state and outputs of its own: the locks are never waited for.
-    let places: Vec<_> = after.chunks_mut(head_state).zip(outputs).map(Mutex::new).collect();
+    let places: Vec<_> = after.heads.iter_mut().zip(outputs).map(Mutex::new).collect();
     split(places.len(), |head| {
         let mut place = places[head].lock().unwrap_or_else(PoisonError::into_inner);
         let (state, out) = &mut *place;
-        let before = &before[head * head_state..][..head_state];
-        Head { sizes, rows, index: head }.walk(walk, before, state, out);
+        Head { sizes, rows, index: head }.walk(walk, &before.heads[head], state, out);
     });
     drop(places);
     let mut out = vec![0.0; by_head.len()];
@@ -111,121 +120,24 @@ pub fn gated_delta_rule(
     Ok(out)
 }
 
-fn check(
-    sizes: DeltaSizes,
-    rows: DeltaRows<'_>,
-    count: usize,
-    before: usize,
-    after: usize,
-) -> Result<()> {
+fn check(sizes: DeltaSizes, rows: DeltaRows<'_>, count: usize) -> Result<()> {
     let DeltaSizes { key_heads, value_heads, .. } = sizes;
-    if key_heads == 0 || sizes.state() == 0 || !value_heads.is_multiple_of(key_heads) {
+    if key_heads == 0 || sizes.matrices() == 0 || !value_heads.is_multiple_of(key_heads) {
         bail!("delta rule: {value_heads} value heads of {key_heads} key heads");
     }
     let gates = count * value_heads;
     let fits = rows.mixed.len() == count * sizes.channels()
         && rows.decay.len() == gates
-        && rows.rate.len() == gates
-        && [before, after] == [sizes.state(); 2];
+        && rows.rate.len() == gates;
     if !fits {
         bail!(
-            "delta rule: {} channels, {} and {} gates, states of {before} and {after} values for {count} \
-             rows of {sizes:?}",
+            "delta rule: {} channels, {} and {} gates for {count} rows of {sizes:?}",
             rows.mixed.len(),
             rows.decay.len(),
             rows.rate.len()
         );
     }
     Ok(())
-}
-
-/// One value head's part.
-struct Head<'a> {
-    sizes: DeltaSizes,
-    rows: DeltaRows<'a>,
-    index: usize,
-}
-
-impl Head<'_> {
-    fn walk(&self, walk: &Walk, before: &[f32], state: &mut [f32], out: &mut [f32]) {
-        let DeltaSizes { key_dim, value_dim, .. } = self.sizes;
-        let (mut q, mut k) = (vec![0.0; key_dim], vec![0.0; key_dim]);
-        let mut delta = vec![0.0; value_dim];
-        let mut aside: Vec<Vec<f32>> = Vec::new();
-        for place in &walk.steps {
-            match place.from {
-                From::Start => state.copy_from_slice(before),
-                From::Last => {}
-                From::Copied => {
-                    if let Some(saved) = aside.last() {
-                        state.copy_from_slice(saved);
-                    }
-                }
-                From::Taken => {
-                    if let Some(saved) = aside.pop() {
-                        state.copy_from_slice(&saved);
-                    }
-                }
-            }
-            let gate = place.row * self.sizes.value_heads + self.index;
-            let gates = (self.rows.decay[gate], self.rows.rate[gate]);
-            let v = self.prepare(place.row, &mut q, &mut k);
-            let out = &mut out[place.row * value_dim..][..value_dim];
-            step(state, (&q, &k), v, gates, &mut delta, out);
-            if place.branches {
-                aside.push(state.to_vec());
-            }
-        }
-    }
-
-    /// A row's query and key of unit length, and its value.
-    fn prepare(&self, row: usize, q: &mut [f32], k: &mut [f32]) -> &[f32] {
-        let sizes = self.sizes;
-        let channels = &self.rows.mixed[row * sizes.channels()..][..sizes.channels()];
-        let first = sizes.key_head(self.index) * sizes.key_dim;
-        let scale = 1.0 / (sizes.key_dim as f32).sqrt();
-        unit(&channels[first..][..sizes.key_dim], scale, q);
-        unit(&channels[sizes.keys() + first..][..sizes.key_dim], 1.0, k);
-        &channels[2 * sizes.keys() + self.index * sizes.value_dim..][..sizes.value_dim]
-    }
-}
-
-fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
-    let factor = scale / (dot(x, x) + LENGTH_EPS).sqrt();
-    for (out, x) in out.iter_mut().zip(x) {
-        *out = x * factor;
-    }
-}
-
-vectorised! {
-    /// One token of one head; `gates` are `γ` and `β`, `delta` is scratch.
-    fn step(
-        state: &mut [f32],
-        qk: (&[f32], &[f32]),
-        v: &[f32],
-        gates: (f32, f32),
-        delta: &mut [f32],
-        out: &mut [f32],
-    ) {
-        let ((q, k), (decay, rate), width) = (qk, gates, v.len());
-        delta.fill(0.0);
-        for (row, k) in state.chunks_exact_mut(width).zip(k) {
-            for (s, held) in row.iter_mut().zip(delta.iter_mut()) {
-                *s *= decay;
-                *held = s.mul_add(*k, *held);
-            }
-        }
-        for (delta, v) in delta.iter_mut().zip(v) {
-            *delta = rate * (v - *delta);
-        }
-        out.fill(0.0);
-        for ((row, k), q) in state.chunks_exact_mut(width).zip(k).zip(q) {
-            for ((s, delta), out) in row.iter_mut().zip(delta.iter()).zip(out.iter_mut()) {
-                *s = delta.mul_add(*k, *s);
-                *out = s.mul_add(*q, *out);
-            }
-        }
-    }
 }
 
 /// The same for rows that follow one another, from plain tensor ops: outputs `[T, Nv, Dv]` and the state after

@@ -33,12 +33,16 @@ impl Case {
         };
         let (decay, rate) = (gates(), gates());
         let mixed = values(&mut noise, &[rows, sizes.channels()]);
-        let state = values(&mut noise, &[sizes.state()]);
+        let state = values(&mut noise, &[sizes.matrices()]);
         Self { sizes, rows, mixed, decay, rate, state }
     }
 
+    fn start(&self) -> DeltaState {
+        DeltaState::of_matrices(self.sizes, &self.state)
+    }
+
     /// Outputs and the state after some rows.
-    fn run(&self, rows: &[usize], walk: &Walk, before: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn run(&self, rows: &[usize], walk: &Walk, before: &DeltaState) -> (Vec<f32>, DeltaState) {
         let some = |of: &[f32], width: usize| -> Vec<f32> {
             rows.iter().flat_map(|row| of[row * width..][..width].to_vec()).collect()
         };
@@ -46,7 +50,8 @@ impl Case {
         let (decay, rate) = (some(&self.decay, heads), some(&self.rate, heads));
         let mixed = some(&self.mixed, self.sizes.channels());
         let rows = DeltaRows { mixed: &mixed, decay: &decay, rate: &rate };
-        let mut after = vec![f32::NAN; before.len()];
+        // What stood there before does not matter.
+        let mut after = DeltaState::of_matrices(self.sizes, &vec![f32::NAN; self.sizes.matrices()]);
         let out = gated_delta_rule(self.sizes, rows, walk, before, &mut after).expect("a step");
         (out, after)
     }
@@ -59,9 +64,9 @@ impl Case {
 #[test]
 fn the_fused_rule_matches_the_reference() -> Result<()> {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
-        for rows in [1, 7, 70] {
+        for rows in [1, 7, 64, 70, 200] {
             let case = Case::new(sizes, rows, seed as u64);
-            let (out, after) = case.run(&case.all(), &Walk::chain(rows), &case.state);
+            let (out, after) = case.run(&case.all(), &Walk::chain(rows), &case.start());
             let device = Device::Cpu;
             let gates = |of: &[f32]| Tensor::from_slice(of, (rows, sizes.value_heads), &device);
             let shape = (sizes.value_heads, sizes.key_dim, sizes.value_dim);
@@ -71,7 +76,7 @@ fn the_fused_rule_matches_the_reference() -> Result<()> {
             let (want, want_state) = reference(sizes, &mixed, (&gates.0, &gates.1), &state)?;
             let out = Tensor::from_vec(out, want.shape(), &device)?;
             assert_close("outputs", &out, &want, 2e-5);
-            let after = Tensor::from_vec(after, shape, &device)?;
+            let after = Tensor::from_vec(after.matrices(sizes), shape, &device)?;
             assert_close("state", &after, &want_state, 2e-5);
         }
     }
@@ -81,15 +86,21 @@ fn the_fused_rule_matches_the_reference() -> Result<()> {
 #[test]
 fn rows_have_the_same_bits_alone_and_together() {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
-        let case = Case::new(sizes, 9, 40 + seed as u64);
-        let (together, last) = case.run(&case.all(), &Walk::chain(9), &case.state);
-        let mut state = case.state.clone();
-        for row in 0..9 {
-            let (alone, after) = case.run(&[row], &Walk::chain(1), &state);
-            assert_eq!(alone, together[row * sizes.values()..][..sizes.values()]);
-            state = after;
+        let count = 200;
+        let case = Case::new(sizes, count, 40 + seed as u64);
+        let (together, last) = case.run(&case.all(), &Walk::chain(count), &case.start());
+        // In parts of every length, across the ends of chunks and groups of rows.
+        for part in [1, 2, 15, 16, 17, 63, 64, 65, 130] {
+            let mut state = case.start();
+            for rows in case.all().chunks(part) {
+                let (own, after) = case.run(rows, &Walk::chain(rows.len()), &state);
+                let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let wanted = &together[rows[0] * sizes.values()..][..own.len()];
+                assert_eq!(bits(&own), bits(wanted), "parts of {part} from {} on", rows[0]);
+                state = after;
+            }
+            assert_eq!(state, last, "parts of {part}");
         }
-        assert_eq!(state, last);
     }
 }
 
@@ -125,12 +136,18 @@ fn a_tree_s_nodes_have_the_bits_of_their_paths() -> Result<()> {
     let walk = Walk::tree(&TREE);
     assert!(!walk.is_chain() && Walk::tree(&[None, Some(0), Some(1)]).is_chain());
     for (seed, sizes) in SIZES.into_iter().enumerate() {
-        let case = Case::new(sizes, TREE.len(), 90 + seed as u64);
-        let (out, _) = case.run(&case.all(), &walk, &case.state);
+        // Paths cross the end of a chunk at different depths.
+        let before = 58 + 2 * seed;
+        let case = Case::new(sizes, before + TREE.len(), 90 + seed as u64);
+        let prefix: Vec<usize> = (0..before).collect();
+        let (_, state) = case.run(&prefix, &Walk::chain(before), &case.start());
+        let nodes: Vec<usize> = (before..before + TREE.len()).collect();
+        let (out, _) = case.run(&nodes, &walk, &state);
         let width = sizes.values();
         for node in 0..TREE.len() {
             let path = path(node);
-            let (alone, _) = case.run(&path, &Walk::chain(path.len()), &case.state);
+            let rows: Vec<usize> = path.iter().map(|node| before + node).collect();
+            let (alone, _) = case.run(&rows, &Walk::chain(path.len()), &state);
             assert_eq!(alone[(path.len() - 1) * width..], out[node * width..][..width], "{node}");
         }
     }
@@ -162,7 +179,7 @@ fn a_tree_s_nodes_have_the_bits_of_their_paths() -> Result<()> {
 fn documents_begin_anew() {
     let sizes = SIZES[1];
     let case = Case::new(sizes, 8, 7);
-    let start = vec![0.0; sizes.state()];
+    let start = DeltaState::new(sizes);
     let walk = Walk::documents(&[4, 4, 4, 5, 5, -1, 0, 0]);
     assert!(!walk.is_chain());
     let (out, _) = case.run(&case.all(), &walk, &start);
@@ -210,12 +227,37 @@ fn what_does_not_fit_is_an_error() {
     assert!(causal_convolution(&convolution, &[0.0; 6], &Walk::chain(1), &[0.0; 3]).is_err());
     let case = Case::new(SIZES[1], 2, 1);
     let rows = DeltaRows { mixed: &case.mixed, decay: &case.decay, rate: &case.rate };
-    let mut after = case.state.clone();
-    let run = |sizes, rows, count, after: &mut [f32]| {
-        gated_delta_rule(sizes, rows, &Walk::chain(count), &case.state, after).is_err()
+    let before = case.start();
+    let mut after = before.clone();
+    let run = |sizes, rows, count, after: &mut DeltaState| {
+        gated_delta_rule(sizes, rows, &Walk::chain(count), &before, after).is_err()
     };
     assert!(run(SIZES[1], rows, 3, &mut after));
     assert!(run(DeltaSizes { key_heads: 0, ..SIZES[1] }, rows, 2, &mut after));
     assert!(run(DeltaSizes { key_heads: 3, ..SIZES[1] }, rows, 2, &mut after));
-    assert!(run(SIZES[1], rows, 2, &mut []));
+    assert!(run(SIZES[1], rows, 2, &mut DeltaState::new(SIZES[0])));
+}
+
+/// Gates at their ends: nothing is forgotten, everything is, nothing is learned.
+#[test]
+fn gates_of_zero_and_one_are_exact_cases() -> Result<()> {
+    let sizes = SIZES[1];
+    for (decay, rate) in [(1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (1e-30, 0.5)] {
+        let mut case = Case::new(sizes, 150, 3);
+        // A forgotten matrix every few rows, in the middle of chunks.
+        case.decay.iter_mut().step_by(7).for_each(|value| *value = decay);
+        case.rate.iter_mut().step_by(5).for_each(|value| *value = rate);
+        let (out, after) = case.run(&case.all(), &Walk::chain(150), &case.start());
+        let device = Device::Cpu;
+        let gates = |of: &[f32]| Tensor::from_slice(of, (150, sizes.value_heads), &device);
+        let shape = (sizes.value_heads, sizes.key_dim, sizes.value_dim);
+        let state = Tensor::from_slice(&case.state, shape, &device)?;
+        let mixed = Tensor::from_slice(&case.mixed, (150, sizes.channels()), &device)?;
+        let gates = (gates(&case.decay)?, gates(&case.rate)?);
+        let (want, want_state) = reference(sizes, &mixed, (&gates.0, &gates.1), &state)?;
+        assert_close("outputs", &Tensor::from_vec(out, want.shape(), &device)?, &want, 2e-5);
+        let after = Tensor::from_vec(after.matrices(sizes), shape, &device)?;
+        assert_close("state", &after, &want_state, 2e-5);
+    }
+    Ok(())
 }

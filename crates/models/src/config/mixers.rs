@@ -63,7 +63,7 @@ impl DeltaNetConfig {
             problems,
             &[
                 ("linear channels", self.input_size(), limits::INNER),
-                ("linear state", self.sizes.state(), limits::STATE),
+                ("linear state", self.sizes.matrices(), limits::STATE),
             ],
         );
     }

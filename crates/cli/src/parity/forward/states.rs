@@ -44,7 +44,7 @@ impl ForwardCase<'_> {
     ) -> Result<()> {
         for layer in 0..self.target.config().num_hidden_layers {
             let Some((window, matrix)) = cache.state(layer) else { continue };
-            for (what, values) in [("conv", window), ("recurrent", matrix)] {
+            for (what, values) in [("conv", window), ("recurrent", matrix.as_slice())] {
                 let what = format!("{what}_state_layer_{layer}{suffix}");
                 let Some(want) = stored(file, name, &what)? else { continue };
                 let got = self.as_published(values, want.dims())?;

@@ -12,12 +12,11 @@ impl KvCache {
     /// What the recurrent layer `layer` remembers of the committed tokens: the last inputs of its convolution,
     /// `[n − 1, C]`, the newest last, and the matrix of its delta rule, `[Nv, Dk, Dv]`, empty if it has none.
     /// `None` for layers that attend, and after a tree of which no path was kept.
-    pub fn state(&self, layer: usize) -> Option<(&[f32], &[f32])> {
+    pub fn state(&self, layer: usize) -> Option<(&[f32], Vec<f32>)> {
         self.check_open().ok()?;
         let Layer::State(state) = self.layers.get(layer)? else { return None };
         let committed = self.length > self.states.as_ref()?.base;
-        let State { window, matrix } = if committed { state.after() } else { state.before() };
-        Some((window, matrix))
+        Some(state.values(committed))
     }
 
     fn each_state(&mut self) -> impl Iterator<Item = &mut CachedState> {

@@ -62,14 +62,15 @@ impl CachedState {
         self.run(rows, &Walk::chain(path.len())).map(drop)
     }
 
+    /// The last inputs of the convolution and the matrices of the delta rule, before the last pass or after it.
+    pub(in crate::target) fn values(&self, is_after: bool) -> (&[f32], Vec<f32>) {
+        let state = if is_after { &self.after } else { &self.before };
+        (&state.window, self.rule.matrices(state))
+    }
+
     /// The state before the last pass.
     pub(in crate::target) fn before(&self) -> &State {
         &self.before
-    }
-
-    /// The state after the last pass.
-    pub(in crate::target) fn after(&self) -> &State {
-        &self.after
     }
 
     /// Goes on from an earlier state; from the start without one.

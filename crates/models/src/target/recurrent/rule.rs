@@ -1,7 +1,7 @@
 //! What a layer's state becomes from row to row.
 
 use longdraft_kernels::recurrence::{
-    Convolution, DeltaRows, DeltaSizes, Walk, causal_convolution, gated_delta_rule,
+    Convolution, DeltaRows, DeltaSizes, DeltaState, Walk, causal_convolution, gated_delta_rule,
 };
 
 use crate::error::Result;
@@ -18,8 +18,8 @@ pub(in crate::target) struct Rule {
 pub(in crate::target) struct State {
     /// The last inputs of the convolution, `[n − 1, C]`, the newest last.
     pub(in crate::target) window: Vec<f32>,
-    /// Of the delta rule, `[Nv, Dk, Dv]`.
-    pub(in crate::target) matrix: Vec<f32>,
+    /// Of the delta rule, if there is one.
+    pub(in crate::target) delta: Option<DeltaState>,
 }
 
 /// What the rows of a pass bring to a layer's state.
@@ -36,8 +36,7 @@ pub(in crate::target) struct Rows {
 impl Rule {
     /// The state before any token.
     pub(in crate::target) fn start(&self) -> State {
-        let matrix = self.delta.map_or(0, |sizes| sizes.state());
-        State { window: vec![0.0; self.window()], matrix: vec![0.0; matrix] }
+        State { window: vec![0.0; self.window()], delta: self.delta.map(DeltaState::new) }
     }
 
     fn window(&self) -> usize {
@@ -58,9 +57,16 @@ impl Rule {
             let path: Vec<usize> = (0..walk.rows()).collect();
             after.window = self.convolution.window_after(&before.window, &rows.inputs, &path);
         }
-        let Some(sizes) = self.delta else { return Ok(mixed) };
+        let states = before.delta.as_ref().zip(after.delta.as_mut());
+        let (Some(sizes), Some((before, after))) = (self.delta, states) else { return Ok(mixed) };
         let rows = DeltaRows { mixed: &mixed, decay: &rows.decay, rate: &rows.rate };
-        Ok(gated_delta_rule(sizes, rows, walk, &before.matrix, &mut after.matrix)?)
+        Ok(gated_delta_rule(sizes, rows, walk, before, after)?)
+    }
+
+    /// The matrices of the delta rule, `[Nv, Dk, Dv]`; empty without one.
+    pub(in crate::target) fn matrices(&self, state: &State) -> Vec<f32> {
+        let states = self.delta.zip(state.delta.as_ref());
+        states.map_or_else(Vec::new, |(sizes, state)| state.matrices(sizes))
     }
 
     /// Some rows of a pass.
