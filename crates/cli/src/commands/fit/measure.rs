@@ -32,9 +32,11 @@ const PATIENCE: f64 = 8.0;
 const CONTEXT: usize = 96;
 /// Sequences that are answered at a time.
 pub(super) const BATCH: usize = 8;
-/// Steps and rows of a trial, the first of which also makes room; rows are cut to what a prompt of so many
-/// seconds has, for a step of a large vocabulary takes many times as long.
+/// Steps of a trial, the first of which also makes room.
 const STEPS: usize = 3;
+/// A trial's rows are cut to the tokens that the target reads in this share of the budget, and at least in so
+/// many seconds: a short row costs more a token, and a whole one many seconds where the vocabulary is large.
+const ROW_SHARE: f64 = 5e-4;
 const ROW_SECONDS: f64 = 0.5;
 const LEAST_ROW: usize = 128;
 /// Prompts of short decodings, tokens of their answers, and rounds of a draft whose time is taken.
@@ -115,9 +117,10 @@ impl Trial {
     }
 }
 
-/// Tokens of the rows of a trial: their costs are per token, and a row need not be as long as in training.
-pub(super) fn trial_row(row_tokens: usize, machine: &Machine) -> usize {
-    let affordable = (ROW_SECONDS / machine.prefill.max(1e-9)) as usize;
+/// Tokens of the rows of a trial for a budget of some seconds: as long as in training, if that can be afforded.
+pub(super) fn trial_row(row_tokens: usize, machine: &Machine, budget: f64) -> usize {
+    let seconds = (ROW_SHARE * budget).max(ROW_SECONDS);
+    let affordable = (seconds / machine.prefill.max(1e-9)) as usize;
     affordable.clamp(LEAST_ROW.min(row_tokens), row_tokens)
 }
 
@@ -358,12 +361,13 @@ mod tests {
 
     #[test]
     fn rows_of_a_trial_are_shorter_where_the_target_is_slow() {
-        let of = |speed: f64| {
+        let of = |speed: f64, budget: f64| {
             let machine = Machine { prefill: 1.0 / speed, ..Machine::default() };
-            trial_row(1024, &machine)
+            trial_row(1024, &machine, budget)
         };
-        assert_eq!((of(5000.0), of(600.0), of(20.0)), (1024, 300, 128));
-        assert_eq!(trial_row(64, &Machine { prefill: 1.0, ..Machine::default() }), 64);
+        assert_eq!((of(5000.0, 60.0), of(600.0, 60.0), of(20.0, 60.0)), (1024, 300, 128));
+        assert_eq!((of(600.0, 7200.0), of(200.0, 7200.0)), (1024, 720));
+        assert_eq!(trial_row(64, &Machine { prefill: 1.0, ..Machine::default() }, 60.0), 64);
     }
 
     #[test]

@@ -43,9 +43,9 @@ impl Fit<'_> {
         if tried != Some(candidate.method.name()) {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
             let context = self.config.max_position_embeddings;
-            let row_tokens = rules::row_tokens(self.ledger.left(), context);
+            let left = self.ledger.left();
             let machine = self.ledger.state.machine.clone().unwrap_or_default();
-            let row_tokens = measure::trial_row(row_tokens, &machine);
+            let row_tokens = measure::trial_row(rules::row_tokens(left, context), &machine, left);
             // As many pieces of text a token as in training.
             let shorter = self.for_rows(&candidate, row_tokens);
             let tried = shorter.as_ref().unwrap_or(&candidate);
