@@ -55,6 +55,9 @@ pub(super) struct Machine {
     pub(super) gflops: f64,
     /// Speed-up of lookup alone, on prompts that were set aside.
     pub(super) lookup: Option<f64>,
+    /// Tokens that nine of ten of these prompts have at most.
+    #[serde(default)]
+    pub(super) long_prompt: usize,
 }
 
 impl Machine {
@@ -177,7 +180,15 @@ pub(super) fn machine(
     } else {
         None
     };
-    Ok(Machine { passes, prefill, gflops: Speed::measured_gflops(), lookup })
+    let (gflops, long_prompt) = (Speed::measured_gflops(), long_prompt(held_out));
+    Ok(Machine { passes, prefill, gflops, lookup, long_prompt })
+}
+
+/// Tokens that nine of ten prompts have at most.
+fn long_prompt(prompts: &[Prompt]) -> usize {
+    let mut lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.len()).collect();
+    lengths.sort_unstable();
+    lengths.get(lengths.len() * 9 / 10).copied().unwrap_or(0)
 }
 
 /// Without what only other work on the machine explains: fewer rows never take longer than more.

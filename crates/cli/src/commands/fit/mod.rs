@@ -15,6 +15,7 @@ mod measure;
 mod phases;
 mod prompts;
 mod proof;
+mod rate;
 mod rules;
 mod state;
 mod telling;
@@ -211,7 +212,7 @@ impl Fit<'_> {
     fn candidate(&mut self) -> Result<Candidate> {
         let wanted = self.wanted_method()?;
         let seconds = self.ledger.left();
-        let row_tokens = rules::row_tokens(seconds, self.config.max_position_embeddings);
+        let row_tokens = self.row_tokens(seconds);
         let room = Room { target: &self.config, seconds, row_tokens };
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());
         if found.is_empty() {
@@ -228,6 +229,14 @@ impl Fit<'_> {
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
         let best = rules::best(found, &machine, &Room { seconds: seconds / 2.0, ..room });
         best.ok_or_else(|| Failure::work("no method fits"))
+    }
+
+    /// Tokens of the rows of a training within a time.
+    fn row_tokens(&self, seconds: f64) -> usize {
+        let long_prompt = self.ledger.state.machine.as_ref().map_or(0, |m| m.long_prompt);
+        let long_text =
+            long_prompt + rules::of_answer(self.ledger.state.settings.max_tokens) as usize;
+        rules::row_tokens(seconds, self.config.max_position_embeddings, long_text)
     }
 
     /// The same method set up for rows of another length.

@@ -3,8 +3,9 @@
 use longdraft_train::features::store::free_bytes;
 use serde_json::json;
 
-use super::measure;
+use super::measure::{self, Trial};
 use super::proof;
+use super::rate;
 use super::rules::{self, Budget, Candidate, Plan};
 use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
@@ -42,10 +43,9 @@ impl Fit<'_> {
         let tried = self.ledger.state.trial.as_ref().map(|trial| trial.method.as_str());
         if tried != Some(candidate.method.name()) {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
-            let context = self.config.max_position_embeddings;
             let left = self.ledger.left();
             let machine = self.ledger.state.machine.clone().unwrap_or_default();
-            let row_tokens = measure::trial_row(rules::row_tokens(left, context), &machine, left);
+            let row_tokens = measure::trial_row(self.row_tokens(left), &machine, left);
             // As many pieces of text a token as in training.
             let shorter = self.for_rows(&candidate, row_tokens);
             let tried = shorter.as_ref().unwrap_or(&candidate);
@@ -102,15 +102,17 @@ impl Fit<'_> {
             let learned = learned.map(|plan| (plan.steps as usize * plan.row_tokens) as f64).sum();
             let answered =
                 earlier().filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
+            let left = self.ledger.left().max(1.0);
+            let row_tokens = self.row_tokens(left);
             let split = &self.ledger.state.split;
             let budget = Budget {
                 prompts: split.training + split.shipped,
                 max_tokens: self.ledger.state.settings.max_tokens,
                 learned,
                 answered: answered.unwrap_or(0),
-                context: self.config.max_position_embeddings,
+                row_tokens,
                 free_memory: available_memory(),
-                seconds: self.ledger.left().max(1.0),
+                seconds: left,
             };
             let state = &self.ledger.state;
             let (machine, trial) = (state.machine.clone(), state.trial.clone());
@@ -254,14 +256,24 @@ impl Fit<'_> {
             let before = (number > 1).then(|| training::run_folder(&folder, number - 1));
             let from = before.or_else(|| self.arguments.from.clone());
             let trial = self.ledger.state.trial.clone().unwrap_or_default();
-            let config = training::configured(
-                (&folder, number),
-                &self.ledger.state.settings,
-                (candidate, &trial, &plan),
-                (&cleaned, seconds),
-                (from.as_deref(), self.tokenizer.chat_template().is_some()),
-            )?;
-            self.ledger.round().training = Some(config);
+            let has_template = self.tokenizer.chat_template().is_some();
+            let settings = self.ledger.state.settings.clone();
+            let configured = |seconds, rate| {
+                let chosen = (candidate, &trial, &plan, rate);
+                let start = (from.as_deref(), has_template);
+                training::configured(
+                    (&folder, number),
+                    &settings,
+                    chosen,
+                    (&cleaned, seconds),
+                    start,
+                )
+            };
+            let recipe = self.known_rate(candidate);
+            let config = configured(seconds, recipe)?;
+            let rate = self.search_rate((&config, recipe), (&plan, &trial))?;
+            let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
+            self.ledger.round().training = Some(configured(seconds, rate)?);
             self.ledger.write()?;
         }
         let config = self.ledger.round().training.clone().unwrap_or_default();
@@ -273,5 +285,32 @@ impl Fit<'_> {
         ran.map_err(|failure| self.or_stopped(failure))?;
         self.ledger.round().trained = true;
         self.ledger.write()
+    }
+
+    /// The rate that an earlier round found, or that of the recipe.
+    fn known_rate(&self, candidate: &Candidate) -> f64 {
+        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.rate);
+        found.unwrap_or(candidate.recipe.learning_rate)
+    }
+
+    /// Searches the learning rate of the round, if the plan has time for it; a killed search goes on.
+    fn search_rate(
+        &mut self,
+        (config, recipe): (&serde_json::Value, f64),
+        (plan, trial): (&Plan, &Trial),
+    ) -> Result<f64> {
+        let work = self.ledger.folder.join("work");
+        let found = self.ledger.round().rates.clone();
+        let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
+        let mut tell = |found: &[rate::Tried]| {
+            telling::tried(found);
+            ledger.round().rates = found.to_vec();
+            ledger.write()
+        };
+        let places = (work.as_path(), interrupts);
+        let found = rate::search((config, recipe), (plan, trial), places, found, &mut tell);
+        let rate = found.map_err(|failure| self.or_stopped(failure))?;
+        self.ledger.round().rate = Some(rate);
+        Ok(rate)
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::{Machine, Trial};
+use super::rate;
 
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
 pub(super) const WORTH: f64 = 1.05;
@@ -28,6 +29,8 @@ const ANSWER: f64 = 0.6;
 pub(super) const LEAST_ANSWERS: usize = 8;
 /// Seconds of a budget below which rows are short.
 const SHORT: f64 = 600.0;
+/// Tokens of the longest rows: their memory is that of a few layers, and a document beyond is cut.
+const LONGEST_ROW: usize = 16384;
 /// Tokens of the vocabulary that are proposed where the draft does not fix them: the measured drafts had 8192.
 const PROPOSED: usize = 8192;
 
@@ -49,6 +52,8 @@ pub(super) struct Plan {
     pub(super) steps: u64,
     /// Seconds of the phases.
     pub(super) answering: f64,
+    #[serde(default)]
+    pub(super) search: f64,
     pub(super) training: f64,
     pub(super) proof: f64,
     /// Proposals of a round that are expected to be best, and that the draft is trained for.
@@ -158,14 +163,21 @@ pub(super) struct Budget {
     pub(super) learned: f64,
     /// Answers of earlier rounds.
     pub(super) answered: usize,
-    pub(super) context: usize,
+    /// Tokens of a row.
+    pub(super) row_tokens: usize,
     pub(super) free_memory: Option<u64>,
 }
 
-/// Tokens of a packed row.
-pub(super) fn row_tokens(seconds: f64, context: usize) -> usize {
-    let wanted = if seconds < SHORT { 512 } else { 1024 };
-    wanted.min(context)
+/// Tokens of an answer that may have so many.
+pub(super) fn of_answer(max_tokens: usize) -> f64 {
+    ANSWER * max_tokens as f64
+}
+
+/// Tokens of a packed row: what most prompts and answers have, so that a draft learns to read as far back as it
+/// will, and enough of short ones.
+pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usize {
+    let least = if seconds < SHORT { 512 } else { 1024 };
+    long_text.next_power_of_two().clamp(least, LONGEST_ROW).min(context)
 }
 
 impl Plan {
@@ -181,8 +193,10 @@ impl Plan {
         let whole =
             PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
         let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
-        let rest = budget.seconds - proof;
-        let of_answer = ANSWER * budget.max_tokens as f64;
+        // Known before it is known how much of the rest trains: half of it does.
+        let search = rate::seconds(0.5 * (budget.seconds - proof), budget.learned > 0.0);
+        let rest = budget.seconds - proof - search;
+        let of_answer = of_answer(budget.max_tokens);
         let cost = |epochs: f64| machine.answering() + trial.capture + epochs * trial.step;
         let affordable = rest / cost(EPOCHS) / of_answer;
         let answers = (affordable as usize + budget.answered / 2)
@@ -194,7 +208,7 @@ impl Plan {
         let left = (rest - answering - answer_tokens * trial.capture).max(0.1 * rest);
         let epochs = (left / (answer_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
         let learned = epochs * answer_tokens;
-        let row_tokens = row_tokens(budget.seconds, budget.context);
+        let row_tokens = budget.row_tokens;
         let steps = (learned / row_tokens as f64).ceil().max(1.0) as u64;
         let features = (trial.features_of_token * answer_tokens) as u64;
         let keeps_features =
@@ -217,6 +231,7 @@ impl Plan {
             epochs,
             steps,
             answering,
+            search,
             training: learned * trial.step + answer_tokens * trial.capture,
             proof,
             draft_len,
@@ -298,7 +313,7 @@ mod tests {
             max_tokens: 256,
             learned: 0.0,
             answered: 0,
-            context: 4096,
+            row_tokens: 1024,
             free_memory: None,
         }
     }
@@ -330,7 +345,8 @@ mod tests {
     fn the_time_is_parted_within_the_budget() {
         for seconds in [60.0, 600.0, 7200.0, 86400.0] {
             let plan = Plan::new(&candidate(), &machine(0.1), &trial(), &budget(seconds));
-            let all = plan.answering + plan.training + plan.proof;
+            let all = plan.answering + plan.search + plan.training + plan.proof;
+            assert!(plan.search <= 0.05 * seconds, "{plan:?}");
             assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
             assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
         }
@@ -342,6 +358,14 @@ mod tests {
         let best = |survival: &[f64]| plan.best_chain(survival, &machine(0.1), &trial());
         assert_eq!(best(&[0.9, 0.85, 0.8, 0.75, 0.7]), 5);
         assert_eq!(best(&[0.6, 0.05, 0.0, 0.0, 0.0]), 1);
+    }
+
+    #[test]
+    fn rows_are_as_long_as_prompts_and_answers() {
+        let of = |long_text| row_tokens(7200.0, 4096, long_text);
+        assert_eq!((of(50), of(1500), of(100_000)), (1024, 2048, 4096));
+        assert_eq!(row_tokens(60.0, 1 << 20, 1 << 18), LONGEST_ROW);
+        assert_eq!((row_tokens(60.0, 300, 10), row_tokens(60.0, 4096, 10)), (300, 512));
     }
 
     #[test]

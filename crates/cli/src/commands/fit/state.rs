@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longdraft_models::weights::atomic::write_atomically;
+use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
 use super::answers::Cleaned;
 use super::measure::{Machine, Trial};
 use super::prompts::Split;
+use super::rate::Tried;
 use super::rules::Plan;
 use crate::events::Events;
 use crate::failure::{Failure, Result};
@@ -53,6 +55,11 @@ pub(super) struct Round {
     pub(super) plan: Option<Plan>,
     /// What became of the answers, when there are enough.
     pub(super) answers: Option<Cleaned>,
+    /// Learning rates that were tried, and the one that is taken.
+    #[serde(default)]
+    pub(super) rates: Vec<Tried>,
+    #[serde(default)]
+    pub(super) rate: Option<f64>,
     /// The configuration that is trained, fixed before its first step.
     pub(super) training: Option<serde_json::Value>,
     pub(super) trained: bool,
@@ -74,16 +81,18 @@ pub(super) struct Ledger {
     /// Who watches.
     pub(super) events: Events,
     noted: Instant,
+    _lock: RunLock,
 }
 
 impl Ledger {
     /// What an earlier call left in a folder, or a new beginning.
     ///
     /// # Errors
-    /// - the folder holds a fit of something else, or cannot be written
+    /// - the folder holds a fit of something else, another process fits in it, or it cannot be written
     pub(super) fn open(folder: &Path, settings: &Settings, split: &Split) -> Result<Self> {
         let path = folder.join(STATE_FILE);
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+        let lock = RunLock::acquire(folder)?;
         let state = match std::fs::read_to_string(&path) {
             Ok(text) => read(&path, &text, settings)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => State {
@@ -98,7 +107,7 @@ impl Ledger {
             Err(error) => return Err(unwritable(&path, &error)),
         };
         let (folder, events) = (folder.to_path_buf(), Events::none());
-        let mut ledger = Self { folder, state, events, noted: Instant::now() };
+        let mut ledger = Self { folder, state, events, noted: Instant::now(), _lock: lock };
         ledger.write().map_err(|failure| {
             failure.hint("give another --output, or make room: nothing was done yet")
         })?;

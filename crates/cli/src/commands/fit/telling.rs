@@ -6,6 +6,7 @@ use super::answers::Cleaned;
 use super::expect::Range;
 use super::measure::{BATCH, Machine, Trial};
 use super::prompts::Split;
+use super::rate::Tried;
 use super::rules::{Plan, WORTH};
 use crate::doctor::readable_bytes;
 use crate::progress::clock;
@@ -76,6 +77,9 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
         plan.answers,
         plan.answer_tokens / 1e3
     );
+    if plan.search > 0.0 {
+        outln!("  rate      {:>8}  short trainings at several learning rates", clock(plan.search));
+    }
     outln!(
         "  training  {:>8}  {} steps of {} tokens, {:.1} times over the answers, features {}",
         clock(plan.training),
@@ -141,6 +145,13 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         ),
     }
     outln!("to train all the same, add --anyway");
+}
+
+/// What the last of the short trainings came to.
+pub(super) fn tried(found: &[Tried]) {
+    let Some((rate, loss)) = found.last() else { return };
+    let loss = loss.map_or("diverged".to_owned(), |loss| format!("held-out loss {loss:.4}"));
+    errln!("[training] learning rate {rate:.2e}: {loss}");
 }
 
 /// What became of the answers.

@@ -52,7 +52,7 @@ pub(crate) fn start(from: &Path) -> Result<(String, Option<Map<String, Value>>)>
 pub(super) fn configured(
     (folder, round): (&Path, usize),
     settings: &Settings,
-    (candidate, trial, plan): (&Candidate, &Trial, &Plan),
+    (candidate, trial, plan, rate): (&Candidate, &Trial, &Plan, f64),
     (cleaned, seconds): (&Cleaned, f64),
     (from, has_chat_template): (Option<&Path>, bool),
 ) -> Result<Value> {
@@ -89,7 +89,7 @@ pub(super) fn configured(
             "row_tokens": plan.row_tokens,
             "anchor": { "enabled": false },
         },
-        "schedule": { "learning_rate": candidate.recipe.learning_rate, "warmup_ratio": 0.05 },
+        "schedule": { "learning_rate": rate, "warmup_ratio": 0.05 },
         "train": {
             "rows_per_step": 1, "steps": steps.max(1), "seed": settings.seed,
             "features": if plan.keeps_features { "memory" } else { "online" },

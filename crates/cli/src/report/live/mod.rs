@@ -112,6 +112,7 @@ struct FitRound {
 #[serde(default)]
 struct FitPlan {
     answering: f64,
+    search: f64,
     training: f64,
     proof: f64,
     tau: Expected,
@@ -123,7 +124,7 @@ impl FitPlan {
     fn of(&self, phase: &str) -> Option<f64> {
         match phase {
             "answers" => Some(self.answering),
-            "training" => Some(self.training),
+            "training" => Some(self.search + self.training),
             "proof" => Some(self.proof),
             _ => None,
         }
