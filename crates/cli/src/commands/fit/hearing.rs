@@ -1,8 +1,9 @@
 //! Who watches the answers as they are written: counts tokens, and tells one answer at a time.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use longdraft_decode::{Committed, Job};
+use longdraft_decode::Committed;
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 
@@ -12,6 +13,8 @@ use crate::events::{Advance, Answer, Events};
 
 /// Tokens of other answers after which one that got none is over.
 const OVER: usize = 128;
+/// Answers that are kept: as many run at a time at most, and a few that are over.
+const KEPT: usize = 64;
 
 /// Hears of tokens, and tells events.
 pub(super) struct Hearing<'a> {
@@ -23,8 +26,8 @@ pub(super) struct Hearing<'a> {
     all: usize,
     until: Instant,
     tokens: u64,
-    /// Of the jobs under way: their prompts and answers.
-    open: Vec<(Vec<TargetTokenId>, Vec<Committed>)>,
+    /// Of rows under way: their prompts and answers.
+    open: BTreeMap<usize, (Vec<TargetTokenId>, Vec<Committed>)>,
     followed: usize,
     /// Tokens of others since the last one of that answer.
     others: usize,
@@ -36,7 +39,7 @@ impl<'a> Hearing<'a> {
         (tokenizer, stops): (&'a TextTokenizer, Vec<TargetTokenId>),
         (all, until): (usize, Instant),
     ) -> Self {
-        let (done, tokens, open, followed, others) = (0, 0, Vec::new(), 0, 0);
+        let (done, tokens, open, followed, others) = (0, 0, BTreeMap::new(), 0, 0);
         Self { events, tokenizer, stops, done, all, until, tokens, open, followed, others }
     }
 
@@ -57,7 +60,7 @@ impl<'a> Hearing<'a> {
         });
         let Self { events, open, followed, tokenizer, stops, .. } = self;
         let answer = || {
-            let (prompt, answer) = open.get(*followed)?;
+            let (prompt, answer) = open.get(followed)?;
             let ids: Vec<u32> = prompt.iter().map(|token| token.0).collect();
             let prompt = tokenizer.decode(&ids, true).ok()?;
             let tokens = SampleToken::of(answer, tokenizer, stops)?;
@@ -68,24 +71,29 @@ impl<'a> Hearing<'a> {
 }
 
 impl Hears for Hearing<'_> {
-    fn begin(&mut self, jobs: &[Job]) {
-        self.open = jobs.iter().map(|job| (job.prompt.clone(), Vec::new())).collect();
-        (self.followed, self.others) = (0, 0);
+    fn begin(&mut self, row: usize, prompt: &[TargetTokenId]) {
+        if self.open.is_empty() {
+            self.followed = row;
+        }
+        self.open.insert(row, (prompt.to_vec(), Vec::new()));
+        while self.open.len() > KEPT {
+            self.open.pop_first();
+        }
     }
 
-    fn token(&mut self, job: usize, committed: Committed) {
+    fn token(&mut self, row: usize, committed: Committed) {
         self.tokens += 1;
-        if let Some((_, answer)) = self.open.get_mut(job) {
+        if let Some((_, answer)) = self.open.get_mut(&row) {
             answer.push(committed);
         }
-        if job == self.followed {
+        if row == self.followed {
             self.others = 0;
             self.tell();
             return;
         }
         self.others += 1;
         if self.others > OVER {
-            (self.followed, self.others) = (job, 0);
+            (self.followed, self.others) = (row, 0);
         }
     }
 }
