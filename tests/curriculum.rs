@@ -216,7 +216,7 @@ fn two_processes_do_not_share_a_run_directory() {
     let text = fail(&["train", &config, "train.epochs=2000"], 1);
     first.kill().expect("kill");
     first.wait().expect("reap");
-    assert!(text.contains("another process trains in this run directory"), "{text}");
+    assert!(text.contains("another process works in this folder"), "{text}");
 }
 
 #[test]

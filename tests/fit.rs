@@ -135,6 +135,10 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
                 } else {
                     300
                 }));
+                if phase == "training" && child.try_wait().expect("wait").is_none() {
+                    let refused = fail(&arguments, 1);
+                    assert!(refused.contains("another process works in this folder"), "{refused}");
+                }
                 child.kill().expect("kill");
                 killed.push(phase);
                 break;
@@ -211,6 +215,11 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
     assert!(told.status.success(), "{}", stderr(&told));
     let split = &state(&output)["split"];
     assert_eq!((&split["shipped"], &split["held_out"]), (&0.into(), &32.into()));
+    // Some of the program's own are set aside beside them.
+    assert_eq!(split["general"], 8);
+    let held_out = std::fs::read_to_string(output.join("data/held-out.jsonl")).expect("set aside");
+    let kinds = ["own prompts", "general mix"].map(|kind| held_out.matches(kind).count());
+    assert_eq!(kinds, [32, 8]);
     // Another set of prompts is another fit.
     let others =
         own_prompts(folder.path(), (0..250).map(|i| json!({ "prompt": format!("other {i}") })));

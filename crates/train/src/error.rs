@@ -75,7 +75,7 @@ pub enum TrainError {
         free: u64,
     },
     /// Another process works in the run directory.
-    #[error("{}: another process trains in this run directory", path.display())]
+    #[error("{}: another process works in this folder", path.display())]
     Locked {
         /// The run directory.
         path: PathBuf,

@@ -241,7 +241,9 @@ impl From<TrainError> for Failure {
                 let hint = format!("lower one of these: {}", remedies.join("; "));
                 return Self::work(&error).hint(hint);
             }
-            TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
+            TrainError::Locked { .. } => {
+                Some("wait for it, stop it, or give another output folder")
+            }
             _ => None,
         };
         let failure = Self::work(error);

@@ -21,6 +21,9 @@ use crate::events::Events;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
+/// Answers that a prompt gets at most: from the second one on they are sampled, at this temperature at least.
+pub(super) const MOST_OF_A_PROMPT: usize = 4;
+const FURTHER_TEMPERATURE: f64 = 0.8;
 /// Letters of the end of an answer that are looked at, and how much of them a repetition must fill.
 const LOOKED_AT: usize = 1200;
 const REPEATED: usize = 80;
@@ -48,45 +51,66 @@ pub(super) fn training_file(folder: &Path) -> PathBuf {
     folder.join("data/training.jsonl")
 }
 
-fn answers_file(folder: &Path) -> PathBuf {
-    folder.join("data/answers.jsonl")
+/// The answers of every prompt, the first ones or later ones, from 0.
+fn answers_file(folder: &Path, turn: usize) -> PathBuf {
+    match turn {
+        0 => folder.join("data/answers.jsonl"),
+        _ => folder.join(format!("data/answers-{}.jsonl", turn + 1)),
+    }
 }
 
-/// Has the target answer the first prompts, within the time but for a few.
+/// How a prompt is answered for the first time or later: as it will be served, then sampled, for a text that
+/// stands there already teaches nothing.
+fn asking(
+    folder: &Path,
+    settings: &Settings,
+    lookup: bool,
+    turn: usize,
+) -> DataRegenerateArguments {
+    let least = if turn == 0 { 0.0 } else { FURTHER_TEMPERATURE };
+    DataRegenerateArguments {
+        prompts: prompts::files(folder).0,
+        target: settings.target.clone(),
+        draft: None,
+        lookup,
+        output: answers_file(folder, turn),
+        field: None,
+        max_tokens: settings.max_tokens,
+        temperature: settings.temperature.max(least),
+        seed: settings.seed.wrapping_add(turn as u64),
+        draft_len: 4,
+        batch: BATCH,
+        limit: None,
+    }
+}
+
+/// Has the target answer the first prompts, within the time but for a few; all of them again where more answers
+/// than prompts are wanted.
 pub(super) fn write(
     folder: &Path,
-    (settings, lookup): (&Settings, bool),
+    (settings, lookup, prompts): (&Settings, bool, usize),
     models: &Models,
     (wanted, seconds): (usize, f64),
     (interrupts, events): (&Interrupts, &Events),
     tell: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Reached> {
-    let mut arguments = DataRegenerateArguments {
-        prompts: prompts::files(folder).0,
-        target: settings.target.clone(),
-        draft: None,
-        lookup,
-        output: answers_file(folder),
-        field: None,
-        max_tokens: settings.max_tokens,
-        temperature: settings.temperature,
-        seed: settings.seed,
-        draft_len: 4,
-        batch: BATCH,
-        limit: None,
-    };
     let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e8));
-    let done = lines(&arguments.output)?.len();
     let words = (models.tokenizer.as_ref(), stop_tokens(&models.target));
     let hearing = RefCell::new(Hearing::new(events.clone(), words, (wanted, until)));
     let mut failed = Ok(());
     let mut reached = Reached::TheEnd;
     // The first ones are needed at any rate.
-    for (limit, until) in [(LEAST_ANSWERS.min(wanted), None), (wanted, Some(until))] {
+    let mut parts = vec![(0, LEAST_ANSWERS.min(wanted), None)];
+    let turns = wanted.div_ceil(prompts.max(1)).clamp(1, MOST_OF_A_PROMPT);
+    parts.extend((0..turns).map(|turn| (turn, wanted - turn * prompts, Some(until))));
+    for (turn, limit, until) in parts {
+        let mut arguments = asking(folder, settings, lookup, turn);
+        let done = lines(&arguments.output)?.len();
         if limit <= done && until.is_none() {
             continue;
         }
         arguments.limit = Some(limit.max(done));
+        let earlier = turn * prompts;
         let writer = Writer {
             arguments: &arguments,
             target: &models.target,
@@ -96,7 +120,7 @@ pub(super) fn write(
         };
         let answered = writer.answer(until, interrupts, &mut |answered: &Answered| {
             let (success, error, skipped) = answered.counts;
-            let done = success + error + skipped;
+            let done = earlier + success + error + skipped;
             hearing.borrow_mut().done(done);
             if failed.is_ok() {
                 failed = tell(done, wanted);
@@ -123,7 +147,11 @@ fn lines(path: &Path) -> Result<Vec<Value>> {
 pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
     let mut cleaned = Cleaned::default();
     let (mut kept, mut endless, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for line in lines(&answers_file(folder))? {
+    let mut all = Vec::new();
+    for turn in 0..MOST_OF_A_PROMPT {
+        all.extend(lines(&answers_file(folder, turn))?);
+    }
+    for line in all {
         let answer = answer(&line).trim().to_owned();
         if answer.is_empty() {
             cleaned.empty += 1;
@@ -228,16 +256,21 @@ mod tests {
         let mut text: String = (0..LEAST_ANSWERS).map(|i| line(&answer(i), "stop")).collect();
         text +=
             &(line(&answer(0), "stop") + &line(" ", "stop") + &line(&"x".repeat(200), "length"));
-        std::fs::write(answers_file(folder.path()), text).expect("answers");
+        std::fs::write(answers_file(folder.path(), 0), text).expect("answers");
         let cleaned = clean(folder.path(), false).expect("cleaned");
         let Cleaned { kept, tokens, empty, duplicates, endless, keeps_endless, cut } = cleaned;
         assert_eq!((kept, tokens, empty, duplicates), (LEAST_ANSWERS, 5 * LEAST_ANSWERS, 1, 1));
         assert_eq!((endless, keeps_endless, cut), (1, false, 1));
         let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
         assert!(written.starts_with("{\"text\":\"qanswer number 0"), "{written}");
-        std::fs::write(answers_file(folder.path()), line(&"x".repeat(200), "length")).expect("one");
+        // Further answers are learned, too.
+        std::fs::write(answers_file(folder.path(), 1), line(&answer(99), "stop")).expect("again");
+        assert_eq!(clean(folder.path(), false).expect("cleaned").kept, LEAST_ANSWERS + 1);
+        std::fs::remove_file(answers_file(folder.path(), 1)).expect("removed");
+        std::fs::write(answers_file(folder.path(), 0), line(&"x".repeat(200), "length"))
+            .expect("one");
         assert!(clean(folder.path(), true).expect("kept").keeps_endless);
-        std::fs::write(answers_file(folder.path()), line("", "stop")).expect("none");
+        std::fs::write(answers_file(folder.path(), 0), line("", "stop")).expect("none");
         assert!(clean(folder.path(), true).is_err());
     }
 }

@@ -13,7 +13,7 @@ use super::rules::Plan;
 use super::state::Settings;
 use crate::cli::{ExportArguments, VerifyArguments};
 use crate::commands::{export, extract, verify};
-use crate::decode_record::{Cell, DecodeRecord};
+use crate::decode_record::{Cell, DecodeRecord, Figures};
 use crate::decoding::LookupChoice;
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
@@ -100,8 +100,7 @@ pub(super) fn commands(target: &str, arguments: &str, is_chat: bool) -> [String;
 }
 
 /// A way and what it brings, in words.
-pub(super) fn figures(cell: &Cell) -> String {
-    let figures = &cell.figures;
+pub(super) fn figures(figures: &Figures) -> String {
     let (low, high) = figures.speed_up_interval;
     format!(
         "{:.2} times as fast [{low:.2}, {high:.2}], tau {:.2} [{:.2}, {:.2}], {:.0} tok/s against {:.0}",
@@ -176,19 +175,30 @@ fn figures_of(record: &DecodeRecord) -> String {
          | drafting | temperature | prompts | speed-up (95 %) | tau (95 %) | equal outputs |\n|---|---|---|---|---|---|\n",
         record.max_new_tokens, record.threads
     );
-    record.cells.iter().fold(head, |table, cell| table + &row_of(cell))
+    let rows = |cell| -> String {
+        let kinds =
+            kinds(cell).map(|figures| row_of(cell, figures, &format!(", {}", figures.name)));
+        row_of(cell, &cell.figures, "") + &kinds.collect::<String>()
+    };
+    record.cells.iter().fold(head, |table, cell| table + &rows(cell))
 }
 
-fn row_of(cell: &Cell) -> String {
-    let figures = &cell.figures;
+/// Figures of every kind of prompts, where there are several.
+pub(super) fn kinds(cell: &Cell) -> impl Iterator<Item = &Figures> {
+    cell.categories.iter().filter(|_| cell.categories.len() > 1)
+}
+
+/// A way's row for all prompts or those of a kind.
+fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
     let equal = match cell.checked {
+        _ if !kind.is_empty() => String::new(),
         0 => "-".to_owned(),
         checked => format!("{} of {checked}", cell.equal),
     };
     let between =
         |value: f64, (low, high): (f64, f64)| format!("{value:.2} ({low:.2} to {high:.2})");
     format!(
-        "| {}, {}, pace {} | {} | {} | {} | {} | {equal} |\n",
+        "| {}, {}, pace {}{kind} | {} | {} | {} | {} | {equal} |\n",
         words::way(&cell.drafter),
         cell.rule,
         cell.pace,

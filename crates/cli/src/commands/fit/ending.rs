@@ -94,7 +94,10 @@ impl Fit<'_> {
         for cell in &record.cells {
             let pace = if cell.pace == "fixed" { ", every round" } else { "" };
             let way = crate::report::words::way(&cell.drafter);
-            outln!("{way}{pace}: {}", delivery::figures(cell));
+            outln!("{way}{pace}: {}", delivery::figures(&cell.figures));
+            for figures in delivery::kinds(cell) {
+                outln!("  {}: {}", figures.name, delivery::figures(figures));
+            }
         }
         let best = proof::best(&record, false).map(|(_, cell)| cell);
         if best.is_none_or(|cell| cell.figures.speed_up_interval.0 < 1.0) {

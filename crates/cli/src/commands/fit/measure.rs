@@ -1,10 +1,12 @@
 //! What this machine takes for this target: passes, a draft's round, steps of training.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::World;
 use longdraft_train::method::Passes;
@@ -39,10 +41,17 @@ const STEPS: usize = 3;
 const ROW_SHARE: f64 = 5e-4;
 const ROW_SECONDS: f64 = 0.5;
 const LEAST_ROW: usize = 128;
-/// Prompts of short decodings, tokens of their answers, and rounds of a draft whose time is taken.
+/// Tokens of answers that are written several at a time.
+const ANSWER_TOKENS: usize = 96;
+/// Prompts of short decodings, and tokens of their answers.
 const PROMPTS: usize = 3;
 const NEW_TOKENS: usize = 32;
-const ROUNDS: usize = 16;
+/// Tokens of answers with a draft: as many as [`PATIENCE`] allows, that texts are as long as in use.
+const DRAFTED: (usize, usize) = (16, 96);
+/// A draft's tokens cost so many plain steps at most, the plain answer of the comparison counted.
+const DRAFTED_COST: f64 = 4.0;
+/// What rounds add to a pass at most: beyond that something else disturbed the trial.
+const MOST_SURCHARGE: f64 = 2.0;
 
 /// What the target takes here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -51,13 +60,19 @@ pub(super) struct Machine {
     pub(super) passes: Vec<(usize, f64)>,
     /// Seconds of a token of a prompt.
     pub(super) prefill: f64,
+    /// Seconds of a token of an answer where [`BATCH`] are written at a time, their prompts read beside that;
+    /// `None` where no prompt leaves room for an answer.
+    #[serde(default)]
+    pub(super) answer_token: Option<f64>,
     /// 10⁹ operations a second.
     pub(super) gflops: f64,
     /// Speed-up of lookup alone, on prompts that were set aside.
     pub(super) lookup: Option<f64>,
-    /// Tokens that nine of ten of these prompts have at most.
+    /// Tokens of these prompts: what nine of ten have at most, and the mean.
     #[serde(default)]
     pub(super) long_prompt: usize,
+    #[serde(default)]
+    pub(super) prompt: f64,
 }
 
 impl Machine {
@@ -80,9 +95,9 @@ impl Machine {
         }
     }
 
-    /// Seconds of a token of an answer, several being written at a time; lookup where it helps.
+    /// Seconds of a token of an answer, several being written at a time.
     pub(super) fn answering(&self) -> f64 {
-        self.pass(BATCH) / BATCH as f64 + 0.3 * self.prefill
+        self.answer_token.unwrap_or_else(|| self.pass(BATCH) / BATCH as f64 + 0.3 * self.prefill)
     }
 
     /// Whether lookup was measured to help.
@@ -101,6 +116,9 @@ pub(super) struct Trial {
     /// Seconds of the draft in a round of all its proposals.
     #[serde(rename = "draft")]
     pub(super) seconds: f64,
+    /// Plain steps that the pass of such a round takes.
+    #[serde(default)]
+    pub(super) pass: Option<f64>,
     /// Whether that is the same for fewer proposals.
     #[serde(default)]
     pub(super) is_one_block: bool,
@@ -117,6 +135,12 @@ impl Trial {
     pub(super) fn draft(&self, n: usize, most: usize) -> f64 {
         let share = if self.is_one_block { 1.0 } else { n as f64 / most.max(1) as f64 };
         self.seconds * share
+    }
+
+    /// Times that passes take in rounds what they take alone, of rounds of `most` proposals.
+    pub(super) fn surcharge(&self, machine: &Machine, most: usize) -> f64 {
+        let alone = machine.pass(most + 1) / machine.step().max(1e-9);
+        self.pass.map_or(1.0, |pass| pass / alone.max(1e-9)).clamp(1.0, MOST_SURCHARGE)
     }
 }
 
@@ -135,11 +159,11 @@ pub(super) fn plainly() -> DecodingArguments {
     }
 }
 
-/// Measures the target; `held_out` are encoded prompts.
+/// Measures the target; `held_out` are encoded prompts, answered at a temperature.
 pub(super) fn machine(
     models: &Models,
     (held_out, with_lookup): (&[Prompt], bool),
-    interrupts: &Interrupts,
+    (temperature, interrupts): (f64, &Interrupts),
 ) -> Result<Machine> {
     let target = &models.target;
     let most = target.config().max_position_embeddings;
@@ -180,15 +204,50 @@ pub(super) fn machine(
     } else {
         None
     };
-    let (gflops, long_prompt) = (Speed::measured_gflops(), long_prompt(held_out));
-    Ok(Machine { passes, prefill, gflops, lookup, long_prompt })
+    let (gflops, (long_prompt, prompt)) = (Speed::measured_gflops(), lengths(held_out));
+    let answer_token = answer_token(models, held_out, (temperature, interrupts))?;
+    Ok(Machine { passes, prefill, answer_token, gflops, lookup, long_prompt, prompt })
 }
 
-/// Tokens that nine of ten prompts have at most.
-fn long_prompt(prompts: &[Prompt]) -> usize {
+/// Seconds of a token, several answers being written at a time.
+fn answer_token(
+    models: &Models,
+    prompts: &[Prompt],
+    (temperature, interrupts): (f64, &Interrupts),
+) -> Result<Option<f64>> {
+    let target = &models.target;
+    let context = target.config().max_position_embeddings;
+    let fits = |prompt: &&Prompt| prompt.tokens.len() + ANSWER_TOKENS < context;
+    let prompts: Vec<&Prompt> = prompts.iter().filter(fits).collect();
+    let mut engine = BatchEngine::new(target, (0..BATCH).map(|_| None).collect());
+    let options = DecodeOptions {
+        max_new_tokens: ANSWER_TOKENS,
+        sampling: Sampling::at(temperature),
+        ..DecodeOptions::default()
+    };
+    for (key, prompt) in prompts.iter().cycle().take(BATCH).enumerate() {
+        engine.join(key, &prompt.tokens, &options)?;
+    }
+    let (mut tokens, started) = (0, Instant::now());
+    while engine.running() > 0 && started.elapsed().as_secs_f64() < PATIENCE {
+        if interrupts.asked() {
+            return Err(interrupts.failure());
+        }
+        let ended = engine.round(&mut |_, _, _| {
+            tokens += 1;
+            ControlFlow::Continue(())
+        })?;
+        ended.into_iter().try_for_each(|(_, generation)| generation.map(drop))?;
+    }
+    Ok((tokens > 0).then(|| started.elapsed().as_secs_f64() / f64::from(tokens)))
+}
+
+/// Tokens that nine of ten prompts have at most, and the mean.
+fn lengths(prompts: &[Prompt]) -> (usize, f64) {
     let mut lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.len()).collect();
     lengths.sort_unstable();
-    lengths.get(lengths.len() * 9 / 10).copied().unwrap_or(0)
+    let long = lengths.get(lengths.len() * 9 / 10).copied().unwrap_or(0);
+    (long, lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64)
 }
 
 /// Without what only other work on the machine explains: fewer rows never take longer than more.
@@ -219,11 +278,11 @@ fn short(
     cell.ok_or_else(|| interrupts.failure())
 }
 
-/// Trains a draft for a few steps and decodes with it, to see what both take.
+/// Trains a draft for a few steps and decodes with it, to see what both take; a plain step takes `step` seconds.
 pub(super) fn trial(
     target: &str,
     candidate: &Candidate,
-    row_tokens: usize,
+    (row_tokens, step): (usize, f64),
     (work, folder): (&Path, &Path),
     interrupts: &Interrupts,
 ) -> Result<Trial> {
@@ -254,6 +313,7 @@ pub(super) fn trial(
     if stage.run(&mut watch)? == Ending::Stopped {
         return Err(interrupts.failure());
     }
+    let (rows, tokens, _) = stage.data_sizes();
     let memory = longdraft_train::memory::resident_bytes().unwrap_or(0);
     let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
     drop((stage, opened));
@@ -269,13 +329,16 @@ pub(super) fn trial(
     decoding.draft_vocab_size = proposed;
     let models = decoding.open(target)?;
     let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
-    let how = (PaceChoice::Fixed, ROUNDS);
-    let cell = short(&decoding, &models, &held_out, how, interrupts)?;
+    let answer = PATIENCE / (DRAFTED_COST * PROMPTS as f64 * step.max(1e-9));
+    let how = (PaceChoice::Fixed, (answer as usize).clamp(DRAFTED.0, DRAFTED.1));
+    let ms = short(&decoding, &models, &held_out, how, interrupts)?.milliseconds;
     Ok(Trial {
         method: candidate.method.name().to_owned(),
         step: watch.step(),
-        capture: watch.capture(row_tokens),
-        seconds: 1e-3 * (cell.milliseconds.draft + cell.milliseconds.rest),
+        // Rows are not full.
+        capture: watch.capture() * rows as f64 / tokens.max(1) as f64,
+        seconds: 1e-3 * (ms.draft + ms.rest),
+        pass: (ms.plain_step > 0.0).then(|| ms.verify / ms.plain_step),
         is_one_block: candidate.recipe.round.passes == Passes::OneBlock,
         proposed,
         checkpoint,
@@ -347,8 +410,9 @@ impl Watch {
         median(self.steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.steps))
     }
 
-    fn capture(&self, row_tokens: usize) -> f64 {
-        if self.captured.is_empty() { 0.0 } else { median(&self.captured) / row_tokens as f64 }
+    /// Of a row.
+    fn capture(&self) -> f64 {
+        if self.captured.is_empty() { 0.0 } else { median(&self.captured) }
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::measure::{self, Trial};
 use super::proof;
 use super::rate;
-use super::rules::{self, Budget, Candidate, Plan};
+use super::rules::{Budget, Candidate, Plan};
 use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::{available_memory, readable_bytes};
@@ -34,7 +34,8 @@ impl Fit<'_> {
             let models = measure::plainly().open(&target)?;
             let held_out = proof::held_out(&folder, (&models.target, &models.tokenizer))?;
             let with_lookup = self.ledger.left() >= WITH_LOOKUP;
-            let machine = measure::machine(&models, (&held_out, with_lookup), &self.interrupts);
+            let how = (self.ledger.state.settings.temperature, &self.interrupts);
+            let machine = measure::machine(&models, (&held_out, with_lookup), how);
             let machine = machine.map_err(|failure| self.or_stopped(failure))?;
             self.ledger.state.machine = Some(machine);
             self.ledger.write()?;
@@ -51,7 +52,8 @@ impl Fit<'_> {
             let tried = shorter.as_ref().unwrap_or(&candidate);
             let work = folder.join("work");
             let places = (work.as_path(), folder.as_path());
-            let trial = measure::trial(&target, tried, row_tokens, places, &self.interrupts);
+            let sizes = (row_tokens, machine.step());
+            let trial = measure::trial(&target, tried, sizes, places, &self.interrupts);
             // Also where the disk is full.
             let _ = std::fs::remove_dir_all(&work);
             let trial = trial.map_err(|failure| self.or_stopped(failure))?;
@@ -189,6 +191,8 @@ impl Fit<'_> {
         let started = std::time::Instant::now();
         let mut last = std::time::Instant::now();
         let events = self.ledger.events.clone();
+        let split = &self.ledger.state.split;
+        let prompts = split.training + split.shipped;
         let ledger = &mut self.ledger;
         let mut tell = |done: usize, all: usize| -> Result<()> {
             if last.elapsed().as_secs() >= 5 {
@@ -204,7 +208,7 @@ impl Fit<'_> {
         let goal = (plan.answers, seconds);
         let reached = answers::write(
             &folder,
-            (&settings, lookup),
+            (&settings, lookup, prompts),
             &models,
             goal,
             (&self.interrupts, &events),
@@ -251,6 +255,8 @@ impl Fit<'_> {
         if self.ledger.round().training.is_none() {
             let (plan, number) = (self.current_plan(), self.ledger.number());
             let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
+            let prompt = self.ledger.state.machine.as_ref().map_or(0.0, |machine| machine.prompt);
+            let tokens = cleaned.tokens as f64 + cleaned.kept as f64 * prompt;
             let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
             let folder = self.ledger.folder.clone();
             let before = (number > 1).then(|| training::run_folder(&folder, number - 1));
@@ -261,13 +267,7 @@ impl Fit<'_> {
             let configured = |seconds, rate| {
                 let chosen = (candidate, &trial, &plan, rate);
                 let start = (from.as_deref(), has_template);
-                training::configured(
-                    (&folder, number),
-                    &settings,
-                    chosen,
-                    (&cleaned, seconds),
-                    start,
-                )
+                training::configured((&folder, number), &settings, chosen, (tokens, seconds), start)
             };
             let recipe = self.known_rate(candidate);
             let config = configured(seconds, recipe)?;

@@ -20,6 +20,13 @@ pub(super) const SHIPPED_NAME: &str = "the prompts that the program carries (ass
 /// Prompts that prove the result: at most, and at most this part of all.
 const MOST_HELD_OUT: usize = 32;
 const HELD_OUT_PART: usize = 4;
+/// Of the program's own prompts, those that show beside the user's what a draft of these is worth elsewhere: at
+/// most, and one after so many of the user's.
+const MOST_GENERAL: usize = 8;
+const OWN_OF_GENERAL: usize = 3;
+/// What proofs are told apart by.
+const OWN: &str = "own prompts";
+const GENERAL: &str = "general mix";
 /// Prompts below which those that the program carries are asked, too.
 const FEW: usize = 200;
 /// Letters of a piece of a plain text that is asked.
@@ -31,6 +38,8 @@ pub(super) struct Asked {
     pub(super) turns: Conversation,
     /// Prompts of a group are about the same thing: they are set aside together.
     group: String,
+    /// Where there are several kinds.
+    category: Option<&'static str>,
 }
 
 impl Asked {
@@ -41,7 +50,11 @@ impl Asked {
     }
 
     fn to_json(&self) -> Value {
-        json!({ "messages": self.turns.messages })
+        let mut row = json!({ "messages": self.turns.messages });
+        if let Some(category) = self.category {
+            row["category"] = category.into();
+        }
+        row
     }
 }
 
@@ -54,6 +67,9 @@ pub(super) struct Split {
     /// Of the program's own, where there are few others.
     pub(super) shipped: usize,
     pub(super) held_out: usize,
+    /// Of the program's own, set aside beside the user's.
+    #[serde(default)]
+    pub(super) general: usize,
     pub(super) duplicates: usize,
     pub(super) unusable: usize,
 }
@@ -97,16 +113,51 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
     if path.is_none() {
         kept.extend(shipped().into_iter().filter(&mut fresh));
     }
-    let (held_out, mut training) = part(kept);
+    let (mut held_out, mut training) = part(kept);
+    let held = held_out.len();
+    let (mut general, mut added) = (Vec::new(), Vec::new());
+    if path.is_some() {
+        (general, added) = part(shipped().into_iter().filter(&mut fresh).collect());
+        general.truncate(MOST_GENERAL.min(held.div_ceil(OWN_OF_GENERAL)));
+    }
     // A draft follows its target over all that it says: few prompts teach little of that.
-    let added = if path.is_some() && training.len() < FEW { shipped() } else { Vec::new() };
-    let shipped = added.len();
+    if training.len() >= FEW {
+        added.clear();
+    }
+    let (shipped, mixed) = (added.len(), general.len());
     training.extend(added);
+    held_out = beside(held_out, general);
     let texts: Vec<String> = held_out.iter().chain(&training).map(Asked::text).collect();
     let digest = sha256::of_text(&texts.join("\u{0}"));
-    let (held, trained) = (held_out.len(), training.len() - shipped);
-    let split = Split { source, training: trained, shipped, held_out: held, duplicates, unusable };
+    let split = Split {
+        source,
+        training: training.len() - shipped,
+        shipped,
+        held_out: held,
+        general: mixed,
+        duplicates,
+        unusable,
+    };
     Ok(Parts { split, digest, training, held_out })
+}
+
+/// The user's prompts with general ones among them, so that the first ones of all hold both kinds.
+fn beside(own: Vec<Asked>, general: Vec<Asked>) -> Vec<Asked> {
+    if general.is_empty() {
+        return own;
+    }
+    let named = |category| move |asked: Asked| Asked { category: Some(category), ..asked };
+    let (own, mut general) =
+        (own.into_iter().map(named(OWN)), general.into_iter().map(named(GENERAL)));
+    let mut all = Vec::new();
+    for (index, asked) in own.enumerate() {
+        all.push(asked);
+        if (index + 1).is_multiple_of(OWN_OF_GENERAL) {
+            all.extend(general.next());
+        }
+    }
+    all.extend(general);
+    all
 }
 
 /// The prompts that the program carries.
@@ -114,7 +165,8 @@ pub(super) fn shipped() -> Vec<Asked> {
     let row = |line: &str| -> Option<Asked> {
         let row: Value = serde_json::from_str(line).ok()?;
         let group = row["group"].as_str()?.to_owned();
-        Some(Asked { turns: Conversation::of(&[("user", row["prompt"].as_str()?)]), group })
+        let turns = Conversation::of(&[("user", row["prompt"].as_str()?)]);
+        Some(Asked { turns, group, category: None })
     };
     SHIPPED.lines().filter_map(row).collect()
 }
@@ -130,7 +182,7 @@ fn own_prompts(path: &Path, field: Option<&str>, unusable: &mut usize) -> Result
         match asked {
             Ok((Ok(Prompts::Turns(turns)), _)) => {
                 let group = first_text(&turns);
-                found.push(Asked { turns, group });
+                found.push(Asked { turns, group, category: None });
             }
             // Text that asks nothing is asked to be continued, piece by piece.
             Ok((_, Some(text))) if field.is_none() => {
@@ -139,6 +191,7 @@ fn own_prompts(path: &Path, field: Option<&str>, unusable: &mut usize) -> Result
                 found.extend(pieces.map(|piece| Asked {
                     turns: Conversation::of(&[("user", &piece)]),
                     group: piece.clone(),
+                    category: None,
                 }));
                 *unusable += usize::from(found.len() == before);
             }
@@ -227,7 +280,8 @@ mod tests {
     use super::*;
 
     fn asked(text: &str) -> Asked {
-        Asked { turns: Conversation::of(&[("user", text)]), group: text.to_owned() }
+        let turns = Conversation::of(&[("user", text)]);
+        Asked { turns, group: text.to_owned(), category: None }
     }
 
     #[test]
@@ -250,6 +304,20 @@ mod tests {
     }
 
     #[test]
+    fn general_prompts_stand_among_the_first() {
+        let list = |name: &str, count: usize| -> Vec<Asked> {
+            (0..count).map(|i| asked(&format!("{name} {i}"))).collect()
+        };
+        let kinds = |own, general| -> String {
+            let all = beside(list("own", own), list("general", general));
+            all.iter().map(|asked| if asked.category == Some(OWN) { 'o' } else { 'g' }).collect()
+        };
+        assert_eq!(kinds(7, 3), "ooogooogog");
+        assert_eq!((kinds(2, 1).as_str(), kinds(3, 1).as_str()), ("oog", "ooog"));
+        assert!(beside(list("own", 2), Vec::new()).iter().all(|asked| asked.category.is_none()));
+    }
+
+    #[test]
     fn duplicates_and_rows_without_a_prompt_are_counted() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("mine.jsonl");
@@ -257,9 +325,13 @@ mod tests {
                     {\"x\": 1}\n{\"question\": \"Wie spät ist es?\"}\n";
         std::fs::write(&path, rows).expect("rows");
         let parts = read(Some(&path), None).expect("prompts");
-        let Split { training, held_out, duplicates, unusable, .. } = parts.split;
+        let Split { training, held_out, general, duplicates, unusable, .. } = parts.split;
         assert_eq!((training, held_out, duplicates, unusable), (1, 1, 1, 2));
-        assert_eq!(parts.training.len(), 1 + shipped().len());
+        let categories: Vec<_> = parts.held_out.iter().map(|asked| asked.category).collect();
+        assert_eq!((general, categories), (1, vec![Some(OWN), Some(GENERAL)]));
+        let general = &parts.held_out[1].group;
+        assert!(parts.training.len() > 2000);
+        assert!(parts.training.iter().all(|asked| asked.group != *general));
         std::fs::write(&path, "{\"prompt\": \" \"}\n").expect("rows");
         assert!(read(Some(&path), None).is_err());
     }

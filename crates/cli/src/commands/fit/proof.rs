@@ -47,7 +47,8 @@ pub(super) fn held_out(
             encode_text(&texts.join("\n"), tokenizer, target)?
         };
         if tokens.len() + 8 < context {
-            found.push(Prompt { category: "all".to_owned(), tokens });
+            let category = row.value("category").ok().and_then(Value::as_str).unwrap_or("all");
+            found.push(Prompt { category: category.to_owned(), tokens });
         }
     }
     if found.is_empty() {

@@ -20,20 +20,31 @@ use crate::configuration::{parse_stages, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
-/// Share of a training that its search may take, and seconds of a training from which there is one.
+/// Share of a training that its search may take.
 const SHARE: f64 = 0.08;
-const LEAST: f64 = 900.0;
 /// Trainings of a search at most: three, and one beyond the end.
 const MOST: usize = 4;
 /// Steps below which a short training says nothing.
-const LEAST_STEPS: usize = 16;
+const LEAST_STEPS: usize = 24;
 /// Rows that are held out, and share of the loss that makes a difference.
 const HELD_OUT: usize = 4;
 const CLEAR: f64 = 0.005;
 
-/// Seconds that the search takes of a training.
-pub(super) fn seconds(training: f64, has_rate: bool) -> f64 {
-    if has_rate || training < LEAST { 0.0 } else { SHARE * training }
+/// Seconds that the search takes of a training, whose steps with their features take some seconds: none where a
+/// rate is known, or where too little time is left for a short training.
+pub(super) fn seconds(training: f64, of_step: f64, has_rate: bool) -> f64 {
+    let search = SHARE * training;
+    if has_rate || steps(search, of_step) < LEAST_STEPS { 0.0 } else { search }
+}
+
+/// Steps of a short training.
+fn steps(search: f64, of_step: f64) -> usize {
+    (search / MOST as f64 / of_step.max(1e-9)) as usize
+}
+
+/// Seconds of a step that makes its own features.
+pub(super) fn of_step(row_tokens: usize, trial: &Trial) -> f64 {
+    row_tokens as f64 * (trial.step + trial.capture)
 }
 
 /// A rate, and the loss of held-out rows after a short training with it; `None` where it diverged.
@@ -77,9 +88,8 @@ pub(super) fn search(
     tell: &mut dyn FnMut(&[Tried]) -> Result<()>,
 ) -> Result<f64> {
     // Every row is read once: its features are made for one step.
-    let of_step = plan.row_tokens as f64 * (trial.step + trial.capture);
-    let steps = (plan.search / MOST as f64 / of_step.max(1e-9)) as usize;
-    if steps < LEAST_STEPS {
+    let steps = steps(plan.search, of_step(plan.row_tokens, trial));
+    if plan.search <= 0.0 || steps == 0 {
         return Ok(recipe);
     }
     while let Some(rate) = next(recipe, &found) {
@@ -167,8 +177,8 @@ mod tests {
 
     #[test]
     fn small_differences_are_chance() {
-        assert_eq!(tried(|rate| Some(3.0 - 0.004 * rate)).1, 1.0);
-        assert_eq!(tried(|rate| Some(3.0 - 0.02 * rate)).1, 4.0);
+        let chosen = |slope: f64| tried(move |rate| Some(3.0 - slope * rate)).1;
+        assert!(same(chosen(0.004), 1.0) && same(chosen(0.02), 4.0));
     }
 
     #[test]
@@ -180,7 +190,8 @@ mod tests {
 
     #[test]
     fn short_trainings_have_no_search() {
-        assert_eq!((seconds(600.0, false), seconds(7200.0, true)), (0.0, 0.0));
-        assert!(seconds(3600.0, false) > 0.0 && seconds(3600.0, false) < 600.0);
+        assert_eq!((seconds(600.0, 1.7, false), seconds(7200.0, 1.7, true)), (0.0, 0.0));
+        assert!(seconds(3600.0, 1.7, false) > 0.0 && seconds(3600.0, 1.7, false) < 600.0);
+        assert!(seconds(3600.0, 60.0, false) <= 0.0);
     }
 }

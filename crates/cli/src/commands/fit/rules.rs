@@ -9,6 +9,7 @@ use longdraft_train::method::{Method, Recipe, Room, Round};
 use longdraft_train::plan::{Layout, Workload};
 use serde::{Deserialize, Serialize};
 
+use super::answers::MOST_OF_A_PROMPT;
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::{Machine, Trial};
 use super::rate;
@@ -17,7 +18,7 @@ use super::rate;
 pub(super) const WORTH: f64 = 1.05;
 /// Passes over the same answers that drafts gain from: the measured ones had two or three.
 const EPOCHS: f64 = 3.0;
-const MOST_EPOCHS: f64 = 8.0;
+pub(super) const MOST_EPOCHS: f64 = 8.0;
 /// Of the budget, what proof and export may take, and least seconds.
 const PROOF: (f64, f64) = (0.15, 4.0);
 /// Answers of the proof, over all ways and both with the draft and without, and seconds of export.
@@ -105,7 +106,7 @@ pub(super) fn best(
         let tokens = seconds * 1e9 * machine.gflops / per_token.max(1.0);
         let chance = chance(recipe.evidence, tokens)?.middle;
         let draft = |n: usize| predicted_draft(recipe, &config, target, machine, n);
-        let costs = Costs { machine, draft: &draft, most: recipe.round.most };
+        let costs = Costs { machine, draft: &draft, most: recipe.round.most, surcharge: 1.0 };
         // Of two that do not pay the better one.
         Some(costs.fastest(|n| tau(chance, n)).1)
     };
@@ -181,7 +182,7 @@ pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usiz
 }
 
 impl Plan {
-    /// Parts the time: as many answers as can be learned from in [`EPOCHS`] passes, all prompts at most.
+    /// Parts the time: as many answers as can be learned from in [`EPOCHS`] passes, [`MOST_OF_A_PROMPT`] at most.
     pub(super) fn new(
         candidate: &Candidate,
         machine: &Machine,
@@ -194,23 +195,25 @@ impl Plan {
             PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
         let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
         // Known before it is known how much of the rest trains: half of it does.
-        let search = rate::seconds(0.5 * (budget.seconds - proof), budget.learned > 0.0);
+        let of_step = rate::of_step(budget.row_tokens, trial);
+        let search = rate::seconds(0.5 * (budget.seconds - proof), of_step, budget.learned > 0.0);
         let rest = budget.seconds - proof - search;
         let of_answer = of_answer(budget.max_tokens);
-        let cost = |epochs: f64| machine.answering() + trial.capture + epochs * trial.step;
-        let affordable = rest / cost(EPOCHS) / of_answer;
-        let answers = (affordable as usize + budget.answered / 2)
-            .clamp(LEAST_ANSWERS, budget.prompts.max(LEAST_ANSWERS));
-        let new = answers.saturating_sub(budget.answered) as f64;
         // Prompts are learned, too.
-        let answer_tokens = answers as f64 * of_answer;
+        let of_text = of_answer + machine.prompt;
+        let learning = of_text * (trial.capture + EPOCHS * trial.step);
+        let affordable = rest / (of_answer * machine.answering() + learning);
+        let answers = (affordable as usize + budget.answered / 2)
+            .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
+        let new = answers.saturating_sub(budget.answered) as f64;
+        let (answer_tokens, text_tokens) = (answers as f64 * of_answer, answers as f64 * of_text);
         let answering = (new * of_answer * machine.answering()).min(0.6 * rest);
-        let left = (rest - answering - answer_tokens * trial.capture).max(0.1 * rest);
-        let epochs = (left / (answer_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
-        let learned = epochs * answer_tokens;
+        let left = (rest - answering - text_tokens * trial.capture).max(0.1 * rest);
+        let epochs = (left / (text_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
+        let learned = epochs * text_tokens;
         let row_tokens = budget.row_tokens;
         let steps = (learned / row_tokens as f64).ceil().max(1.0) as u64;
-        let features = (trial.features_of_token * answer_tokens) as u64;
+        let features = (trial.features_of_token * text_tokens) as u64;
         let keeps_features =
             epochs > 1.0 && budget.free_memory.is_none_or(|free| features < free * 2 / 5);
         let all = budget.learned + learned;
@@ -220,7 +223,8 @@ impl Plan {
             high: MOST_LIKELY / 2.0,
         });
         let draft = |n: usize| trial.draft(n, round.most);
-        let costs = Costs { machine, draft: &draft, most: round.most };
+        let surcharge = trial.surcharge(machine, round.most);
+        let costs = Costs { machine, draft: &draft, most: round.most, surcharge };
         let (draft_len, _) = costs.fastest(|n| tau(chance.middle, n));
         let speed_up = chance.map(|chance| costs.paced(chance));
         Self {
@@ -232,7 +236,7 @@ impl Plan {
             steps,
             answering,
             search,
-            training: learned * trial.step + answer_tokens * trial.capture,
+            training: learned * trial.step + text_tokens * trial.capture,
             proof,
             draft_len,
             most: round.most,
@@ -240,7 +244,7 @@ impl Plan {
             tau: chance.map(|chance| tau(chance, draft_len)),
             speed_up,
             with_lookup: machine.lookup.map(|lookup| speed_up.map(|draft| together(draft, lookup))),
-            disk: 4 * trial.checkpoint + (answer_tokens * 16.0) as u64,
+            disk: 4 * trial.checkpoint + (text_tokens * 16.0) as u64,
             memory: trial.memory + if keeps_features { features } else { 0 },
             keeps_features,
         }
@@ -250,7 +254,8 @@ impl Plan {
     /// held, first one first.
     pub(super) fn best_chain(&self, survival: &[f64], machine: &Machine, trial: &Trial) -> usize {
         let draft = |n: usize| trial.draft(n, self.most);
-        let costs = Costs { machine, draft: &draft, most: self.most };
+        let surcharge = trial.surcharge(machine, self.most);
+        let costs = Costs { machine, draft: &draft, most: self.most, surcharge };
         costs.fastest(|n| 1.0 + survival.iter().take(n).sum::<f64>()).0
     }
 
@@ -346,7 +351,7 @@ mod tests {
         for seconds in [60.0, 600.0, 7200.0, 86400.0] {
             let plan = Plan::new(&candidate(), &machine(0.1), &trial(), &budget(seconds));
             let all = plan.answering + plan.search + plan.training + plan.proof;
-            assert!(plan.search <= 0.05 * seconds, "{plan:?}");
+            assert!(plan.search <= 0.05 * seconds && (plan.search > 0.0) == (seconds > 3600.0));
             assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
             assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
         }

@@ -16,7 +16,7 @@ const DEAR: f64 = 1.6;
 
 /// What was found among the prompts.
 pub(super) fn prompts(split: &Split) {
-    let Split { source, training, shipped, held_out, duplicates, unusable } = split;
+    let Split { source, training, shipped, held_out, general, duplicates, unusable } = split;
     let added = if *shipped > 0 {
         format!(", and {shipped} that the program carries, for there are few")
     } else {
@@ -27,8 +27,13 @@ pub(super) fn prompts(split: &Split) {
     } else {
         String::new()
     };
+    let general = if *general > 0 {
+        format!(" (and {general} of the program's own, to compare)")
+    } else {
+        String::new()
+    };
     errln!(
-        "[prompts] {source}: {held_out} set aside to prove the result, {training} to learn from{added}{left_out}"
+        "[prompts] {source}: {held_out} set aside to prove the result{general}, {training} to learn from{added}{left_out}"
     );
 }
 

@@ -8,9 +8,9 @@ use longdraft_train::checkpoint::read_state;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Map, Value, json};
 
-use super::answers::{Cleaned, training_file};
+use super::answers::training_file;
 use super::measure::Trial;
-use super::rules::{Candidate, Plan};
+use super::rules::{Candidate, MOST_EPOCHS, Plan};
 use super::state::Settings;
 use crate::commands::train::{self, Resume};
 use crate::configuration::parse_stages;
@@ -53,7 +53,7 @@ pub(super) fn configured(
     (folder, round): (&Path, usize),
     settings: &Settings,
     (candidate, trial, plan, rate): (&Candidate, &Trial, &Plan, f64),
-    (cleaned, seconds): (&Cleaned, f64),
+    (text_tokens, seconds): (f64, f64),
     (from, has_chat_template): (Option<&Path>, bool),
 ) -> Result<Value> {
     let mut draft = candidate.recipe.draft.clone();
@@ -65,12 +65,10 @@ pub(super) fn configured(
     }
     draft.insert("method".into(), candidate.method.name().into());
     // What answers came to, in place of what was planned.
-    let rows = (cleaned.tokens / plan.row_tokens).max(1);
-    let capture = cleaned.tokens as f64 * trial.capture;
+    let rows = (text_tokens / plan.row_tokens as f64).max(1.0);
+    let capture = text_tokens * trial.capture;
     let of_step = plan.row_tokens as f64 * trial.step;
-    let affordable = ((seconds - capture) / of_step).max(1.0);
-    let epochs = affordable / rows as f64;
-    let steps = if epochs > 8.0 { 8 * rows } else { affordable as usize };
+    let steps = ((seconds - capture) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
     let template = if has_chat_template {
         json!({ "kind": "messages" })
     } else {
@@ -85,13 +83,13 @@ pub(super) fn configured(
         "teacher": candidate.recipe.teacher,
         "data": {
             "train": [{ "path": training_file(folder), "template": template, "learn": learn }],
-            "held_out_rows": (rows / HELD_OUT_PART).clamp(1, MOST_HELD_OUT),
+            "held_out_rows": (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT),
             "row_tokens": plan.row_tokens,
             "anchor": { "enabled": false },
         },
         "schedule": { "learning_rate": rate, "warmup_ratio": 0.05 },
         "train": {
-            "rows_per_step": 1, "steps": steps.max(1), "seed": settings.seed,
+            "rows_per_step": 1, "steps": steps, "seed": settings.seed,
             "features": if plan.keeps_features { "memory" } else { "online" },
             "save_minutes": 2, "evaluate_every": (steps / 4).max(1),
             "max_minutes": (GRACE * seconds / 60.0).max(0.2),
