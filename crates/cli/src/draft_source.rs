@@ -8,6 +8,7 @@ use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
+use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
     CheckpointState, LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
@@ -15,7 +16,6 @@ use longdraft_train::checkpoint::{
 use serde_json::Value;
 
 use crate::configuration::{CONFIG_FILE, recorded_text};
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 /// How deep below a path drafts are looked for, to name them.
@@ -238,14 +238,13 @@ fn from_checkpoint(
 
 /// The composed configuration of a run; nothing if it is not there.
 pub(crate) fn configuration(run: &Path) -> Value {
-    let text = std::fs::read_to_string(run.join("config.yaml")).unwrap_or_default();
+    let text = std::fs::read_to_string(run.join(CONFIG_FILE)).unwrap_or_default();
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
 /// What was measured of a run; texts, commands and the machine's name stay at home.
 fn evaluation(run: &Path) -> Option<Value> {
-    let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
-    let record: DecodeRecord = serde_json::from_str(&text).ok()?;
+    let record = DecodeRecord::read(run).ok()?;
     serde_json::to_value(record.without_circumstances()).ok()
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use longdraft_records::events::{Advance, Events};
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
-use crate::events::{Advance, Events};
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 use crate::status::{Bar, lines};

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use longdraft_records::median;
 use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::TrainConfig;
@@ -11,7 +12,6 @@ use serde_json::Value;
 
 use crate::commands::train::config_text;
 use crate::configuration::CONFIG_FILE;
-use crate::statistics::median;
 
 /// Figures that a run has logged.
 #[derive(Debug, Default)]

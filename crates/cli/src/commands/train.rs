@@ -6,6 +6,7 @@ use std::sync::Arc;
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_parallel::{Traffic, World};
+use longdraft_records::median;
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
@@ -24,7 +25,6 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::{TrainingProgress, clock};
 use crate::ranks::{Voice, over_ranks};
-use crate::statistics::median;
 use crate::status::Waiting;
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.

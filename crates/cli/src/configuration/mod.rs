@@ -37,7 +37,7 @@ pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
 pub(crate) use show::show;
 
 /// The composed configuration in a run directory.
-pub(crate) const CONFIG_FILE: &str = "config.yaml";
+pub(crate) use longdraft_records::CONFIG_FILE;
 
 /// How the configuration file in a run directory begins.
 pub(crate) const RECORD_MARK: &str = "# longdraft ";

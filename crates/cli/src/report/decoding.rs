@@ -1,5 +1,7 @@
 //! Charts of what `eval decode` measured.
 
+use longdraft_records::decode::{Cell, Figures};
+
 use super::axes::Place;
 use super::chart::{Chart, Curve, Horizontal, Scale, Style};
 use super::charts::{Card, Section, point};
@@ -7,7 +9,6 @@ use super::ink::Ink;
 use super::run::Run;
 use super::series::Point;
 use super::words;
-use crate::decode_record::{Cell, Figures};
 
 /// Every way to draft that was measured, in the order of their colours.
 pub(super) fn cells(runs: &[Run]) -> Vec<(&Run, &Cell)> {

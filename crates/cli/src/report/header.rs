@@ -1,12 +1,12 @@
 //! What a run is of: target, draft, date, command.
 
 use longdraft_models::draft::DraftKind;
+use longdraft_records::decode::{Circumstances, DecodeRecord, date_of};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::run::Run;
 use super::ticks::number;
-use crate::decode_record::{Circumstances, DecodeRecord, date_of};
 
 /// A line of the header.
 #[derive(Debug, Serialize)]

@@ -30,7 +30,7 @@ pub(crate) mod words;
 
 pub(crate) use differences::of_runs as differences;
 pub(crate) use page::{render, render_live};
-pub(crate) use run::{FIT_FILE, ROUND_PREFIX, Run};
+pub(crate) use run::Run;
 pub(crate) use summary::StageSummary;
 
 /// File that a report goes to when no other is named.

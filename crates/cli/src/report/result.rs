@@ -1,6 +1,7 @@
 //! What the page opens with: the result in figures, every way that was measured, a sample answer.
 
 use longdraft_decode::Origin;
+use longdraft_records::decode::{Cell, DecodeRecord, SampleToken};
 use serde::Serialize;
 
 use super::decoding::{cells, detail, inks, name};
@@ -8,7 +9,6 @@ use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
 use super::words;
-use crate::decode_record::{Cell, DecodeRecord, SampleToken};
 use crate::progress::clock;
 
 /// One figure that matters.

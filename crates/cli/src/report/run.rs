@@ -4,20 +4,16 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::Deserialize;
+use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
+use longdraft_records::{CONFIG_FILE, FIT_FILE, ROUND_PREFIX};
+use longdraft_train::checkpoint::{CURRICULUM_FILE, CurriculumFile, StageEntry};
 use serde_json::Value;
 
 use super::axes::Place;
 use super::metrics_log::{Agreement, MetricsLog};
-use crate::configuration::CONFIG_FILE;
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
-const CURRICULUM_FILE: &str = "curriculum.json";
-/// State of `longdraft fit`, and how the runs of its rounds are called.
-pub(crate) const FIT_FILE: &str = "fit.json";
-pub(crate) const ROUND_PREFIX: &str = "training-";
 
 /// One or more stages, trained one after another.
 #[derive(Debug, Clone)]
@@ -54,17 +50,6 @@ pub(crate) struct Config {
     pub(crate) text: String,
     /// As read; none when the text is no YAML.
     pub(crate) value: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct CurriculumFile {
-    stages: Vec<CurriculumEntry>,
-}
-
-#[derive(Deserialize)]
-struct CurriculumEntry {
-    name: String,
-    output: PathBuf,
 }
 
 impl Run {
@@ -271,7 +256,7 @@ fn rounds_of_fit(folder: &Path) -> Vec<PathBuf> {
     rounds.into_iter().map(|(_, folder)| folder).collect()
 }
 
-fn read_curriculum(path: &Path) -> std::result::Result<Vec<CurriculumEntry>, String> {
+fn read_curriculum(path: &Path) -> std::result::Result<Vec<StageEntry>, String> {
     let fail = |cause: &dyn std::fmt::Display| format!("{}: {cause}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
     let file: CurriculumFile = serde_json::from_str(&text).map_err(|error| fail(&error))?;

@@ -1,11 +1,11 @@
 //! The figures of a stage that fit a table.
 
+use longdraft_records::median;
 use serde::Serialize;
 
 use super::metrics_log::{Agreement, MetricsLog};
 use super::run::{Run, Stage};
 use super::series::mean_of_last;
-use crate::statistics::median;
 
 /// One row of the summary.
 #[derive(Debug, Clone, PartialEq, Serialize)]

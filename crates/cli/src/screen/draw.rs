@@ -119,7 +119,7 @@ fn draw_work(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     let phase = live.left_of_phase.map_or(String::new(), |left| {
         format!(", {} left in this phase", words::about(left.seconds))
     });
-    let text = format!("{}{phase}", clean(&work.in_words()));
+    let text = format!("{}{phase}", clean(&words::work(work)));
     if work.all == 0 {
         frame.render_widget(Line::from(text), area);
         return;

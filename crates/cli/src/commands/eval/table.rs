@@ -1,6 +1,7 @@
 //! A cell on the terminal.
 
-use crate::decode_record::{Cell, Figures};
+use longdraft_records::decode::{Cell, Figures};
+
 use crate::report::words;
 
 /// The result first, then how it came about.

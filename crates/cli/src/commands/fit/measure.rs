@@ -7,6 +7,8 @@ use std::time::Instant;
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::World;
+use longdraft_records::decode::Cell;
+use longdraft_records::median;
 use longdraft_train::method::Passes;
 use longdraft_train::plan::Speed;
 use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
@@ -21,7 +23,6 @@ use crate::configuration::{parse_stages, recheck};
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::statistics::median;
 
 /// Rows of the passes that are measured, and repetitions.
 const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
@@ -197,7 +198,7 @@ fn short(
     prompts: &[Prompt],
     (pace, new_tokens): (PaceChoice, usize),
     interrupts: &Interrupts,
-) -> Result<crate::decode_record::Cell> {
+) -> Result<Cell> {
     let mut options = decoding.options(0.0, pace)?;
     options.max_new_tokens = new_tokens;
     options.stop_tokens = stop_tokens(&models.target);

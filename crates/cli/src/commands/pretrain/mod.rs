@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
 use longdraft_parallel::World;
+use longdraft_records::median;
 use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
@@ -25,7 +26,6 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::clock;
 use crate::ranks::{Voice, over_ranks};
-use crate::statistics::median;
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
 pub(crate) use experiment::{problems as grid_problems, run as experiment};

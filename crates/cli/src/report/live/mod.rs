@@ -16,14 +16,15 @@ pub(crate) mod words;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use longdraft_records::FIT_FILE;
+use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FINISHED, PHASES, now};
 use serde::Deserialize;
 
 pub(crate) use left::Left;
 
 use super::metrics_log::{Agreement, StepRecord};
-use super::run::{FIT_FILE, Run};
+use super::run::Run;
 use super::series::{Point, smooth};
-use crate::events::{Advance, Answer, EVENTS_FILE, FINISHED, PHASES, now};
 use recent::Recent;
 
 /// Seconds without a sign after which a run may have been killed.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::events::{Advance, Answer, Event, Line, Reader};
+use longdraft_records::events::{Advance, Answer, Event, Line, PHASES, Reader};
 
 /// Samples that are kept.
 const KEPT: usize = 512;
@@ -132,7 +132,7 @@ fn keep(samples: &mut Vec<(f64, f64)>, sample: (f64, f64)) {
 
 /// Where a phase stands among all.
 fn position(phase: &str) -> usize {
-    crate::events::PHASES.iter().position(|name| *name == phase).unwrap_or(usize::MAX)
+    PHASES.iter().position(|name| *name == phase).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -47,10 +47,10 @@ pub(in crate::report) fn cards(lives: &[Live]) -> Vec<Shown> {
 fn card(index: usize, live: &Live) -> Shown {
     let answer = live.answer.clone().unwrap_or_default();
     let tokens = ShownToken::of(&answer.tokens);
-    let work = live
-        .work
-        .as_ref()
-        .map(|work| Work { text: work.in_words(), width: format!("{:.1}", 100.0 * work.share()) });
+    let work = live.work.as_ref().map(|work| Work {
+        text: words::work(work),
+        width: format!("{:.1}", 100.0 * work.share()),
+    });
     Shown {
         name: live.name.clone(),
         colour: Ink::Series(index).hex(),

@@ -1,7 +1,7 @@
+use longdraft_records::events::Events;
 use serde_json::json;
 
 use super::*;
-use crate::events::Events;
 
 fn write(path: &Path, text: &str) {
     std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
@@ -34,7 +34,7 @@ fn a_fit_is_shown_as_far_as_it_is_there() {
     assert!(live.headline().contains("Nothing has begun"), "{}", live.headline());
 
     write(&folder.join("fit.json"), &state("answers"));
-    let mut events = Events::open(folder);
+    let mut events = Events::open(folder).expect("opened");
     events.phase("answers", 1);
     let advance = |done| Advance {
         what: "prompts".to_owned(),

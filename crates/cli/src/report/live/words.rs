@@ -1,7 +1,8 @@
 //! A run as it goes, in words: the same on the page and on the terminal.
 
+use longdraft_records::events::Advance;
+
 use super::{Left, Live, Pulse, Stand};
-use crate::events::Advance;
 use crate::progress::clock;
 use crate::report::ticks::{number, whole};
 
@@ -45,18 +46,10 @@ impl Left {
     }
 }
 
-impl Advance {
-    /// `120 of 300 prompts`
-    pub(crate) fn in_words(&self) -> String {
-        let of =
-            if self.all > 0 { format!(" of {}", whole(self.all as u64)) } else { String::new() };
-        format!("{}{of} {}", whole(self.done as u64), self.what)
-    }
-
-    /// From 0 to 1.
-    pub(crate) fn share(&self) -> f64 {
-        (self.done as f64 / self.all.max(1) as f64).clamp(0.0, 1.0)
-    }
+/// `120 of 300 prompts`
+pub(crate) fn work(work: &Advance) -> String {
+    let of = if work.all > 0 { format!(" of {}", whole(work.all as u64)) } else { String::new() };
+    format!("{}{of} {}", whole(work.done as u64), work.what)
 }
 
 /// Seconds as exactly as they can be foreseen: `40s`, `3m10s`, `38m`, `2h05m`.
@@ -92,11 +85,11 @@ mod tests {
 
     #[test]
     fn work_and_its_share_are_told() {
-        let work =
+        let steps =
             Advance { what: "steps".to_owned(), done: 1200, all: 4000, ..Advance::default() };
-        assert_eq!(work.in_words(), "1,200 of 4,000 steps");
-        assert!((work.share() - 0.3).abs() < 1e-9);
-        let open = Advance { all: 0, ..work };
-        assert_eq!(open.in_words(), "1,200 steps");
+        assert_eq!(work(&steps), "1,200 of 4,000 steps");
+        assert!((steps.share() - 0.3).abs() < 1e-9);
+        let open = Advance { all: 0, ..steps };
+        assert_eq!(work(&open), "1,200 steps");
     }
 }

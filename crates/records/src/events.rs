@@ -13,14 +13,14 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use longdraft_train::memory::resident_bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::decode_record::SampleToken;
+use crate::decode::SampleToken;
 
 /// Name of the file in a run's folder.
-pub(crate) const EVENTS_FILE: &str = "events.jsonl";
+pub const EVENTS_FILE: &str = "events.jsonl";
 /// The phases of a fit in their order.
-pub(crate) const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
+pub const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
 /// That of a fit which has nothing to do.
-pub(crate) const FINISHED: &str = "finished";
+pub const FINISHED: &str = "finished";
 
 /// Seconds between two events of a kind: few where the work is long, so that the file stays small.
 const SOON: f64 = 1.0;
@@ -36,9 +36,14 @@ const PROMPT_LETTERS: usize = 240;
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Event {
+pub enum Event {
     /// A phase of a round begins, or goes on.
-    Phase { phase: String, round: usize },
+    Phase {
+        /// One of [`PHASES`].
+        phase: String,
+        /// From 1.
+        round: usize,
+    },
     /// How far the work of a phase has come.
     Progress(Advance),
     /// The answer that is being written.
@@ -49,25 +54,35 @@ pub(crate) enum Event {
 
 /// How far some work has come.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Advance {
+pub struct Advance {
     /// What is counted: `prompts`, `steps`.
-    pub(crate) what: String,
-    pub(crate) done: usize,
-    pub(crate) all: usize,
+    pub what: String,
+    /// How many are done.
+    pub done: usize,
+    /// Of how many; 0 where nothing says it.
+    pub all: usize,
     /// Tokens so far, if they are counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tokens: Option<u64>,
+    pub tokens: Option<u64>,
     /// Seconds after which the work ends wherever it stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) at_most: Option<f64>,
+    pub at_most: Option<f64>,
+}
+
+impl Advance {
+    /// What is done of all, from 0 to 1.
+    pub fn share(&self) -> f64 {
+        (self.done as f64 / self.all.max(1) as f64).clamp(0.0, 1.0)
+    }
 }
 
 /// The end of an answer, with what proposed its tokens.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub struct Answer {
     /// The end of its prompt.
-    pub(crate) prompt: String,
-    pub(crate) tokens: Vec<SampleToken>,
+    pub prompt: String,
+    /// Its own end.
+    pub tokens: Vec<SampleToken>,
 }
 
 impl Answer {
@@ -92,24 +107,25 @@ impl Answer {
 
 /// An event with when it happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Line {
+pub struct Line {
     /// Seconds since 1970.
-    pub(crate) at: f64,
+    pub at: f64,
     /// Resident memory of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) memory_mib: Option<f64>,
+    pub memory_mib: Option<f64>,
+    /// What happened.
     #[serde(flatten)]
-    pub(crate) event: Event,
+    pub event: Event,
 }
 
 /// Seconds since 1970.
-pub(crate) fn now() -> f64 {
+pub fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Writes events; clones write into the same file.
 #[derive(Debug, Clone)]
-pub(crate) struct Events {
+pub struct Events {
     file: Option<Arc<Mutex<File>>>,
     began: Instant,
     /// When progress and answers were told last.
@@ -118,21 +134,20 @@ pub(crate) struct Events {
 
 impl Events {
     /// Of a command that tells nobody.
-    pub(crate) fn none() -> Self {
+    pub fn none() -> Self {
         Self { file: None, began: Instant::now(), told: [None; 2] }
     }
 
-    /// Goes on after what an earlier call left in a folder. A file that cannot be opened is no reason
-    /// to stop: the command's own files will say what is wrong with the folder.
-    pub(crate) fn open(folder: &Path) -> Self {
+    /// Goes on after what an earlier call left in a folder.
+    ///
+    /// # Errors
+    /// - the file cannot be opened. It is no reason to stop: the command's own files will say what is
+    ///   wrong with the folder
+    pub fn open(folder: &Path) -> std::io::Result<Self> {
         let path = folder.join(EVENTS_FILE);
-        let file = OpenOptions::new().create(true).read(true).append(true).open(&path);
-        let file = file.and_then(|mut file| end_line(&mut file).map(|()| file));
-        if let Err(error) = &file {
-            errln!("note: {}: {error}: nobody can watch this run", path.display());
-        }
-        let file = file.ok().map(|file| Arc::new(Mutex::new(file)));
-        Self { file, began: Instant::now(), told: [None; 2] }
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+        end_line(&mut file)?;
+        Ok(Self { file: Some(Arc::new(Mutex::new(file))), ..Self::none() })
     }
 
     /// Writes an event; one that cannot be written is lost.
@@ -147,20 +162,20 @@ impl Events {
     }
 
     /// A phase begins.
-    pub(crate) fn phase(&mut self, phase: &str, round: usize) {
+    pub fn phase(&mut self, phase: &str, round: usize) {
         (self.began, self.told) = (Instant::now(), [None; 2]);
         self.write(Event::Phase { phase: phase.to_owned(), round });
     }
 
     /// Tells how far the work has come, now and then and at its end.
-    pub(crate) fn progress(&mut self, advance: Advance) {
+    pub fn progress(&mut self, advance: Advance) {
         if self.is_due(0) || advance.done >= advance.all {
             self.write(Event::Progress(advance));
         }
     }
 
     /// Tells the answer that is being written, now and then; `answer` is asked only then.
-    pub(crate) fn answer(&mut self, answer: impl FnOnce() -> Option<Answer>) {
+    pub fn answer(&mut self, answer: impl FnOnce() -> Option<Answer>) {
         if self.file.is_some()
             && self.is_due(1)
             && let Some(answer) = answer()
@@ -170,7 +185,7 @@ impl Events {
     }
 
     /// The command ends early.
-    pub(crate) fn stopped(&self) {
+    pub fn stopped(&self) {
         self.write(Event::Stopped);
     }
 
@@ -198,7 +213,7 @@ fn end_line(file: &mut File) -> std::io::Result<()> {
 
 /// Reads a file of events as it grows.
 #[derive(Debug, Default)]
-pub(crate) struct Reader {
+pub struct Reader {
     path: PathBuf,
     /// Bytes of whole lines that were read.
     read: u64,
@@ -206,13 +221,13 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// Of a run's folder.
-    pub(crate) fn of(folder: &Path) -> Self {
+    pub fn of(folder: &Path) -> Self {
         Self { path: folder.join(EVENTS_FILE), read: 0 }
     }
 
     /// The events that were added since the last call; `true` if the file began anew, so that earlier
     /// ones no longer count. Lines that make no sense are passed over.
-    pub(crate) fn more(&mut self) -> (Vec<Line>, bool) {
+    pub fn more(&mut self) -> (Vec<Line>, bool) {
         let Ok(mut file) = File::open(&self.path) else { return (Vec::new(), false) };
         let length = file.metadata().map_or(0, |file| file.len());
         let anew = length < self.read;
@@ -251,7 +266,7 @@ mod tests {
         let path = folder.path().join(EVENTS_FILE);
         let mut reader = Reader::of(folder.path());
         assert_eq!(reader.more(), (Vec::new(), false));
-        let mut events = Events::open(folder.path());
+        let mut events = Events::open(folder.path()).expect("opened");
         events.phase("answers", 1);
         events.progress(Advance { done: 1, all: 9, ..Advance::default() });
         // Not due yet.
@@ -264,7 +279,7 @@ mod tests {
         std::fs::write(&path, format!("{text}not json\n{{\"at\": 1, \"event\": \"ph"))
             .expect("torn");
         assert_eq!(reader.more().0, Vec::new());
-        let mut events = Events::open(folder.path());
+        let mut events = Events::open(folder.path()).expect("opened");
         events.phase("training", 1);
         assert_eq!(phases(&reader.more().0), ["training"]);
         // Written anew.
@@ -287,7 +302,8 @@ mod tests {
     #[test]
     fn a_folder_that_takes_no_events_stops_nothing() {
         let folder = tempfile::tempdir().expect("folder");
-        let mut events = Events::open(&folder.path().join("absent"));
+        let events = Events::open(&folder.path().join("absent"));
+        let mut events = events.unwrap_or_else(|_| Events::none());
         events.phase("answers", 1);
         events.answer(|| panic!("nobody asks"));
     }

@@ -1,99 +1,80 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
-use std::ffi::OsString;
-use std::sync::OnceLock;
+use std::path::Path;
 
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
 use longdraft_decode::metrics::AcceptanceMetrics;
 use longdraft_decode::{Committed, Origin};
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::tensor_specs;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
 
-use crate::decoding::{DecodingArguments, Models, stop_tokens};
-use crate::doctor::processor_name;
-
 /// File in a run's directory.
-pub(crate) const DECODE_FILE: &str = "decode.json";
+pub const DECODE_FILE: &str = "decode.json";
 /// Layout of the file.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 /// Prompts below which timings are marked as a small sample.
-pub(crate) const FEW_PROMPTS: usize = 30;
+pub const FEW_PROMPTS: usize = 30;
 
 /// Everything of one call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DecodeRecord {
-    pub(crate) version: u32,
-    pub(crate) binary_version: String,
-    pub(crate) target: String,
-    pub(crate) target_fingerprint: String,
-    pub(crate) draft: Option<String>,
-    pub(crate) prompts: String,
-    pub(crate) dtype: String,
-    pub(crate) threads: usize,
-    pub(crate) max_new_tokens: usize,
-    pub(crate) cells: Vec<Cell>,
+pub struct DecodeRecord {
+    /// Layout of the file: [`VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub binary_version: String,
+    /// As it was named.
+    pub target: String,
+    /// Of its weights.
+    pub target_fingerprint: String,
+    /// Where it lay, if there was one.
+    pub draft: Option<String>,
+    /// Name of the prompts.
+    pub prompts: String,
+    /// Type that weights were held in.
+    pub dtype: String,
+    /// That everything was computed on.
+    pub threads: usize,
+    /// Tokens of an answer at most.
+    pub max_new_tokens: usize,
+    /// In the order in which they were measured.
+    pub cells: Vec<Cell>,
     /// Absent in files of older versions, as is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) circumstances: Option<Circumstances>,
+    pub circumstances: Option<Circumstances>,
 }
 
 /// When, where and how it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Circumstances {
+pub struct Circumstances {
     /// `YYYY-MM-DD HH:MM` in UTC, at the end.
-    pub(crate) date: String,
+    pub date: String,
     /// As typed.
-    pub(crate) command: String,
+    pub command: String,
     /// The processor's own name.
-    pub(crate) processor: Option<String>,
-    pub(crate) target_parameters: usize,
-    pub(crate) draft_parameters: Option<usize>,
+    pub processor: Option<String>,
+    /// Values of the target.
+    pub target_parameters: usize,
+    /// Trained values of the draft.
+    pub draft_parameters: Option<usize>,
     /// Of measuring, in the last process that worked on it.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
 }
 
 impl DecodeRecord {
-    /// A record without cells.
-    pub(crate) fn new(
-        (target, prompts): (&str, &str),
-        decoding: &DecodingArguments,
-        models: &Models,
-        max_new_tokens: usize,
-    ) -> Self {
-        Self {
-            version: VERSION,
-            binary_version: env!("CARGO_PKG_VERSION").to_owned(),
-            target: target.to_owned(),
-            target_fingerprint: models.target.fingerprint().to_owned(),
-            draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
-            prompts: prompts.to_owned(),
-            dtype: format!("{:?}", decoding.dtype).to_lowercase(),
-            threads: rayon::current_num_threads(),
-            max_new_tokens,
-            cells: Vec::new(),
-            circumstances: None,
-        }
-    }
-
-    /// Says when, where and how it was measured, now that it is.
-    pub(crate) fn end(&mut self, models: &Models, seconds: f64) {
-        let specs = tensor_specs(models.target.config());
-        self.circumstances = Some(Circumstances {
-            date: now(),
-            command: COMMAND.get().cloned().unwrap_or_default(),
-            processor: processor_name(),
-            target_parameters: specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum(),
-            draft_parameters: models.draft_parameters(),
-            seconds,
-        });
+    /// Reads what was measured of a run.
+    ///
+    /// # Errors
+    /// - the file is not there, cannot be read, or is no such record
+    pub fn read(folder: &Path) -> std::io::Result<Self> {
+        Ok(serde_json::from_str(&std::fs::read_to_string(folder.join(DECODE_FILE))?)?)
     }
 
     /// The figures alone, for others than who measured: no texts, paths of commands, machines.
-    pub(crate) fn without_circumstances(mut self) -> Self {
+    #[must_use]
+    pub fn without_circumstances(mut self) -> Self {
         self.circumstances = None;
         self.cells.iter_mut().for_each(|cell| cell.sample = None);
         self
@@ -101,12 +82,7 @@ impl DecodeRecord {
 }
 
 /// `YYYY-MM-DD HH:MM` in UTC.
-fn now() -> String {
-    date_of(std::time::SystemTime::now())
-}
-
-/// `YYYY-MM-DD HH:MM` in UTC.
-pub(crate) fn date_of(time: std::time::SystemTime) -> String {
+pub fn date_of(time: std::time::SystemTime) -> String {
     let time = time::OffsetDateTime::from(time);
     let (date, clock) = (time.date(), time.time());
     format!(
@@ -119,94 +95,91 @@ pub(crate) fn date_of(time: std::time::SystemTime) -> String {
     )
 }
 
-/// What was typed; nothing where another program works with this one's libraries.
-static COMMAND: OnceLock<String> = OnceLock::new();
-
-/// Keeps what was typed, this program's name first.
-pub(crate) fn set_command(words: &[OsString]) {
-    let words = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
-    let _ = COMMAND.set(command_line(words));
-}
-
-/// What was typed, such that a shell reads it again.
-fn command_line(arguments: impl Iterator<Item = String>) -> String {
-    let quoted = |argument: String| {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-        if !argument.is_empty() && argument.chars().all(plain) {
-            argument
-        } else {
-            format!("'{}'", argument.replace('\'', "'\\''"))
-        }
-    };
-    let words: Vec<String> = arguments.map(quoted).collect();
-    format!("longdraft {}", words.join(" "))
-}
-
 /// One way to draft at one temperature.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Cell {
-    pub(crate) drafter: String,
+pub struct Cell {
+    /// What proposed: `glide + lookup`, `none`.
+    pub drafter: String,
     /// `chain`, `tree-static`, ... with sizes.
-    pub(crate) rule: String,
+    pub rule: String,
     /// `greedy`, `candidate`, `ratio` or `match`.
-    pub(crate) verifier: String,
-    pub(crate) temperature: f64,
-    pub(crate) top_k: Option<usize>,
-    pub(crate) top_p: f64,
-    pub(crate) min_p: f64,
-    pub(crate) pace: String,
+    pub verifier: String,
+    /// 0 of greedy decoding.
+    pub temperature: f64,
+    /// Most likely tokens that sampling was limited to.
+    pub top_k: Option<usize>,
+    /// Probability that it was limited to.
+    pub top_p: f64,
+    /// Least probability, as a share of the largest one.
+    pub min_p: f64,
+    /// `fixed` or `measured`.
+    pub pace: String,
     /// Confidence of the draft below which it proposed no further, where there was such a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) confidence_threshold: Option<f64>,
-    pub(crate) runs: usize,
-    pub(crate) figures: Figures,
+    pub confidence_threshold: Option<f64>,
+    /// Times that every prompt was answered.
+    pub runs: usize,
+    /// Of all prompts.
+    pub figures: Figures,
     /// By position, of all target passes: tau is 1 more than their sum, less the share of cut passes.
     #[serde(default)]
-    pub(crate) accepted_share: Vec<f64>,
-    pub(crate) conditional_acceptance: Vec<f64>,
-    pub(crate) conditional_acceptance_intervals: Vec<(f64, f64)>,
-    pub(crate) tested_by_position: Vec<usize>,
-    pub(crate) survival: Vec<f64>,
-    pub(crate) lookup_share: f64,
-    pub(crate) milliseconds: Milliseconds,
-    pub(crate) speed_up_of_runs: Vec<f64>,
+    pub accepted_share: Vec<f64>,
+    /// By position: accepted proposals, of those with all earlier ones accepted.
+    pub conditional_acceptance: Vec<f64>,
+    /// 95 % intervals of them.
+    pub conditional_acceptance_intervals: Vec<(f64, f64)>,
+    /// Proposals that they count.
+    pub tested_by_position: Vec<usize>,
+    /// By position: accepted proposals, of all.
+    pub survival: Vec<f64>,
+    /// Accepted tokens that lookup proposed, of all accepted.
+    pub lookup_share: f64,
+    /// Of a round.
+    pub milliseconds: Milliseconds,
+    /// Of each run.
+    pub speed_up_of_runs: Vec<f64>,
     /// Outputs that had to be equal to plain decoding's, and those that were.
-    pub(crate) checked: usize,
-    pub(crate) equal: usize,
-    pub(crate) largest_regret: Option<f64>,
-    pub(crate) residual_fallbacks: usize,
-    pub(crate) categories: Vec<Figures>,
+    pub checked: usize,
+    /// Those that were equal.
+    pub equal: usize,
+    /// By how much the target prefers plain decoding's token where outputs part, in nats.
+    pub largest_regret: Option<f64>,
+    /// Residuals without mass, in whose place the target's distribution was drawn from.
+    pub residual_fallbacks: usize,
+    /// By category of the prompts.
+    pub categories: Vec<Figures>,
     /// By prompt length: tokens up to the power of two that names the group.
-    pub(crate) contexts: Vec<Figures>,
+    pub contexts: Vec<Figures>,
     /// The first prompt's answer; absent in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sample: Option<Sample>,
+    pub sample: Option<Sample>,
 }
 
 /// An answer, token by token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Sample {
+pub struct Sample {
     /// The end of the prompt.
-    pub(crate) prompt: String,
+    pub prompt: String,
     /// What was answered, in order.
-    pub(crate) tokens: Vec<SampleToken>,
+    pub tokens: Vec<SampleToken>,
 }
 
 /// The text of a token, or of several that make a character together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct SampleToken {
-    pub(crate) text: String,
+pub struct SampleToken {
+    /// As it is read.
+    pub text: String,
     /// What proposed it: `draft` or `lookup`; nothing where it is the target's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) proposed_by: Option<Origin>,
+    pub proposed_by: Option<Origin>,
 }
 
 impl SampleToken {
     /// An answer without what ends it; none where it cannot be put into words.
-    pub(crate) fn of(
+    pub fn of(
         answer: &[Committed],
         tokenizer: &TextTokenizer,
         stops: &[TargetTokenId],
@@ -228,20 +201,20 @@ const PROMPT_LETTERS: usize = 1500;
 
 impl Sample {
     /// The first answer of a comparison; none where it cannot be put into words.
-    pub(crate) fn of(
+    pub fn of(
         comparison: &Comparison,
         prompt: &[TargetTokenId],
-        models: &Models,
+        tokenizer: &TextTokenizer,
+        stops: &[TargetTokenId],
     ) -> Option<Self> {
         if comparison.first_answer.is_empty() {
             return None;
         }
         let ids: Vec<u32> = prompt.iter().map(|token| token.0).collect();
-        let text = models.tokenizer.decode(&ids, true).ok()?;
+        let text = tokenizer.decode(&ids, true).ok()?;
         let skipped = text.chars().count().saturating_sub(PROMPT_LETTERS);
         let prompt = text.chars().skip(skipped).collect();
-        let stops = stop_tokens(&models.target);
-        let tokens = SampleToken::of(&comparison.first_answer, &models.tokenizer, &stops)?;
+        let tokens = SampleToken::of(&comparison.first_answer, tokenizer, stops)?;
         Some(Self { prompt, tokens })
     }
 }
@@ -249,42 +222,60 @@ impl Sample {
 /// Acceptance and speed of some prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Figures {
-    pub(crate) name: String,
-    pub(crate) prompts: usize,
+pub struct Figures {
+    /// Group of prompts.
+    pub name: String,
+    /// Their number.
+    pub prompts: usize,
     /// Tokens per target pass, the target's own included.
-    pub(crate) tau_incl_bonus: f64,
-    pub(crate) tau_interval: (f64, f64),
-    pub(crate) tau_accepted_only: f64,
-    pub(crate) tau_uncut: f64,
-    pub(crate) tau_per_prompt: f64,
-    pub(crate) acceptance_rate: f64,
-    pub(crate) first_acceptance: Option<f64>,
+    pub tau_incl_bonus: f64,
+    /// 95 % interval.
+    pub tau_interval: (f64, f64),
+    /// The same without the target's own token.
+    pub tau_accepted_only: f64,
+    /// The same over passes that no stop or limit cut.
+    pub tau_uncut: f64,
+    /// Mean of the prompts' own.
+    pub tau_per_prompt: f64,
+    /// Of proposals.
+    pub acceptance_rate: f64,
+    /// Of first proposals.
+    pub first_acceptance: Option<f64>,
     /// After the first token.
-    pub(crate) plain_decode_tok_s: f64,
-    pub(crate) decode_tok_s: f64,
+    pub plain_decode_tok_s: f64,
+    /// The same with drafting.
+    pub decode_tok_s: f64,
     /// Prefill included.
-    pub(crate) plain_e2e_tok_s: f64,
-    pub(crate) e2e_tok_s: f64,
-    pub(crate) speed_up: f64,
-    pub(crate) speed_up_interval: (f64, f64),
-    pub(crate) small_sample: bool,
+    pub plain_e2e_tok_s: f64,
+    /// The same with drafting.
+    pub e2e_tok_s: f64,
+    /// Times as fast as plain decoding, after the first token.
+    pub speed_up: f64,
+    /// 95 % interval.
+    pub speed_up_interval: (f64, f64),
+    /// Whether there are too few prompts for its timings to be sure.
+    pub small_sample: bool,
 }
 
 /// Where the time of a round with proposals goes, and of a plain step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Milliseconds {
-    pub(crate) draft: f64,
-    pub(crate) verify: f64,
-    pub(crate) rest: f64,
-    pub(crate) plain_step: f64,
+pub struct Milliseconds {
+    /// Proposing.
+    pub draft: f64,
+    /// The target's pass.
+    pub verify: f64,
+    /// Everything else.
+    pub rest: f64,
+    /// A plain step.
+    pub plain_step: f64,
     /// Rounds without proposals, of all.
-    pub(crate) plain_share: f64,
+    pub plain_share: f64,
 }
 
 impl Figures {
-    pub(crate) fn of(name: impl Into<String>, comparison: &Comparison) -> Self {
+    /// Of a group of prompts that goes by `name`.
+    pub fn of(name: impl Into<String>, comparison: &Comparison) -> Self {
         let acceptance = comparison.acceptance();
         let (plain, drafted) = (comparison.plain(), comparison.drafted());
         Self {
@@ -309,7 +300,8 @@ impl Figures {
 }
 
 impl Milliseconds {
-    pub(crate) fn of(comparison: &Comparison) -> Self {
+    /// Means over the rounds of a comparison.
+    pub fn of(comparison: &Comparison) -> Self {
         let acceptance = comparison.acceptance();
         let AcceptanceMetrics { rounds, plain_rounds, seconds, .. } = acceptance;
         let drafted = (rounds - plain_rounds).max(1) as f64;
@@ -326,7 +318,7 @@ impl Milliseconds {
 }
 
 /// Intervals of conditional acceptance, position by position.
-pub(crate) fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
+pub fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
     let positions = metrics.accepted_by_position.iter().zip(&metrics.tested_by_position);
     positions.map(|(accepted, tested)| wilson_interval(*accepted, *tested)).collect()
 }
@@ -334,13 +326,6 @@ pub(crate) fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn commands_are_quoted_as_a_shell_needs_them() {
-        let words = ["eval", "--prompts", "my file.jsonl", "it's", ""].map(str::to_owned);
-        let text = command_line(words.into_iter());
-        assert_eq!(text, "longdraft eval --prompts 'my file.jsonl' 'it'\\''s' ''");
-    }
 
     #[test]
     fn dates_are_of_the_calendar() {
