@@ -41,7 +41,6 @@ mod parity;
 mod progress;
 mod ranks;
 mod recording;
-mod report;
 mod screen;
 mod sha256;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_parallel::World;
+use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::features::store::Estimate;
 use longdraft_train::inputs::{Purpose, Reach};
@@ -16,7 +17,7 @@ use crate::commands::train::placed;
 use crate::configuration::{Located, failure, read_located_stage, stage_input_problems};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::{TrainingProgress, clock};
+use crate::progress::TrainingProgress;
 use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.

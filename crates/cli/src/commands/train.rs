@@ -7,6 +7,7 @@ use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_parallel::{Traffic, World};
 use longdraft_records::median;
+use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
@@ -23,7 +24,7 @@ use crate::configuration::{
 };
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::{TrainingProgress, clock};
+use crate::progress::TrainingProgress;
 use crate::ranks::{Voice, over_ranks};
 use crate::status::Waiting;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_records::decode::{Cell, DecodeRecord};
+use longdraft_report::words;
 use longdraft_serving::Profile;
 use longdraft_train::checkpoint::Wanted;
 
@@ -18,7 +19,6 @@ use crate::decoding::LookupChoice;
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
-use crate::report::words;
 
 /// Writes a round's draft into the folder.
 pub(super) fn extract_draft(folder: &Path, run: &Path) -> Result<()> {

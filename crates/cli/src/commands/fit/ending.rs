@@ -2,6 +2,7 @@
 
 use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
 use longdraft_records::events::FINISHED;
+use longdraft_report::words::{self, clock};
 use serde_json::json;
 
 use super::delivery;
@@ -10,7 +11,6 @@ use super::{Fit, training};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, report};
 use crate::failure::{Failure, Result};
-use crate::progress::clock;
 
 impl Fit<'_> {
     fn ways(&mut self) -> Vec<Way> {
@@ -90,7 +90,7 @@ impl Fit<'_> {
         let folder = self.ledger.folder.clone();
         for cell in &record.cells {
             let pace = if cell.pace == "fixed" { ", every round" } else { "" };
-            let way = crate::report::words::way(&cell.drafter);
+            let way = words::way(&cell.drafter);
             outln!("{way}{pace}: {}", delivery::figures(cell));
         }
         let best = proof::best(&record, false).map(|(_, cell)| cell);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use longdraft_models::bits_per_byte::Score;
 use longdraft_parallel::World;
 use longdraft_records::median;
+use longdraft_report::words::clock;
 use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
@@ -24,7 +25,6 @@ use crate::commands::train::require_extension;
 use crate::configuration::{file_text, read_pretrain, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::clock;
 use crate::ranks::{Voice, over_ranks};
 
 pub(crate) use bits_per_byte::run as bits_per_byte;

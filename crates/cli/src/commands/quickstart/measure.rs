@@ -7,6 +7,7 @@ use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target::Target;
 use longdraft_records::decode::DecodeRecord;
+use longdraft_report::words;
 
 use super::assets::TEST_FILE;
 use crate::cli::WeightDtype;
@@ -16,7 +17,6 @@ use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 use crate::recording;
-use crate::report::words;
 
 pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
 

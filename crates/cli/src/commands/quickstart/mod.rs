@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::target::Target;
 use longdraft_parallel::World;
+use longdraft_report::words::clock;
 use longdraft_train::checkpoint::Wanted;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::json;
@@ -19,7 +20,6 @@ use crate::configuration::{LocatedStage, parse_stages};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::clock;
 
 /// The target that needs no network.
 const DEMONSTRATION: &str = "demonstration";

@@ -2,11 +2,11 @@
 
 use longdraft_records::decode::SampleToken;
 use longdraft_records::events::{Advance, Answer, PHASES};
+use longdraft_report::Expected;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::*;
-use crate::report::live::Expected;
 
 fn phases(now: usize) -> Vec<Phase> {
     let phase = |(index, name): (usize, &&'static str)| Phase {

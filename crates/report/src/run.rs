@@ -9,25 +9,25 @@ use longdraft_records::{CONFIG_FILE, FIT_FILE, ROUND_PREFIX};
 use longdraft_train::checkpoint::{CURRICULUM_FILE, CurriculumFile, StageEntry};
 use serde_json::Value;
 
-use super::axes::Place;
+use super::axes::{Place, TrainingAxis};
 use super::metrics_log::{Agreement, MetricsLog};
-use crate::failure::{Failure, Result};
+use crate::error::{ReportError, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
 
 /// One or more stages, trained one after another.
 #[derive(Debug, Clone)]
-pub(crate) struct Run {
+pub struct Run {
     /// Name of the directory.
-    pub(crate) name: String,
+    pub name: String,
     /// As given.
-    pub(crate) folder: PathBuf,
+    pub folder: PathBuf,
     /// Each with at least one step; none where only decoding was measured.
     pub(crate) stages: Vec<Stage>,
     /// What `eval decode` measured, when it wrote here.
-    pub(crate) decoding: Option<DecodeRecord>,
+    pub decoding: Option<DecodeRecord>,
     /// What was skipped, as `file:line: cause` or `file: cause`.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
     /// When the newest of its records was written.
     pub(crate) written: Option<SystemTime>,
 }
@@ -57,7 +57,7 @@ impl Run {
     ///
     /// # Errors
     /// - every directory that holds no metrics, with what was looked for
-    pub(crate) fn open_all(folders: &[PathBuf]) -> Result<Vec<Self>> {
+    pub fn open_all(folders: &[PathBuf]) -> Result<Vec<Self>> {
         let mut runs: Vec<Self> = Vec::new();
         let mut failures = Vec::new();
         for folder in folders {
@@ -67,17 +67,14 @@ impl Run {
             }
         }
         if !failures.is_empty() {
-            return Err(Failure::usage(failures.join("\n  ")).hint(
-                "give the `output` directory of `longdraft train`, of a curriculum, or of `eval \
-                 decode`; metrics are there after the first logged step",
-            ));
+            return Err(ReportError::NoRuns(failures));
         }
         Self::tell_apart(&mut runs);
         Ok(runs)
     }
 
     /// Calls runs of the same name by their whole path.
-    pub(crate) fn tell_apart(runs: &mut [Self]) {
+    pub fn tell_apart(runs: &mut [Self]) {
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
         for run in runs {
             if names.iter().filter(|name| **name == run.name).count() > 1 {
@@ -240,6 +237,17 @@ impl Stage {
     }
 }
 
+/// Axes that all stages have records for, the page's first choice first. Logs of a step's speed alone
+/// know of time.
+pub(crate) fn training_axes(runs: &[Run]) -> Vec<TrainingAxis> {
+    let mut stages = runs.iter().flat_map(|run| &run.stages);
+    let mut axes = vec![TrainingAxis::Tokens, TrainingAxis::Steps];
+    if stages.all(|stage| stage.log.seconds() > 0.0) {
+        axes.push(TrainingAxis::Time);
+    }
+    axes
+}
+
 /// The runs of a fit's rounds that have begun.
 fn rounds_of_fit(folder: &Path) -> Vec<PathBuf> {
     let number = |entry: std::fs::DirEntry| -> Option<(usize, PathBuf)> {
@@ -310,7 +318,7 @@ mod tests {
         std::fs::create_dir(dir.path().join("bare")).expect("folder");
         let folders = ["empty", "bad", "bare", "absent"].map(|name| dir.path().join(name));
         let failure = Run::open_all(&folders).expect_err("nothing is there");
-        let text = format!("{failure:?}");
+        let text = failure.to_string();
         for part in
             ["no steps are logged", "curriculum.json: invalid type", "looked for", "no such dir"]
         {

@@ -12,11 +12,13 @@ const PLANNED: f64 = 0.2;
 
 /// Seconds that are left.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Left {
-    pub(crate) seconds: f64,
-    /// Ends of its range: the speed may change by as much as it did from part to part.
-    pub(crate) low: f64,
-    pub(crate) high: f64,
+pub struct Left {
+    /// As far as can be foreseen.
+    pub seconds: f64,
+    /// Lower end: the speed may change by as much as it did from part to part.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
 }
 
 impl Left {

@@ -10,8 +10,8 @@
 
 mod left;
 mod recent;
-pub(super) mod shown;
-pub(crate) mod words;
+pub(crate) mod shown;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -20,7 +20,7 @@ use longdraft_records::FIT_FILE;
 use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FINISHED, PHASES, now};
 use serde::Deserialize;
 
-pub(crate) use left::Left;
+pub use left::Left;
 
 use super::metrics_log::{Agreement, StepRecord};
 use super::run::Run;
@@ -34,65 +34,84 @@ const READING: u32 = 25;
 
 /// Where a phase stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stand {
+pub enum Stand {
+    /// It is over.
     Done,
+    /// It is under way.
     Now,
+    /// It has not begun.
     ToCome,
 }
 
 /// A phase of a fit, or the training of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Phase {
-    pub(crate) name: &'static str,
-    pub(crate) stand: Stand,
-    /// Seconds that it took so far, and that it was planned to take.
-    pub(crate) spent: Option<f64>,
-    pub(crate) planned: Option<f64>,
+pub struct Phase {
+    /// One of [`PHASES`].
+    pub name: &'static str,
+    /// Where it stands.
+    pub stand: Stand,
+    /// Seconds that it took so far.
+    pub spent: Option<f64>,
+    /// Seconds that it was planned to take.
+    pub planned: Option<f64>,
 }
 
 /// Whether a run goes on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Pulse {
+pub enum Pulse {
+    /// It goes on.
     Running,
     /// It said that it stops.
     Stopped,
     /// There was no sign of it for so many seconds.
     Quiet(f64),
+    /// It came to its end.
     Finished,
 }
 
 /// A value that is expected, with its range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(crate) struct Expected {
-    pub(crate) low: f64,
-    pub(crate) middle: f64,
-    pub(crate) high: f64,
+pub struct Expected {
+    /// Lower end.
+    pub low: f64,
+    /// Most likely.
+    pub middle: f64,
+    /// Upper end.
+    pub high: f64,
 }
 
 /// A run as it goes.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Live {
-    pub(crate) name: String,
-    pub(crate) pulse: Pulse,
-    pub(crate) phases: Vec<Phase>,
+pub struct Live {
+    /// Name of its directory.
+    pub name: String,
+    /// Whether it goes on.
+    pub pulse: Pulse,
+    /// In their order.
+    pub phases: Vec<Phase>,
     /// Of the phase under way.
-    pub(crate) work: Option<Advance>,
-    pub(crate) left_of_phase: Option<Left>,
+    pub work: Option<Advance>,
+    /// Of it, too.
+    pub left_of_phase: Option<Left>,
     /// Of all that is to come.
-    pub(crate) left: Option<Left>,
+    pub left: Option<Left>,
     /// Tokens a second: written, or learned.
-    pub(crate) speed: Option<f64>,
-    pub(crate) memory_mib: Option<f64>,
-    /// Step and smoothed value.
-    pub(crate) loss: Vec<(f64, f64)>,
-    pub(crate) length: Vec<(f64, f64)>,
-    /// Share of rows where draft and target agree, by position; of held-out rows where they were measured.
-    pub(crate) positions: Vec<f64>,
-    pub(crate) positions_are_held_out: bool,
+    pub speed: Option<f64>,
+    /// Resident memory of its process.
+    pub memory_mib: Option<f64>,
+    /// Loss by step, smoothed.
+    pub loss: Vec<(f64, f64)>,
+    /// Simulated acceptance length by step, smoothed.
+    pub length: Vec<(f64, f64)>,
+    /// Share of rows where draft and target agree, by position.
+    pub positions: Vec<f64>,
+    /// Whether these are held-out rows.
+    pub positions_are_held_out: bool,
     /// Tau and speed-up, before the training.
-    pub(crate) expected: Option<(Expected, Expected)>,
-    pub(crate) answer: Option<Answer>,
+    pub expected: Option<(Expected, Expected)>,
+    /// The one that is being written.
+    pub answer: Option<Answer>,
 }
 
 /// What is read of a fit's state.
@@ -132,7 +151,7 @@ impl FitPlan {
 }
 
 /// Follows a run's folder.
-pub(crate) struct Follower {
+pub struct Follower {
     folder: PathBuf,
     recent: Recent,
     seen: Option<(Instant, Duration, (Run, Live))>,
@@ -140,12 +159,12 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// Of a folder, which may be empty or not there yet.
-    pub(crate) fn of(folder: &Path) -> Self {
+    pub fn of(folder: &Path) -> Self {
         Self { folder: folder.to_path_buf(), recent: Recent::of(folder), seen: None }
     }
 
     /// What stands there now; not read anew where that was done just before.
-    pub(crate) fn look(&mut self) -> &(Run, Live) {
+    pub fn look(&mut self) -> &(Run, Live) {
         let is_fresh =
             self.seen.as_ref().is_some_and(|(when, took, _)| when.elapsed() < READING * *took);
         if !is_fresh {

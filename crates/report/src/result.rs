@@ -8,8 +8,7 @@ use super::decoding::{cells, detail, inks, name};
 use super::run::Run;
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
-use super::words;
-use crate::progress::clock;
+use super::words::{self, clock};
 
 /// One figure that matters.
 #[derive(Debug, Serialize)]

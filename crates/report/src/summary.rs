@@ -9,40 +9,40 @@ use super::series::mean_of_last;
 
 /// One row of the summary.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct StageSummary {
+pub struct StageSummary {
     /// Run, and stage if it is one of several.
-    pub(crate) name: String,
+    pub name: String,
     /// Optimizer steps.
-    pub(crate) steps: u64,
+    pub steps: u64,
     /// Trained on.
-    pub(crate) tokens: u64,
+    pub tokens: u64,
     /// Mean of the last twentieth of the logged steps, nats per learned row.
-    pub(crate) final_loss: Option<f64>,
+    pub final_loss: Option<f64>,
     /// Of the last evaluation, the same quantity as `final_loss`; none where it was not measured.
-    pub(crate) held_out_loss: Option<f64>,
+    pub held_out_loss: Option<f64>,
     /// Of the last evaluation, nats per learned row.
-    pub(crate) held_out_hard_loss: Option<f64>,
+    pub held_out_hard_loss: Option<f64>,
     /// Of the last evaluation, index 0 is delay 1.
-    pub(crate) held_out_top1_by_delay: Vec<Option<f64>>,
+    pub held_out_top1_by_delay: Vec<Option<f64>>,
     /// Of the last evaluation, index 0 is delay 1.
-    pub(crate) held_out_acceptance_by_delay: Vec<Option<f64>>,
+    pub held_out_acceptance_by_delay: Vec<Option<f64>>,
     /// Of the last evaluation, greedy.
-    pub(crate) simulated_acceptance_length: Option<f64>,
+    pub simulated_acceptance_length: Option<f64>,
     /// Of the last evaluation, greedy decoding of the text replayed.
-    pub(crate) replayed_acceptance_length: Option<f64>,
+    pub replayed_acceptance_length: Option<f64>,
     /// Of the last evaluation, sampling.
-    pub(crate) simulated_acceptance_length_sampling: Option<f64>,
+    pub simulated_acceptance_length_sampling: Option<f64>,
     /// Over the logged steps.
-    pub(crate) median_tokens_per_second: Option<f64>,
+    pub median_tokens_per_second: Option<f64>,
     /// Time in steps, without evaluations and saving.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Largest resident set.
-    pub(crate) peak_memory_mib: Option<f64>,
+    pub peak_memory_mib: Option<f64>,
 }
 
 impl StageSummary {
     /// A row for each stage.
-    pub(crate) fn of_run(run: &Run) -> Vec<Self> {
+    pub fn of_run(run: &Run) -> Vec<Self> {
         run.stages.iter().map(|stage| Self::of_stage(run.stage_name(stage), stage)).collect()
     }
 

@@ -8,15 +8,15 @@ use super::run::Run;
 
 /// One key that is not the same everywhere.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub(crate) struct Difference {
+pub struct Difference {
     /// Dotted; list items as `[0]`.
-    pub(crate) key: String,
+    pub key: String,
     /// One for each configuration, empty where the key is absent.
-    pub(crate) values: Vec<String>,
+    pub values: Vec<String>,
 }
 
 /// Names of the configurations that could be read, and where they differ.
-pub(crate) fn of_runs(runs: &[Run]) -> (Vec<String>, Vec<Difference>) {
+pub fn of_runs(runs: &[Run]) -> (Vec<String>, Vec<Difference>) {
     let stages = runs.iter().flat_map(|run| run.stages.iter().map(move |stage| (run, stage)));
     let (names, values): (Vec<String>, Vec<&Value>) = stages
         .filter_map(|(run, stage)| {

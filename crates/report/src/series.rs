@@ -11,6 +11,12 @@ pub(crate) struct Point {
     pub(crate) y: f64,
 }
 
+/// A point, where there is a finite value.
+pub(crate) fn point(at: Place, y: Option<f64>) -> Option<Point> {
+    let y = y.filter(|y| y.is_finite())?;
+    Some(Point { at, y })
+}
+
 /// Share of a curve's points that smoothing reaches back and forth.
 const SMOOTHING_SHARE: f64 = 0.01;
 

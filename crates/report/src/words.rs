@@ -1,12 +1,15 @@
-//! What records name in short, in plain words.
+//! What records name in short, in plain words; figures as they read.
 
 use longdraft_models::draft::DraftKind;
+use longdraft_records::events::Advance;
+
+use super::ticks::{number, whole};
 
 /// Without a drafter.
 const PLAIN: &str = "plain decoding";
 
 /// Name of a way to draft: "draft + prompt lookup".
-pub(crate) fn way(drafter: &str) -> String {
+pub fn way(drafter: &str) -> String {
     let (model, lookup) = parts(drafter);
     match (model, lookup) {
         (Some(_), Some(_)) => "draft + prompt lookup".into(),
@@ -66,7 +69,7 @@ fn parts(drafter: &str) -> (Option<&str>, Option<&str>) {
 }
 
 /// How proposals are laid out: `chain 4` as "chains of 4 tokens".
-pub(crate) fn rule(rule: &str) -> String {
+pub fn rule(rule: &str) -> String {
     let (kind, sizes) = rule.split_once(' ').unwrap_or((rule, ""));
     match kind {
         "chain" => format!("chains of {sizes} tokens"),
@@ -78,8 +81,45 @@ pub(crate) fn rule(rule: &str) -> String {
 }
 
 /// `0` as "greedy".
-pub(crate) fn temperature(temperature: f64) -> String {
+pub fn temperature(temperature: f64) -> String {
     if temperature == 0.0 { "greedy".into() } else { format!("temperature {temperature}") }
+}
+
+/// Seconds as `1h02m`, `3m05s` or `12s`.
+pub fn clock(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, _) => format!("{h}h{m:02}m"),
+    }
+}
+
+/// `120 of 300 prompts`
+pub fn work(work: &Advance) -> String {
+    let of = if work.all > 0 { format!(" of {}", whole(work.all as u64)) } else { String::new() };
+    format!("{}{of} {}", whole(work.done as u64), work.what)
+}
+
+/// Seconds as exactly as they can be foreseen: `40s`, `3m10s`, `38m`, `2h05m`.
+pub fn about(seconds: f64) -> String {
+    let round = |unit: f64| unit * (seconds.max(0.0) / unit).round();
+    match seconds {
+        ..60.0 => clock(round(5.0)),
+        60.0..600.0 => clock(round(10.0)),
+        600.0..3600.0 => format!("{:.0}m", round(60.0) / 60.0),
+        _ => clock(round(300.0)),
+    }
+}
+
+/// Tokens a second.
+pub fn speed(tokens: f64) -> String {
+    format!("{} tok/s", number(tokens, 3))
+}
+
+/// Memory.
+pub fn memory(mib: f64) -> String {
+    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
 #[cfg(test)]
@@ -111,5 +151,21 @@ mod tests {
             (temperature(0.0), temperature(0.7)),
             ("greedy".into(), "temperature 0.7".into())
         );
+    }
+
+    #[test]
+    fn what_is_foreseen_is_told_roughly() {
+        let told = [-3.0, 13.0, 58.0, 187.0, 614.0, 3599.0, 7384.0, 9e4].map(about);
+        assert_eq!(told, ["0s", "15s", "1m00s", "3m10s", "10m", "60m", "2h05m", "25h00m"]);
+    }
+
+    #[test]
+    fn work_and_its_share_are_told() {
+        let steps =
+            Advance { what: "steps".to_owned(), done: 1200, all: 4000, ..Advance::default() };
+        assert_eq!(work(&steps), "1,200 of 4,000 steps");
+        assert!((steps.share() - 0.3).abs() < 1e-9);
+        let open = Advance { all: 0, ..steps };
+        assert_eq!(work(&open), "1,200 steps");
     }
 }

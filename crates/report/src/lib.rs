@@ -7,31 +7,48 @@
 //! config.yaml   -> run -> header, differences ---------------------------------------->
 //! fit.json, events.jsonl -> live (as it goes) ----------------------------------------->
 //! ```
+//!
+//! ```no_run
+//! use longdraft_report::{Run, render};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let runs = Run::open_all(&["runs/one".into(), "runs/other".into()])?;
+//! std::fs::write("report.html", render(&runs)?)?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod axes;
 mod chart;
 mod charts;
 mod decoding;
 mod differences;
+mod error;
 mod figures;
 mod header;
 mod ink;
-pub(crate) mod live;
+mod live;
 mod metrics_log;
 mod page;
 mod plot;
 mod result;
 mod run;
+mod section;
 mod series;
 mod summary;
 mod svg;
 mod ticks;
-pub(crate) mod words;
+pub mod words;
 
-pub(crate) use differences::of_runs as differences;
-pub(crate) use page::{render, render_live};
-pub(crate) use run::Run;
-pub(crate) use summary::StageSummary;
+pub use differences::{Difference, of_runs as differences};
+pub use error::{ReportError, Result};
+pub use live::{Expected, Follower, Left, Live, Phase, Pulse, Stand};
+pub use page::{render, render_live};
+pub use run::Run;
+pub use summary::StageSummary;
 
 /// File that a report goes to when no other is named.
-pub(crate) const REPORT_FILE: &str = "report.html";
+pub const REPORT_FILE: &str = "report.html";

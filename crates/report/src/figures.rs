@@ -8,11 +8,11 @@
 use longdraft_train::metrics::Quantities;
 
 use super::chart::{Curve, Scale, Style};
-use super::charts::{Card, held_out_ink, over_training, point};
 use super::ink::Ink;
 use super::metrics_log::Agreement;
 use super::run::{Run, Stage};
-use super::series::{Point, smooth};
+use super::section::{Card, held_out_ink, over_training};
+use super::series::{Point, point, smooth};
 
 /// Rows that a series is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,7 +207,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::report::metrics_log::MetricsLog;
+    use crate::metrics_log::MetricsLog;
 
     /// A figure's charts: what each says of its quantity, and the labels of its curves with points.
     fn charts(log: &str) -> Vec<(String, Vec<String>)> {

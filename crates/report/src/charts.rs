@@ -1,50 +1,20 @@
 //! Which charts a report shows of training, and from which records.
 
 use super::axes::Place;
-use super::chart::{Chart, Curve, Horizontal, Mark, Scale, Style};
+use super::chart::{Chart, Curve, Horizontal, Scale, Style};
 use super::decoding;
 use super::figures::{Figure, Part};
 use super::ink::Ink;
 use super::metrics_log::{Agreement, StepRecord};
 use super::run::{Run, Stage};
-use super::series::{Point, smooth};
+use super::section::{Card, Section, held_out_ink, over_training};
+use super::series::{Point, point, smooth};
 
 /// Delays shown at most: no draft looks further.
 const MOST_DELAYS: usize = 32;
 
 const NATS: &str = "nats per learned row";
 const PER_PASS: &str = "tokens per target pass";
-
-/// Charts under one heading.
-pub(crate) struct Section {
-    /// Heading.
-    pub(crate) title: &'static str,
-    /// What one must know to read them.
-    pub(crate) note: String,
-    /// Colours that are not those of the runs.
-    pub(crate) legend: Vec<(Ink, String)>,
-    /// None of them empty.
-    pub(crate) cards: Vec<Card>,
-    /// Whether the reader has to ask for it.
-    pub(crate) is_folded: bool,
-}
-
-/// A chart with what stands above it.
-pub(crate) struct Card {
-    /// What it shows.
-    pub(crate) title: String,
-    /// In which sense; may be empty.
-    pub(crate) detail: String,
-    /// Never empty in a section.
-    pub(crate) chart: Chart,
-}
-
-impl Section {
-    /// Whether some of its charts are over training, on whichever axis the reader wants.
-    pub(crate) fn is_over_training(&self) -> bool {
-        self.cards.iter().any(|card| card.chart.across == Horizontal::Training)
-    }
-}
 
 /// Figures of a training step or an evaluation, one for each delay.
 type OfDelays = fn(&Agreement) -> &[Option<f64>];
@@ -277,40 +247,8 @@ fn delays(runs: &[Run]) -> usize {
         .min(MOST_DELAYS)
 }
 
-/// A chart over the training of all stages, whose marks are those of `runs`.
-pub(super) fn over_training<'a>(
-    runs: impl IntoIterator<Item = &'a Run>,
-    y_title: &str,
-    scale: Scale,
-    curves: Vec<Curve>,
-) -> Chart {
-    // Smoothed over faint, whatever the run.
-    let (mut faint, others): (Vec<Curve>, Vec<Curve>) =
-        curves.into_iter().partition(|curve| curve.style == Style::Faint);
-    faint.extend(others);
-    Chart {
-        across: Horizontal::Training,
-        y_title: y_title.into(),
-        scale,
-        curves: faint,
-        marks: marks(runs),
-        line_at: None,
-    }
-}
-
-/// Where the stages of curricula begin.
-fn marks<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Vec<Mark> {
-    let stages = runs.into_iter().flat_map(Run::stages_on_axis);
-    stages.filter_map(|(at, stage)| Some(Mark { at, label: stage.name.clone()? })).collect()
-}
-
 fn each_run(runs: &[Run], curves: impl Fn(&Run, Ink) -> Vec<Curve>) -> Vec<Curve> {
     runs.iter().enumerate().flat_map(|(i, run)| curves(run, Ink::Series(i))).collect()
-}
-
-/// Colour of held-out rows: a single run has colours to spare.
-pub(super) fn held_out_ink(runs: &[Run], ink: Ink) -> Ink {
-    if runs.len() == 1 { Ink::Series(1) } else { ink }
 }
 
 /// Legend of training and held-out rows, where these differ in colour.
@@ -351,18 +289,13 @@ fn of_steps(stage: &Stage, of: impl Fn(&StepRecord) -> Option<f64>) -> Vec<Point
     records.filter_map(|record| point(record.place(), of(record))).collect()
 }
 
-pub(super) fn point(at: Place, y: Option<f64>) -> Option<Point> {
-    let y = y.filter(|y| y.is_finite())?;
-    Some(Point { at, y })
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::report::axes::TrainingAxis;
-    use crate::report::metrics_log::{HeldOutRecord, MetricsLog};
+    use crate::axes::TrainingAxis;
+    use crate::metrics_log::{HeldOutRecord, MetricsLog};
 
     fn agreement(rate: f64) -> Agreement {
         Agreement {

@@ -298,7 +298,7 @@ fn draw_segment(curve: &Curve, points: &[(i32, i32)], out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::axes::Place;
+    use crate::axes::Place;
 
     const AXES: [TrainingAxis; 3] = [TrainingAxis::Tokens, TrainingAxis::Steps, TrainingAxis::Time];
 

@@ -3,8 +3,6 @@
 
 use std::ops::Add;
 
-use super::run::Run;
-
 /// A place in a training run, on every axis.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Place {
@@ -66,17 +64,6 @@ pub(crate) enum TrainingAxis {
 }
 
 impl TrainingAxis {
-    /// Those that all stages have records for, the page's first choice first. Logs of a step's speed
-    /// alone know of time.
-    pub(crate) fn of_runs(runs: &[Run]) -> Vec<Self> {
-        let mut stages = runs.iter().flat_map(|run| &run.stages);
-        let mut axes = vec![Self::Tokens, Self::Steps];
-        if stages.all(|stage| stage.log.seconds() > 0.0) {
-            axes.push(Self::Time);
-        }
-        axes
-    }
-
     /// As the page offers it.
     pub(crate) fn name(self) -> &'static str {
         match self {

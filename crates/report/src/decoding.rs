@@ -4,10 +4,10 @@ use longdraft_records::decode::{Cell, Figures};
 
 use super::axes::Place;
 use super::chart::{Chart, Curve, Horizontal, Scale, Style};
-use super::charts::{Card, Section, point};
 use super::ink::Ink;
 use super::run::Run;
-use super::series::Point;
+use super::section::{Card, Section};
+use super::series::{Point, point};
 use super::words;
 
 /// Every way to draft that was measured, in the order of their colours.

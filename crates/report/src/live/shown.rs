@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 
-use super::{Live, Phase, Pulse, Stand, words};
-use crate::progress::clock;
-use crate::report::ink::Ink;
-use crate::report::result::{ShownToken, Tile};
-use crate::report::ticks::percent;
+use super::{Live, Phase, Pulse, Stand};
+use crate::ink::Ink;
+use crate::result::{ShownToken, Tile};
+use crate::ticks::percent;
+use crate::words::{self, clock};
 
 /// A card of the page.
 #[derive(Debug, Serialize)]
-pub(in crate::report) struct Shown {
+pub(crate) struct Shown {
     name: String,
     colour: String,
     headline: String,
@@ -39,7 +39,7 @@ struct Work {
 }
 
 /// Cards of the runs that are not finished.
-pub(in crate::report) fn cards(lives: &[Live]) -> Vec<Shown> {
+pub(crate) fn cards(lives: &[Live]) -> Vec<Shown> {
     let going = lives.iter().enumerate().filter(|(_, live)| live.pulse != Pulse::Finished);
     going.map(|(index, live)| card(index, live)).collect()
 }

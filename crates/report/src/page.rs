@@ -9,18 +9,19 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::axes::TrainingAxis;
-use super::charts::{Card, Section, sections};
+use super::charts::sections;
+use super::error::{ReportError, Result};
 use super::header::facts;
 use super::ink::{Ink, schemes};
 use super::live::shown::cards;
 use super::live::{Live, Pulse};
 use super::plot::{Drawing, draw};
-use super::run::Run;
+use super::run::{Run, training_axes};
+use super::section::{Card, Section};
 use super::summary::StageSummary;
 use super::ticks::{number, percent, whole};
+use super::words::clock;
 use super::{differences, result};
-use crate::failure::{Failure, Result};
-use crate::progress::clock;
 
 const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -94,7 +95,7 @@ const COLUMNS: [&str; 7] = [
 ///
 /// # Errors
 /// - a chart cannot be drawn
-pub(crate) fn render(runs: &[Run]) -> Result<String> {
+pub fn render(runs: &[Run]) -> Result<String> {
     render_live(runs, &[], 0)
 }
 
@@ -103,9 +104,8 @@ pub(crate) fn render(runs: &[Run]) -> Result<String> {
 ///
 /// # Errors
 /// - a chart cannot be drawn
-pub(crate) fn render_live(runs: &[Run], lives: &[Live], others: usize) -> Result<String> {
-    let fail = |cause: String| Failure::work(format!("report: {cause}"));
-    let axes = TrainingAxis::of_runs(runs);
+pub fn render_live(runs: &[Run], lives: &[Live], others: usize) -> Result<String> {
+    let axes = training_axes(runs);
     let sections = sections(runs);
     // The first section with charts that change with the axis.
     let switched = sections.iter().find(|section| section.is_over_training());
@@ -125,21 +125,17 @@ pub(crate) fn render_live(runs: &[Run], lives: &[Live], others: usize) -> Result
     let names: Vec<&String> = runs.iter().map(|run| &run.name).collect();
     let mut environment = Environment::new();
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
-    environment
-        .render_str(
-            TEMPLATE,
-            context! {
-                version => env!("CARGO_PKG_VERSION"), names, sections, configurations,
-                differences, texts, problems, schemes => schemes(), columns => COLUMNS,
-                style => STYLE, script => SCRIPT, script_hash => hash(SCRIPT),
-                glossary => GLOSSARY, switched,
-                is_live => !lives.is_empty(), lives => cards(lives),
-                others => if others > 1 { others } else { 0 },
-                axes => axes.iter().map(|axis| axis.name()).collect::<Vec<_>>(),
-                ..of_result(runs, lives)
-            },
-        )
-        .map_err(|error| fail(error.to_string()))
+    let page = context! {
+        version => env!("CARGO_PKG_VERSION"), names, sections, configurations,
+        differences, texts, problems, schemes => schemes(), columns => COLUMNS,
+        style => STYLE, script => SCRIPT, script_hash => hash(SCRIPT),
+        glossary => GLOSSARY, switched,
+        is_live => !lives.is_empty(), lives => cards(lives),
+        others => if others > 1 { others } else { 0 },
+        axes => axes.iter().map(|axis| axis.name()).collect::<Vec<_>>(),
+        ..of_result(runs, lives)
+    };
+    Ok(environment.render_str(TEMPLATE, page)?)
 }
 
 /// What the page opens with, and the table of stages.
@@ -189,7 +185,7 @@ fn draw_card(card: Card, axes: &[TrainingAxis]) -> Result<DrawnChart> {
     let Card { title, detail, chart } = card;
     let name = if detail.is_empty() { title.clone() } else { format!("{title} ({detail})") };
     let Drawing { svg, values } = draw(&name, &chart, axes)
-        .map_err(|cause| Failure::work(format!("chart `{title}`: {cause}")))?;
+        .map_err(|cause| ReportError::Chart { title: title.clone(), cause })?;
     let axis = if chart.is_logarithmic() { "logarithmic" } else { "" };
     let details = [detail.as_str(), axis].into_iter().filter(|detail| !detail.is_empty());
     let detail = details.collect::<Vec<_>>().join("; ");
