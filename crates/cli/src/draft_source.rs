@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
+use longdraft_models::sha256;
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_records::decode::DecodeRecord;
@@ -91,7 +92,7 @@ impl DraftSource {
                 let weights = draft_file(checkpoint);
                 Provenance {
                     source: last(run),
-                    source_sha256: crate::sha256::of_file(&weights).unwrap_or_default(),
+                    source_sha256: sha256::of_file(&weights).unwrap_or_default(),
                     steps: state.as_ref().map(|state| state.step),
                     tokens: state.as_ref().map(|state| state.tokens),
                     seconds: state.as_ref().map(|state| state.seconds),

@@ -42,7 +42,6 @@ mod progress;
 mod ranks;
 mod recording;
 mod screen;
-mod sha256;
 
 pub(crate) use terminal::{failure, status};
 

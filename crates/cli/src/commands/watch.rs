@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use longdraft_models::sha256;
 use longdraft_report::{Follower, Live, ReportError, Run, render_live};
 use longdraft_server::{Page, Pages, serve_pages};
 use minijinja::HtmlEscape;
@@ -15,7 +16,6 @@ use serde_json::json;
 use crate::cli::WatchArguments;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::sha256;
 
 /// Variable with the program that shows pages, in place of the system's.
 const BROWSER: &str = "BROWSER";

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
+use longdraft_models::sha256;
 use longdraft_records::decode::{
     Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
 };
@@ -137,7 +138,7 @@ fn settings(
     let draft = decoding.draft.as_deref().and_then(|path| DraftSource::find(path).ok());
     let changed = draft.map(|draft| last_change(draft.place()));
     let limits = (arguments.runs, arguments.max_tokens, rayon::current_num_threads());
-    crate::sha256::of_text(&format!(
+    sha256::of_text(&format!(
         "{} {} {:?} {changed:?} {:?} {limits:?} {requests:?} {prompts:?} {}",
         env!("CARGO_PKG_VERSION"),
         models.target.fingerprint(),

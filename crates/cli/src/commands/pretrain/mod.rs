@@ -8,6 +8,7 @@ mod table;
 use std::time::{Duration, Instant};
 
 use longdraft_models::bits_per_byte::Score;
+use longdraft_models::sha256;
 use longdraft_parallel::World;
 use longdraft_records::median;
 use longdraft_report::words::clock;
@@ -98,7 +99,7 @@ pub(super) fn train(
         // Not before: a refused run keeps the configuration that it was made with.
         save_config(&config, &text)?;
     }
-    let hash = crate::sha256::of_text(&text)[..12].to_owned();
+    let hash = sha256::of_text(&text)[..12].to_owned();
     progress.voice.say(&format!(
         "configuration {hash}; {:.2} M parameters; {} tokens to train on, {} targets to score; {} \
          tokens a step in sequences of {}; seed {}; {} threads",

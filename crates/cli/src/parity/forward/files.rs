@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::DType;
+use longdraft_models::sha256;
 use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
 
 use crate::failure::{Failure, Result};
 use crate::parity::CaseReport;
-use crate::sha256;
 
 /// The file that the case's hash speaks of.
 pub(super) fn weights_file(path: &Path, meta: &Value) -> PathBuf {
