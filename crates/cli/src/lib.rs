@@ -37,7 +37,6 @@ mod draft_source;
 #[cfg(test)]
 mod hints;
 mod interrupts;
-mod parity;
 mod progress;
 mod ranks;
 mod recording;

@@ -45,14 +45,12 @@ pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
 
 impl From<ReportError> for Failure {
     fn from(error: ReportError) -> Self {
-        let failure = match &error {
-            ReportError::NoRuns(_) => Self::usage(&error),
-            _ => Self::work(&error),
+        let hint = error.hint();
+        let failure = match error {
+            ReportError::NoRuns(_) => Self::usage(error),
+            _ => Self::work(error),
         };
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        failure.hinted(hint)
     }
 }
 

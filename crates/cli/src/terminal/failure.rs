@@ -79,6 +79,14 @@ impl Failure {
         self
     }
 
+    /// Adds the way out that an error knows, where it knows one.
+    pub(crate) fn hinted(self, hint: Option<impl Display>) -> Self {
+        match hint {
+            Some(hint) => self.hint(hint),
+            None => self,
+        }
+    }
+
     /// The same, if there is none yet.
     pub(crate) fn or_hint(self, hint: impl Display) -> Self {
         if self.hint.is_some() { self } else { self.hint(hint) }
@@ -157,11 +165,7 @@ impl From<ModelError> for Failure {
             }
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }
 
@@ -180,11 +184,7 @@ impl From<DataError> for Failure {
             }
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }
 
@@ -244,10 +244,6 @@ impl From<TrainError> for Failure {
             TrainError::Locked { .. } => Some("wait for it, stop it, or give another `output`"),
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }

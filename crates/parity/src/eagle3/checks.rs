@@ -11,8 +11,8 @@ use longdraft_train::metrics::Rate;
 use serde_json::Value;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, malformed, relative, relative_error, worst};
+use crate::error::Result;
+use crate::{CaseReport, malformed, relative, relative_error, worst};
 
 /// Every trained tensor's gradient; returns the largest error.
 pub(super) fn check_gradients(

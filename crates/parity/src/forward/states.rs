@@ -5,7 +5,7 @@ use longdraft_models::target::{KvCache, PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::{CaseReport, ForwardCase, absolute_error, stored};
-use crate::failure::Result;
+use crate::error::Result;
 
 /// Allowed error of a state, absolute and in parts of its largest value.
 const TOLERANCE: (f64, f64) = (2e-4, 2e-4);

@@ -10,7 +10,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
 use super::{CaseReport, malformed};
-use crate::failure::Result;
+use crate::error::Result;
 
 /// Of a product, as a share of the sum of its terms' magnitudes.
 const PRODUCT: f64 = 1e-6;

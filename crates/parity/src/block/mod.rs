@@ -15,7 +15,7 @@ use longdraft_train::objective::{Objective, Prepared};
 use serde_json::Value;
 
 use super::{CaseReport, Place, relative, relative_error, worst};
-use crate::failure::Result;
+use crate::error::Result;
 use case::{Case, Row};
 
 /// Recomputes a case.

@@ -11,8 +11,8 @@ use longdraft_train::objective::{SoftTargetKind, TailKind};
 use longdraft_train::optim::{AdamWConfig, DeadParameters};
 use serde_json::Value;
 
-use crate::failure::Result;
-use crate::parity::{Place, ROUNDED, malformed};
+use crate::error::Result;
+use crate::{Place, ROUNDED, malformed};
 
 /// A case's files and settings.
 pub(super) struct Case<'a> {

@@ -14,7 +14,7 @@ use longdraft_train::schedule::warmdown;
 use serde_json::Value;
 
 use super::super::{CaseReport, absolute_error, malformed};
-use crate::failure::Result;
+use crate::error::Result;
 
 const SCHEDULE: f64 = 1e-12;
 const CLIP_QUANTILE: f64 = 0.999_998_4;

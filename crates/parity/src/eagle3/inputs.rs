@@ -13,8 +13,8 @@ use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::eagle3::Eagle3Objective;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, malformed, on_host, relative_error};
+use crate::error::Result;
+use crate::{CaseReport, malformed, on_host, relative_error};
 
 /// The vocabulary map as it stands in the weights file.
 pub(super) fn check_vocabulary(

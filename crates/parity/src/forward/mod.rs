@@ -18,12 +18,10 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
-use super::{CaseReport, Place, ROUNDED, absolute_error, malformed, on_host};
-use crate::failure::{Failure, Result};
+use super::{CaseReport, Place, ROUNDED, absolute_error, malformed, on_host, read_json};
+use crate::error::{ParityError, Result};
 
-use files::{
-    check_gguf_tensors, check_hash, check_tokenizer, ids, numbers, read_json, weights_file,
-};
+use files::{check_gguf_tensors, check_hash, check_tokenizer, ids, numbers, weights_file};
 
 /// Allowed multiple of the recorded deviation.
 const MARGIN: f64 = 12.0;
@@ -60,9 +58,8 @@ pub(super) fn run(
     let own = folder.join(OWN_WEIGHTS);
     let given = if own.is_dir() { Some(own.as_path()) } else { target };
     let Some(path) = given else {
-        let file = meta["source"]["file"].as_str().unwrap_or("the weights");
-        return Err(Failure::usage(format!("{}: a forward case needs weights", folder.display()))
-            .hint(format!("give the file with --target ({file})")));
+        let file = meta["source"]["file"].as_str().unwrap_or("the weights").to_owned();
+        return Err(ParityError::NeedsWeights { folder: folder.to_path_buf(), file });
     };
     let weights = weights_file(path, meta);
     check_hash(folder, meta, &weights)?;
@@ -76,7 +73,7 @@ pub(super) fn run(
         },
     )?;
     check_gguf_tensors(folder, &weights, &mut report)?;
-    let prompts = read_json(folder, "prompts.json")?;
+    let prompts = read_json(&folder.join("prompts.json"))?;
     let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
     let speaks = folder.join("tokenizer.json").is_file()
         || prompts.iter().any(|prompt| prompt["text"].is_string());
@@ -388,7 +385,7 @@ impl ForwardCase<'_> {
         if !self.folder.join("nll.json").is_file() {
             return Ok(());
         }
-        let passage = read_json(self.folder, "nll.json")?;
+        let passage = read_json(&self.folder.join("nll.json"))?;
         let ids = ids(&passage["ids"]);
         if ids.len() < 2 {
             return Err(malformed(self.folder, "nll.json: no ids"));

@@ -13,8 +13,8 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, Place, ROUNDED, malformed, relative};
+use crate::error::Result;
+use crate::{CaseReport, Place, ROUNDED, malformed, relative};
 
 const NLL: f64 = 2e-4;
 const BITS_PER_BYTE: f64 = 1e-6;

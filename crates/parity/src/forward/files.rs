@@ -8,8 +8,8 @@ use longdraft_models::target::gguf::GgufSource;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
 
-use crate::failure::{Failure, Result};
-use crate::parity::CaseReport;
+use crate::error::{ParityError, Result};
+use crate::{CaseReport, malformed, read_json};
 
 /// The file that the case's hash speaks of.
 pub(super) fn weights_file(path: &Path, meta: &Value) -> PathBuf {
@@ -25,25 +25,12 @@ pub(super) fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<
     let Some(want) = meta["source"]["sha256"].as_str() else {
         return Ok(());
     };
-    let got = sha256::of_file(weights)
-        .map_err(|error| Failure::usage(format!("{}: {error}", weights.display())))?;
+    let got = sha256::of_file(weights).map_err(|error| malformed(weights, error))?;
     if got == want {
         return Ok(());
     }
-    Err(Failure::work(format!(
-        "{}: SHA-256 {got}, the case {} was made from {want}",
-        weights.display(),
-        folder.display()
-    )))
-}
-
-/// A JSON file of the case.
-pub(super) fn read_json(folder: &Path, name: &str) -> Result<Value> {
-    let path = folder.join(name);
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    serde_json::from_str(&text)
-        .map_err(|error| Failure::usage(format!("{}: not JSON: {error}", path.display())))
+    let (weights, folder) = (weights.to_path_buf(), folder.to_path_buf());
+    Err(ParityError::OtherWeights { weights, folder, got, want: want.to_owned() })
 }
 
 /// The numbers of a list.
@@ -70,7 +57,7 @@ pub(super) fn check_gguf_tensors(
         return Ok(());
     }
     let source = GgufSource::open(weights)?;
-    let expected = read_json(folder, "gguf_tensors.json")?;
+    let expected = read_json(&folder.join("gguf_tensors.json"))?;
     let expected = match expected.get("tensors").unwrap_or(&expected) {
         Value::Array(list) => list.clone(),
         _ => Vec::new(),
@@ -101,7 +88,7 @@ pub(super) fn check_tokenizer(
     if !folder.join("tokenizer.json").is_file() {
         return Ok(());
     }
-    let strings = read_json(folder, "tokenizer.json")?;
+    let strings = read_json(&folder.join("tokenizer.json"))?;
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for entry in strings.as_array().into_iter().flatten() {
         let expected = ids(&entry["ids"]);

@@ -18,7 +18,7 @@ use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
 use super::{CaseReport, Place, malformed, relative, worst};
-use crate::failure::Result;
+use crate::error::Result;
 
 use batches::batches;
 use case::{Case, glide_config, objective_config};

@@ -15,7 +15,7 @@ use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
 use super::{CaseReport, Place, malformed, relative, worst};
-use crate::failure::Result;
+use crate::error::Result;
 
 use case::Case;
 use checks::{check_gradients, check_metrics, check_weights};

@@ -11,8 +11,8 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, absolute_error, malformed};
+use crate::error::Result;
+use crate::{CaseReport, absolute_error, malformed};
 
 /// Checks the artifact; returns the weights that a reader of its file has.
 pub(super) fn check(case: &Case<'_>, report: &mut CaseReport) -> Result<MemorySource> {

@@ -17,8 +17,8 @@ use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
 use longdraft_train::objective::Objective;
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Result};
-use crate::parity::{Place, ROUNDED, malformed};
+use crate::error::{ParityError, Result};
+use crate::{Place, ROUNDED, malformed};
 
 /// Where a published network's reach ends; no case gets there.
 const CONTEXT: usize = 1 << 20;
@@ -66,7 +66,7 @@ impl<'a> Case<'a> {
         Ok(Self { folder, meta, place, file, config, rows, tolerance })
     }
 
-    pub(super) fn malformed(&self, problem: impl std::fmt::Display) -> Failure {
+    pub(super) fn malformed(&self, problem: impl std::fmt::Display) -> ParityError {
         malformed(self.folder, problem)
     }
 

@@ -15,8 +15,8 @@ use longdraft_train::method::eagle3::{
 use longdraft_train::optim::AdamWConfig;
 use serde_json::{Value, json};
 
-use crate::failure::Result;
-use crate::parity::{Place, ROUNDED, malformed};
+use crate::error::Result;
+use crate::{Place, ROUNDED, malformed};
 
 /// Prefix of what the weights file holds of the target.
 const OF_TARGET: &str = "target.";

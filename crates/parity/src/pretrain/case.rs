@@ -7,8 +7,8 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::optim::{MuonConfig, Orthogonalisation};
 use serde_json::Value;
 
-use crate::failure::Result;
-use crate::parity::malformed;
+use crate::error::Result;
+use crate::malformed;
 
 pub(super) struct Case<'a> {
     pub(super) folder: &'a Path,

@@ -6,8 +6,8 @@ use longdraft_models::weights::WeightSource;
 use serde_json::Value;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, malformed};
+use crate::error::Result;
+use crate::{CaseReport, malformed};
 
 /// A micro-batch and the delays of its tokens.
 pub(super) struct MicroBatch {

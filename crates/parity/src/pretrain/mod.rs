@@ -12,7 +12,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{CaseReport, Place};
-use crate::failure::Result;
+use crate::error::Result;
 
 pub(super) use units::run as run_units;
 

@@ -13,8 +13,8 @@ use longdraft_train::metrics::{DraftMetrics, Rate};
 use serde_json::Value;
 
 use super::case::{Case, Tolerance};
-use crate::failure::Result;
-use crate::parity::{CaseReport, on_host, relative, relative_error, worst};
+use crate::error::Result;
+use crate::{CaseReport, on_host, relative, relative_error, worst};
 
 /// Compares what the activations file holds of the first step.
 pub(super) fn check_activations(

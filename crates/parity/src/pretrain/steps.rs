@@ -11,8 +11,8 @@ use longdraft_train::schedule::warmdown;
 use serde_json::Value;
 
 use super::case::Case;
-use crate::failure::Result;
-use crate::parity::{CaseReport, Place, ROUNDED, absolute_error, malformed, relative, worst};
+use crate::error::Result;
+use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, relative, worst};
 
 const LOSS: f64 = 3e-6;
 const LOGITS: f64 = 1e-5;

@@ -1,8 +1,24 @@
 //! Recomputing reference cases: `meta.json` names the kind, the files hold inputs and the values
 //! that a correct implementation must get.
+//!
+//! ```no_run
+//! use longdraft_models::device::{DeviceChoice, Precision};
+//! use longdraft_parity::{Place, run_case};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let place = Place::new(DeviceChoice::Auto.open(0)?, Precision::F32);
+//! let report = run_case("tests/cases/quants".as_ref(), None, &place)?;
+//! assert!(report.pass(), "{:?}", report.checks);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod block;
 mod eagle3;
+mod error;
 mod forward;
 mod glide;
 mod pretrain;
@@ -14,11 +30,15 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::device::Precision;
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Result};
+pub use error::{ParityError, Result};
+
+/// Kinds of cases, as `meta.json` names them.
+const KINDS: &str =
+    "dflash, dflash2, dspark, eagle3, glide, pretrain, pretrain-units, quants and forward";
 
 /// Where and in which precision cases are recomputed.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     device: Device,
     /// Type of what is frozen.
     frozen: DType,
@@ -26,7 +46,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// From here on the process multiplies as `precision` says.
-    pub(crate) fn new(device: Device, precision: Precision) -> Self {
+    pub fn new(device: Device, precision: Precision) -> Self {
         let frozen = precision.apply(&device);
         Self { device, frozen }
     }
@@ -57,29 +77,35 @@ const ROUNDED: Rounded = Rounded { loss: 1e-2, grad: 0.25, weight: 2e-2, rate: 5
 
 /// One compared quantity.
 #[derive(Debug, Clone)]
-pub(crate) struct Check {
-    pub(crate) name: String,
-    pub(crate) error: f64,
-    pub(crate) tolerance: f64,
+pub struct Check {
+    /// What is compared.
+    pub name: String,
+    /// How far it is off, or how many values are.
+    pub error: f64,
+    /// How far it may be.
+    pub tolerance: f64,
 }
 
 impl Check {
     /// NaN never passes.
-    pub(crate) fn pass(&self) -> bool {
+    pub fn pass(&self) -> bool {
         self.error <= self.tolerance
     }
 }
 
 /// What became of one case.
 #[derive(Debug)]
-pub(crate) struct CaseReport {
-    pub(crate) case: String,
-    pub(crate) kind: &'static str,
-    pub(crate) checks: Vec<Check>,
+pub struct CaseReport {
+    /// Its name.
+    pub case: String,
+    /// Its kind, as `meta.json` names it.
+    pub kind: &'static str,
+    /// In the order in which they were made.
+    pub checks: Vec<Check>,
     /// Largest relative errors, where a kind has them.
-    pub(crate) loss_error: Option<f64>,
-    pub(crate) grad_error: Option<f64>,
-    pub(crate) weight_error: Option<f64>,
+    loss_error: Option<f64>,
+    grad_error: Option<f64>,
+    weight_error: Option<f64>,
 }
 
 impl CaseReport {
@@ -95,7 +121,8 @@ impl CaseReport {
         }
     }
 
-    pub(crate) fn pass(&self) -> bool {
+    /// Whether all of it holds; without a check nothing does.
+    pub fn pass(&self) -> bool {
         !self.checks.is_empty() && self.checks.iter().all(Check::pass)
     }
 
@@ -123,7 +150,8 @@ impl CaseReport {
         self.check(name, error as f64, (share * want.len() as f64).ceil());
     }
 
-    pub(crate) fn to_json(&self) -> Value {
+    /// As a line of JSON.
+    pub fn to_json(&self) -> Value {
         // JSON has no infinity or NaN: they become null, and the check fails all the same.
         let checks: Vec<Value> = self
             .checks
@@ -143,13 +171,14 @@ impl CaseReport {
     }
 }
 
-/// Runs the case in `folder` at `place`; `target` holds the weights of kinds that do not carry them.
-pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> Result<CaseReport> {
+/// Recomputes the case in `folder` at `place`; `target` holds the weights of kinds that do not carry them.
+///
+/// # Errors
+/// - the folder holds no case of a known kind, or one whose files do not fit together
+/// - weights are missing, or not those that the case was made from
+pub fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> Result<CaseReport> {
     let path = folder.join("meta.json");
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    let meta: Value = serde_json::from_str(&text)
-        .map_err(|error| Failure::usage(format!("{}: not JSON: {error}", path.display())))?;
+    let meta = read_json(&path)?;
     let name = folder.canonicalize().ok();
     let name = name.as_deref().unwrap_or(folder).file_name().unwrap_or_default();
     let name = meta["case"].as_str().map_or_else(|| name.to_string_lossy().into(), str::to_owned);
@@ -163,18 +192,20 @@ pub(crate) fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> R
         Some("pretrain-units") => pretrain::run_units(folder, &meta, &name),
         Some("quants") => quants::run(folder, &meta, &name),
         Some("forward") => forward::run(folder, &meta, &name, target, place),
-        Some(kind) => Err(Failure::usage(format!("{}: unknown kind `{kind}`", path.display()))
-            .hint(
-                "this build knows the kinds dflash, dflash2, dspark, eagle3, glide, pretrain, pretrain-units, quants \
-                 and forward",
-            )),
-        None => Err(Failure::usage(format!("{}: `kind` is missing", path.display()))),
+        Some(kind) => Err(ParityError::UnknownKind { path, kind: kind.to_owned() }),
+        None => Err(malformed(&path, "`kind` is missing")),
     }
 }
 
-/// A malformed case.
-fn malformed(folder: &Path, problem: impl std::fmt::Display) -> Failure {
-    Failure::usage(format!("{}: {problem}", folder.display()))
+/// A JSON file of a case.
+fn read_json(path: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(path).map_err(|error| malformed(path, error))?;
+    serde_json::from_str(&text).map_err(|error| malformed(path, format!("not JSON: {error}")))
+}
+
+/// A malformed case, or a file of it.
+fn malformed(path: &Path, problem: impl std::fmt::Display) -> ParityError {
+    ParityError::Malformed { path: path.to_path_buf(), problem: problem.to_string() }
 }
 
 /// `max |a − b| / max |b|`; infinite if shapes differ, NaN if a value is.

@@ -15,8 +15,8 @@ use longdraft_train::objective::{Objective, SoftTargetKind};
 use super::batches::MicroBatch;
 use super::case::{Case, objective_config};
 use super::checks::check_activations;
-use crate::failure::Result;
-use crate::parity::{CaseReport, malformed};
+use crate::error::Result;
+use crate::{CaseReport, malformed};
 
 /// What one optimizer step came to.
 pub(super) struct Outcome {

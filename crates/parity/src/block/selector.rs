@@ -6,8 +6,8 @@ use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::block::Selector;
 
 use super::case::{Case, Row};
-use crate::failure::Result;
-use crate::parity::{CaseReport, relative_error};
+use crate::error::Result;
+use crate::{CaseReport, relative_error};
 
 /// Compares them for the blocks of a row, whose states are `hidden` `[R, H]`.
 pub(super) fn check(
