@@ -4,11 +4,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::recorded_text;
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::sha256;
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
+use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
@@ -16,7 +18,6 @@ use longdraft_train::checkpoint::{
 };
 use serde_json::Value;
 
-use crate::configuration::{CONFIG_FILE, recorded_text};
 use crate::failure::{Failure, Result};
 
 /// How deep below a path drafts are looked for, to name them.
@@ -73,7 +74,9 @@ impl DraftSource {
     /// The target that the run's configuration names.
     pub(crate) fn target(&self) -> Result<Option<String>> {
         match self {
-            Self::Checkpoint(located) => recorded_text(&located.run.join(CONFIG_FILE), "target"),
+            Self::Checkpoint(located) => {
+                Ok(recorded_text(&located.run.join(CONFIG_FILE), "target")?)
+            }
             Self::Files(_) => Ok(None),
         }
     }

@@ -29,7 +29,6 @@ mod api;
 mod cache;
 mod cli;
 mod commands;
-mod configuration;
 mod datastore;
 mod decoding;
 mod doctor;

@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
 impl From<ParityError> for Failure {
     fn from(error: ParityError) -> Self {
         let hint = error.hint();
-        let failure = match error {
+        let failure: Self = match error {
             ParityError::Model(error) => error.into(),
             ParityError::Data(error) => error.into(),
             ParityError::Train(error) => error.into(),

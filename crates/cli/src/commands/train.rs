@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, require_inputs};
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_parallel::{Traffic, World};
-use longdraft_records::median;
+use longdraft_records::{CONFIG_FILE, median};
 use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
@@ -19,9 +20,6 @@ use crate::cli::TrainArguments;
 use crate::commands::curriculum::Audience;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{
-    CONFIG_FILE, Composed, RECORD_MARK, file_text, read, recheck, require_inputs,
-};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;

@@ -64,8 +64,8 @@ impl Failure {
     }
 
     /// A configuration has these problems.
-    pub(crate) fn problems(problems: &[String]) -> Self {
-        Self { problems: problems.to_vec(), ..Self::usage(problems.join("\n  ")) }
+    pub(crate) fn problems(problems: Vec<String>) -> Self {
+        Self { message: problems.join("\n  "), problems, ..Self::usage("") }
     }
 
     /// A signal asked the command to end, and it did; it has said where it stands.

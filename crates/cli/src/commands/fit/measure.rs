@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::World;
@@ -19,7 +20,6 @@ use super::rules::{Candidate, proposed};
 use super::{prompts, proof};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, train};
-use crate::configuration::{parse_stages, recheck};
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::parse_stages;
 use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
@@ -15,7 +16,6 @@ use super::measure::Trial;
 use super::rules::{Candidate, Plan};
 use super::state::Settings;
 use crate::commands::train::{self, Resume};
-use crate::configuration::parse_stages;
 use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

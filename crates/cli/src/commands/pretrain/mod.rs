@@ -7,6 +7,7 @@ mod table;
 
 use std::time::{Duration, Instant};
 
+use longdraft_configuration::{file_text, read_pretrain, recheck};
 use longdraft_models::bits_per_byte::Score;
 use longdraft_models::sha256;
 use longdraft_parallel::World;
@@ -23,7 +24,6 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::cli::TrainArguments;
 use crate::commands::train::require_extension;
-use crate::configuration::{file_text, read_pretrain, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::ranks::{Voice, over_ranks};

@@ -5,6 +5,7 @@ mod measure;
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::{LocatedStage, parse_stages};
 use longdraft_models::target::Target;
 use longdraft_parallel::World;
 use longdraft_report::words::clock;
@@ -16,7 +17,6 @@ use crate::cache::cache_folder;
 use crate::cli::QuickstartArguments;
 use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::{eval, extract, fetch, report};
-use crate::configuration::{LocatedStage, parse_stages};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_train::checkpoint::{Located, RunLock, Wanted, read_state, stages};
 use serde_json::{Value, json};
 
 use crate::commands::recorded::last_change;
-use crate::configuration::CONFIG_FILE;
 use crate::failure::{Failure, Result};
 
 /// Folders below one in which runs are looked for.

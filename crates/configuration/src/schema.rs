@@ -6,11 +6,11 @@ use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::TrainConfig;
 use serde_json::{Map, Value, json};
 
-pub(crate) use super::check::schema_of;
+pub use super::check::schema_of;
 use super::check::{Union, alternative};
 
 /// JSON Schema of a configuration file: a stage, a curriculum or a fragment of either.
-pub(crate) fn json_schema() -> Value {
+pub fn json_schema() -> Value {
     let mut schema = schema_of::<TrainConfig>();
     let stage = stage_properties(&schema);
     if let Some(root) = schema.as_object_mut() {
@@ -37,8 +37,7 @@ pub(crate) fn json_schema() -> Value {
 }
 
 /// What a schema's reference stands for: all branches of a tagged union, else the object.
-#[cfg(test)]
-pub(crate) fn schema_places<'a>(root: &'a Value, schema: &'a Value) -> Vec<&'a Value> {
+pub fn schema_places<'a>(root: &'a Value, schema: &'a Value) -> Vec<&'a Value> {
     let union = Union::of(root, schema, &Value::Null);
     union.map_or_else(|| vec![alternative(root, schema, &Value::Null)], |union| union.branches)
 }
@@ -72,12 +71,12 @@ fn stage_properties(schema: &Value) -> Map<String, Value> {
 }
 
 /// Tables of every key: type, default, meaning.
-pub(crate) fn markdown() -> String {
+pub fn markdown() -> String {
     markdown_of(&schema_of::<TrainConfig>())
 }
 
 /// The same for any schema.
-pub(crate) fn markdown_of(schema: &Value) -> String {
+pub fn markdown_of(schema: &Value) -> String {
     let mut sections = vec![("Top level".to_owned(), String::new(), schema)];
     let mut out = String::new();
     let mut index = 0;

@@ -11,7 +11,7 @@ use super::Problem;
 use super::tree::{Node, Tree};
 
 /// The JSON Schema of a configuration type.
-pub(crate) fn schema_of<T: JsonSchema>() -> Value {
+pub fn schema_of<T: JsonSchema>() -> Value {
     let generator: SchemaGenerator = SchemaSettings::draft2020_12().into_generator();
     let schema: Schema = generator.into_root_schema_for::<T>();
     schema.to_value()

@@ -7,7 +7,7 @@ use super::tree::Node;
 use super::{Composed, Located, LocatedPretrain, Problem};
 
 /// Problems of all that the stages of a configuration open.
-pub(crate) fn input_problems(composed: &Composed, reach: Reach, purpose: Purpose) -> Vec<Problem> {
+pub fn input_problems(composed: &Composed, reach: Reach, purpose: Purpose) -> Vec<Problem> {
     let mut check = InputCheck::new(reach, purpose);
     match composed {
         Composed::Stage(located) => problems_at(&located.tree, check.stage(&located.config, false)),
@@ -26,17 +26,13 @@ pub(crate) fn input_problems(composed: &Composed, reach: Reach, purpose: Purpose
 }
 
 /// The same for one stage.
-pub(crate) fn stage_input_problems(
-    stage: &Located,
-    reach: Reach,
-    purpose: Purpose,
-) -> Vec<Problem> {
+pub fn stage_input_problems(stage: &Located, reach: Reach, purpose: Purpose) -> Vec<Problem> {
     problems_at(&stage.tree, InputCheck::new(reach, purpose).stage(&stage.config, false))
 }
 
 impl LocatedPretrain {
     /// Problems of the shards and the tokenizer.
-    pub(crate) fn input_problems(&self) -> Vec<Problem> {
+    pub fn input_problems(&self) -> Vec<Problem> {
         problems_at(&self.tree, of_pretraining(&self.config))
     }
 }

@@ -3,9 +3,27 @@
 //! Files compose through their `defaults` list, arguments change the result, references are
 //! replaced, then everything is checked against the types; all problems are told at once, each
 //! with the line that caused it.
+//!
+//! ```
+//! use longdraft_configuration::{Composed, parse};
+//!
+//! let text = "target: model.gguf\noutput: runs/mine\ndata: {train: [{path: rows.jsonl}]}\n";
+//! let composed = parse(text, "mine", &["train.steps=100".to_owned()])?;
+//! let Composed::Stage(located) = composed else { panic!("no stages are listed") };
+//! assert_eq!(located.config.train.steps, Some(100));
+//!
+//! let error = parse(text, "mine", &["train.stepz=100".to_owned()]).expect_err("no such key");
+//! assert!(error.to_string().contains("did you mean `steps`?"));
+//! # Ok::<(), longdraft_configuration::ConfigurationError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod check;
 mod compose;
+mod curriculum;
+mod error;
 mod inputs;
 mod interpolate;
 mod origins;
@@ -26,25 +44,20 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Result};
-use overrides::{Change, Override};
+use overrides::Override;
 use tree::{Node, Origin, Tree};
 
-pub(crate) use inputs::{input_problems, stage_input_problems};
-#[cfg(test)]
-pub(crate) use schema::schema_places;
-pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
-pub(crate) use show::show;
-
-/// The composed configuration in a run directory.
-pub(crate) use longdraft_records::CONFIG_FILE;
+pub use error::{ConfigurationError, Result};
+pub use inputs::{input_problems, stage_input_problems};
+pub use schema::{json_schema, markdown, markdown_of, schema_of, schema_places};
+pub use show::show;
 
 /// How the configuration file in a run directory begins.
-pub(crate) const RECORD_MARK: &str = "# longdraft ";
+pub const RECORD_MARK: &str = "# longdraft ";
 
 /// Something that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub struct Problem {
     origin: Option<Origin>,
     /// Dotted.
     key: Option<String>,
@@ -61,7 +74,7 @@ impl Problem {
     }
 
     /// A problem with a whole file.
-    pub(crate) fn in_file(path: &Path, text: impl fmt::Display) -> Self {
+    pub fn in_file(path: &Path, text: impl fmt::Display) -> Self {
         Self::at(&Origin::WholeFile(path.to_path_buf()), text)
     }
 
@@ -76,7 +89,7 @@ impl Problem {
     }
 
     /// Place, key and message apart.
-    pub(crate) fn to_json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let (mut file, mut line, mut argument) = (None, None, None);
         match &self.origin {
             Some(Origin::File { path, line: at }) => (file, line) = (Some(path), Some(*at)),
@@ -100,50 +113,48 @@ impl fmt::Display for Problem {
 }
 
 /// Of a configuration, or all that is wrong with it.
-pub(crate) type Validated<T> = std::result::Result<T, Vec<Problem>>;
+pub type Validated<T> = std::result::Result<T, Vec<Problem>>;
 
 /// A configuration that broke no rule before the program itself changed a key of it.
 ///
 /// # Errors
 /// - the change breaks a rule
-pub(crate) fn recheck<T: Check>(config: T) -> Result<Checked<T>> {
-    let told = |broken: Vec<Broken>| {
-        Failure::problems(&broken.iter().map(ToString::to_string).collect::<Vec<_>>())
-    };
-    Checked::new(config).map_err(told)
-}
-
-/// All problems as one failure of use.
-pub(crate) fn failure(problems: &[Problem]) -> Failure {
-    Failure::problems(&problems.iter().map(ToString::to_string).collect::<Vec<_>>())
+pub fn recheck<T: Check>(config: T) -> Result<Checked<T>> {
+    let told = |broken: &Broken| Problem::new(broken.to_string());
+    Checked::new(config)
+        .map_err(|broken: Vec<Broken>| broken.iter().map(told).collect::<Vec<_>>().into())
 }
 
 /// A configuration with the origins of its values.
 #[derive(Debug, Clone)]
-pub(crate) struct Located {
-    pub(crate) config: TrainConfig,
+pub struct Located {
+    /// As it was composed.
+    pub config: TrainConfig,
     tree: Node,
 }
 
 /// The configuration of a pretraining run with the origins of its values.
 #[derive(Debug, Clone)]
-pub(crate) struct LocatedPretrain {
-    pub(crate) config: PretrainConfig,
+pub struct LocatedPretrain {
+    /// As it was composed.
+    pub config: PretrainConfig,
     tree: Node,
 }
 
 /// One stage of a curriculum.
 #[derive(Debug, Clone)]
-pub(crate) struct LocatedStage {
-    pub(crate) name: String,
+pub struct LocatedStage {
+    /// Names it and its folder.
+    pub name: String,
     /// Which draft of the stage before it starts from.
-    pub(crate) start_from: StartFrom,
-    pub(crate) located: Located,
+    pub start_from: StartFrom,
+    /// What it is trained with.
+    pub located: Located,
 }
 
 /// What a file came to.
 #[derive(Debug, Clone)]
-pub(crate) enum Composed {
+pub enum Composed {
     /// One stage.
     Stage(Box<Located>),
     /// Several, under one output folder.
@@ -156,29 +167,44 @@ pub(crate) enum Composed {
 }
 
 /// Composes a file and arguments.
-pub(crate) fn compose(path: &Path, arguments: &[String]) -> Validated<Composed> {
+///
+/// # Errors
+/// - the file cannot be read; keys, types, references or rules are broken: all of it
+pub fn compose(path: &Path, arguments: &[String]) -> Validated<Composed> {
     let root = compose::read_file(path).map_err(|problem| vec![problem])?;
     composed(root, arguments)
 }
 
-/// As [`compose`]; every problem is an exit 2.
-pub(crate) fn read(path: &Path, arguments: &[String]) -> Result<Composed> {
-    compose(path, arguments).map_err(|problems| failure(&problems))
+/// As [`compose()`], with the problems as one error.
+///
+/// # Errors
+/// - as [`compose()`]
+pub fn read(path: &Path, arguments: &[String]) -> Result<Composed> {
+    Ok(compose(path, arguments)?)
 }
 
-/// Tries what every stage opens; every problem is an exit 2.
-pub(crate) fn require_inputs(composed: &Composed, reach: Reach) -> Result<()> {
+/// Tries what every stage opens.
+///
+/// # Errors
+/// - some of it cannot be opened
+pub fn require_inputs(composed: &Composed, reach: Reach) -> Result<()> {
     let problems = input_problems(composed, reach, Purpose::Training);
-    if problems.is_empty() { Ok(()) } else { Err(failure(&problems)) }
+    if problems.is_empty() { Ok(()) } else { Err(problems.into()) }
 }
 
 /// As [`read`] for one stage; of a curriculum `stage=NAME` among the arguments picks it.
-pub(crate) fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfig> {
+///
+/// # Errors
+/// - as [`compose()`] and [`pick_stage`]
+pub fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfig> {
     read_located_stage(path, arguments).map(|located| located.config)
 }
 
 /// As [`read_stage`], with the origins of its values.
-pub(crate) fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Located> {
+///
+/// # Errors
+/// - as [`read_stage`]
+pub fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Located> {
     let picked = arguments.iter().find_map(|argument| argument.strip_prefix("stage="));
     let others: Vec<String> =
         arguments.iter().filter(|argument| !argument.starts_with("stage=")).cloned().collect();
@@ -186,27 +212,29 @@ pub(crate) fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Lo
 }
 
 /// The stage that is picked of what goes by `name`.
-pub(crate) fn pick_stage(composed: Composed, picked: Option<&str>, name: &str) -> Result<Located> {
+///
+/// # Errors
+/// - no stage of that name is there, or there are several and none is picked
+pub fn pick_stage(composed: Composed, picked: Option<&str>, name: &str) -> Result<Located> {
     match (composed, picked) {
         (Composed::Stage(located), None) => Ok(*located),
         (Composed::Stage(_), Some(picked)) => {
-            Err(Failure::usage(format!("{name}: there are no stages, so no `{picked}`")))
+            Err(ConfigurationError::NoStages { name: name.to_owned(), picked: picked.to_owned() })
         }
         (Composed::Curriculum { stages, .. }, picked) => {
             let names: Vec<String> = stages.iter().map(|stage| stage.name.clone()).collect();
             let found = stages.into_iter().find(|stage| Some(stage.name.as_str()) == picked);
-            found.map(|stage| stage.located).ok_or_else(|| {
-                let names = names.join("`, `");
-                Failure::usage(format!("{name}: which stage? there are `{names}`"))
-                    .hint("add stage=NAME")
-            })
+            let name = name.to_owned();
+            found
+                .map(|stage| stage.located)
+                .ok_or(ConfigurationError::WhichStage { name, stages: names })
         }
     }
 }
 
 /// What a file configures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// `train`: a stage or a curriculum.
     Train,
     /// `lm train`: its `data.train` lists paths.
@@ -216,7 +244,10 @@ pub(crate) enum Kind {
 }
 
 /// Tells by a composed file's keys what it configures.
-pub(crate) fn kind_of(path: &Path) -> Validated<Kind> {
+///
+/// # Errors
+/// - the file cannot be read
+pub fn kind_of(path: &Path) -> Validated<Kind> {
     let root = compose::read_file(path).map_err(|problem| vec![problem])?;
     if root.child("base").is_some() && root.child("runs").is_some() {
         return Ok(Kind::Grid);
@@ -229,26 +260,35 @@ pub(crate) fn kind_of(path: &Path) -> Validated<Kind> {
 }
 
 /// Composes the configuration of a pretraining run.
-pub(crate) fn compose_pretrain(path: &Path, arguments: &[String]) -> Validated<LocatedPretrain> {
+///
+/// # Errors
+/// - as [`compose()`]
+pub fn compose_pretrain(path: &Path, arguments: &[String]) -> Validated<LocatedPretrain> {
     let (root, mut config, tree) = read_tree(path, arguments, PretrainConfig::problems)?;
     config.references = origins::references(&root, &tree)?;
     Ok(LocatedPretrain { config, tree })
 }
 
-/// As [`compose_pretrain`], and opens its shards and tokenizer; every problem is an exit 2.
-pub(crate) fn read_pretrain(path: &Path, arguments: &[String]) -> Result<PretrainConfig> {
-    let located = compose_pretrain(path, arguments).map_err(|problems| failure(&problems))?;
+/// As [`compose_pretrain`], and opens its shards and tokenizer.
+///
+/// # Errors
+/// - as [`compose()`], or one of them cannot be opened
+pub fn read_pretrain(path: &Path, arguments: &[String]) -> Result<PretrainConfig> {
+    let located = compose_pretrain(path, arguments)?;
     let problems = located.input_problems();
-    if problems.is_empty() { Ok(located.config) } else { Err(failure(&problems)) }
+    if problems.is_empty() { Ok(located.config) } else { Err(problems.into()) }
 }
 
-/// Composes a configuration of any type.
-pub(crate) fn compose_as<T: JsonSchema + DeserializeOwned>(
+/// Composes a configuration of any type, whose own rules are `problems`.
+///
+/// # Errors
+/// - as [`compose()`]
+pub fn compose_as<T: JsonSchema + DeserializeOwned>(
     path: &Path,
     arguments: &[String],
     problems: fn(&T) -> Vec<Broken>,
-) -> Validated<(T, Node)> {
-    read_tree(path, arguments, problems).map(|(_, config, tree)| (config, tree))
+) -> Validated<T> {
+    read_tree(path, arguments, problems).map(|(_, config, _)| config)
 }
 
 /// The composed tree, what it configures, and the tree without references.
@@ -272,15 +312,15 @@ fn read_tree<T: JsonSchema + DeserializeOwned>(
 ///
 /// # Errors
 /// - the file is no configuration, or a variable that it refers to is not set
-pub(crate) fn recorded_text(path: &Path, key: &str) -> Result<Option<String>> {
+pub fn recorded_text(path: &Path, key: &str) -> Result<Option<String>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let root = compose::read_file(path).map_err(|problem| failure(&[problem]))?;
+    let root = compose::read_file(path)?;
     let has_reference = |node: &Node| node.to_json().as_str().is_some_and(|t| t.contains("${"));
     let node = match root.at(key) {
         Some(node) if has_reference(node) => {
-            let resolved = interpolate::resolve(&root).map_err(|problems| failure(&problems))?;
+            let resolved = interpolate::resolve(&root)?;
             resolved.at(key).cloned()
         }
         other => other.cloned(),
@@ -293,7 +333,7 @@ pub(crate) fn recorded_text(path: &Path, key: &str) -> Result<Option<String>> {
 ///
 /// # Errors
 /// - it cannot be written as YAML
-pub(crate) fn file_text<T: serde::Serialize>(
+pub fn file_text<T: serde::Serialize>(
     config: &T,
     references: &References,
 ) -> std::result::Result<String, String> {
@@ -305,17 +345,19 @@ pub(crate) fn file_text<T: serde::Serialize>(
 }
 
 /// As [`read`] for a text that goes by `name`.
-pub(crate) fn parse(text: &str, name: &str, arguments: &[String]) -> Result<Composed> {
-    let root = compose::read_text(text, name).map_err(|problem| failure(&[problem]))?;
-    composed(root, arguments).map_err(|problems| failure(&problems))
+///
+/// # Errors
+/// - as [`compose()`]
+pub fn parse(text: &str, name: &str, arguments: &[String]) -> Result<Composed> {
+    let root = compose::read_text(text, name)?;
+    Ok(composed(root, arguments)?)
 }
 
 /// The stages of a text that goes by `name` and needs no other file; without `stages` it is one.
-pub(crate) fn parse_stages(
-    text: &str,
-    name: &str,
-    arguments: &[String],
-) -> Result<Vec<LocatedStage>> {
+///
+/// # Errors
+/// - as [`compose()`]
+pub fn parse_stages(text: &str, name: &str, arguments: &[String]) -> Result<Vec<LocatedStage>> {
     Ok(match parse(text, name, arguments)? {
         Composed::Curriculum { stages, .. } => stages,
         Composed::Stage(located) => vec![LocatedStage {
@@ -350,7 +392,7 @@ fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Compose
         None => Ok(Composed::Stage(Box::new(located(&root)?))),
         Some(stages) => {
             let common: Vec<Override> = changes.into_iter().filter(|change| !own(change)).collect();
-            curriculum(&root, stages, &common)
+            curriculum::composed(&root, stages, &common)
         }
     }
 }
@@ -383,143 +425,6 @@ fn checked<T: JsonSchema + DeserializeOwned>(
     match config {
         Some(config) if problems.is_empty() => Ok((config, tree)),
         _ => Err(problems),
-    }
-}
-
-fn curriculum(
-    common: &Node,
-    stages: Node,
-    changes: &[Override],
-) -> std::result::Result<Composed, Vec<Problem>> {
-    let origin = stages.origin.clone();
-    let Tree::List(items) = stages.value else {
-        return Err(vec![Problem::at(&origin, "`stages` is a list")]);
-    };
-    if items.is_empty() {
-        return Err(vec![Problem::at(&origin, "`stages` is empty")]);
-    }
-    let output = match common.child("output").map(Node::to_json) {
-        Some(Value::String(output)) => PathBuf::from(output),
-        _ => return Err(vec![Problem::at(&common.origin, "`output` is missing")]),
-    };
-    let mut problems = Vec::new();
-    let mut trees = Vec::new();
-    for item in items {
-        match stage_tree(common, item, &output) {
-            Ok(tree) => trees.push(tree),
-            Err(problem) => problems.push(problem),
-        }
-    }
-    apply_to_all(changes, &mut trees, &mut problems);
-    let mut result: Vec<LocatedStage> = Vec::new();
-    for StageTree { name, start_from, tree, origin } in trees {
-        if result.iter().any(|stage| stage.name == name) {
-            problems.push(Problem::at(&origin, format!("two stages are named `{name}`")));
-        }
-        match located(&tree) {
-            Ok(located) => result.push(LocatedStage { name, start_from, located }),
-            Err(more) => problems
-                .extend(more.into_iter().map(|p| p.context(format_args!("(stage `{name}`)")))),
-        }
-    }
-    problems.extend(handing_on(&result));
-    if problems.is_empty() {
-        Ok(Composed::Curriculum { output, stages: result })
-    } else {
-        Err(problems)
-    }
-}
-
-/// What is wrong between stages that are sound each for itself.
-fn handing_on(stages: &[LocatedStage]) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    for (index, stage) in stages.iter().enumerate() {
-        let LocatedStage { name, start_from, located } = stage;
-        let output = &located.config.output;
-        let same = |other: &&LocatedStage| other.located.config.output == *output;
-        if let Some(other) = stages[..index].iter().find(same) {
-            let text = format!(
-                "stages `{}` and `{name}` have one `output`, {}: give each its own",
-                other.name,
-                output.display()
-            );
-            problems.push(Problem::of_key(&located.tree, "output", text));
-        }
-        let before = index.checked_sub(1).and_then(|before| stages.get(before));
-        if let Some(before) = before.filter(|_| *start_from == StartFrom::Best) {
-            let (run, data) = (&before.located.config.train, &before.located.config.data);
-            if !run.keep_best || (data.held_out.is_empty() && data.held_out_rows == 0) {
-                let text = format!(
-                    "stage `{name}` starts from the best draft of `{}`, which keeps none: that needs \
-                     held-out rows (`data.held_out_rows`) and `train.keep_best: true`",
-                    before.name
-                );
-                problems.push(Problem::of_key(&before.located.tree, "train.keep_best", text));
-            }
-        }
-    }
-    problems
-}
-
-struct StageTree {
-    name: String,
-    start_from: StartFrom,
-    tree: Node,
-    origin: Origin,
-}
-
-/// A stage's keys over its defaults over the curriculum's.
-fn stage_tree(common: &Node, item: Node, output: &Path) -> std::result::Result<StageTree, Problem> {
-    let origin = item.origin.clone();
-    if !matches!(item.value, Tree::Map(_)) {
-        return Err(Problem::at(&origin, "a stage is a map of keys"));
-    }
-    let mut own = compose::with_defaults(item)?;
-    let name = match own.remove("name").map(|node| node.to_json()) {
-        Some(Value::String(name)) if is_folder_name(&name) => name,
-        Some(other) => {
-            return Err(Problem::at(
-                &origin,
-                format!("{other} cannot be a stage's `name`: letters, digits, - and _"),
-            ));
-        }
-        None => return Err(Problem::at(&origin, "a stage needs a `name`")),
-    };
-    let start_from = match own.remove("start_from") {
-        None => StartFrom::default(),
-        Some(node) => check::typed(&node).map_err(|_| {
-            Problem::at(&node.origin, "`start_from` is `last`, `best` or `scratch`")
-        })?,
-    };
-    let mut tree = common.clone();
-    let stage_output =
-        Node::new(Tree::Scalar(output.join(&name).display().to_string().into()), origin.clone());
-    tree.merge(Node::new(Tree::Map(vec![("output".into(), stage_output)]), origin.clone()));
-    tree.merge(own);
-    Ok(StageTree { name, start_from, tree, origin })
-}
-
-fn is_folder_name(name: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    !name.is_empty() && name.chars().all(plain)
-}
-
-/// Arguments go over every stage; one that fits no stage is a problem.
-fn apply_to_all(changes: &[Override], stages: &mut [StageTree], problems: &mut Vec<Problem>) {
-    for change in changes {
-        let change = match &change.change {
-            // A key may be set in some stages and not in others.
-            Change::Add(value) if !matches!(value.value, Tree::List(_)) => {
-                let set = Change::Set(value.clone());
-                &Override { change: set, ..change.clone() }
-            }
-            _ => change,
-        };
-        let failed: Vec<Problem> =
-            stages.iter_mut().filter_map(|stage| change.apply(&mut stage.tree).err()).collect();
-        if failed.len() == stages.len() {
-            problems.extend(failed.into_iter().next());
-        }
     }
 }
 

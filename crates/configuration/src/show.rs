@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Composed, Located};
 
 /// YAML of everything that was composed; a comment names each value's origin.
-pub(crate) fn show(composed: &Composed) -> String {
+pub fn show(composed: &Composed) -> String {
     match composed {
         Composed::Stage(located) => one(located),
         Composed::Curriculum { stages, .. } => stages
