@@ -88,9 +88,7 @@ fn tiny_export(folder: &Path, profile: Profile) -> PathBuf {
 }
 
 fn sha256(path: &Path) -> String {
-    use sha2::{Digest, Sha256};
-    let bytes = std::fs::read(path).expect("file");
-    Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    longdraft_models::sha256::of_file(path).expect("file")
 }
 
 /// The speculators library computed our logits from exactly these bytes, and gguf read its file

@@ -4,18 +4,20 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::recorded_text;
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
+use longdraft_models::sha256;
 use longdraft_models::target::Target;
 use longdraft_models::weights::memory::MemorySource;
+use longdraft_records::CONFIG_FILE;
+use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
     CheckpointState, LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
 };
 use serde_json::Value;
 
-use crate::configuration::{CONFIG_FILE, recorded_text};
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 /// How deep below a path drafts are looked for, to name them.
@@ -72,7 +74,9 @@ impl DraftSource {
     /// The target that the run's configuration names.
     pub(crate) fn target(&self) -> Result<Option<String>> {
         match self {
-            Self::Checkpoint(located) => recorded_text(&located.run.join(CONFIG_FILE), "target"),
+            Self::Checkpoint(located) => {
+                Ok(recorded_text(&located.run.join(CONFIG_FILE), "target")?)
+            }
             Self::Files(_) => Ok(None),
         }
     }
@@ -91,7 +95,7 @@ impl DraftSource {
                 let weights = draft_file(checkpoint);
                 Provenance {
                     source: last(run),
-                    source_sha256: crate::sha256::of_file(&weights).unwrap_or_default(),
+                    source_sha256: sha256::of_file(&weights).unwrap_or_default(),
                     steps: state.as_ref().map(|state| state.step),
                     tokens: state.as_ref().map(|state| state.tokens),
                     seconds: state.as_ref().map(|state| state.seconds),
@@ -238,14 +242,13 @@ fn from_checkpoint(
 
 /// The composed configuration of a run; nothing if it is not there.
 pub(crate) fn configuration(run: &Path) -> Value {
-    let text = std::fs::read_to_string(run.join("config.yaml")).unwrap_or_default();
+    let text = std::fs::read_to_string(run.join(CONFIG_FILE)).unwrap_or_default();
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
 /// What was measured of a run; texts, commands and the machine's name stay at home.
 fn evaluation(run: &Path) -> Option<Value> {
-    let text = std::fs::read_to_string(run.join(DECODE_FILE)).ok()?;
-    let record: DecodeRecord = serde_json::from_str(&text).ok()?;
+    let record = DecodeRecord::read(run).ok()?;
     serde_json::to_value(record.without_circumstances()).ok()
 }
 

@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
+use longdraft_configuration::{schema_of, schema_places};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::pretrain::PretrainConfig;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use serde_json::Value;
 
 use crate::cli::Cli;
-use crate::configuration::{schema_of, schema_places};
 
 /// Endings that make a dotted word a file's name.
 const FILES: [&str; 17] = [

@@ -29,23 +29,17 @@ mod api;
 mod cache;
 mod cli;
 mod commands;
-mod configuration;
 mod datastore;
-mod decode_record;
 mod decoding;
 mod doctor;
 mod draft_source;
-mod events;
 #[cfg(test)]
 mod hints;
 mod interrupts;
-mod parity;
 mod progress;
 mod ranks;
-mod report;
+mod recording;
 mod screen;
-mod sha256;
-mod statistics;
 
 pub(crate) use terminal::{failure, status};
 
@@ -75,7 +69,7 @@ pub fn main() -> ExitCode {
 /// listens for signals and starts the process's threads, so a process calls it once.
 pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
     let words: Vec<OsString> = words.into_iter().collect();
-    decode_record::set_command(&words);
+    recording::set_command(&words);
     let arguments = match cli::Cli::try_read(&words) {
         Ok(arguments) => arguments,
         Err(error) => return tell_usage(&error, &words),

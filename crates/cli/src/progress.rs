@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use longdraft_records::events::{Advance, Events};
+use longdraft_report::words::clock;
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
-use crate::events::{Advance, Events};
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
 use crate::status::{Bar, lines};
@@ -198,15 +199,5 @@ impl Observer for TrainingProgress<'_> {
 
     fn should_stop(&self) -> bool {
         self.interrupts.asked() || self.listener.as_ref().is_some_and(|l| l.should_stop())
-    }
-}
-
-/// Seconds as `1h02m`, `3m05s` or `12s`.
-pub(crate) fn clock(seconds: f64) -> String {
-    let seconds = seconds.max(0.0) as u64;
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, s) => format!("{s}s"),
-        (0, m, s) => format!("{m}m{s:02}s"),
-        (h, m, _) => format!("{h}h{m:02}m"),
     }
 }

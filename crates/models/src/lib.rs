@@ -16,6 +16,7 @@ pub mod hub;
 pub mod ids;
 pub mod language_model;
 pub mod published;
+pub mod sha256;
 pub mod target;
 pub mod tokenizer;
 pub mod weights;

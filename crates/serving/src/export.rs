@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::DType;
 use longdraft_models::draft::Draft;
+use longdraft_models::sha256;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::weights::safetensors::tensor_bytes;
 
@@ -13,7 +14,6 @@ use crate::error::{Result, ServingError};
 use crate::folder::NewFolder;
 use crate::formats::files::{gguf_name, torch_dtype};
 use crate::formats::{ExportOptions, Format, Rendered, Served, format_of};
-use crate::hash::hash;
 use crate::manifest::{MANIFEST_FILE, Manifest, TargetRecord};
 use crate::parity::ParityVector;
 use crate::target::TargetFacts;
@@ -85,14 +85,14 @@ fn manifest(
     let Rendered { tensors, layers, map, parity, dtype } = rendered;
     let mut hashes = BTreeMap::new();
     for (name, tensor) in &tensors {
-        hashes.insert(name.clone(), hash(&tensor_bytes(tensor)?));
+        hashes.insert(name.clone(), sha256::of_bytes(&tensor_bytes(tensor)?));
     }
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder).map_err(ServingError::io(folder))? {
         let path = entry.map_err(ServingError::io(folder))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let bytes = std::fs::read(&path).map_err(ServingError::io(&path))?;
-        files.insert(name, hash(&bytes));
+        files.insert(name, sha256::of_bytes(&bytes));
     }
     let config = target.config();
     let gguf = gguf_name(dtype);

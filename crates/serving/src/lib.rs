@@ -11,7 +11,6 @@ mod error;
 mod export;
 mod folder;
 pub mod formats;
-mod hash;
 pub mod hub;
 mod hub_name;
 mod language_model;

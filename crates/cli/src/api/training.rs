@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::{Composed, Located, parse, pick_stage, read, require_inputs};
 use longdraft_kernels::memory::keep_freed;
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
@@ -17,7 +18,6 @@ use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::train::{
     Resume, check_shared_layers, open_target, require_extension, train as train_stage,
 };
-use crate::configuration::{Composed, Located, parse, pick_stage, read, require_inputs};
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use longdraft_configuration::{
+    ConfigurationError, Located, read_located_stage, stage_input_problems,
+};
 use longdraft_models::target::{Layers, Target, TargetOptions};
 use longdraft_parallel::World;
+use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::features::store::Estimate;
 use longdraft_train::inputs::{Purpose, Reach};
@@ -13,10 +17,9 @@ use serde_json::json;
 use crate::cli::CaptureArguments;
 use crate::commands::data::require_folder;
 use crate::commands::train::placed;
-use crate::configuration::{Located, failure, read_located_stage, stage_input_problems};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::{TrainingProgress, clock};
+use crate::progress::TrainingProgress;
 use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
@@ -77,7 +80,7 @@ pub(crate) fn capture(
 ) -> Result<Captured> {
     let problems = stage_input_problems(stage, Reach::All, Purpose::Capturing);
     if !problems.is_empty() {
-        return Err(failure(&problems));
+        return Err(ConfigurationError::from(problems).into());
     }
     let config = &stage.config;
     let Some(place) = config.train.features.store() else {

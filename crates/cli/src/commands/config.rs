@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::{
+    ConfigurationError, Kind, Problem, compose, compose_pretrain, input_problems, json_schema,
+    kind_of, markdown, markdown_of, read, schema_of, show,
+};
 use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::pretrain::PretrainConfig;
 use serde_json::{Value, json};
 
 use crate::cli::ConfigCommand;
 use crate::commands::pretrain::grid_problems;
-use crate::configuration::{
-    Kind, Problem, compose, compose_pretrain, failure, input_problems, json_schema, kind_of,
-    markdown, markdown_of, read, schema_of, show,
-};
 use crate::failure::{Failure, Result};
 
 /// Shows, checks or describes.
@@ -62,7 +62,23 @@ fn check_all(arguments: &[String], keys_alone: bool, json: bool) -> Result<()> {
             count => outln!("{count} configurations are fine"),
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(failure(&problems).in_result()) }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::from(ConfigurationError::from(problems)).in_result())
+}
+
+impl From<ConfigurationError> for Failure {
+    fn from(error: ConfigurationError) -> Self {
+        let hint = error.hint();
+        let failure = match error {
+            ConfigurationError::Problems(problems) => {
+                Self::problems(problems.iter().map(ToString::to_string).collect())
+            }
+            other => Self::usage(other),
+        };
+        failure.hinted(hint)
+    }
 }
 
 /// Whether an argument changes a value. An argument that names a file is that file.

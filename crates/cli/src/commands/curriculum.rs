@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use longdraft_configuration::LocatedStage;
 use longdraft_models::target::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::World;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 use crate::commands::recorded::{FinishedRun, last_change};
 use crate::commands::train::Resume;
 use crate::commands::{report, train};
-use crate::configuration::LocatedStage;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::Draft;
+use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
     ExportOptions, Exported, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
@@ -11,7 +12,6 @@ use longdraft_serving::{
 use serde_json::json;
 
 use crate::cli::{ExportArguments, ExportDtype};
-use crate::decode_record::DecodeRecord;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::cli::ExtractArguments;
 use crate::draft_source::{configuration, find_checkpoint};
 use crate::failure::{Failure, Result};
+use crate::recording::quoted;
 
 /// Writes the draft's folder.
 pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
@@ -49,15 +50,6 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
          longdraft eval decode --target {target} --draft {draft} --prompts prompts.jsonl"
     );
     Ok(())
-}
-
-/// A word as a shell reads it.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+=,%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Writes weights, configuration and tokenizer of a checkpoint; returns the number of tensors.

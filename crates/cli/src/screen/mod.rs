@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use longdraft_report::Follower;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
@@ -24,7 +25,6 @@ use ratatui::crossterm::terminal::{
 };
 
 use crate::interrupts::Interrupts;
-use crate::report::live::Follower;
 use crate::terminal::cover::{cover, is_covered, last_lines, uncover};
 
 /// Time between two pictures, and that a key waits at most.

@@ -64,8 +64,8 @@ impl Failure {
     }
 
     /// A configuration has these problems.
-    pub(crate) fn problems(problems: &[String]) -> Self {
-        Self { problems: problems.to_vec(), ..Self::usage(problems.join("\n  ")) }
+    pub(crate) fn problems(problems: Vec<String>) -> Self {
+        Self { message: problems.join("\n  "), problems, ..Self::usage("") }
     }
 
     /// A signal asked the command to end, and it did; it has said where it stands.
@@ -77,6 +77,14 @@ impl Failure {
     pub(crate) fn hint(mut self, hint: impl Display) -> Self {
         self.hint = Some(hint.to_string());
         self
+    }
+
+    /// Adds the way out that an error knows, where it knows one.
+    pub(crate) fn hinted(self, hint: Option<impl Display>) -> Self {
+        match hint {
+            Some(hint) => self.hint(hint),
+            None => self,
+        }
     }
 
     /// The same, if there is none yet.
@@ -157,11 +165,7 @@ impl From<ModelError> for Failure {
             }
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }
 
@@ -180,11 +184,7 @@ impl From<DataError> for Failure {
             }
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }
 
@@ -246,10 +246,6 @@ impl From<TrainError> for Failure {
             }
             _ => None,
         };
-        let failure = Self::work(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        Self::work(error).hinted(hint)
     }
 }

@@ -5,13 +5,13 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
 use ureq::Body;
 use ureq::http::{Response, header};
 
 use super::client::{Listing, Metadata, Repository};
 use super::names::is_file_name;
 use crate::error::{ModelError, Result};
+use crate::sha256;
 
 /// Between two looks at another process's download.
 const LOOK: Duration = Duration::from_millis(200);
@@ -112,7 +112,7 @@ impl Repository {
             }
             return Err(self.error(format!("{name}: {have} bytes arrived, {size} were told")));
         }
-        if told.is_sum && sum(part).map_err(io)? != told.tag {
+        if told.is_sum && sha256::of_file(part).map_err(io)? != told.tag {
             file.set_len(0).map_err(io)?;
             return Err(self.error(format!("{name}: its SHA-256 sum is not {}", told.tag)));
         }
@@ -131,16 +131,4 @@ fn starts_at(response: &Response<Body>, have: u64) -> bool {
     let range = response.headers().get(header::CONTENT_RANGE).and_then(|text| text.to_str().ok());
     let start = range.and_then(|text| text.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
     response.status().as_u16() == 206 && start == Some(have)
-}
-
-fn sum(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    let mut block = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut block)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
-            count => hasher.update(&block[..count]),
-        }
-    }
 }

@@ -3,10 +3,10 @@
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use longdraft_models::sha256;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
 use super::{Checks, Effect, Problem, Severity, values};
-use crate::hash::hash;
 
 /// A file with its header.
 pub(crate) struct GgufFile {
@@ -119,7 +119,7 @@ impl GgufFile {
         let Some(tensor) = self.header.tensors.get(name) else { return };
         let data = &self.bytes[tensor.bytes.clone()];
         let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-        if recorded.is_some_and(|recorded| *recorded != hash(data)) {
+        if recorded.is_some_and(|recorded| *recorded != sha256::of_bytes(data)) {
             let problem = Problem::new(
                 Severity::Warning,
                 "changed",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::error::Problems;
 use longdraft_models::hub::{is_file_name, printable};
-use sha2::{Digest, Sha256};
+use longdraft_models::sha256;
 
 use super::CARD;
 use crate::error::{Result, ServingError};
@@ -29,7 +29,7 @@ pub struct Upload {
 impl Upload {
     /// A file that is not on disk.
     fn made(name: &str, bytes: Vec<u8>) -> Self {
-        let (size, sha256) = (bytes.len() as u64, crate::hash::hash(&bytes));
+        let (size, sha256) = (bytes.len() as u64, sha256::of_bytes(&bytes));
         Self { name: name.to_owned(), size, sha256, content: Content::Bytes(bytes) }
     }
 }
@@ -100,7 +100,7 @@ impl Package {
                 files.push(Upload::made(name, text.into_bytes()));
                 continue;
             }
-            let (size, sha256) = hash_file(&path).map_err(ServingError::io(&path))?;
+            let (size, sha256) = sha256::measured(&path).map_err(ServingError::io(&path))?;
             files.push(Upload {
                 name: name.to_owned(),
                 size,
@@ -175,20 +175,4 @@ fn rest(folder: &Path, above: &str, names: &[&str], out: &mut Vec<LeftOut>) -> R
         }
     }
     Ok(())
-}
-
-fn hash_file(path: &Path) -> std::io::Result<(u64, String)> {
-    use std::io::Read;
-    let mut file = std::fs::File::open(path)?;
-    let mut hasher = Sha256::new();
-    let (mut block, mut size) = (vec![0; 1 << 20], 0);
-    loop {
-        let count = file.read(&mut block)?;
-        if count == 0 {
-            let hex = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-            return Ok((size, hex));
-        }
-        size += count as u64;
-        hasher.update(&block[..count]);
-    }
 }

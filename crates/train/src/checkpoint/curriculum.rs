@@ -9,7 +9,7 @@ use super::store::{BEST, LAST, PREVIOUS};
 use crate::error::{Result, TrainError};
 
 /// Names a curriculum's stages in its output folder.
-pub(super) const CURRICULUM_FILE: &str = "curriculum.json";
+pub const CURRICULUM_FILE: &str = "curriculum.json";
 
 /// What a stage starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]

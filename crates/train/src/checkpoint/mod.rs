@@ -22,7 +22,7 @@ pub(crate) use agreement::{require_same_network, require_same_run};
 pub(crate) use due::SaveClock;
 
 pub use agreement::ResumePolicy;
-pub use curriculum::{CurriculumFile, StageEntry, StartFrom};
+pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::RunLock;
 pub(crate) use state::STEPS;

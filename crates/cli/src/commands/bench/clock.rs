@@ -5,12 +5,12 @@ use std::time::Instant;
 use candle_core::{Device, Tensor};
 use longdraft_kernels::device;
 use longdraft_kernels::trace::{OpTime, Trace};
+use longdraft_records::median;
 use serde_json::{Map, Value, json};
 
 use super::Place;
 use crate::cli::BenchArguments;
 use crate::failure::{Failure, Result};
-use crate::statistics::median;
 
 /// Timed steps.
 pub(super) struct Timed {

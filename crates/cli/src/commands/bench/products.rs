@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use candle_core::Device;
 use longdraft_kernels::linear::linear;
+use longdraft_records::median;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
 use super::{Cases, object, shape};
 use crate::failure::Result;
-use crate::statistics::median;
 
 /// Rows, inputs, outputs.
 const SHAPES: [(usize, usize, usize); 3] =

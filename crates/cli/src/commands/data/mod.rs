@@ -9,6 +9,7 @@ mod stats;
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::read_stage;
 use longdraft_data::SourceConfig;
 use longdraft_data::template::Learn;
 use longdraft_models::TargetConfig;
@@ -17,7 +18,6 @@ use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 
 use crate::cli::{DataCommand, LearnChoice};
-use crate::configuration::read_stage;
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;

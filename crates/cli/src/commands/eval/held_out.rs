@@ -1,5 +1,6 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
+use longdraft_configuration::read_stage;
 use longdraft_models::target::Target;
 use longdraft_parallel::World;
 use longdraft_train::metrics::DelayCounts;
@@ -8,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::cli::{EvalHeldOutArguments, with_device};
 use crate::commands::train::open_target;
-use crate::configuration::read_stage;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

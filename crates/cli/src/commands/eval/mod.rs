@@ -11,17 +11,19 @@ use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
+use longdraft_models::sha256;
+use longdraft_records::decode::{
+    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
+};
 use serde_json::{Value, json};
 
 use crate::cli::{EvalDecodeArguments, WeightDtype};
 use crate::commands::recorded::last_change;
-use crate::decode_record::{
-    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
-};
 use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::recording;
 use prompts::PromptSet;
 use unfinished::Unfinished;
 
@@ -94,7 +96,7 @@ pub(crate) fn evaluate(
     let (decoding, requests) = (&arguments.decoding, check(arguments)?);
     let started = Instant::now();
     let about = (arguments.target.as_str(), arguments.prompts.as_str());
-    let mut record = DecodeRecord::new(about, decoding, models, arguments.max_tokens);
+    let mut record = recording::begin(about, decoding, models, arguments.max_tokens);
     let settings = settings(arguments, models, prompts, &requests);
     let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
     for (index, mut options) in requests.into_iter().enumerate() {
@@ -116,7 +118,8 @@ pub(crate) fn evaluate(
         tell(&cell);
         record.cells.push(cell);
     }
-    record.end(models, started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    record.circumstances = Some(recording::circumstances(models, seconds));
     if let Some(folder) = &arguments.output {
         keep(folder, &record)?;
     }
@@ -135,7 +138,7 @@ fn settings(
     let draft = decoding.draft.as_deref().and_then(|path| DraftSource::find(path).ok());
     let changed = draft.map(|draft| last_change(draft.place()));
     let limits = (arguments.runs, arguments.max_tokens, rayon::current_num_threads());
-    crate::sha256::of_text(&format!(
+    sha256::of_text(&format!(
         "{} {} {:?} {changed:?} {:?} {limits:?} {requests:?} {prompts:?} {}",
         env!("CARGO_PKG_VERSION"),
         models.target.fingerprint(),
@@ -191,7 +194,10 @@ pub(crate) fn measure(
     }
     let drafter = decoding.drafter_name(models);
     let mut cell = cell((drafter, verifier), options, runs, &comparison);
-    cell.sample = prompts.first().and_then(|first| Sample::of(&comparison, &first.tokens, models));
+    let stops = stop_tokens(&models.target);
+    cell.sample = prompts
+        .first()
+        .and_then(|first| Sample::of(&comparison, &first.tokens, &models.tokenizer, &stops));
     Ok(Some(cell))
 }
 

@@ -1,7 +1,7 @@
 //! A cell on the terminal.
 
-use crate::decode_record::{Cell, Figures};
-use crate::report::words;
+use longdraft_records::decode::{Cell, Figures};
+use longdraft_report::words;
 
 /// The result first, then how it came about.
 pub(crate) fn print(cell: &Cell) {

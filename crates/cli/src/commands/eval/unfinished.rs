@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::weights::atomic::write_atomically;
+use longdraft_records::decode::Cell;
 use serde::{Deserialize, Serialize};
-
-use crate::decode_record::Cell;
 
 /// File in the folder of the figures.
 const FILE: &str = "decode-unfinished.json";

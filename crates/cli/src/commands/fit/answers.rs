@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use longdraft_models::weights::atomic::write_atomically;
+use longdraft_records::events::Events;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -17,7 +18,6 @@ use super::state::Settings;
 use crate::cli::DataRegenerateArguments;
 use crate::commands::data::regenerate::{Answered, Reached, Writer};
 use crate::decoding::{Models, stop_tokens};
-use crate::events::Events;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 

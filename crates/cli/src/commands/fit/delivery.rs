@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use longdraft_models::weights::atomic::write_atomically;
+use longdraft_records::decode::{Cell, DecodeRecord, Figures};
+use longdraft_report::words;
 use longdraft_serving::Profile;
 use longdraft_train::checkpoint::Wanted;
 
@@ -13,11 +15,10 @@ use super::rules::Plan;
 use super::state::Settings;
 use crate::cli::{ExportArguments, VerifyArguments};
 use crate::commands::{export, extract, verify};
-use crate::decode_record::{Cell, DecodeRecord, Figures};
 use crate::decoding::LookupChoice;
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
-use crate::report::words;
+use crate::recording::quoted;
 
 /// Writes a round's draft into the folder.
 pub(super) fn extract_draft(folder: &Path, run: &Path) -> Result<()> {
@@ -74,7 +75,7 @@ pub(super) fn arguments(way: &Way) -> String {
         let _ = write!(
             text,
             " --draft {} --draft-len {}",
-            extract::quoted(&draft.display().to_string()),
+            quoted(&draft.display().to_string()),
             decoding.draft_len
         );
     }
@@ -91,7 +92,7 @@ pub(super) fn arguments(way: &Way) -> String {
 
 /// The commands that use a way, a line each.
 pub(super) fn commands(target: &str, arguments: &str, is_chat: bool) -> [String; 2] {
-    let target = extract::quoted(target);
+    let target = quoted(target);
     let how = if is_chat { "--chat" } else { "--prompt \"Once upon a time\"" };
     [
         format!("longdraft generate --target {target}{arguments} {how}"),

@@ -1,5 +1,8 @@
 //! The phases after the training: proof and delivery, and what is said in the end.
 
+use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
+use longdraft_records::events::FINISHED;
+use longdraft_report::words::{self, clock};
 use serde_json::json;
 
 use super::delivery;
@@ -7,10 +10,7 @@ use super::proof::{self, Way};
 use super::{Fit, training};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, report};
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
-use crate::events::FINISHED;
 use crate::failure::{Failure, Result};
-use crate::progress::clock;
 
 impl Fit<'_> {
     fn ways(&mut self) -> Vec<Way> {
@@ -41,11 +41,8 @@ impl Fit<'_> {
 
     fn record(&mut self) -> Result<DecodeRecord> {
         let run = training::run_folder(&self.ledger.folder, self.ledger.number());
-        let path = run.join(DECODE_FILE);
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-        serde_json::from_str(&text)
-            .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+        DecodeRecord::read(&run)
+            .map_err(|error| Failure::work(format!("{}: {error}", run.join(DECODE_FILE).display())))
     }
 
     /// Commands that use the fastest way, or the fastest with the draft.
@@ -93,7 +90,7 @@ impl Fit<'_> {
         let folder = self.ledger.folder.clone();
         for cell in &record.cells {
             let pace = if cell.pace == "fixed" { ", every round" } else { "" };
-            let way = crate::report::words::way(&cell.drafter);
+            let way = words::way(&cell.drafter);
             outln!("{way}{pace}: {}", delivery::figures(&cell.figures));
             for figures in delivery::kinds(cell) {
                 outln!("  {}: {}", figures.name, delivery::figures(figures));

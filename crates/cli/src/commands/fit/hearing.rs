@@ -6,10 +6,10 @@ use std::time::Instant;
 use longdraft_decode::Committed;
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_records::decode::SampleToken;
+use longdraft_records::events::{Advance, Answer, Events};
 
 use crate::commands::data::regenerate::Hears;
-use crate::decode_record::SampleToken;
-use crate::events::{Advance, Answer, Events};
 
 /// Tokens of other answers after which one that got none is over.
 const OVER: usize = 128;

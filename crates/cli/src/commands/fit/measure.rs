@@ -5,10 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
 use longdraft_models::target::{Tap, Taps, Target};
 use longdraft_parallel::World;
+use longdraft_records::decode::Cell;
+use longdraft_records::median;
 use longdraft_train::method::Passes;
 use longdraft_train::plan::Speed;
 use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
@@ -19,11 +22,9 @@ use super::rules::{Candidate, proposed};
 use super::{prompts, proof};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, train};
-use crate::configuration::{parse_stages, recheck};
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::statistics::median;
 
 /// Rows of the passes that are measured, and repetitions.
 const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
@@ -267,7 +268,7 @@ fn short(
     prompts: &[Prompt],
     (pace, new_tokens): (PaceChoice, usize),
     interrupts: &Interrupts,
-) -> Result<crate::decode_record::Cell> {
+) -> Result<Cell> {
     let mut options = decoding.options(0.0, pace)?;
     options.max_new_tokens = new_tokens;
     options.stop_tokens = stop_tokens(&models.target);

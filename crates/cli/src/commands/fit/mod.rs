@@ -23,6 +23,7 @@ mod training;
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::sha256;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_serving::Profile;
@@ -129,7 +130,7 @@ fn fingerprint(target: &str) -> Result<String> {
         .map(|entry| (entry.file_name().to_string_lossy().into_owned(), changed(&entry.path())))
         .collect();
     files.sort();
-    Ok(crate::sha256::of_text(&format!("{:?} {}", files, changed(&path))))
+    Ok(sha256::of_text(&format!("{:?} {}", files, changed(&path))))
 }
 
 /// A later call with more time gets a round of its own; one that is under way goes on.

@@ -1,5 +1,6 @@
 //! The phases of a fit up to the training, each of which can be repeated.
 
+use longdraft_report::words::clock;
 use longdraft_train::features::store::free_bytes;
 use serde_json::json;
 
@@ -11,7 +12,6 @@ use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
-use crate::progress::clock;
 use crate::terminal::cover::is_covered;
 
 /// Seconds of a budget from which lookup is measured, too.

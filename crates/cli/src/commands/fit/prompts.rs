@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::read_rows;
+use longdraft_models::sha256;
 use longdraft_models::weights::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::commands::data::regenerate::{Prompts, prompts_of_row};
 use crate::failure::{Failure, Result};
-use crate::sha256;
 
 /// Written for this program, CC0.
 const SHIPPED: &str = include_str!("../../../../../assets/prompts/prompts.jsonl");

@@ -8,6 +8,8 @@ use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_records::decode::{Cell, DecodeRecord};
+use longdraft_records::events::{Advance, Events};
 use serde_json::Value;
 
 use super::measure::{Machine, plainly};
@@ -15,13 +17,12 @@ use super::prompts;
 use super::rules::Plan;
 use super::state::Settings;
 use crate::commands::eval;
-use crate::decode_record::{Cell, DecodeRecord};
 use crate::decoding::{
     DecodingArguments, LookupChoice, PaceChoice, encode_chat, encode_text, stop_tokens,
 };
-use crate::events::{Advance, Events};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::recording;
 
 /// Tokens of an answer at most.
 const NEW_TOKENS: usize = 128;
@@ -125,7 +126,7 @@ pub(super) fn measure(
     );
     let name = prompts::files(folder).1.display().to_string();
     let about = (settings.target.as_str(), name.as_str());
-    let mut record = DecodeRecord::new(about, &first.decoding, &models, new_tokens);
+    let mut record = recording::begin(about, &first.decoding, &models, new_tokens);
     let started = Instant::now();
     let (count, all) = (prompts.len(), prompts.len() * ways.len());
     for (index, way) in ways.iter().enumerate() {
@@ -147,7 +148,8 @@ pub(super) fn measure(
         let Some(cell) = cell else { return Ok(None) };
         record.cells.push(cell);
     }
-    record.end(&models, started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    record.circumstances = Some(recording::circumstances(&models, seconds));
     Ok(Some(record))
 }
 

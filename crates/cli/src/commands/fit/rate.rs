@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use longdraft_configuration::{parse_stages, recheck};
 use longdraft_models::target::Target;
 use longdraft_parallel::World;
 use longdraft_train::TrainError;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 use super::measure::Trial;
 use super::rules::Plan;
 use crate::commands::train;
-use crate::configuration::{parse_stages, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longdraft_models::weights::atomic::write_atomically;
+pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
+use longdraft_records::events::{EVENTS_FILE, Events};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -12,9 +14,7 @@ use super::measure::{Machine, Trial};
 use super::prompts::Split;
 use super::rate::Tried;
 use super::rules::Plan;
-use crate::events::Events;
 use crate::failure::{Failure, Result};
-pub(super) use crate::report::FIT_FILE as STATE_FILE;
 
 const VERSION: u32 = 1;
 
@@ -111,7 +111,11 @@ impl Ledger {
         ledger.write().map_err(|failure| {
             failure.hint("give another --output, or make room: nothing was done yet")
         })?;
-        ledger.events = Events::open(&ledger.folder);
+        ledger.events = Events::open(&ledger.folder).unwrap_or_else(|error| {
+            let path = ledger.folder.join(EVENTS_FILE);
+            errln!("note: {}: {error}: nobody can watch this run", path.display());
+            Events::none()
+        });
         Ok(ledger)
     }
 

@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::parse_stages;
 use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
+use longdraft_records::ROUND_PREFIX;
+use longdraft_records::events::Events;
 use longdraft_train::checkpoint::read_state;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Map, Value, json};
@@ -13,14 +16,11 @@ use super::measure::Trial;
 use super::rules::{Candidate, MOST_EPOCHS, Plan};
 use super::state::Settings;
 use crate::commands::train::{self, Resume};
-use crate::configuration::parse_stages;
 use crate::draft_source::{DraftSource, configuration};
-use crate::events::Events;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
-use crate::report::ROUND_PREFIX;
 
 /// Share of the rows that are held out, and most of them: the draft is proved on prompts, these only show
 /// its way.

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use longdraft_decode::drafter::GrownDatastore;
 use longdraft_models::draft::Draft;
+use longdraft_models::sha256;
 use longdraft_server::{Board, Control, Learning, Lessons, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
 use longdraft_train::method::Method;
@@ -230,7 +231,7 @@ impl Learner {
 
 /// Tells drafts apart: the sum of a file, or of the files of a folder.
 fn hash_of(place: &Path) -> String {
-    let sum = |path: &Path| crate::sha256::of_file(path).unwrap_or_default();
+    let sum = |path: &Path| sha256::of_file(path).unwrap_or_default();
     if !place.is_dir() {
         return sum(place);
     }
@@ -241,7 +242,7 @@ fn hash_of(place: &Path) -> String {
         .map(|path| sum(&path))
         .collect();
     sums.sort();
-    crate::sha256::of_text(&sums.join(" "))
+    sha256::of_text(&sums.join(" "))
 }
 
 /// Where the draft lies that was learned last.

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use longdraft_models::sha256;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
@@ -56,7 +57,7 @@ impl Row {
     pub(super) fn is_held_out(&self) -> bool {
         const PART: u8 = 6;
         let prompt = &self.input_ids[..self.input_ids.len() - self.answer().len()];
-        let hash = crate::sha256::of_text(&format!("{prompt:?}"));
+        let hash = sha256::of_text(&format!("{prompt:?}"));
         let digits = hash.bytes().take(8).fold(0_u64, |sum, digit| 131 * sum + u64::from(digit));
         digits.is_multiple_of(u64::from(PART))
     }

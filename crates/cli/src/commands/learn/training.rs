@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use longdraft_configuration::parse_stages;
 use longdraft_models::target::Target;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_parallel::World;
@@ -18,7 +19,6 @@ use super::store::{Row, now, private_folder, read};
 use crate::commands::extract::extract;
 use crate::commands::fit;
 use crate::commands::train::{self, Resume};
-use crate::configuration::parse_stages;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;

@@ -6,6 +6,9 @@ mod table;
 use std::fmt;
 use std::path::Path;
 
+use longdraft_configuration::{
+    Composed, ConfigurationError, LocatedStage, input_problems, read, read_located_stage,
+};
 use longdraft_decode::READ_ALONE;
 use longdraft_models::device::free_memory;
 use longdraft_models::published::{published_config, published_names};
@@ -23,9 +26,6 @@ use longdraft_train::stage::Stage;
 use serde_json::{Value, json};
 
 use crate::cli::{PlanArguments, TrainArguments};
-use crate::configuration::{
-    Composed, LocatedStage, failure, input_problems, read, read_located_stage,
-};
 use crate::decoding::SAID_CONTEXT;
 use crate::doctor::{available_memory, readable_bytes};
 use crate::failure::{Failure, Result};
@@ -154,7 +154,7 @@ fn composed(arguments: &TrainArguments) -> Result<Composed> {
     if overrides.iter().any(|argument| argument.starts_with("stage=")) {
         return Ok(Composed::Stage(Box::new(read_located_stage(config, overrides)?)));
     }
-    read(config, overrides)
+    Ok(read(config, overrides)?)
 }
 
 fn stages(composed: Composed) -> Vec<(Option<String>, TrainConfig)> {
@@ -182,7 +182,7 @@ fn check_inputs(composed: &Composed) -> Result<()> {
     }
     let problems = input_problems(composed, Reach::Small, Purpose::Training);
     if targets.iter().all(|target| has_weights(target)) && !problems.is_empty() {
-        return Err(failure(&problems));
+        return Err(ConfigurationError::from(problems).into());
     }
     problems.iter().for_each(|problem| errln!("warning: {problem}"));
     Ok(())

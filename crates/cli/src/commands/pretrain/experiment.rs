@@ -6,6 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::{
+    ConfigurationError, Problem, Validated, compose_as, compose_pretrain, read_pretrain,
+};
 use longdraft_models::bits_per_byte::Tail;
 use longdraft_models::language_model::{LanguageModel, open as open_model};
 use longdraft_models::weights::artifact::Embedding;
@@ -20,9 +23,6 @@ use serde_json::{Map, Value, json};
 use super::table::Summary;
 use super::{Progress, train, write_json};
 use crate::cli::ExperimentArguments;
-use crate::configuration::{
-    Problem, Validated, compose_as, compose_pretrain, failure, read_pretrain,
-};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
@@ -134,7 +134,7 @@ impl Grid {
 
 /// Runs what is missing, then prints the table.
 pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
-    let (grid, base) = open(&arguments.grid).map_err(|problems| failure(&problems))?;
+    let (grid, base) = open(&arguments.grid).map_err(ConfigurationError::from)?;
     for name in &arguments.only {
         if !grid.runs.iter().any(|run| run.name == *name) {
             return Err(Failure::usage(format!("there is no run `{name}` in the grid")));
@@ -144,7 +144,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     let runs: Vec<&GridRun> = grid.runs.iter().filter(wanted).collect();
     let problems = problems_of_runs(&grid, &base, &runs, &arguments.overrides, Depth::WithInputs);
     if !problems.is_empty() {
-        return Err(failure(&problems));
+        return Err(ConfigurationError::from(problems).into());
     }
     let interrupts = Interrupts::listen();
     let mut lines: Vec<Line> = Vec::new();
@@ -189,8 +189,7 @@ enum Depth {
 
 /// A grid and the path of what its runs share.
 fn open(path: &Path) -> Validated<(Grid, PathBuf)> {
-    let (grid, _) = compose_as(path, &[], Grid::problems)?;
-    let grid: Grid = grid;
+    let grid: Grid = compose_as(path, &[], Grid::problems)?;
     let base = path.parent().unwrap_or(Path::new(".")).join(&grid.base);
     Ok((grid, base))
 }

@@ -7,8 +7,12 @@ mod table;
 
 use std::time::{Duration, Instant};
 
+use longdraft_configuration::{file_text, read_pretrain, recheck};
 use longdraft_models::bits_per_byte::Score;
+use longdraft_models::sha256;
 use longdraft_parallel::World;
+use longdraft_records::median;
+use longdraft_report::words::clock;
 use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
@@ -20,12 +24,9 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::cli::TrainArguments;
 use crate::commands::train::require_extension;
-use crate::configuration::{file_text, read_pretrain, recheck};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::clock;
 use crate::ranks::{Voice, over_ranks};
-use crate::statistics::median;
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
 pub(crate) use experiment::{problems as grid_problems, run as experiment};
@@ -98,7 +99,7 @@ pub(super) fn train(
         // Not before: a refused run keeps the configuration that it was made with.
         save_config(&config, &text)?;
     }
-    let hash = crate::sha256::of_text(&text)[..12].to_owned();
+    let hash = sha256::of_text(&text)[..12].to_owned();
     progress.voice.say(&format!(
         "configuration {hash}; {:.2} M parameters; {} tokens to train on, {} targets to score; {} \
          tokens a step in sequences of {}; seed {}; {} threads",

@@ -6,16 +6,17 @@ use std::time::Instant;
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target::Target;
+use longdraft_records::decode::DecodeRecord;
+use longdraft_report::words;
 
 use super::assets::TEST_FILE;
 use crate::cli::WeightDtype;
 use crate::commands::eval;
 use crate::commands::eval::prompts::PromptSet;
-use crate::decode_record::DecodeRecord;
 use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
-use crate::report::words;
+use crate::recording;
 
 pub(super) const DTYPE: WeightDtype = WeightDtype::F32;
 
@@ -52,7 +53,7 @@ pub(super) fn run(
         max_tokens: NEW_TOKENS,
     };
     let prompts = eval::prompts::read(&set, opened, tokenizer)?;
-    let mut record = DecodeRecord::new((target, TEST_FILE), &alone, &models, NEW_TOKENS);
+    let mut record = recording::begin((target, TEST_FILE), &alone, &models, NEW_TOKENS);
     let started = Instant::now();
     let mut measure = |decoding: &DecodingArguments, pace| -> Result<bool> {
         let mut options = decoding.options(0.0, pace)?;
@@ -69,7 +70,8 @@ pub(super) fn run(
     };
     let combined = DecodingArguments { lookup: Some(LookupChoice::Switch), ..alone.clone() };
     let whole = measure(&alone, PaceChoice::Fixed)? && measure(&combined, PaceChoice::Measured)?;
-    record.end(&models, started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    record.circumstances = Some(recording::circumstances(&models, seconds));
     Ok(whole.then_some(record))
 }
 

@@ -5,8 +5,10 @@ mod measure;
 
 use std::path::{Path, PathBuf};
 
+use longdraft_configuration::{LocatedStage, parse_stages};
 use longdraft_models::target::Target;
 use longdraft_parallel::World;
+use longdraft_report::words::clock;
 use longdraft_train::checkpoint::Wanted;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::json;
@@ -15,11 +17,9 @@ use crate::cache::cache_folder;
 use crate::cli::QuickstartArguments;
 use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::{eval, extract, fetch, report};
-use crate::configuration::{LocatedStage, parse_stages};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
-use crate::progress::clock;
 
 /// The target that needs no network.
 const DEMONSTRATION: &str = "demonstration";

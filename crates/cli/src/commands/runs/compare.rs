@@ -1,11 +1,11 @@
 //! Runs side by side.
 
+use longdraft_report::{Run, StageSummary, differences};
 use serde_json::json;
 
 use super::print;
 use crate::cli::RunsCompareArguments;
 use crate::failure::Result;
-use crate::report::{Run, StageSummary, differences};
 
 /// Prints figures of every stage, and the keys in which the configurations differ.
 pub(super) fn run(arguments: &RunsCompareArguments, json: bool) -> Result<()> {

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use longdraft_records::CONFIG_FILE;
+use longdraft_records::decode::DecodeRecord;
 use longdraft_train::checkpoint::{Located, RunLock, Wanted, read_state, stages};
 use serde_json::{Value, json};
 
 use crate::commands::recorded::last_change;
-use crate::configuration::CONFIG_FILE;
-use crate::decode_record::{DECODE_FILE, DecodeRecord};
 use crate::failure::{Failure, Result};
 
 /// Folders below one in which runs are looked for.
@@ -62,7 +62,7 @@ impl Found {
         let own = stages(folder);
         let has = |name: &str| folder.join(name).exists();
         let is_trained = has(CONFIG_FILE) && (has("metrics.jsonl") || has("checkpoints"));
-        let record = decoded(folder);
+        let record = DecodeRecord::read(folder).ok();
         if own.is_empty() && !is_trained && record.is_none() {
             return None;
         }
@@ -128,11 +128,6 @@ fn standing(run: &Path) -> (State, Option<(u64, Option<u64>)>) {
         None => State::Begun,
     };
     (state, steps)
-}
-
-fn decoded(folder: &Path) -> Option<DecodeRecord> {
-    let text = std::fs::read_to_string(folder.join(DECODE_FILE)).ok()?;
-    serde_json::from_str(&text).ok()
 }
 
 /// Bytes and files below a folder; links are not followed.

@@ -4,10 +4,10 @@ mod compare;
 mod delete;
 mod found;
 
+use longdraft_records::decode::date_of;
 use serde_json::json;
 
 use crate::cli::{RunsCommand, RunsListArguments};
-use crate::decode_record::date_of;
 use crate::doctor::readable_bytes;
 use crate::failure::{Failure, Result};
 use found::{Found, below};

@@ -1,12 +1,12 @@
 //! Pictures at several sizes, as text: `UPDATE_PICTURES=1` writes them anew, then look at them.
 
+use longdraft_records::decode::SampleToken;
+use longdraft_records::events::{Advance, Answer, PHASES};
+use longdraft_report::Expected;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::*;
-use crate::decode_record::SampleToken;
-use crate::events::{Advance, Answer, PHASES};
-use crate::report::live::Expected;
 
 fn phases(now: usize) -> Vec<Phase> {
     let phase = |(index, name): (usize, &&'static str)| Phase {

@@ -16,6 +16,7 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::sha256;
 use longdraft_models::target::{PackedSequence, Taps, Target};
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
@@ -26,7 +27,6 @@ use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format}
 use crate::Profile;
 use crate::checks::{Checks, Problem, Severity};
 use crate::error::Result;
-use crate::hash::hash;
 use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
 
@@ -202,5 +202,5 @@ fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Vec<(Stri
 
 fn map_hash(map: &VocabularyMap) -> String {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
-    hash(&bytes)
+    sha256::of_bytes(&bytes)
 }

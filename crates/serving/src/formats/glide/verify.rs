@@ -1,12 +1,12 @@
 //! Folders of the published GLIDE layer.
 
 use longdraft_models::draft::files::PTH_FILE;
+use longdraft_models::sha256;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 use serde_json::Value;
 
 use crate::checks::{Checks, Effect, nearest, values};
-use crate::hash::hash;
 
 /// Whether the keys name the layer's class.
 pub(super) fn is_layer(config: &Value) -> bool {
@@ -170,7 +170,9 @@ fn pth(checks: &mut Checks<'_>) {
         let stored =
             stored.and_then(|t| longdraft_models::weights::safetensors::tensor_bytes(&t).ok());
         let own = tensor.read().ok();
-        if stored.as_ref().map(|bytes| hash(bytes)) != own.as_ref().map(|bytes| hash(bytes)) {
+        if stored.as_ref().map(|bytes| sha256::of_bytes(bytes))
+            != own.as_ref().map(|bytes| sha256::of_bytes(bytes))
+        {
             checks.error(
                 "pth",
                 PTH_FILE,

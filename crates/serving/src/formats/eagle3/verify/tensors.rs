@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use longdraft_models::draft::eagle3::Eagle3Config;
+use longdraft_models::sha256;
 
 use super::super::engine::{Fate, fate};
 use crate::checks::weights_file::FoundTensor;
 use crate::checks::{Checks, Effect, Problem, Severity, nearest, values};
-use crate::hash::hash;
 use crate::profile::{Engine, Profile};
 
 /// Weight types with their names in `config.json`.
@@ -213,7 +213,7 @@ fn each_tensor(checks: &mut Checks<'_>) {
             types.insert(dtype.clone());
         }
         values::check(checks, name, shape, dtype, &bytes);
-        let hash = hash(&bytes);
+        let hash = sha256::of_bytes(&bytes);
         if shape.len() > 1
             && let Some(other) = hashes.insert(format!("{shape:?} {hash}"), name.clone())
             && !name.contains("cross_attn")

@@ -3,6 +3,7 @@
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::ids::TargetTokenId;
+use longdraft_models::sha256;
 
 use crate::checks::weights_file::FoundTensor;
 use crate::checks::{Checks, Effect, Problem, Severity};
@@ -114,7 +115,7 @@ pub(super) fn check_offsets(
 fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.vocabulary_map.clone());
-    if recorded.is_some_and(|recorded| recorded != crate::hash::hash(&bytes)) {
+    if recorded.is_some_and(|recorded| recorded != sha256::of_bytes(&bytes)) {
         checks.error(
             "other-map",
             "tensor `d2t`",

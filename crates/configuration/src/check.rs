@@ -1,0 +1,400 @@
+//! A composed tree against the types: every problem at once, each with its line.
+
+use jsonschema::error::ValidationErrorKind;
+use longdraft_rules::KeyPath;
+use longdraft_train::config::renamed;
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::Problem;
+use super::tree::{Node, Tree};
+
+/// The JSON Schema of a configuration type.
+pub fn schema_of<T: JsonSchema>() -> Value {
+    let generator: SchemaGenerator = SchemaSettings::draft2020_12().into_generator();
+    let schema: Schema = generator.into_root_schema_for::<T>();
+    schema.to_value()
+}
+
+/// Reads a type from a tree.
+///
+/// # Errors
+/// - unknown keys (with the nearest known one), missing keys, wrong types: all of them
+pub(crate) fn typed<T: JsonSchema + DeserializeOwned>(node: &Node) -> Result<T, Vec<Problem>> {
+    let schema = schema_of::<T>();
+    let value = node.to_json();
+    let validator = jsonschema::validator_for(&schema)
+        .map_err(|error| vec![Problem::new(format!("the configuration's schema: {error}"))])?;
+    let mut problems = Vec::new();
+    for error in validator.iter_errors(&value) {
+        explain(&error, node, &schema, &mut problems);
+    }
+    broken_integers(node, (&schema, &schema), (&value, ""), &mut problems);
+    if !problems.is_empty() {
+        problems.dedup();
+        return Err(problems);
+    }
+    // The schema says less than the types about some values; serde has the last word.
+    serde_json::from_value(value).map_err(|error| vec![Problem::at(&node.origin, error)])
+}
+
+/// Numbers with a point or an exponent where a whole number is wanted: to a schema `1e3` is whole, to
+/// the types it is not.
+fn broken_integers(
+    node: &Node,
+    (root, schema): (&Value, &Value),
+    (value, key): (&Value, &str),
+    problems: &mut Vec<Problem>,
+) {
+    let place = alternative(root, schema, value);
+    let inside = |name: &str| {
+        if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
+    };
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let schema = place.get("properties").and_then(|properties| properties.get(name));
+                if let Some(schema) = schema {
+                    broken_integers(node, (root, schema), (value, &inside(name)), problems);
+                }
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                if let Some(schema) = place.get("items") {
+                    let key = inside(&index.to_string());
+                    broken_integers(node, (root, schema), (value, &key), problems);
+                }
+            }
+        }
+        Value::Number(number) if number.is_f64() => {
+            let whole = |kind: &Value| kind == "integer";
+            let is_whole = match place.get("type") {
+                Some(Value::Array(kinds)) => kinds.iter().any(whole),
+                Some(kind) => whole(kind),
+                None => false,
+            };
+            if is_whole {
+                let text = format!("`{key}`: {number} is not written as a whole number of 64 bits");
+                problems.push(Problem::of_key(node, key, text));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Rounds of taking faults away: what is left may have others.
+const ROUNDS: usize = 8;
+
+/// A type from what is sound of a tree, and the dotted keys that were left out or made up.
+pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
+    node: &Node,
+) -> (Option<T>, Vec<KeyPath>) {
+    let schema = schema_of::<T>();
+    let mut value = node.to_json();
+    let mut changed = Vec::new();
+    let Ok(validator) = jsonschema::validator_for(&schema) else { return (None, changed) };
+    for _ in 0..ROUNDS {
+        let repairs: Vec<Repair> = validator
+            .iter_errors(&value)
+            .flat_map(|error| repairs(&error, &schema, &value))
+            .collect();
+        if repairs.is_empty() {
+            return (serde_json::from_value(value).ok(), changed);
+        }
+        for Repair { place, name, instead } in repairs {
+            let Some(map) = value.pointer_mut(&place).and_then(Value::as_object_mut) else {
+                continue;
+            };
+            match instead {
+                Some(instead) => map.insert(name.clone(), instead),
+                None => map.shift_remove(&name),
+            };
+            changed.push(dotted(&format!("{place}/{name}")).into());
+        }
+    }
+    (None, changed)
+}
+
+/// A key of an object to take away or to make up.
+struct Repair {
+    /// JSON pointer of the object.
+    place: String,
+    name: String,
+    instead: Option<Value>,
+}
+
+fn repairs(error: &jsonschema::ValidationError<'_>, schema: &Value, value: &Value) -> Vec<Repair> {
+    let pointer = error.instance_path().to_string();
+    match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected } => {
+            let without = |name: &String| Repair {
+                place: pointer.clone(),
+                name: name.clone(),
+                instead: None,
+            };
+            unexpected.iter().map(without).collect()
+        }
+        ValidationErrorKind::Required { property } => {
+            let name = property.as_str().unwrap_or_default().to_owned();
+            let properties = place_at(schema, &dotted(&pointer), value);
+            let property = properties.and_then(|place| place.get("properties")?.get(&name));
+            let instead = property.map(|property| placeholder(schema, property));
+            vec![Repair { place: pointer, name, instead }]
+        }
+        ValidationErrorKind::OneOfNotValid { context }
+            if let Some(union) = Union::at(schema, &dotted(&pointer), value) =>
+        {
+            let without_tag = || {
+                vec![Repair { place: pointer.clone(), name: union.tag.to_owned(), instead: None }]
+            };
+            let of_branch = |errors: &Vec<jsonschema::ValidationError<'_>>| {
+                errors.iter().flat_map(|error| repairs(error, schema, value)).collect()
+            };
+            union.chosen.and_then(|index| context.get(index)).map_or_else(without_tag, of_branch)
+        }
+        _ => {
+            // The nearest key of an object; an item of a list goes with its list.
+            let mut place = pointer.as_str();
+            while let Some((outer, name)) = place.rsplit_once('/') {
+                if value.pointer(outer).is_some_and(Value::is_object) {
+                    let (place, name) = (outer.to_owned(), name.to_owned());
+                    return vec![Repair { place, name, instead: None }];
+                }
+                place = outer;
+            }
+            Vec::new()
+        }
+    }
+}
+
+/// Something of the type that a schema asks for.
+fn placeholder(root: &Value, schema: &Value) -> Value {
+    let place = alternative(root, schema, &Value::Null);
+    match place.get("type").and_then(Value::as_str) {
+        Some("string") => Value::from(""),
+        Some("array") => Value::Array(Vec::new()),
+        Some("object") => Value::Object(serde_json::Map::new()),
+        Some("integer" | "number") => Value::from(1),
+        Some("boolean") => Value::from(false),
+        _ => Value::Null,
+    }
+}
+
+fn dotted(pointer: &str) -> String {
+    pointer.trim_start_matches('/').replace('/', ".")
+}
+
+fn explain(
+    error: &jsonschema::ValidationError<'_>,
+    node: &Node,
+    schema: &Value,
+    problems: &mut Vec<Problem>,
+) {
+    let pointer = error.instance_path().to_string();
+    let key = dotted(&pointer);
+    let inside =
+        |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+    let at = |key: &str, text: String| Problem::of_key(node, key, text);
+    match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected } => {
+            let instance = node.to_json();
+            let known = keys_at(schema, &key, &instance);
+            let union = Union::at(schema, &key, &instance);
+            for name in unexpected {
+                let full = inside(name);
+                let moved = node.at(&full).map(|node| moved_keys(node, &full)).unwrap_or_default();
+                if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
+                    problems.push(at(&full, format!("`{full}` is a key of `{key}.{owner}`")));
+                } else if moved.is_empty() {
+                    let hint = nearest(name, &known);
+                    problems.push(at(&full, format!("unknown key `{full}`{hint}")));
+                }
+                let told =
+                    |(old, new): (String, String)| at(&old, format!("`{old}` is `{new}` now"));
+                problems.extend(moved.into_iter().map(told));
+            }
+        }
+        ValidationErrorKind::Required { property } => {
+            let name = inside(property.as_str().unwrap_or_default());
+            problems.push(at(&name, format!("`{name}` is missing")));
+        }
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            if let Some(union) = Union::at(schema, &key, &node.to_json()) {
+                if let Some(errors) = union.chosen.and_then(|index| context.get(index)) {
+                    errors.iter().for_each(|error| explain(error, node, schema, problems));
+                } else {
+                    let (tag, names) = (inside(union.tag), union.names().join("`, `"));
+                    problems.push(at(&tag, format!("`{tag}` is none of `{names}`")));
+                }
+                return;
+            }
+            // The alternative that comes closest is the one that was meant: the tag fits, and the
+            // fewest things are wrong.
+            let distance = |errors: &Vec<jsonschema::ValidationError<'_>>| {
+                let wrong_tag = errors.iter().any(|error| {
+                    matches!(error.kind(), ValidationErrorKind::Constant { .. })
+                        || (error.instance_path().to_string() == pointer
+                            && matches!(error.kind(), ValidationErrorKind::Type { .. }))
+                });
+                (wrong_tag, errors.len())
+            };
+            match context.iter().filter(|errors| !errors.is_empty()).min_by_key(|e| distance(e)) {
+                Some(errors) if !distance(errors).0 => {
+                    errors.iter().for_each(|error| explain(error, node, schema, problems));
+                }
+                _ => problems.push(at(&key, format!("`{key}`: {}", alternatives(error, context)))),
+            }
+        }
+        _ => problems.push(at(&key, format!("`{key}`: {error}"))),
+    }
+}
+
+/// What would have been possible where no alternative fits.
+fn alternatives(
+    error: &jsonschema::ValidationError<'_>,
+    context: &[Vec<jsonschema::ValidationError<'_>>],
+) -> String {
+    let mut possible: Vec<String> = Vec::new();
+    for error in context.iter().flatten() {
+        let text = match error.kind() {
+            ValidationErrorKind::Constant { expected_value } => expected_value.to_string(),
+            ValidationErrorKind::Enum { options } => options.to_string(),
+            _ => continue,
+        };
+        if !possible.contains(&text) {
+            possible.push(text);
+        }
+    }
+    if possible.is_empty() {
+        return error.to_string();
+    }
+    format!("{} is none of {}", error.instance(), possible.join(", "))
+}
+
+/// Keys of an earlier version at and below a dotted key, each with its new name.
+fn moved_keys(node: &Node, key: &str) -> Vec<(String, String)> {
+    if let Some(new) = renamed(key) {
+        return vec![(key.to_owned(), new)];
+    }
+    let Tree::Map(entries) = &node.value else { return Vec::new() };
+    let inner = entries.iter().map(|(name, node)| moved_keys(node, &format!("{key}.{name}")));
+    inner.flatten().collect()
+}
+
+/// A tagged union of a schema: the value of one key says which others there are.
+pub(crate) struct Union<'a> {
+    pub(crate) tag: &'a str,
+    pub(crate) branches: Vec<&'a Value>,
+    /// The branch that an instance asks for.
+    chosen: Option<usize>,
+}
+
+impl<'a> Union<'a> {
+    /// The union that a schema is.
+    pub(crate) fn of(root: &'a Value, schema: &'a Value, instance: &Value) -> Option<Self> {
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            return Self::of(root, root.pointer(reference.strip_prefix('#')?)?, instance);
+        }
+        let tag = schema.get("discriminator")?.get("propertyName")?.as_str()?;
+        let branches: Vec<&Value> = schema.get("oneOf")?.as_array()?.iter().collect();
+        let asks_for = |branch: &&Value| match instance.get(tag) {
+            Some(name) => *name == branch["properties"][tag]["const"],
+            None => !is_required(branch, tag),
+        };
+        let chosen = branches.iter().position(asks_for);
+        Some(Self { tag, branches, chosen })
+    }
+
+    /// The union at a dotted place of an instance.
+    fn at(root: &'a Value, key: &str, instance: &Value) -> Option<Self> {
+        let (outer, name) = key.rsplit_once('.').unwrap_or(("", key));
+        let schema = place_at(root, outer, instance)?.get("properties")?.get(name)?;
+        let value = instance.pointer(&format!("/{}", key.replace('.', "/")));
+        Self::of(root, schema, value.unwrap_or(&Value::Null))
+    }
+
+    /// Values of the tag.
+    pub(crate) fn names(&self) -> Vec<&'a str> {
+        let name = |branch: &&'a Value| branch["properties"][self.tag]["const"].as_str();
+        self.branches.iter().filter_map(name).collect()
+    }
+
+    /// `tag: value` of the other branch that has a key.
+    fn owner(&self, key: &str) -> Option<String> {
+        let has = |branch: &&Value| branch["properties"].get(key).is_some();
+        let index = self.branches.iter().position(has)?;
+        Some(format!("{}: {}", self.tag, self.names().get(index)?))
+    }
+}
+
+fn is_required(branch: &Value, key: &str) -> bool {
+    let required = branch.get("required").and_then(Value::as_array);
+    required.is_some_and(|names| names.iter().any(|name| name == key))
+}
+
+/// ` (did you mean ...?)`, or the possible keys where none is near.
+fn nearest(name: &str, known: &[String]) -> String {
+    let best = known
+        .iter()
+        .map(|key| (strsim::damerau_levenshtein(name, key), key))
+        .min_by_key(|(distance, _)| *distance);
+    match best {
+        Some((distance, key)) if distance <= name.len().max(key.len()) / 2 => {
+            format!(" (did you mean `{key}`?)")
+        }
+        Some(_) => format!(" (there are `{}`)", known.join("`, `")),
+        None => String::new(),
+    }
+}
+
+/// The keys that a schema knows at a dotted place of an instance.
+fn keys_at(schema: &Value, key: &str, instance: &Value) -> Vec<String> {
+    let place = place_at(schema, key, instance);
+    let properties = place.and_then(|place| place.get("properties")).and_then(Value::as_object);
+    properties.map(|p| p.keys().cloned().collect()).unwrap_or_default()
+}
+
+/// What a schema says of a dotted place of an instance.
+fn place_at<'a>(schema: &'a Value, key: &str, instance: &Value) -> Option<&'a Value> {
+    let (mut place, mut value) = (alternative(schema, schema, instance), instance);
+    for part in key.split('.').filter(|part| !part.is_empty()) {
+        value = value
+            .get(part)
+            .or_else(|| value.get(part.parse::<usize>().ok()?))
+            .unwrap_or(&Value::Null);
+        let child =
+            place.get("properties").and_then(|p| p.get(part)).or_else(|| place.get("items"));
+        match child {
+            Some(child) => place = alternative(schema, child, value),
+            None => return None,
+        }
+    }
+    Some(place)
+}
+
+/// Follows references, and of several alternatives takes the one with the instance's tag (or the
+/// only object).
+pub(crate) fn alternative<'a>(root: &'a Value, schema: &'a Value, instance: &Value) -> &'a Value {
+    if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+        let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        return target.map_or(schema, |target| alternative(root, target, instance));
+    }
+    let branches = ["oneOf", "anyOf"].iter().find_map(|key| schema.get(*key)?.as_array());
+    let Some(branches) = branches else { return schema };
+    let fits = |branch: &&Value| {
+        let branch = alternative(root, branch, instance);
+        let Some(properties) = branch.get("properties").and_then(Value::as_object) else {
+            return false;
+        };
+        properties.iter().all(|(key, property)| {
+            property.get("const").is_none_or(|tag| match instance.get(key) {
+                Some(given) => given == tag,
+                // Without a tag it is the branch that needs none.
+                None => !is_required(branch, key),
+            })
+        })
+    };
+    branches.iter().find(fits).map_or(schema, |branch| alternative(root, branch, instance))
+}

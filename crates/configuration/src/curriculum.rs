@@ -1,0 +1,148 @@
+//! Stages of a curriculum: their own keys over what they share.
+
+use std::path::{Path, PathBuf};
+
+use longdraft_train::checkpoint::StartFrom;
+use serde_json::Value;
+
+use super::overrides::{Change, Override};
+use super::tree::{Node, Origin, Tree};
+use super::{Composed, LocatedStage, Problem, check, compose, located};
+
+/// Every stage of a curriculum, checked each for itself and for what it hands on.
+pub(crate) fn composed(
+    common: &Node,
+    stages: Node,
+    changes: &[Override],
+) -> std::result::Result<Composed, Vec<Problem>> {
+    let origin = stages.origin.clone();
+    let Tree::List(items) = stages.value else {
+        return Err(vec![Problem::at(&origin, "`stages` is a list")]);
+    };
+    if items.is_empty() {
+        return Err(vec![Problem::at(&origin, "`stages` is empty")]);
+    }
+    let output = match common.child("output").map(Node::to_json) {
+        Some(Value::String(output)) => PathBuf::from(output),
+        _ => return Err(vec![Problem::at(&common.origin, "`output` is missing")]),
+    };
+    let mut problems = Vec::new();
+    let mut trees = Vec::new();
+    for item in items {
+        match stage_tree(common, item, &output) {
+            Ok(tree) => trees.push(tree),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    apply_to_all(changes, &mut trees, &mut problems);
+    let mut result: Vec<LocatedStage> = Vec::new();
+    for StageTree { name, start_from, tree, origin } in trees {
+        if result.iter().any(|stage| stage.name == name) {
+            problems.push(Problem::at(&origin, format!("two stages are named `{name}`")));
+        }
+        match located(&tree) {
+            Ok(located) => result.push(LocatedStage { name, start_from, located }),
+            Err(more) => problems
+                .extend(more.into_iter().map(|p| p.context(format_args!("(stage `{name}`)")))),
+        }
+    }
+    problems.extend(handing_on(&result));
+    if problems.is_empty() {
+        Ok(Composed::Curriculum { output, stages: result })
+    } else {
+        Err(problems)
+    }
+}
+
+/// What is wrong between stages that are sound each for itself.
+fn handing_on(stages: &[LocatedStage]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (index, stage) in stages.iter().enumerate() {
+        let LocatedStage { name, start_from, located } = stage;
+        let output = &located.config.output;
+        let same = |other: &&LocatedStage| other.located.config.output == *output;
+        if let Some(other) = stages[..index].iter().find(same) {
+            let text = format!(
+                "stages `{}` and `{name}` have one `output`, {}: give each its own",
+                other.name,
+                output.display()
+            );
+            problems.push(Problem::of_key(&located.tree, "output", text));
+        }
+        let before = index.checked_sub(1).and_then(|before| stages.get(before));
+        if let Some(before) = before.filter(|_| *start_from == StartFrom::Best) {
+            let (run, data) = (&before.located.config.train, &before.located.config.data);
+            if !run.keep_best || (data.held_out.is_empty() && data.held_out_rows == 0) {
+                let text = format!(
+                    "stage `{name}` starts from the best draft of `{}`, which keeps none: that needs \
+                     held-out rows (`data.held_out_rows`) and `train.keep_best: true`",
+                    before.name
+                );
+                problems.push(Problem::of_key(&before.located.tree, "train.keep_best", text));
+            }
+        }
+    }
+    problems
+}
+
+struct StageTree {
+    name: String,
+    start_from: StartFrom,
+    tree: Node,
+    origin: Origin,
+}
+
+/// A stage's keys over its defaults over the curriculum's.
+fn stage_tree(common: &Node, item: Node, output: &Path) -> std::result::Result<StageTree, Problem> {
+    let origin = item.origin.clone();
+    if !matches!(item.value, Tree::Map(_)) {
+        return Err(Problem::at(&origin, "a stage is a map of keys"));
+    }
+    let mut own = compose::with_defaults(item)?;
+    let name = match own.remove("name").map(|node| node.to_json()) {
+        Some(Value::String(name)) if is_folder_name(&name) => name,
+        Some(other) => {
+            return Err(Problem::at(
+                &origin,
+                format!("{other} cannot be a stage's `name`: letters, digits, - and _"),
+            ));
+        }
+        None => return Err(Problem::at(&origin, "a stage needs a `name`")),
+    };
+    let start_from = match own.remove("start_from") {
+        None => StartFrom::default(),
+        Some(node) => check::typed(&node).map_err(|_| {
+            Problem::at(&node.origin, "`start_from` is `last`, `best` or `scratch`")
+        })?,
+    };
+    let mut tree = common.clone();
+    let stage_output =
+        Node::new(Tree::Scalar(output.join(&name).display().to_string().into()), origin.clone());
+    tree.merge(Node::new(Tree::Map(vec![("output".into(), stage_output)]), origin.clone()));
+    tree.merge(own);
+    Ok(StageTree { name, start_from, tree, origin })
+}
+
+fn is_folder_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !name.is_empty() && name.chars().all(plain)
+}
+
+/// Arguments go over every stage; one that fits no stage is a problem.
+fn apply_to_all(changes: &[Override], stages: &mut [StageTree], problems: &mut Vec<Problem>) {
+    for change in changes {
+        let change = match &change.change {
+            // A key may be set in some stages and not in others.
+            Change::Add(value) if !matches!(value.value, Tree::List(_)) => {
+                let set = Change::Set(value.clone());
+                &Override { change: set, ..change.clone() }
+            }
+            _ => change,
+        };
+        let failed: Vec<Problem> =
+            stages.iter_mut().filter_map(|stage| change.apply(&mut stage.tree).err()).collect();
+        if failed.len() == stages.len() {
+            problems.extend(failed.into_iter().next());
+        }
+    }
+}

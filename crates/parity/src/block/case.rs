@@ -1,0 +1,257 @@
+//! A case's tensors and what its `meta.json` says of network and loss.
+
+use std::ops::Range;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, tensor_specs};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_train::features::{BatchFeatures, TeacherFeatures};
+use longdraft_train::method::block::{
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+};
+use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
+use longdraft_train::objective::Objective;
+use serde_json::{Value, json};
+
+use crate::error::{ParityError, Result};
+use crate::{Place, ROUNDED, malformed};
+
+/// Where a published network's reach ends; no case gets there.
+const CONTEXT: usize = 1 << 20;
+
+/// A case's file and settings.
+pub(super) struct Case<'a> {
+    folder: &'a Path,
+    meta: &'a Value,
+    pub(super) place: &'a Place,
+    file: SafetensorsSource,
+    pub(super) config: BlockConfig,
+    pub(super) rows: Vec<Row>,
+    pub(super) tolerance: Tolerance,
+}
+
+/// Allowed relative errors.
+pub(super) struct Tolerance {
+    pub(super) loss: f64,
+    /// Of gradients, hidden states and scores.
+    pub(super) grad: f64,
+    /// Share of choices that may differ.
+    pub(super) count: f64,
+}
+
+/// A row of tokens with its blocks that count.
+#[derive(Clone)]
+pub(super) struct Row {
+    pub(super) batch: Batch,
+    /// Where the blocks begin.
+    pub(super) anchors: Vec<usize>,
+    /// The same blocks among those of all rows.
+    pub(super) places: Vec<usize>,
+}
+
+impl<'a> Case<'a> {
+    pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &'a Place) -> Result<Self> {
+        let file = SafetensorsSource::open_file(&folder.join("case.safetensors"))?;
+        let config = config(folder, meta, &file)?;
+        let tolerance = Tolerance {
+            loss: place.allowed(1e-5, ROUNDED.loss),
+            grad: place.allowed(1e-4, ROUNDED.grad),
+            count: place.allowed(0.0, ROUNDED.count),
+        };
+        let rows = rows(folder, &file)?;
+        Ok(Self { folder, meta, place, file, config, rows, tolerance })
+    }
+
+    pub(super) fn malformed(&self, problem: impl std::fmt::Display) -> ParityError {
+        malformed(self.folder, problem)
+    }
+
+    /// A number of `meta.json`, if it is there.
+    pub(super) fn number(&self, key: &str) -> Option<f64> {
+        self.meta[key].as_f64()
+    }
+
+    /// A tensor in f32, on the host.
+    pub(super) fn tensor(&self, name: &str) -> Result<Tensor> {
+        Ok(self.file.load(name, DType::F32)?)
+    }
+
+    /// The same, if the case holds it.
+    pub(super) fn optional(&self, name: &str) -> Result<Option<Tensor>> {
+        self.file.shape(name).map(|_| self.tensor(name)).transpose()
+    }
+
+    pub(super) fn integers(&self, name: &str) -> Result<Vec<i64>> {
+        Ok(self.file.load_integers(name)?)
+    }
+
+    fn frozen(&self, name: &str) -> Result<Tensor> {
+        Ok(self.file.load(name, self.place.frozen)?.to_device(&self.place.device)?)
+    }
+
+    /// The target's head, `[V, H]`.
+    pub(super) fn head(&self) -> Result<Tensor> {
+        self.frozen("in.head")
+    }
+
+    /// The tapped layers of a row, `[T, A·H]`.
+    pub(super) fn features(&self, row: usize) -> Result<Tensor> {
+        Ok(self.tensor("in.features")?.get(row)?.to_device(&self.place.device)?)
+    }
+
+    /// The target's final states of a row, `[T, H]`.
+    fn last_hidden(&self, row: usize) -> Result<Tensor> {
+        Ok(self.tensor("in.last_hidden")?.get(row)?.to_device(&self.place.device)?)
+    }
+
+    pub(super) fn batch_features(&self, row: usize) -> Result<BatchFeatures> {
+        Ok(BatchFeatures {
+            part: None,
+            last_kv: None,
+            aux_hidden: Some(self.features(row)?),
+            teacher: match self.config.chain {
+                Some(_) => TeacherFeatures::EveryToken { hidden: self.last_hidden(row)? },
+                None => TeacherFeatures::None,
+            },
+        })
+    }
+
+    /// The draft with its loss, over the case's blocks.
+    pub(super) fn objective(&self) -> Result<Box<dyn Objective>> {
+        let tensors = tensor_specs(&self.config).into_iter().map(|spec| {
+            let value = self.tensor(&format!("w.{}", spec.name))?;
+            Ok((spec.name, value))
+        });
+        let source = MemorySource::new(tensors.collect::<Result<Vec<_>>>()?);
+        let draft = BlockDraft::from_source(&source, &self.config, &self.frozen("in.embed")?)?;
+        let starts: Vec<Vec<usize>> = self.rows.iter().map(|row| row.anchors.clone()).collect();
+        let starts = move |batch: &Batch| starts[batch.row].clone();
+        let (head, draws) = (self.head()?, BlockDraws { seed: 0, budget: BlockBudget::PerRow(1) });
+        if self.config.chain.is_some() {
+            let objective = ChainObjective::new(draft, &head, self.chain_loss(), draws);
+            return Ok(Box::new(objective.with_starts(starts)));
+        }
+        let objective = BlockObjective::new(draft, &head, self.loss()?, draws);
+        Ok(Box::new(objective.with_starts(starts)))
+    }
+
+    fn chain_loss(&self) -> ChainLoss {
+        let weight = |key: &str| self.meta["loss_weights"][key].as_f64().unwrap_or_default();
+        ChainLoss {
+            decay: self.number("gamma").unwrap_or(f64::INFINITY),
+            hard: weight("ce"),
+            distance: weight("l1"),
+            confidence: weight("confidence"),
+        }
+    }
+
+    fn loss(&self) -> Result<BlockLoss> {
+        let gamma = self.number("gamma");
+        let weights = match self.meta["loss_type"].as_str() {
+            None | Some("dflash") if gamma.is_none() => SlotWeights::Uniform,
+            None | Some("dflash") => SlotWeights::Decay,
+            Some("dpace") => SlotWeights::Dpace,
+            Some("dpace-cumulative-confidence-only") => SlotWeights::DpaceConfidence,
+            Some("dpace-continuation-value-only") => SlotWeights::DpaceContinuation,
+            Some(other) => {
+                return Err(self.malformed(format!("meta.json: `loss_type` {other} is unknown")));
+            }
+        };
+        let selector = self.number("selector_loss_weight").map(|weight| SelectorLoss {
+            weight,
+            over_hits: self.meta["selector_divisor"] == "over_hit_weights",
+        });
+        Ok(BlockLoss {
+            weights,
+            decay: gamma.unwrap_or(1.0),
+            alpha: self.number("alpha").unwrap_or(0.5),
+            divide_by_rows: self.meta["divisor"] == "rows",
+            soft: None,
+            selector,
+        })
+    }
+}
+
+/// What a case says of the network, checked as the `config.json` of a draft is.
+fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<BlockConfig> {
+    let size = |name: &str, dimension: usize| {
+        let shape = file.shape(name).filter(|shape| shape.len() == 2);
+        let missing = || malformed(folder, format!("`{name}` is no matrix"));
+        shape.map(|shape| shape[dimension]).ok_or_else(missing)
+    };
+    let layers = meta["layer_types"].as_array().map_or(0, Vec::len);
+    let mut value = json!({
+        "hidden_size": size("in.embed", 1)?,
+        "vocab_size": size("in.embed", 0)?,
+        "intermediate_size": size("w.layers.0.mlp.up_proj.weight", 0)?,
+        "num_hidden_layers": layers,
+        "num_attention_heads": meta["heads"],
+        "num_key_value_heads": meta["kv_heads"],
+        "rms_norm_eps": meta["eps"],
+        "max_position_embeddings": CONTEXT,
+        "selector_top_k": meta["top_k"],
+        "enable_confidence_head": file.shape("w.confidence_head.proj.weight").is_some(),
+    });
+    for key in [
+        "num_target_layers",
+        "head_dim",
+        "rope_theta",
+        "attention_bias",
+        "layer_types",
+        "sliding_window",
+        "is_causal",
+        "block_size",
+        "mask_token_id",
+        "target_layer_ids",
+        "conv_kernel_size",
+        "conv_group_size",
+        "selector_rank",
+        "markov_rank",
+        "markov_head_type",
+        "confidence_head_with_markov",
+    ] {
+        value[key] = meta[key].clone();
+    }
+    BlockConfig::from_json(&value, None)
+        .map_err(|problems| malformed(folder, format!("meta.json: {problems}")))
+}
+
+fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
+    let rows = |name: &str| -> Result<[usize; 2]> {
+        let shape = file.shape(name).and_then(|shape| shape.try_into().ok());
+        shape.ok_or_else(|| malformed(folder, format!("`{name}` is no matrix")))
+    };
+    let ([count, tokens], [other, blocks]) = (rows("in.input_ids")?, rows("in.anchors")?);
+    let same = count == other && rows("in.loss_mask")? == [count, tokens];
+    if !same || rows("in.keep")? != [count, blocks] || count == 0 {
+        return Err(malformed(folder, "ids, masks and anchors are of different rows"));
+    }
+    let (ids, anchors) = (file.load_integers("in.input_ids")?, file.load_integers("in.anchors")?);
+    let keep = file.load_integers("in.keep")?;
+    let mask: Vec<f32> = file.load("in.loss_mask", DType::F32)?.flatten_all()?.to_vec1()?;
+    let index = |value: i64, most: usize| {
+        let fits = usize::try_from(value).ok().filter(|value| *value < most);
+        fits.ok_or_else(|| malformed(folder, format!("{value} is no id or anchor")))
+    };
+    let row = |row: usize| -> Result<Row> {
+        let of_tokens: Range<usize> = row * tokens..(row + 1) * tokens;
+        let places: Vec<usize> =
+            (row * blocks..(row + 1) * blocks).filter(|place| keep[*place] != 0).collect();
+        let of_blocks = places.iter().map(|place| index(anchors[*place], tokens));
+        let of_ids = ids[of_tokens.clone()].iter().map(|id| Ok(index(*id, 1 << 31)? as u32));
+        let batch = Batch {
+            ids: of_ids.collect::<Result<_>>()?,
+            position_ids: (0..tokens as u32).collect(),
+            document_ids: vec![0; tokens],
+            loss_mask: mask[of_tokens].iter().map(|bit| *bit > 0.0).collect(),
+            row,
+            ..Batch::default()
+        };
+        Ok(Row { batch, anchors: of_blocks.collect::<Result<_>>()?, places })
+    };
+    (0..count).map(row).collect()
+}

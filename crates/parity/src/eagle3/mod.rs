@@ -1,0 +1,154 @@
+//! Kind `eagle3`: training steps of the EAGLE-3 draft, compat and default mode.
+
+mod case;
+mod checks;
+mod inputs;
+
+use std::path::Path;
+
+use longdraft_data::Batch;
+use longdraft_models::draft::Draft;
+use longdraft_parallel::Gradients;
+use longdraft_train::features::BatchFeatures;
+use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
+use longdraft_train::optim::AdamW;
+use serde_json::Value;
+
+use super::{CaseReport, Place, malformed, relative, worst};
+use crate::error::Result;
+
+use case::Case;
+use checks::{check_gradients, check_metrics, check_weights};
+use inputs::{check_activations, check_capture, check_teacher, check_vocabulary};
+
+/// Largest errors so far.
+#[derive(Default)]
+struct Errors {
+    loss: f64,
+    grad: f64,
+    weight: f64,
+}
+
+/// Recomputes the default modes and then every step of the case.
+pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
+    let case = Case::open(folder, meta, place)?;
+    let mut report = CaseReport::new(name, "eagle3");
+    let (batch, features) = (case.batch()?, case.features()?);
+    let objective = case.objective(None)?;
+    check_vocabulary(&case, &objective, &mut report)?;
+    check_teacher(&case, &objective, (&batch, &features), &mut report)?;
+    check_capture(&case, &objective, &batch, &mut report)?;
+    check_activations(&case, &objective, (&batch, &features), &mut report)?;
+    let mut errors = Errors::default();
+    let modes = meta["default_mode"].as_array().map_or(&[][..], Vec::as_slice);
+    for (index, mode) in modes.iter().enumerate() {
+        run_mode(&case, index, mode, (&batch, &features), &mut errors, &mut report)?;
+    }
+    run_steps(&case, &objective, (&batch, &features), &mut errors, &mut report)?;
+    report.loss_error = Some(errors.loss);
+    report.grad_error = Some(errors.grad);
+    report.weight_error = Some(errors.weight);
+    Ok(report)
+}
+
+/// Loss, metrics and gradients of a default mode at the initial weights.
+fn run_mode(
+    case: &Case<'_>,
+    index: usize,
+    mode: &Value,
+    inputs: (&Batch, &BatchFeatures),
+    errors: &mut Errors,
+    report: &mut CaseReport,
+) -> Result<()> {
+    let objective = case.objective(Some(mode))?;
+    let label = |what: &str| format!("default mode {} {what}", index + 1);
+    let (metrics, gradients) = step(&objective, inputs)?;
+    check_step(case, &label, mode, (&objective, &metrics, &gradients), errors, report)?;
+    if let Some(file) = mode["grads_file"].as_str() {
+        if file.contains(['/', '\\']) {
+            let problem = format!("`grads_file` = {file} is no file name");
+            return Err(malformed(case.folder, problem));
+        }
+        let parameters = objective.eagle3().parameters();
+        let error = check_gradients(case, file, parameters, &gradients, report)?;
+        errors.grad = worst(errors.grad, error);
+    }
+    Ok(())
+}
+
+/// The case's optimizer steps, all on the same batch.
+fn run_steps(
+    case: &Case<'_>,
+    objective: &Eagle3Objective,
+    inputs: (&Batch, &BatchFeatures),
+    errors: &mut Errors,
+    report: &mut CaseReport,
+) -> Result<()> {
+    let parameters = objective.eagle3().parameters();
+    let mut optimizer = AdamW::new(case.optimizer(), parameters);
+    let steps = case.steps()?;
+    for (index, want) in steps.iter().enumerate() {
+        let label = |what: &str| format!("step {} {what}", index + 1);
+        let (metrics, gradients) = step(objective, inputs)?;
+        check_step(case, &label, want, (objective, &metrics, &gradients), errors, report)?;
+        if index == 0 {
+            let error = check_gradients(case, "grads.safetensors", parameters, &gradients, report)?;
+            errors.grad = worst(errors.grad, error);
+        }
+        let rate = want["lr"].as_f64();
+        let rate = rate.ok_or_else(|| malformed(case.folder, "meta.json: a step has no `lr`"))?;
+        optimizer.step(parameters, &gradients, rate)?;
+        let mut files = Vec::new();
+        if index == 0 {
+            files.push("weights_step1.safetensors");
+        }
+        if index + 1 == steps.len() && case.folder.join("weights_final.safetensors").is_file() {
+            files.push("weights_final.safetensors");
+        }
+        for file in files {
+            let error = check_weights(case, file, objective.eagle3(), report)?;
+            errors.weight = worst(errors.weight, error);
+        }
+    }
+    Ok(())
+}
+
+/// Counters and gradients of one step over all records.
+fn step(
+    objective: &Eagle3Objective,
+    (batch, features): (&Batch, &BatchFeatures),
+) -> Result<(Eagle3Metrics, Gradients)> {
+    let plan = objective.plan(batch, features)?;
+    let denominators = objective.denominators(&plan);
+    let outcome = objective.evaluate(batch, features, &plan, &denominators, true)?;
+    let parameters = objective.eagle3().parameters();
+    let mut gradients = Gradients::new(parameters);
+    if let Some(loss) = outcome.loss {
+        gradients.add(parameters, &loss.backward()?)?;
+    }
+    Ok((outcome.metrics, gradients))
+}
+
+/// Loss, gradient norm and metrics of one step.
+fn check_step(
+    case: &Case<'_>,
+    label: &dyn Fn(&str) -> String,
+    want: &Value,
+    (objective, metrics, gradients): (&Eagle3Objective, &Eagle3Metrics, &Gradients),
+    errors: &mut Errors,
+    report: &mut CaseReport,
+) -> Result<()> {
+    let loss = metrics.loss(&objective.config().weights());
+    for (key, got) in [("loss", loss), ("grad_norm", gradients.norm()?)] {
+        if let Some(want) = want[key].as_f64() {
+            let error = relative(got, want);
+            report.check(label(key), error, case.tolerance.loss);
+            if key == "loss" {
+                errors.loss = worst(errors.loss, error);
+            }
+        }
+    }
+    let error = check_metrics(case, label, want, metrics, report)?;
+    errors.loss = worst(errors.loss, error);
+    Ok(())
+}

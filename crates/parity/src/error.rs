@@ -1,0 +1,89 @@
+//! Why a case cannot be recomputed.
+
+use std::path::PathBuf;
+
+use longdraft_data::DataError;
+use longdraft_models::ModelError;
+use longdraft_parallel::ParallelError;
+use longdraft_train::TrainError;
+
+use crate::KINDS;
+
+/// Result of recomputing.
+pub type Result<T> = std::result::Result<T, ParityError>;
+
+/// Why a case cannot be recomputed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParityError {
+    /// A file or folder is not what a case has there.
+    #[error("{}: {problem}", path.display())]
+    Malformed {
+        /// It.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No kind that is known here.
+    #[error("{}: unknown kind `{kind}`", path.display())]
+    UnknownKind {
+        /// The file that names it.
+        path: PathBuf,
+        /// As it is named.
+        kind: String,
+    },
+    /// The case holds no weights, and none were given.
+    #[error("{}: a forward case needs weights", folder.display())]
+    NeedsWeights {
+        /// The case.
+        folder: PathBuf,
+        /// The file that it was made from.
+        file: String,
+    },
+    /// The weights are not those that the case was made from.
+    #[error("{}: SHA-256 {got}, the case {} was made from {want}", weights.display(), folder.display())]
+    OtherWeights {
+        /// The weights.
+        weights: PathBuf,
+        /// The case.
+        folder: PathBuf,
+        /// Sum of the weights.
+        got: String,
+        /// Sum that the case names.
+        want: String,
+    },
+    /// Of a model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Of data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Of training.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+impl ParityError {
+    /// The way out, where there is one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownKind { .. } => Some(format!("this build knows the kinds {KINDS}")),
+            Self::NeedsWeights { file, .. } => {
+                Some(format!("give the file with --target ({file})"))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<candle_core::Error> for ParityError {
+    fn from(error: candle_core::Error) -> Self {
+        ModelError::from(error).into()
+    }
+}
+
+impl From<ParallelError> for ParityError {
+    fn from(error: ParallelError) -> Self {
+        TrainError::from(error).into()
+    }
+}

@@ -1,0 +1,450 @@
+//! Kind `forward`: outputs of a real model for fixed inputs.
+//!
+//! Tolerances follow the case's own record of how far f32 deviates from f64: another correct f32
+//! implementation stays within about ten times that.
+
+mod files;
+mod states;
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::LayerId;
+use longdraft_models::target::{
+    Features, KeyValues, PackedSequence, Tap, Taps, Target, TargetOptions,
+};
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use serde_json::Value;
+
+use super::{CaseReport, Place, ROUNDED, absolute_error, malformed, on_host, read_json};
+use crate::error::{ParityError, Result};
+
+use files::{check_gguf_tensors, check_hash, check_tokenizer, ids, numbers, weights_file};
+
+/// Allowed multiple of the recorded deviation.
+const MARGIN: f64 = 12.0;
+
+/// Smallest tolerance of each quantity: absolute, hidden vectors relative.
+const FLOORS: [(&str, f64); 5] = [
+    ("logits", 2e-4),
+    ("k_last", 1e-4),
+    ("v_last", 1e-4),
+    ("hidden_rel", 5e-5),
+    ("final_norm", 1e-4),
+];
+
+/// Prompts up to this length share the largest deviation among them.
+const SHORT_PROMPT: u64 = 64;
+
+/// Scored tokens of the passage: per token, and their mean.
+const NLL_TOLERANCE: (f64, f64) = (1e-3, 1e-5);
+
+/// The same with 16-bit values.
+const ROUNDED_NLL: (f64, f64) = (0.5, 2e-2);
+
+/// Where a case holds weights of its own.
+const OWN_WEIGHTS: &str = "target";
+
+/// Recomputes the case with its own weights, or those at `target`.
+pub(super) fn run(
+    folder: &Path,
+    meta: &Value,
+    name: &str,
+    target: Option<&Path>,
+    place: &Place,
+) -> Result<CaseReport> {
+    let own = folder.join(OWN_WEIGHTS);
+    let given = if own.is_dir() { Some(own.as_path()) } else { target };
+    let Some(path) = given else {
+        let file = meta["source"]["file"].as_str().unwrap_or("the weights").to_owned();
+        return Err(ParityError::NeedsWeights { folder: folder.to_path_buf(), file });
+    };
+    let weights = weights_file(path, meta);
+    check_hash(folder, meta, &weights)?;
+    let mut report = CaseReport::new(name, "forward");
+    let target = Target::open_path(
+        path,
+        &TargetOptions {
+            device: place.device.clone(),
+            dtype: place.frozen,
+            ..TargetOptions::default()
+        },
+    )?;
+    check_gguf_tensors(folder, &weights, &mut report)?;
+    let prompts = read_json(&folder.join("prompts.json"))?;
+    let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
+    let speaks = folder.join("tokenizer.json").is_file()
+        || prompts.iter().any(|prompt| prompt["text"].is_string());
+    let tokenizer = if speaks {
+        let tokenizer = Target::open_tokenizer(&path.to_string_lossy())?;
+        check_tokenizer(folder, &tokenizer, &mut report)?;
+        Some(tokenizer)
+    } else {
+        None
+    };
+    let capture: Vec<LayerId> = meta["capture_layers"]
+        .as_array()
+        .map(|layers| {
+            layers.iter().filter_map(Value::as_u64).map(|l| LayerId(l as usize)).collect()
+        })
+        .unwrap_or_default();
+    let tokenizer = tokenizer.as_ref();
+    let has_keys = meta["last_layer_has_kv"] != false;
+    let state_cut = meta["state_cut"].as_u64().map(|cut| cut as usize);
+    let target = &target;
+    let case =
+        ForwardCase { folder, place, target, tokenizer, capture, has_keys, state_cut, prompts };
+    for prompt in prompts {
+        case.check_prompt(prompt, &mut report)?;
+    }
+    case.check_nll(&mut report)?;
+    Ok(report)
+}
+
+struct ForwardCase<'a> {
+    folder: &'a Path,
+    place: &'a Place,
+    target: &'a Target,
+    /// For cases with text.
+    tokenizer: Option<&'a TextTokenizer>,
+    capture: Vec<LayerId>,
+    /// Whether the last layer has keys and values.
+    has_keys: bool,
+    /// Tokens from which on recurrent states are taken back.
+    state_cut: Option<usize>,
+    prompts: &'a [Value],
+}
+
+impl ForwardCase<'_> {
+    /// Allowed error of a quantity whose largest value is `largest` (1 of relative errors): the
+    /// recorded deviation of this prompt, or the largest one of all short prompts at ordinary positions,
+    /// times the margin; with 16-bit values a part of the largest value.
+    fn tolerance(&self, prompt: &Value, key: &str, largest: f64) -> f64 {
+        let deviation = |p: &Value| p["max_abs_deviation_from_float64"][key].as_f64();
+        let short = |p: &Value| {
+            p["n_tokens"].as_u64().is_some_and(|n| n <= SHORT_PROMPT) && p["position_ids"].is_null()
+        };
+        let own = deviation(prompt).unwrap_or(0.0);
+        let shared = if short(prompt) {
+            self.prompts.iter().filter(|p| short(p)).filter_map(deviation).fold(own, f64::max)
+        } else {
+            own
+        };
+        let floor = FLOORS.iter().find(|(name, _)| *name == key).map_or(0.0, |(_, floor)| *floor);
+        self.place.allowed((MARGIN * shared).max(floor), ROUNDED.grad * largest)
+    }
+
+    fn taps(&self) -> Taps {
+        let mut taps = vec![Tap::FinalHidden];
+        if self.has_keys {
+            taps.push(Tap::LastKv);
+        }
+        taps.extend(self.capture.iter().map(|layer| Tap::Hidden(*layer)));
+        Taps::of(&taps)
+    }
+
+    fn check_prompt(&self, prompt: &Value, report: &mut CaseReport) -> Result<()> {
+        let name = prompt["name"].as_str().unwrap_or("prompt");
+        let label = |what: &str| format!("{name} {what}");
+        let ids = ids(&prompt["ids"]);
+        if ids.is_empty() {
+            return Err(malformed(self.folder, format!("prompts.json: `{name}` has no ids")));
+        }
+        self.check_text(prompt, &ids, &label, report)?;
+        let mut sequence = PackedSequence::single(&ids);
+        let positions = files::ids(&prompt["position_ids"]);
+        if !positions.is_empty() {
+            sequence.position_ids = positions;
+        }
+        let features = self.target.forward(&sequence, &self.taps())?;
+        self.check_logits(prompt, &features, &label, report)?;
+        if self.has_keys {
+            self.check_kv(prompt, features.last_kv()?, &label, report)?;
+        }
+        self.check_capture(prompt, &features, &label, report)?;
+        self.check_tensors(prompt, name, &features, &label, report)?;
+        self.check_states(name, &sequence, &label, report)?;
+        self.check_greedy(prompt, &sequence, &label, report)
+    }
+
+    /// Rendered template and token ids.
+    fn check_text(
+        &self,
+        prompt: &Value,
+        want: &[u32],
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let (Some(text), Some(tokenizer)) = (prompt["text"].as_str(), self.tokenizer) else {
+            return Ok(());
+        };
+        if let (Some(messages), Some(template)) =
+            (prompt["messages"].as_array(), tokenizer.chat_template())
+        {
+            let field = |m: &Value, key: &str| m[key].as_str().unwrap_or_default().to_owned();
+            let messages: Vec<Message> = messages
+                .iter()
+                .map(|m| Message::new(&field(m, "role"), field(m, "content")))
+                .collect();
+            let rendered = template.render(&messages, true)?;
+            report.check_equal(label("rendered template"), &[rendered], &[text.to_owned()]);
+        }
+        let mut got = tokenizer.encode(text)?.ids;
+        // A start token before the prompt is the user's to put, not the tokenizer's.
+        if let (Some(bos), Some(first)) = (self.target.config().bos_token_id, want.first())
+            && bos == *first
+            && got.first() != Some(first)
+        {
+            got.insert(0, bos);
+        }
+        report.check_equal(label("token ids"), &got, want);
+        Ok(())
+    }
+
+    fn check_logits(
+        &self,
+        prompt: &Value,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let hidden = features.final_hidden()?;
+        let last = hidden.dim(0)? - 1;
+        let logits = self.target.logits(&hidden.narrow(0, last, 1)?)?;
+        let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        let wanted = numbers(&prompt["top20_logits"]);
+        let tolerance = self.tolerance(prompt, "logits", largest(&wanted));
+        let top = ids(&prompt["top20_ids"]).into_iter().zip(wanted);
+        let error = top
+            .map(|(id, want)| {
+                logits.get(id as usize).map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
+            })
+            .fold(0.0, f64::max);
+        report.check(label("top-20 logits"), error, tolerance);
+        if let Some(want) = prompt["logsumexp"].as_f64() {
+            let sum: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
+            report.check(label("log-sum-exp"), (sum.ln() - want).abs(), tolerance);
+        }
+        let want = ids(&prompt["argmax_per_position"]);
+        if !want.is_empty() {
+            let got = self.target.logits(hidden)?.argmax(1)?.to_vec1::<u32>()?;
+            let share = self.place.allowed(0.0, ROUNDED.count);
+            report.check_choices(label("argmax per position"), &got, &want, share);
+        }
+        Ok(())
+    }
+
+    fn check_kv(
+        &self,
+        prompt: &Value,
+        last_kv: &KeyValues,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let tokens = last_kv.k.dim(0)?;
+        for (key, tensor) in [("k", &last_kv.k), ("v", &last_kv.v)] {
+            let (mut error, mut size) = (0.0_f64, 0.0_f64);
+            for (place, t) in [("first", 0), ("last", tokens - 1)] {
+                let heads = tensor.get(t)?.to_vec2::<f32>()?;
+                let want = &prompt["last_layer_kv"][place][format!("{key}_first8_per_head")];
+                for (head, want) in heads.iter().zip(want.as_array().into_iter().flatten()) {
+                    for (got, want) in head.iter().zip(numbers(want)) {
+                        error = error.max((f64::from(*got) - want).abs());
+                        size = size.max(want.abs());
+                    }
+                }
+            }
+            let tolerance = self.tolerance(prompt, &format!("{key}_last"), size);
+            report.check(label(&format!("last-layer {key}")), error, tolerance);
+        }
+        Ok(())
+    }
+
+    /// L2 norms and first values of the residual stream at the capture layers.
+    fn check_capture(
+        &self,
+        prompt: &Value,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let tolerance = self.tolerance(prompt, "hidden_rel", 1.0);
+        for (layer, hidden) in &features.hidden {
+            let tokens = hidden.dim(0)?;
+            let mut error = 0.0_f64;
+            for (place, t) in [("first", 0), ("last", tokens - 1)] {
+                let want = &prompt["capture"][layer.0.to_string()][place];
+                let Some(norm) = want["l2"].as_f64() else {
+                    continue;
+                };
+                let got = hidden.get(t)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+                let length = got.iter().map(|x| x * x).sum::<f64>().sqrt();
+                error = error.max((length - norm).abs() / norm);
+                for (got, want) in got.iter().zip(numbers(&want["first8"])) {
+                    error = error.max((got - want).abs() / norm);
+                }
+            }
+            report.check(label(&format!("hidden after layer {}", layer.0)), error, tolerance);
+        }
+        Ok(())
+    }
+
+    /// Whole tensors, for the one prompt that has them.
+    fn check_tensors(
+        &self,
+        prompt: &Value,
+        name: &str,
+        features: &Features,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let path = self.folder.join("tensors.safetensors");
+        if !path.is_file() {
+            return Ok(());
+        }
+        let file = SafetensorsSource::open_file(&path)?;
+        let hidden = features.final_hidden()?;
+        let logits = self.target.logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?.squeeze(0)?;
+        let mut of_tensors =
+            vec![("final_norm", "final_norm", hidden), ("logits_last", "logits", &logits)];
+        if let Some(KeyValues { k, v }) = &features.last_kv {
+            of_tensors.extend([("last_layer_k", "k_last", k), ("last_layer_v", "v_last", v)]);
+        }
+        let some = self.logits_at(&file, name, hidden)?;
+        of_tensors.extend(some.iter().map(|some| ("logits_at", "logits", some)));
+        for (what, key, got) in of_tensors {
+            if let Some(want) = stored(&file, name, what)? {
+                let (error, largest) = absolute_error(got, &want)?;
+                report.check(label(what), error, self.tolerance(prompt, key, largest));
+            }
+        }
+        for (layer, got) in &features.hidden {
+            let what = format!("hidden_after_layer_{}", layer.0);
+            if let Some(want) = stored(&file, name, &what)? {
+                let error = largest_row_error(got, &want)?;
+                report.check(label(&what), error, self.tolerance(prompt, "hidden_rel", 1.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits at the positions that the case lists, if it lists any.
+    fn logits_at(
+        &self,
+        file: &SafetensorsSource,
+        name: &str,
+        hidden: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        let key = format!("{name}.logits_at_positions");
+        if file.shape(&key).is_none() {
+            return Ok(None);
+        }
+        let positions = file.load_integers(&key)?.into_iter().map(|position| position as u32);
+        let positions = Tensor::new(positions.collect::<Vec<u32>>(), hidden.device())?;
+        Ok(Some(self.target.logits(&hidden.index_select(&positions, 0)?)?))
+    }
+
+    /// Greedy continuation through the cache, token for token while the margin is clear.
+    fn check_greedy(
+        &self,
+        prompt: &Value,
+        sequence: &PackedSequence,
+        label: &dyn Fn(&str) -> String,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let want = ids(&prompt["greedy_ids"]);
+        if want.is_empty() {
+            return Ok(());
+        }
+        let margins = numbers(&prompt["greedy_margin"]);
+        let size = largest(&numbers(&prompt["top20_logits"]));
+        let tolerance = 2.0 * self.tolerance(prompt, "logits", size);
+        let clear = margins.iter().take_while(|margin| **margin > tolerance).count();
+        let clear = clear.min(want.len());
+        let taps = Taps::of(&[Tap::FinalHidden]);
+        let mut cache = self.target.new_cache()?;
+        let mut features =
+            self.target.extend(&sequence.ids, &sequence.position_ids, &mut cache, &taps)?;
+        let mut position = sequence.position_ids.last().copied().unwrap_or(0);
+        let mut got = Vec::new();
+        while got.len() < clear {
+            let hidden = features.final_hidden()?;
+            let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?;
+            let next = self.target.logits(&last)?.argmax(1)?.to_vec1::<u32>()?[0];
+            got.push(next);
+            position += 1;
+            features = self.target.extend(&[next], &[position], &mut cache, &taps)?;
+        }
+        report.check_equal(label(&format!("greedy, {clear} tokens")), &got, &want[..clear]);
+        Ok(())
+    }
+
+    fn check_nll(&self, report: &mut CaseReport) -> Result<()> {
+        if !self.folder.join("nll.json").is_file() {
+            return Ok(());
+        }
+        let passage = read_json(&self.folder.join("nll.json"))?;
+        let ids = ids(&passage["ids"]);
+        if ids.len() < 2 {
+            return Err(malformed(self.folder, "nll.json: no ids"));
+        }
+        let taps = Taps::of(&[Tap::FinalHidden]);
+        let features = self.target.forward(&PackedSequence::single(&ids), &taps)?;
+        let logits = self.target.logits(features.final_hidden()?)?.to_vec2::<f32>()?;
+        let nll: Vec<f64> =
+            logits.iter().zip(&ids[1..]).map(|(z, label)| row_nll(z, *label)).collect();
+        let mean = nll.iter().sum::<f64>() / nll.len() as f64;
+        if let Some(want) = passage["mean_nll"].as_f64() {
+            let tolerance = self.place.allowed(NLL_TOLERANCE.1, ROUNDED_NLL.1);
+            report.check("passage mean NLL", (mean - want).abs(), tolerance);
+        }
+        let mut want = numbers(&passage["nll_first8"]);
+        let path = self.folder.join("tensors.safetensors");
+        if path.is_file() {
+            let file = SafetensorsSource::open_file(&path)?;
+            if let Some(all) = stored(&file, "nll", "per_token")? {
+                want = all.to_dtype(DType::F64)?.to_vec1()?;
+            }
+        }
+        let error = nll.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let tolerance = self.place.allowed(NLL_TOLERANCE.0, ROUNDED_NLL.0);
+        report.check(format!("passage NLL of {} tokens", want.len()), error, tolerance);
+        Ok(())
+    }
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+}
+
+fn row_nll(logits: &[f32], label: u32) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|z| (f64::from(*z) - max).exp()).sum();
+    max + sum.ln() - f64::from(logits[label as usize])
+}
+
+fn stored(file: &SafetensorsSource, name: &str, what: &str) -> Result<Option<Tensor>> {
+    let key = format!("{name}.{what}");
+    match file.shape(&key) {
+        Some(_) => Ok(Some(file.load(&key, DType::F32)?.to_device(&Device::Cpu)?)),
+        None => Ok(None),
+    }
+}
+
+/// Largest relative L2 error of a row.
+fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
+    if a.dims() != b.dims() {
+        return Ok(f64::INFINITY);
+    }
+    let rows = |t: &Tensor| on_host(t)?.to_dtype(DType::F64)?.to_vec2::<f64>();
+    let mut worst = 0.0_f64;
+    for (a, b) in rows(a)?.iter().zip(&rows(b)?) {
+        let difference: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
+        let length: f64 = b.iter().map(|y| y * y).sum();
+        let error = (difference / length).sqrt();
+        worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+    }
+    Ok(worst)
+}

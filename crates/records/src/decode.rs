@@ -1,0 +1,335 @@
+//! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
+
+use std::path::Path;
+
+use longdraft_decode::evaluate::{Comparison, wilson_interval};
+use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::{Committed, Origin};
+use longdraft_models::TargetTokenId;
+use longdraft_models::tokenizer::TextTokenizer;
+use serde::{Deserialize, Serialize};
+
+/// File in a run's directory.
+pub const DECODE_FILE: &str = "decode.json";
+/// Layout of the file.
+pub const VERSION: u32 = 1;
+/// Prompts below which timings are marked as a small sample.
+pub const FEW_PROMPTS: usize = 30;
+
+/// Everything of one call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeRecord {
+    /// Layout of the file: [`VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub binary_version: String,
+    /// As it was named.
+    pub target: String,
+    /// Of its weights.
+    pub target_fingerprint: String,
+    /// Where it lay, if there was one.
+    pub draft: Option<String>,
+    /// Name of the prompts.
+    pub prompts: String,
+    /// Type that weights were held in.
+    pub dtype: String,
+    /// That everything was computed on.
+    pub threads: usize,
+    /// Tokens of an answer at most.
+    pub max_new_tokens: usize,
+    /// In the order in which they were measured.
+    pub cells: Vec<Cell>,
+    /// Absent in files of older versions, as is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub circumstances: Option<Circumstances>,
+}
+
+/// When, where and how it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Circumstances {
+    /// `YYYY-MM-DD HH:MM` in UTC, at the end.
+    pub date: String,
+    /// As typed.
+    pub command: String,
+    /// The processor's own name.
+    pub processor: Option<String>,
+    /// Values of the target.
+    pub target_parameters: usize,
+    /// Trained values of the draft.
+    pub draft_parameters: Option<usize>,
+    /// Of measuring, in the last process that worked on it.
+    pub seconds: f64,
+}
+
+impl DecodeRecord {
+    /// Reads what was measured of a run.
+    ///
+    /// # Errors
+    /// - the file is not there, cannot be read, or is no such record
+    pub fn read(folder: &Path) -> std::io::Result<Self> {
+        Ok(serde_json::from_str(&std::fs::read_to_string(folder.join(DECODE_FILE))?)?)
+    }
+
+    /// The figures alone, for others than who measured: no texts, paths of commands, machines.
+    #[must_use]
+    pub fn without_circumstances(mut self) -> Self {
+        self.circumstances = None;
+        self.cells.iter_mut().for_each(|cell| cell.sample = None);
+        self
+    }
+}
+
+/// `YYYY-MM-DD HH:MM` in UTC.
+pub fn date_of(time: std::time::SystemTime) -> String {
+    let time = time::OffsetDateTime::from(time);
+    let (date, clock) = (time.date(), time.time());
+    format!(
+        "{:04}-{:02}-{:02} {:02}:{:02}",
+        date.year(),
+        u8::from(date.month()),
+        date.day(),
+        clock.hour(),
+        clock.minute()
+    )
+}
+
+/// One way to draft at one temperature.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// What proposed: `glide + lookup`, `none`.
+    pub drafter: String,
+    /// `chain`, `tree-static`, ... with sizes.
+    pub rule: String,
+    /// `greedy`, `candidate`, `ratio` or `match`.
+    pub verifier: String,
+    /// 0 of greedy decoding.
+    pub temperature: f64,
+    /// Most likely tokens that sampling was limited to.
+    pub top_k: Option<usize>,
+    /// Probability that it was limited to.
+    pub top_p: f64,
+    /// Least probability, as a share of the largest one.
+    pub min_p: f64,
+    /// `fixed` or `measured`.
+    pub pace: String,
+    /// Confidence of the draft below which it proposed no further, where there was such a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidence_threshold: Option<f64>,
+    /// Times that every prompt was answered.
+    pub runs: usize,
+    /// Of all prompts.
+    pub figures: Figures,
+    /// By position, of all target passes: tau is 1 more than their sum, less the share of cut passes.
+    #[serde(default)]
+    pub accepted_share: Vec<f64>,
+    /// By position: accepted proposals, of those with all earlier ones accepted.
+    pub conditional_acceptance: Vec<f64>,
+    /// 95 % intervals of them.
+    pub conditional_acceptance_intervals: Vec<(f64, f64)>,
+    /// Proposals that they count.
+    pub tested_by_position: Vec<usize>,
+    /// By position: accepted proposals, of all.
+    pub survival: Vec<f64>,
+    /// Accepted tokens that lookup proposed, of all accepted.
+    pub lookup_share: f64,
+    /// Of a round.
+    pub milliseconds: Milliseconds,
+    /// Of each run.
+    pub speed_up_of_runs: Vec<f64>,
+    /// Outputs that had to be equal to plain decoding's, and those that were.
+    pub checked: usize,
+    /// Those that were equal.
+    pub equal: usize,
+    /// By how much the target prefers plain decoding's token where outputs part, in nats.
+    pub largest_regret: Option<f64>,
+    /// Residuals without mass, in whose place the target's distribution was drawn from.
+    pub residual_fallbacks: usize,
+    /// By category of the prompts.
+    pub categories: Vec<Figures>,
+    /// By prompt length: tokens up to the power of two that names the group.
+    pub contexts: Vec<Figures>,
+    /// The first prompt's answer; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sample>,
+}
+
+/// An answer, token by token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// The end of the prompt.
+    pub prompt: String,
+    /// What was answered, in order.
+    pub tokens: Vec<SampleToken>,
+}
+
+/// The text of a token, or of several that make a character together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SampleToken {
+    /// As it is read.
+    pub text: String,
+    /// What proposed it: `draft` or `lookup`; nothing where it is the target's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proposed_by: Option<Origin>,
+}
+
+impl SampleToken {
+    /// An answer without what ends it; none where it cannot be put into words.
+    pub fn of(
+        answer: &[Committed],
+        tokenizer: &TextTokenizer,
+        stops: &[TargetTokenId],
+    ) -> Option<Vec<Self>> {
+        let mut stream = tokenizer.stream();
+        let mut tokens = Vec::new();
+        for committed in answer.iter().filter(|committed| !stops.contains(&committed.token)) {
+            let text = stream.push(committed.token.0).ok()?;
+            tokens.push(Self { text, proposed_by: committed.proposed_by });
+        }
+        tokens.push(Self { text: stream.finish().ok()?, proposed_by: None });
+        tokens.retain(|token| !token.text.is_empty());
+        Some(tokens)
+    }
+}
+
+/// Letters of a prompt that are kept with its answer.
+const PROMPT_LETTERS: usize = 1500;
+
+impl Sample {
+    /// The first answer of a comparison; none where it cannot be put into words.
+    pub fn of(
+        comparison: &Comparison,
+        prompt: &[TargetTokenId],
+        tokenizer: &TextTokenizer,
+        stops: &[TargetTokenId],
+    ) -> Option<Self> {
+        if comparison.first_answer.is_empty() {
+            return None;
+        }
+        let ids: Vec<u32> = prompt.iter().map(|token| token.0).collect();
+        let text = tokenizer.decode(&ids, true).ok()?;
+        let skipped = text.chars().count().saturating_sub(PROMPT_LETTERS);
+        let prompt = text.chars().skip(skipped).collect();
+        let tokens = SampleToken::of(&comparison.first_answer, tokenizer, stops)?;
+        Some(Self { prompt, tokens })
+    }
+}
+
+/// Acceptance and speed of some prompts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// Group of prompts.
+    pub name: String,
+    /// Their number.
+    pub prompts: usize,
+    /// Tokens per target pass, the target's own included.
+    pub tau_incl_bonus: f64,
+    /// 95 % interval.
+    pub tau_interval: (f64, f64),
+    /// The same without the target's own token.
+    pub tau_accepted_only: f64,
+    /// The same over passes that no stop or limit cut.
+    pub tau_uncut: f64,
+    /// Mean of the prompts' own.
+    pub tau_per_prompt: f64,
+    /// Of proposals.
+    pub acceptance_rate: f64,
+    /// Of first proposals.
+    pub first_acceptance: Option<f64>,
+    /// After the first token.
+    pub plain_decode_tok_s: f64,
+    /// The same with drafting.
+    pub decode_tok_s: f64,
+    /// Prefill included.
+    pub plain_e2e_tok_s: f64,
+    /// The same with drafting.
+    pub e2e_tok_s: f64,
+    /// Times as fast as plain decoding, after the first token.
+    pub speed_up: f64,
+    /// 95 % interval.
+    pub speed_up_interval: (f64, f64),
+    /// Whether there are too few prompts for its timings to be sure.
+    pub small_sample: bool,
+}
+
+/// Where the time of a round with proposals goes, and of a plain step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Milliseconds {
+    /// Proposing.
+    pub draft: f64,
+    /// The target's pass.
+    pub verify: f64,
+    /// Everything else.
+    pub rest: f64,
+    /// A plain step.
+    pub plain_step: f64,
+    /// Rounds without proposals, of all.
+    pub plain_share: f64,
+}
+
+impl Figures {
+    /// Of a group of prompts that goes by `name`.
+    pub fn of(name: impl Into<String>, comparison: &Comparison) -> Self {
+        let acceptance = comparison.acceptance();
+        let (plain, drafted) = (comparison.plain(), comparison.drafted());
+        Self {
+            name: name.into(),
+            prompts: comparison.prompts.len(),
+            tau_incl_bonus: acceptance.acceptance_length(),
+            tau_interval: comparison.acceptance_length_interval(),
+            tau_accepted_only: acceptance.accepted_length(),
+            tau_uncut: acceptance.uncut_acceptance_length(),
+            tau_per_prompt: comparison.acceptance_length_per_prompt(),
+            acceptance_rate: acceptance.acceptance_rate(),
+            first_acceptance: acceptance.conditional_acceptance().first().copied(),
+            plain_decode_tok_s: plain.decode_tokens_per_second(),
+            decode_tok_s: drafted.decode_tokens_per_second(),
+            plain_e2e_tok_s: plain.tokens_per_second(),
+            e2e_tok_s: drafted.tokens_per_second(),
+            speed_up: comparison.speed_up(),
+            speed_up_interval: comparison.speed_up_interval(),
+            small_sample: comparison.prompts.len() < FEW_PROMPTS,
+        }
+    }
+}
+
+impl Milliseconds {
+    /// Means over the rounds of a comparison.
+    pub fn of(comparison: &Comparison) -> Self {
+        let acceptance = comparison.acceptance();
+        let AcceptanceMetrics { rounds, plain_rounds, seconds, .. } = acceptance;
+        let drafted = (rounds - plain_rounds).max(1) as f64;
+        let plain = comparison.plain();
+        let steps = plain.tokens.saturating_sub(plain.requests).max(1) as f64;
+        Self {
+            draft: 1e3 * seconds.draft / drafted,
+            verify: 1e3 * seconds.verify / drafted,
+            rest: 1e3 * seconds.rest / drafted,
+            plain_step: 1e3 * plain.decode_seconds / steps,
+            plain_share: plain_rounds as f64 / rounds.max(1) as f64,
+        }
+    }
+}
+
+/// Intervals of conditional acceptance, position by position.
+pub fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
+    let positions = metrics.accepted_by_position.iter().zip(&metrics.tested_by_position);
+    positions.map(|(accepted, tested)| wilson_interval(*accepted, *tested)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_of_the_calendar() {
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_hours(264_384);
+        assert_eq!(date_of(time), "2000-02-29 00:00");
+    }
+}

@@ -1,0 +1,39 @@
+//! What a run writes down of itself beside its metrics.
+//!
+//! ```text
+//! Comparison -> decode.json     what decoding with the draft came to   -> report, runs, export
+//! progress   -> events.jsonl    what happens as the run goes           -> live page, terminal
+//! ```
+//!
+//! Each file has its types here, for those who write it and those who read it:
+//!
+//! ```
+//! use longdraft_records::events::{Event, Events, Reader};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! let mut events = Events::open(folder)?;
+//! events.phase("training", 1);
+//!
+//! let (lines, _) = Reader::of(folder).more();
+//! assert_eq!(lines[0].event, Event::Phase { phase: "training".into(), round: 1 });
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod decode;
+pub mod events;
+mod statistics;
+
+pub use statistics::median;
+
+/// Configuration that a run was made with, in its folder.
+pub const CONFIG_FILE: &str = "config.yaml";
+/// State of `longdraft fit`, in its folder.
+pub const FIT_FILE: &str = "fit.json";
+/// How the runs of a fit's rounds are called, before their number.
+pub const ROUND_PREFIX: &str = "training-";

@@ -1,0 +1,114 @@
+use longdraft_records::events::Events;
+use serde_json::json;
+
+use super::*;
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().expect("parent")).expect("folder");
+    std::fs::write(path, text).expect("write");
+}
+
+fn look(folder: &Path) -> Live {
+    Follower::of(folder).look().1.clone()
+}
+
+fn state(phase: &str) -> String {
+    let range = json!({ "low": 1.0, "middle": 1.2, "high": 1.5 });
+    let plan = json!({
+        "answering": 100.0, "training": 200.0, "proof": 50.0, "tau": range, "speed_up": range,
+    });
+    json!({ "phase": phase, "rounds": [{ "plan": plan }] }).to_string()
+}
+
+#[test]
+fn a_fit_is_shown_as_far_as_it_is_there() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    // Nothing, or something torn.
+    let live = look(&folder.join("absent"));
+    assert_eq!((live.phases.len(), live.left), (1, None));
+    write(&folder.join("fit.json"), "{\"phase\": \"ans");
+    write(&folder.join("events.jsonl"), "{\"at\": 1}\n\u{0}\n");
+    let live = look(folder);
+    assert!(live.phases.iter().all(|phase| phase.stand == Stand::ToCome), "{live:?}");
+    assert!(live.headline().contains("Nothing has begun"), "{}", live.headline());
+
+    write(&folder.join("fit.json"), &state("answers"));
+    let mut events = Events::open(folder).expect("opened");
+    events.phase("answers", 1);
+    let advance = |done| Advance {
+        what: "prompts".to_owned(),
+        done,
+        all: 10,
+        tokens: Some(100 * done as u64),
+        at_most: Some(30.0),
+    };
+    events.progress(advance(1));
+    let live = look(folder);
+    let stands: Vec<Stand> = live.phases.iter().map(|phase| phase.stand).collect();
+    assert_eq!(stands, [Stand::Done, Stand::Now, Stand::ToCome, Stand::ToCome, Stand::ToCome]);
+    assert_eq!((live.pulse, live.work), (Pulse::Running, Some(advance(1))));
+    // The phase ends after 30 s wherever it stands; two others were planned with 250 s.
+    let (own, all) = (live.left_of_phase.expect("own"), live.left.expect("all"));
+    assert!(
+        own.high <= 30.0 && (all.seconds - own.seconds - 250.0).abs() < 1e-6,
+        "{own:?} {all:?}"
+    );
+    assert!(live.memory_mib.is_none_or(|memory| memory > 1.0));
+    assert!((live.expected.expect("planned").1.high - 1.5).abs() < 1e-9);
+
+    events.stopped();
+    let live = look(folder);
+    assert_eq!((live.pulse, live.left), (Pulse::Stopped, None));
+    assert!(live.headline().starts_with("Stopped"));
+    write(&folder.join("fit.json"), &state("finished"));
+    assert_eq!(look(folder).pulse, Pulse::Finished);
+}
+
+#[test]
+fn the_rounds_of_a_fit_are_stages_of_one_run() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    write(&folder.join("fit.json"), &state("training"));
+    let step = |step: u64, loss: f64| {
+        let record = json!({
+            "step": step, "tokens": 512 * step, "loss": loss, "tokens_per_second": 256.0,
+            "simulated_acceptance_length": 1.5, "top1_by_delay": [0.4, 0.3], "memory_mib": 700.0,
+        });
+        format!("{record}\n")
+    };
+    write(&folder.join("training-1/metrics.jsonl"), &(step(1, 5.0) + &step(2, 4.0)));
+    let live = look(folder);
+    assert_eq!((live.loss.len(), live.speed, live.positions.len()), (2, Some(256.0), 2));
+    assert_eq!((live.memory_mib, live.positions_are_held_out), (Some(700.0), false));
+    write(&folder.join("training-2/metrics.jsonl"), &(step(1, 3.0) + "{\"step\": 2, \"to"));
+    write(&folder.join("training-x/metrics.jsonl"), &step(1, 3.0));
+    let run = Run::read(folder);
+    let names: Vec<Option<&str>> = run.stages.iter().map(|stage| stage.name.as_deref()).collect();
+    assert_eq!(names, [Some("round 1"), Some("round 2")]);
+    assert_eq!(look(folder).loss, [(1.0, 3.0)]);
+}
+
+#[test]
+fn a_run_of_train_tells_its_steps_by_its_configuration() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let steps: String = (1..=20)
+        .map(|step| {
+            format!("{{\"step\":{step},\"tokens\":{},\"tokens_per_second\":100}}\n", 100 * step)
+        })
+        .collect();
+    write(&folder.join("metrics.jsonl"), &steps);
+    let live = look(folder);
+    assert_eq!((live.work.as_ref().map(|work| work.all), live.left), (Some(0), None));
+    write(&folder.join("config.yaml"), "train: {steps: 50}\n");
+    let live = look(folder);
+    let left = live.left.expect("steady");
+    assert!((left.seconds - 30.0).abs() < 1e-6 && live.pulse == Pulse::Running, "{left:?}");
+    write(&folder.join("config.yaml"), "train: {tokens: 3000}\n");
+    let live = look(folder);
+    assert_eq!(live.work.as_ref().map(|work| (work.done, work.all)), Some((2000, 3000)));
+    assert!((live.left.expect("steady").seconds - 10.0).abs() < 1e-6);
+    write(&folder.join("config.yaml"), "train: {steps: 20}\n");
+    assert_eq!(look(folder).pulse, Pulse::Finished);
+}
