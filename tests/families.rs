@@ -68,7 +68,7 @@ pub(crate) fn latent() -> Value {
 }
 
 /// A tiny Gemma 4: six layers, of which the last three share keys, with experts or inputs by layer.
-fn gemma4(experts: bool) -> Value {
+pub(crate) fn gemma4(experts: bool) -> Value {
     let mut config = tiny_mixture("gemma4_text");
     let (full, sliding) = ("full_attention", "sliding_attention");
     for (key, value) in [
@@ -90,7 +90,7 @@ fn gemma4(experts: bool) -> Value {
     config
 }
 
-fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
+pub(crate) fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
     let target = Target::open_path(path, options).expect("target");
     let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);

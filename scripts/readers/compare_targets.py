@@ -1,6 +1,6 @@
 """Compares peers' greedy tokens with ours, a line a case; exit 1 on a difference that is not explained.
 
-Usage: compare_targets.py CASES_FOLDER PARITY.jsonl LLAMACPP.jsonl TRANSFORMERS.jsonl TRUNCATED.jsonl
+Usage: compare_targets.py CASES_FOLDER PARITY.jsonl LLAMACPP.jsonl TRANSFORMERS.jsonl TRUNCATED.jsonl VLLM.jsonl
 
 Ours are those of the case (`greedy_ids`), because `longdraft parity` reproduced every one of them: PARITY.jsonl says which cases passed.
 Where llama.cpp computes something else by design, the line says what, and what it computes is still held to a second peer:
@@ -8,6 +8,7 @@ Where llama.cpp computes something else by design, the line says what, and what 
   original context are compared.
 - gpt-oss: llama.cpp rounds the range of YaRN to whole dimensions, which these models do not. Its tokens are compared with those of
   transformers told to round (TRUNCATED.jsonl).
+VLLM.jsonl is empty where vLLM was not asked.
 """
 import json
 import pathlib
@@ -66,13 +67,26 @@ def verdict(folder, peers, truncated):
     return f"{peer} agrees on {sum(map(len, wanted.values()))} greedy tokens of {len(wanted)} prompts{note}", True
 
 
+def second(folder, answer):
+    """What vLLM says of a folder, and whether it is well."""
+    if answer is None:
+        return "", True
+    if "refused" in answer:
+        return f"; vLLM refuses it: {answer['refused']}", True
+    wanted = {prompt["name"]: prompt["greedy_ids"] for prompt in json.loads((folder / "prompts.json").read_text())}
+    differing = differences(answer["tokens"], wanted)
+    return (f"; vLLM DIFFERS: {'; '.join(differing)}", False) if differing else ("; vLLM agrees", True)
+
+
 root = pathlib.Path(sys.argv[1])
-passed, llamacpp, transformers, truncated = map(read, sys.argv[2:6])
+passed, llamacpp, transformers, truncated, vllm = map(read, sys.argv[2:7])
 bad = 0
 for folder in sorted(path for path in root.iterdir() if (path / "prompts.json").is_file()):
     line, well = verdict(folder, (llamacpp, transformers), truncated)
     if not passed.get(folder.name, {}).get("passed"):
         line, well = f"parity FAILS, and {line}", False
+    more, also_well = second(folder, vllm.get(folder.name))
+    line, well = line + more, well and also_well
     bad += not well
     print(f"{folder.name:24} {line}")
 print(f"{bad} cases differ" if bad else "no case differs")

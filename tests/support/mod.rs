@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
+pub(crate) mod converted;
 pub(crate) mod hub;
 pub(crate) mod runs;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
 use longdraft_models::config::TargetConfig;
+use longdraft_models::tokenizer::pre_tokenizer_name;
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::Value as Json;
 
@@ -123,6 +124,9 @@ fn merges(model: &Json) -> Vec<(String, String)> {
 
 /// The format's name for how text is split before merging.
 fn pre_tokenizer(json: &Json) -> Result<&'static str, String> {
+    if let Some(name) = pre_tokenizer_name(json) {
+        return Ok(name);
+    }
     let text = json.to_string();
     if text.contains(r"\\p{N}{1,3}") {
         Ok("llama-bpe")
@@ -151,5 +155,14 @@ mod tests {
         let split = serde_json::json!({"type": "Split", "pattern": {"Regex": r"x|\p{N}| y"}});
         assert_eq!(pre_tokenizer(&split), Ok("qwen2"));
         assert!(pre_tokenizer(&serde_json::json!({"type": "Whitespace"})).is_err());
+        let of = |expressions: &[&str]| {
+            let split = |x: &&str| serde_json::json!({"type": "Split", "pattern": {"Regex": x}});
+            serde_json::json!({
+                "type": "Sequence", "pretokenizers": expressions.iter().map(split).collect::<Vec<_>>()
+            })
+        };
+        let coder = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"];
+        assert_eq!(pre_tokenizer(&of(&coder)), Ok("deepseek-coder"));
+        assert!(pre_tokenizer(&of(&coder[1..])).is_err());
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Keys<'a> {
     pub(super) problems: Problems,
 }
 
-impl Keys<'_> {
+impl<'a> Keys<'a> {
     pub(super) fn number(&self, key: &str) -> Option<f64> {
         self.header.number(&format!("{}.{key}", self.prefix))
     }
@@ -78,6 +78,11 @@ impl Keys<'_> {
         self.header.integers(&format!("{}.{key}", self.prefix))
     }
 
+    /// Shape of a tensor, if there is one.
+    pub(super) fn shape(&self, tensor: &str) -> Option<&'a [usize]> {
+        self.header.tensors.get(tensor).map(|tensor| tensor.shape.as_slice())
+    }
+
     /// Whether some layer holds a tensor of this name.
     pub(super) fn holds(&self, tensor: &str) -> bool {
         let in_layer = |name: &String| {
@@ -131,7 +136,8 @@ impl Keys<'_> {
     /// Experts, if the header counts any. Every layer without a router has a plain MLP; whether
     /// weights are normalised is the architecture's, as the format's reader has it.
     fn experts(&mut self, architecture: Architecture) -> Option<ExpertsConfig> {
-        if !architecture.is_mixture() {
+        let counted = self.number("expert_count").is_some_and(|count| count != 0.0);
+        if !architecture.is_mixture() || (families::may_be_dense(architecture) && !counted) {
             return None;
         }
         let layers = self.number("block_count").unwrap_or(0.0) as usize;
@@ -164,18 +170,30 @@ impl Keys<'_> {
     }
 
     /// YaRN's factor on cos and sin; `yarn_log_multiplier` is the `mscale_all_dim` of other files, whose
-    /// `mscale` is 1.
+    /// `mscale` is 1. In files of `deepseek2` both are the same.
     fn yarn_attention_factor(&self, factor: f64) -> f64 {
-        let all = self.number("rope.scaling.yarn_log_multiplier").filter(|all| *all != 0.0);
+        let all = self.number(LOG_MULTIPLIER).filter(|all| *all != 0.0);
         let given = self.number("rope.scaling.attn_factor");
+        if all.is_some() && self.prefix == "deepseek2" {
+            return given.unwrap_or(1.0);
+        }
         yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
+    }
+
+    /// What a context is stretched by, if by YaRN.
+    pub(super) fn yarn_factor(&self) -> Option<f64> {
+        let is_yarn = self.rope_scaling() == Some("yarn");
+        is_yarn.then(|| self.number("rope.scaling.factor").unwrap_or(1.0))
+    }
+
+    fn rope_scaling(&self) -> Option<&'a str> {
+        self.header.text(&format!("{}.rope.scaling.type", self.prefix))
     }
 
     fn rope(&mut self, context: usize) -> RopeParameters {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
         let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
-        let key = format!("{}.rope.scaling.type", self.prefix);
-        let scaling = match self.header.text(&key) {
+        let scaling = match self.rope_scaling() {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
             Some("yarn") => RopeScaling::Yarn {
@@ -199,6 +217,9 @@ impl Keys<'_> {
     }
 }
 
+/// What YaRN's factor on scores is made of.
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
 pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     let mut problems = Problems::default();
     let Some(name) = header.text("general.architecture") else {
@@ -216,9 +237,11 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         _ => keys.size("attention.head_count"),
     };
     let context = keys.size("context_length");
-    let head_dim = keys
-        .number("attention.key_length")
-        .map_or(hidden_size / num_attention_heads.max(1), |x| x as usize);
+    let own = families::own_sizes(&keys, architecture, num_attention_heads);
+    let head_dim = own.head_dim.unwrap_or_else(|| {
+        let key_length = keys.number("attention.key_length");
+        key_length.map_or(hidden_size / num_attention_heads.max(1), |x| x as usize)
+    });
     let vocab_size = match header.tensors.get("token_embd.weight") {
         Some(tensor) if tensor.shape.len() == 2 => tensor.shape[0],
         _ => {
@@ -235,7 +258,8 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         max_position_embeddings: context,
     };
     let experts = keys.experts(architecture);
-    let intermediate_size = match (keys.largest("feed_forward_length"), &experts) {
+    let width = own.intermediate_size.or_else(|| keys.largest("feed_forward_length"));
+    let intermediate_size = match (width, &experts) {
         (Some(width), _) if width >= 1.0 => width as usize,
         (None, Some(experts)) => experts.width_of_a_token(),
         _ => keys.size("feed_forward_length"),
@@ -246,9 +270,10 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         intermediate_size,
         num_hidden_layers: sizes.num_hidden_layers,
         num_attention_heads,
-        num_key_value_heads: keys
-            .largest("attention.head_count_kv")
-            .map_or(num_attention_heads, |x| x as usize),
+        num_key_value_heads: own.kv_heads.unwrap_or_else(|| {
+            let kv_heads = keys.largest("attention.head_count_kv");
+            kv_heads.map_or(num_attention_heads, |x| x as usize)
+        }),
         head_dim,
         vocab_size,
         max_position_embeddings: context,

@@ -114,9 +114,9 @@ impl Architecture {
         ("gemma4_text", Self::Gemma4),
     ];
 
-    /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, and an OLMo 3 an
-    /// `olmo2` with windows.
-    pub const GGUF_NAMES: [(&'static str, Self); 20] = [
+    /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, an OLMo 3 an
+    /// `olmo2` with windows, and a Kimi-K2 or GLM-4.7-Flash a `deepseek2`.
+    pub const GGUF_NAMES: [(&'static str, Self); 22] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -137,6 +137,8 @@ impl Architecture {
         ("qwen35", Self::Qwen35),
         ("qwen35moe", Self::Qwen35Moe),
         ("lfm2", Self::Lfm2),
+        ("deepseek2", Self::DeepseekV3),
+        ("gemma4", Self::Gemma4),
     ];
 
     /// Whether layers hold experts.

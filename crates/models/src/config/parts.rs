@@ -89,6 +89,12 @@ pub enum Router {
     },
     /// `σ` of a chosen logit multiplies the expert's input (Llama 4).
     SigmoidOnInput,
+    /// Softmax over all experts, weights times a factor; the expert that every token visits has no gate
+    /// (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>).
+    ScaledSoftmax {
+        /// Factor of the weights.
+        scale: f64,
+    },
 }
 
 impl Router {

@@ -84,6 +84,8 @@ impl SharedExpert {
 pub(super) enum Router {
     /// Softmax, with a bias `[E]` on the logits.
     Softmax(Option<Tensor>),
+    /// Softmax, weights times a factor.
+    ScaledSoftmax(f32),
     Sigmoid(SigmoidChoice),
     SigmoidOnInput,
 }
@@ -166,11 +168,16 @@ impl Mixture {
     fn apply_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
         let (choice, bias) = match &self.router {
             Router::Softmax(bias) => (Choice::Softmax, bias.as_ref()),
+            Router::ScaledSoftmax(_) => (Choice::Softmax, None),
             Router::Sigmoid(numbers) => (Choice::Sigmoid(numbers), None),
             Router::SigmoidOnInput => (Choice::SigmoidOnInput, None),
         };
         let logits = linear_exact(x, &self.router_weight, bias)?;
-        let routes = Routes::choose_by(&logits, self.experts_per_token, self.normalise, choice)?;
+        let mut routes =
+            Routes::choose_by(&logits, self.experts_per_token, self.normalise, choice)?;
+        if let Router::ScaledSoftmax(scale) = self.router {
+            routes = routes.scaled_by(&vec![scale; self.experts.len()])?;
+        }
         let sum = experts_onto(residual, x, &self.experts, &routes)?;
         match &self.shared {
             Some(shared) => Ok((sum + shared.apply(x)?)?),

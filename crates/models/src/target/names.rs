@@ -177,6 +177,14 @@ fn add_latent(
     add(specs, &own("o_proj"), hidden, heads * value_dim, config.attention_output_bias);
 }
 
+/// Projections of keys and of values of one head, where a file holds every head apart.
+pub(super) const OF_A_LATENT_HEAD: [&str; 2] = ["k_b_proj", "v_b_proj"];
+
+/// The name of one of them.
+pub(super) fn of_latent_head(prefix: &str, matrix: &str, head: usize) -> String {
+    format!("{prefix}self_attn.{matrix}.{head}.weight")
+}
+
 /// What the names of a gated delta net's tensors begin with, below the layer's prefix.
 pub(super) const DELTA_NET: &str = "linear_attn";
 /// The same of a short convolution.
@@ -391,7 +399,9 @@ impl ExpertNames {
         let bias = match router {
             Router::Biased => "bias",
             Router::Sigmoid { .. } => "e_score_correction_bias",
-            Router::Softmax | Router::SigmoidOnInput => return None,
+            Router::Softmax | Router::SigmoidOnInput | Router::ScaledSoftmax { .. } => {
+                return None;
+            }
         };
         Some(format!("{}{}.{bias}", self.prefix, self.router))
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::checked::{self, Bpe, LONGEST_PIECE};
-use super::{ChatTemplate, TextTokenizer};
+use super::{ChatTemplate, TextTokenizer, pre_tokenizers};
 use crate::weights::gguf::header::{Header, number};
 
 /// Token types of the format.
@@ -37,13 +37,14 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         }
         _ => None,
     };
-    let adds_bos = flag(header, "add_bos_token", kind == "llama");
+    let adds_bos = flag(header, "add_bos_token", kind != "gpt2");
     let added = added_tokens(&vocabulary);
     let (model, steps) = match kind {
         "gpt2" => byte_level_bpe(header, vocabulary)?,
         "llama" => sentence_piece(header, vocabulary)?,
+        "gemma4" => gemma4(header, vocabulary)?,
         other => {
-            return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama)"));
+            return Err(format!("unknown tokenizer model `{other}` (known: gpt2, llama, gemma4)"));
         }
     };
     let tokenizer = checked::from_parts(model, steps, added)?;
@@ -113,59 +114,31 @@ fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value
 
 /// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
 fn byte_level_bpe(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value), String> {
-    let merges = strings(header, "merges")?
-        .iter()
-        .map(|merge| match merge.split_once(' ') {
-            Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-            None => Err(format!("merge `{merge}` has no space")),
-        })
-        .collect::<Result<_, _>>()?;
-    let pre = string(header, "pre").unwrap_or("default");
+    let splitting = pre_tokenizers::named(string(header, "pre").unwrap_or("default"))?;
     let model = Bpe {
         tokens: vocabulary.tokens,
-        merges,
+        merges: stated_merges(header)?,
         unknown: None,
         fuse_unknown: false,
         byte_fallback: false,
-        ignore_merges: pre.starts_with("llama"),
+        ignore_merges: splitting.whole_parts,
     };
     let steps = json!({
-        "normalizer": if pre.contains("qwen") { json!({"type": "NFC"}) } else { Value::Null },
-        "pre_tokenizer": pre_tokenizer(pre)?,
+        "normalizer": if splitting.composes { json!({"type": "NFC"}) } else { Value::Null },
+        "pre_tokenizer": splitting.steps,
         "post_processor": null,
-        "decoder": byte_level(false),
+        "decoder": pre_tokenizers::decoder(),
     });
     Ok((model, steps))
 }
 
-fn byte_level(use_regex: bool) -> Value {
-    json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex
-    })
-}
-
-fn pre_tokenizer(pre: &str) -> Result<Value, String> {
-    let split = |digits: &str| {
-        let pattern = format!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        );
-        let split = json!({
-            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false
-        });
-        json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
+/// The merges of a header, best first.
+fn stated_merges(header: &Header) -> Result<Vec<(String, String)>, String> {
+    let pair = |merge: String| match merge.split_once(' ') {
+        Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
+        None => Err(format!("merge `{merge}` has no space")),
     };
-    match pre {
-        "default" | "gpt-2" | "gpt2" | "olmo" | "mpt" | "phi-2" => Ok(byte_level(true)),
-        "smollm" | "refact" | "command-r" | "starcoder" | "codeshell" | "exaone" => Ok(json!({
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": true}, byte_level(true)]
-        })),
-        "qwen2" | "deepseek-r1-qwen" | "qwen3" | "megrez" => Ok(split("")),
-        "llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe" | "dbrx" => Ok(split("{1,3}")),
-        other => Err(format!(
-            "unknown pre-tokenizer `{other}` (known: default, gpt-2, smollm, qwen2, llama-bpe)"
-        )),
-    }
+    strings(header, "merges")?.into_iter().map(pair).collect()
 }
 
 /// SentencePiece BPE with byte fallback; merges follow from the pieces' scores.
@@ -177,6 +150,23 @@ fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value
     if let Some(token) = vocabulary.tokens.iter().find(|token| token.len() > LONGEST_PIECE) {
         return Err(format!("a token of {} bytes, at most {LONGEST_PIECE} are read", token.len()));
     }
+    let merges = merges(&vocabulary, &scores);
+    Ok(with_byte_fallback(header, vocabulary, merges, flag(header, "add_space_prefix", true)))
+}
+
+/// Gemma 4's: the same with its merges listed.
+fn gemma4(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value), String> {
+    let merges = stated_merges(header)?;
+    Ok(with_byte_fallback(header, vocabulary, merges, flag(header, "add_space_prefix", false)))
+}
+
+/// BPE of characters, `▁` for a space, bytes for what no token has.
+fn with_byte_fallback(
+    header: &Header,
+    vocabulary: Vocabulary,
+    merges: Vec<(String, String)>,
+    adds_space: bool,
+) -> (Bpe, Value) {
     let unknown = value(header, "unknown_token_id").and_then(number);
     let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);
     let mut normalizers =
@@ -186,7 +176,7 @@ fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value
         json!({"type": "ByteFallback"}),
         json!({"type": "Fuse"}),
     ];
-    if flag(header, "add_space_prefix", true) {
+    if adds_space {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
@@ -198,13 +188,13 @@ fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value
     });
     let model = Bpe {
         unknown: unknown.cloned(),
-        merges: merges(&vocabulary, &scores),
+        merges,
         tokens: vocabulary.tokens,
         fuse_unknown: true,
         byte_fallback: true,
         ignore_merges: false,
     };
-    Ok((model, steps))
+    (model, steps)
 }
 
 /// Every way to split a piece into two pieces, best resulting piece first.

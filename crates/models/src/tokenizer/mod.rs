@@ -3,6 +3,7 @@
 mod chat_template;
 mod checked;
 mod gguf;
+mod pre_tokenizers;
 mod sentence_piece;
 mod stream;
 mod token_bytes;
@@ -20,6 +21,7 @@ use crate::error::{ModelError, Result};
 use crate::weights::gguf::header::Header;
 
 pub use chat_template::{ChatTemplate, Message};
+pub use pre_tokenizers::name_of as pre_tokenizer_name;
 pub use sentence_piece::{Piece, PieceKind, SentencePieces};
 pub use stream::TextStream;
 pub use train::{SMALLEST_VOCABULARY, train_bpe};

@@ -1,13 +1,15 @@
 //! DeepSeek-V3 (<https://arxiv.org/abs/2412.19437>): keys and values are made of a short latent row a token, which
-//! is what is cached; experts by groups of logistic scores.
+//! is what is cached; experts by groups of logistic scores. GGUF files of `deepseek2` are these, and DeepSeek-V2s, whose
+//! experts are chosen by softmax (<https://arxiv.org/abs/2405.04434>).
 
 use serde_json::Value;
 
 use super::super::experts::ExpertsConfig;
+use super::super::gguf::LOG_MULTIPLIER;
 use super::super::latent::LatentConfig;
 use super::super::parts::{Rotary, Router};
 use super::super::rope::yarn_attention_factor;
-use super::{Defaults, JsonKeys, Parts, Sizes, limits};
+use super::{Defaults, GgufKeys, JsonKeys, OwnSizes, Parts, Sizes, limits};
 
 pub(super) fn defaults() -> Defaults {
     Defaults {
@@ -49,17 +51,21 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     if keys.size("moe_layer_freq").is_some_and(|every| every != 1) {
         keys.problems.push("`moe_layer_freq` other than 1 is not supported");
     }
-    let latent = latent(keys);
+    let router = Router::Sigmoid {
+        groups: keys.size("n_group").unwrap_or(8),
+        kept_groups: keys.size("topk_group").unwrap_or(4),
+        scale: keys.finite("routed_scaling_factor").unwrap_or(2.5),
+    };
+    parts(latent(keys), router, sizes, score_stretch(keys))
+}
+
+/// The family's table; YaRN multiplies scores by `stretch`, if by anything.
+fn parts(latent: LatentConfig, router: Router, sizes: Sizes, stretch: Option<f64>) -> Parts {
     let head_dim = sizes.head_dim as f64;
-    let stretch = score_stretch(keys);
     Parts {
         latent: Some(latent),
         rotary: Rotary { dimensions: Some(latent.turned_dim), ..Rotary::default() },
-        router: Router::Sigmoid {
-            groups: keys.size("n_group").unwrap_or(8),
-            kept_groups: keys.size("topk_group").unwrap_or(4),
-            scale: keys.finite("routed_scaling_factor").unwrap_or(2.5),
-        },
+        router,
         // `q · k / √a` with `a = D / g⁴` is `q · k g² / √D`.
         query_scalar: stretch.map(|stretch| head_dim / (stretch * stretch)),
         ..Parts::default()
@@ -92,6 +98,92 @@ fn score_stretch(keys: &mut JsonKeys<'_>) -> Option<f64> {
     let (factor, is_yarn) = (number("factor")?, kind == Some("yarn"));
     let plain = yarn_attention_factor(factor, None, Some(all), Some(0.0));
     is_yarn.then_some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
+}
+
+/// A head has two lengths in newer GGUF files, as what is cached and as what attends; older ones have the second.
+/// The number of key heads is that of what is cached, 1, in the newer ones.
+pub(super) fn own_sizes(keys: &GgufKeys<'_>, heads: usize) -> OwnSizes {
+    let length = keys.number("attention.key_length_mla").map(|length| length as usize);
+    OwnSizes { head_dim: length, kv_heads: Some(heads), intermediate_size: None }
+}
+
+pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
+    if keys.number("attention.temperature_scale").is_some_and(|scale| scale != 0.0) {
+        keys.problems.push(
+            "`deepseek2.attention.temperature_scale`: queries that grow with their position are not \
+             read in layers of latent attention",
+        );
+    }
+    let latent = latent_of_gguf(keys, sizes);
+    let router = router_of_gguf(keys);
+    let stretch = score_stretch_of_gguf(keys);
+    parts(latent, router, sizes, stretch)
+}
+
+/// Sizes of the latent attention; tensors say whether queries have a rank, whatever the keys do.
+fn latent_of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> LatentConfig {
+    let turned_dim = keys.size("rope.dimension_count");
+    if turned_dim >= sizes.head_dim {
+        keys.problems.push(format!(
+            "`deepseek2.rope.dimension_count` = {turned_dim} leaves nothing of a head of {}",
+            sizes.head_dim
+        ));
+    }
+    let of_heads = "attention.value_length_mla";
+    let value_length = keys.number(of_heads).map_or("attention.value_length", |_| of_heads);
+    let has_rank = keys.holds("attn_q_a.weight");
+    LatentConfig {
+        query_rank: has_rank.then(|| keys.size("attention.q_lora_rank")),
+        rank: keys.size("attention.kv_lora_rank"),
+        plain_dim: sizes.head_dim.saturating_sub(turned_dim),
+        turned_dim,
+        value_dim: keys.size(value_length),
+        interleaved: true,
+    }
+}
+
+/// What scores go through; files that do not say have the sigmoid if they correct the choice.
+fn router_of_gguf(keys: &mut GgufKeys<'_>) -> Router {
+    let scale = keys.scale_or_none("expert_weights_scale").unwrap_or(1.0);
+    let mut count = |key: &str| {
+        let given = keys.number(key).filter(|count| *count != 0.0);
+        given.and_then(|_| keys.whole(key)).unwrap_or(1)
+    };
+    let (groups, kept_groups) = (count("expert_group_count"), count("expert_group_used_count"));
+    let corrects = keys.holds("exp_probs_b.bias");
+    let kind =
+        keys.number("expert_gating_func").unwrap_or(if corrects { SIGMOID } else { SOFTMAX });
+    if (kind - SIGMOID).abs() < 0.5 {
+        return Router::Sigmoid { groups, kept_groups, scale };
+    }
+    let problem = if (kind - SOFTMAX).abs() >= 0.5 {
+        format!(
+            "`deepseek2.expert_gating_func` = {kind} is not {SOFTMAX} (softmax) or {SIGMOID} (sigmoid)"
+        )
+    } else if corrects {
+        "corrections of a choice by softmax (`exp_probs_b`) are not read".to_owned()
+    } else if groups > 1 && kept_groups < groups {
+        format!("{kept_groups} of {groups} groups of a choice by softmax are not read")
+    } else {
+        return Router::ScaledSoftmax { scale };
+    };
+    keys.problems.push(problem);
+    Router::ScaledSoftmax { scale }
+}
+
+/// How the format numbers what scores go through.
+const SOFTMAX: f64 = 1.0;
+const SIGMOID: f64 = 2.0;
+
+/// What YaRN multiplies scores by, as the format's reader has it: `(a (0.1 m ln(factor) + 1))²`. Converters store
+/// `0.1 m` as an f32; `a` is the factor on cos and sin.
+fn score_stretch_of_gguf(keys: &mut GgufKeys<'_>) -> Option<f64> {
+    let stored = keys.finite(LOG_MULTIPLIER).filter(|stored| *stored != 0.0)?;
+    let all = f64::from(stored as f32 / 0.1_f32);
+    let factor = keys.yarn_factor()?;
+    let plain = yarn_attention_factor(factor, None, Some(all), Some(0.0));
+    let plain = plain * keys.number("rope.scaling.attn_factor").unwrap_or(1.0);
+    Some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
 }
 
 #[cfg(test)]

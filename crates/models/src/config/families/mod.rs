@@ -159,8 +159,32 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
             hybrid::of_gguf(keys, sizes)
         }
         Architecture::Lfm2 => lfm::of_gguf(keys, sizes),
+        Architecture::DeepseekV3 => deepseek::of_gguf(keys, sizes),
+        Architecture::Gemma4 => gemma4::of_gguf(keys, sizes),
         _ => Parts::default(),
     }
+}
+
+/// Sizes that a family's GGUF files tell by other keys than most.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OwnSizes {
+    pub(super) head_dim: Option<usize>,
+    pub(super) kv_heads: Option<usize>,
+    pub(super) intermediate_size: Option<f64>,
+}
+
+/// Those of a header with `heads` query heads.
+pub(super) fn own_sizes(keys: &GgufKeys<'_>, architecture: Architecture, heads: usize) -> OwnSizes {
+    match architecture {
+        Architecture::DeepseekV3 => deepseek::own_sizes(keys, heads),
+        Architecture::Gemma4 => gemma4::own_sizes(keys),
+        _ => OwnSizes::default(),
+    }
+}
+
+/// Whether files of a family of mixtures may be without experts.
+pub(super) fn may_be_dense(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::DeepseekV3 | Architecture::Gemma4)
 }
 
 /// The experts of a family whose keys have names of their own.
@@ -180,6 +204,7 @@ pub(super) fn experts_of_json(
 pub(super) fn normalises(keys: &GgufKeys<'_>, architecture: Architecture) -> bool {
     match architecture {
         Architecture::Qwen2Moe | Architecture::Llama4 => false,
+        Architecture::DeepseekV3 => keys.flag("expert_weights_norm").unwrap_or(false),
         Architecture::Glm4Moe => keys.flag("expert_weights_norm").unwrap_or(true),
         _ => true,
     }

@@ -1,5 +1,6 @@
 //! Targets in GGUF files: which stored tensor is which published one, and how it is read.
 
+mod heads;
 mod names;
 mod source;
 

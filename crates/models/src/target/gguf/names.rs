@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 
+use super::heads;
 use super::source::{Part, Stored};
 use crate::config::{Architecture, NormPlaces, TargetConfig};
 use crate::error::Problems;
 use crate::target::names::{ExpertNames, experts, mlp};
-use crate::weights::gguf::header::Header;
+use crate::weights::gguf::header::{Header, StoredTensor};
 
-/// Every tensor of the file that has a published name; experts one by one.
+/// Every tensor of the file that has a published name; experts and heads of latent rows one by one.
 ///
 /// # Errors
-/// - a list of every stack that holds another number of experts than the header says
+/// - a list of every stack that holds another number of experts or heads than the header says
 pub(super) fn published(
     header: &Header,
     config: &TargetConfig,
@@ -19,6 +20,9 @@ pub(super) fn published(
     let mut names = HashMap::new();
     let mut problems = Problems::default();
     for (name, info) in &header.tensors {
+        if heads::publish(header, config, name, (&mut names, &mut problems)) {
+            continue;
+        }
         let pieces = pieces(name, info.shape.first().copied().unwrap_or(0), config);
         if !pieces.is_empty() {
             let stored = |part| Stored { name: name.clone(), part };
@@ -35,53 +39,69 @@ pub(super) fn published(
         let Some((layer, tensor)) = expert_tensor(name) else {
             continue;
         };
-        let Some(sizes) = &config.experts else {
-            problems.push(format!("tensor `{name}` of a model without experts"));
-            continue;
-        };
-        let ours = experts(config.architecture, layer);
-        let stored = |part| Stored { name: name.clone(), part };
-        match tensor {
-            Tensor::Router => drop(names.insert(ours.router(), stored(Part::Whole))),
-            Tensor::RouterBias => {
-                let bias = ours.router_bias(&config.parts.router);
-                names.extend(bias.map(|bias| (bias, stored(Part::Whole))));
-            }
-            Tensor::Biases(matrix) => match info.shape.as_slice() {
-                &[count, _] if count == sizes.num_experts => {
-                    let of =
-                        |expert| ours.biases_of(expert).into_iter().nth(matrix).unwrap_or_default();
-                    names.extend(
-                        (0..count).map(|expert| (of(expert), stored(Part::Expert(expert)))),
-                    );
-                }
-                dims => problems.push(format!(
-                    "tensor `{name}` has shape {dims:?}, biases of {} experts expected",
-                    sizes.num_experts
-                )),
-            },
-            Tensor::Shared(matrix) => {
-                drop(
-                    names.insert(format!("{}.{matrix}.weight", ours.shared()), stored(Part::Whole)),
-                );
-            }
-            Tensor::SharedGate => {
-                let part = if info.shape.len() == 1 { Part::Row } else { Part::Whole };
-                names.insert(format!("{}_gate.weight", ours.shared()), stored(part));
-            }
-            Tensor::Stack(matrix) => match info.shape.as_slice() {
-                &[count, _, _] if count == sizes.num_experts => {
-                    names.extend(stack(&ours, matrix, count, name));
-                }
-                dims => problems.push(format!(
-                    "tensor `{name}` has shape {dims:?}, matrices of {} experts expected",
-                    sizes.num_experts
-                )),
-            },
+        match of_experts(config, layer, tensor, (name.as_str(), info)) {
+            Ok(published) => names.extend(published),
+            Err(problem) => problems.push(problem),
         }
     }
     problems.0.sort();
     if problems.0.is_empty() { Ok(names) } else { Err(problems) }
+}
+
+/// What a tensor of a layer's experts holds, by published name.
+fn of_experts(
+    config: &TargetConfig,
+    layer: usize,
+    tensor: Tensor,
+    (name, info): (&str, &StoredTensor),
+) -> Result<Vec<(String, Stored)>, String> {
+    let Some(sizes) = &config.experts else {
+        return Err(format!("tensor `{name}` of a model without experts"));
+    };
+    let ours = experts(config.architecture, layer);
+    let stored = |part| Stored { name: name.to_owned(), part };
+    let expected = |what: &str| {
+        let (dims, count) = (&info.shape, sizes.num_experts);
+        Err(format!("tensor `{name}` has shape {dims:?}, {what} of {count} experts expected"))
+    };
+    let whole = |published: String| Ok(vec![(published, stored(Part::Whole))]);
+    match tensor {
+        Tensor::Router => whole(ours.router()),
+        Tensor::RouterBias => {
+            let bias = ours.router_bias(&config.parts.router);
+            Ok(bias.into_iter().map(|bias| (bias, stored(Part::Whole))).collect())
+        }
+        Tensor::Biases(matrix) => match info.shape.as_slice() {
+            &[count, _] if count == sizes.num_experts => {
+                let of =
+                    |expert| ours.biases_of(expert).into_iter().nth(matrix).unwrap_or_default();
+                Ok((0..count).map(|expert| (of(expert), stored(Part::Expert(expert)))).collect())
+            }
+            _ => expected("biases"),
+        },
+        Tensor::Shared(matrix) => whole(format!("{}.{matrix}.weight", ours.shared())),
+        Tensor::SharedGate => {
+            let part = if info.shape.len() == 1 { Part::Row } else { Part::Whole };
+            Ok(vec![(format!("{}_gate.weight", ours.shared()), stored(part))])
+        }
+        Tensor::Stack(matrix) => match info.shape.as_slice() {
+            &[count, _, _] if count == sizes.num_experts => {
+                Ok(stack(&ours, matrix, count, name).collect())
+            }
+            _ => expected("matrices"),
+        },
+        Tensor::GateUpStack => match info.shape.as_slice() {
+            &[count, rows, _] if count == sizes.num_experts && rows.is_multiple_of(2) => {
+                let halves = |expert: usize| {
+                    let [gate, up, _] = ours.of(expert);
+                    let half = |first| Part::RowsOfOne { index: expert, first, count: rows / 2 };
+                    [(gate, stored(half(0))), (up, stored(half(rows / 2)))]
+                };
+                Ok((0..count).flat_map(halves).collect())
+            }
+            _ => expected("gate and up matrices"),
+        },
+    }
 }
 
 /// The experts of a stack.
@@ -107,6 +127,8 @@ enum Tensor {
     Biases(usize),
     /// Gate, up or down (0, 1, 2) of every expert.
     Stack(usize),
+    /// Gate and up of every expert, as rows of one matrix.
+    GateUpStack,
     /// A matrix of the expert that every token visits.
     Shared(&'static str),
     SharedGate,
@@ -129,6 +151,7 @@ fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
         "ffn_gate_exps" => Tensor::Stack(0),
         "ffn_up_exps" => Tensor::Stack(1),
         "ffn_down_exps" => Tensor::Stack(2),
+        "ffn_gate_up_exps" => Tensor::GateUpStack,
         "ffn_gate_shexp" => Tensor::Shared("gate_proj"),
         "ffn_up_shexp" => Tensor::Shared("up_proj"),
         "ffn_down_shexp" => Tensor::Shared("down_proj"),
@@ -139,16 +162,20 @@ fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
 }
 
 /// Tensors outside of the layers: GGUF name, published name.
-const OUTER: [(&str, &str); 4] = [
+const OUTER: [(&str, &str); 7] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
     ("output.weight", "lm_head.weight"),
     // LFM2's name of the norm before the head.
     ("token_embd_norm.weight", "model.norm.weight"),
+    // Gemma 4's inputs of every layer.
+    ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
+    ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
+    ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
 ];
 
 /// Modules of a layer: GGUF name, published name.
-const MODULES: [(&str, &str); 21] = [
+const MODULES: [(&str, &str); 33] = [
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -171,6 +198,20 @@ const MODULES: [(&str, &str); 21] = [
     ("ssm_conv1d", "linear_attn.conv1d"),
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
+    // Of attention over latent rows.
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    // Of Gemma 4: inputs of a layer, norms beside experts.
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
 ];
 
 /// What a block that predicts further tokens has beside a layer, below its prefix.
@@ -182,10 +223,14 @@ const FURTHER: [(&str, &str); 4] = [
 ];
 
 /// Tensors of a layer without a module of their own.
-const VECTORS: [(&str, &str); 3] = [
+const VECTORS: [(&str, &str); 6] = [
     ("ssm_a", "linear_attn.A"),
     ("ssm_dt.bias", "linear_attn.dt_bias"),
     ("ssm_dt", "linear_attn.dt_bias"),
+    // Of Gemma 4.
+    ("layer_output_scale.weight", "layer_scalar"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
 ];
 
 /// The same where norms stand after parts or both before and after; these come before those of [`MODULES`].
@@ -324,6 +369,9 @@ mod tests {
             ("post_attention_norm.weight", "post_attention_layernorm.weight"),
             ("nextn.eh_proj.weight", "eh_proj.weight"),
             ("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
+            ("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+            ("layer_output_scale.weight", "layer_scalar"),
+            ("ffn_down_exps.scale", "router.per_expert_scale"),
         ] {
             assert_eq!(name(&format!("blk.1.{gguf}")), format!("model.layers.1.{published}"));
         }
@@ -333,6 +381,7 @@ mod tests {
         assert_eq!(expert_tensor("blk.3.ffn_up_exps.bias"), Some((3, Tensor::Biases(1))));
         assert_eq!(expert_tensor("blk.3.exp_probs_b.bias"), Some((3, Tensor::RouterBias)));
         assert_eq!(expert_tensor("blk.3.ffn_up.bias"), None);
+        assert_eq!(expert_tensor("blk.3.ffn_gate_up_exps.weight"), Some((3, Tensor::GateUpStack)));
         for (kind, gguf, published) in [
             ("gpt_oss", "post_attention_norm.weight", "post_attention_layernorm.weight"),
             ("gpt_oss", "attn_sinks.weight", "self_attn.sinks"),

@@ -2,7 +2,8 @@
 //!
 //! Files of architectures `llama`, `mistral3`, `granite` and `smollm3` store the rows of `attn_q` and `attn_k` for interleaved rotary
 //! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
-//! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`.
+//! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`, those of heads over latent rows
+//! likewise ([`super::heads`]).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use candle_core::{DType, Tensor};
 use longdraft_kernels::matrix::QuantisedMatrix;
 use rayon::prelude::*;
 
-use super::names;
+use super::{heads, names};
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
 use crate::weights::file::WeightFile;
@@ -51,6 +52,15 @@ pub(super) enum Part {
         first: usize,
         count: usize,
     },
+    /// Some rows of one of a stack.
+    RowsOfOne {
+        index: usize,
+        first: usize,
+        count: usize,
+    },
+    /// Keys' and values' matrices of every head, of this tensor and the one beside it, as one matrix: a head's
+    /// keys, turned round, before its values.
+    JoinedHeads,
     /// All of it, `[I]`, as `[1, I]`.
     Row,
     /// All of it, `[C, n]`, as `[C, 1, n]`.
@@ -68,9 +78,10 @@ impl Part {
     /// Shape of the part of a tensor of shape `dims`.
     fn dims(self, dims: &[usize]) -> Vec<usize> {
         match self {
-            Self::Whole => dims.to_vec(),
+            Self::Whole | Self::JoinedHeads => dims.to_vec(),
             Self::Expert(_) => dims[1..].to_vec(),
             Self::Rows { count, .. } => [&[count], &dims[1..]].concat(),
+            Self::RowsOfOne { count, .. } => [&[count], &dims[2..]].concat(),
             Self::Row => [&[1], dims].concat(),
             Self::Taps => match dims {
                 [channels, taps] => vec![*channels, 1, *taps],
@@ -151,13 +162,19 @@ impl GgufSource {
         let mut bytes = tensor.bytes.clone();
         let dims = part.dims(&tensor.shape);
         let of_first = match part {
-            Part::Expert(index) => Some(*index..index + 1),
+            Part::Expert(index) | Part::RowsOfOne { index, .. } => Some(*index..index + 1),
             Part::Rows { first, count } => Some(*first..first + count),
-            Part::Whole | Part::Row | Part::Taps => None,
+            Part::Whole | Part::JoinedHeads | Part::Row | Part::Taps => None,
+        };
+        let mut narrow = |rows: Range<usize>, of: usize| {
+            let size = bytes.len() / of.max(1);
+            bytes = bytes.start + rows.start * size..bytes.start + rows.end * size;
         };
         if let Some(rows) = of_first {
-            let size = bytes.len() / tensor.shape[0].max(1);
-            bytes = bytes.start + rows.start * size..bytes.start + rows.end * size;
+            narrow(rows, tensor.shape[0]);
+        }
+        if let Part::RowsOfOne { first, count, .. } = part {
+            narrow(*first..first + count, tensor.shape[1]);
         }
         Ok(Located { dims, element, bytes })
     }
@@ -184,6 +201,14 @@ impl GgufSource {
         let head_dim = self.config.head_dim;
         let (head, within) = (row / head_dim, row % head_dim);
         head * head_dim + within % (head_dim / 2) * 2 + within / (head_dim / 2)
+    }
+
+    /// Keys' and values' matrices of every head as one, `[N (plain + value), r]`.
+    fn joined_heads(&self, keys: &str, dtype: DType) -> Result<Tensor> {
+        let keys_of = self.load_stored(keys, dtype)?.transpose(1, 2)?;
+        let values_of = self.load_stored(&heads::values_beside(keys), dtype)?;
+        let joined = Tensor::cat(&[&keys_of.contiguous()?, &values_of], 1)?;
+        Ok(joined.flatten(0, 1)?)
     }
 
     /// Widens a tensor; stored row `r` becomes row `place(r)`.
@@ -237,7 +262,17 @@ impl WeightSource for GgufSource {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let Stored { name, part } = self.names.get(name)?;
-        Some(part.dims(&self.header.tensors.get(name)?.shape))
+        let shape = &self.header.tensors.get(name)?.shape;
+        if *part == Part::JoinedHeads {
+            let values = self.header.tensors.get(&heads::values_beside(name))?;
+            let (&[heads, rank, plain], &[_, value, _]) =
+                (shape.as_slice(), values.shape.as_slice())
+            else {
+                return None;
+            };
+            return Some(vec![heads * (plain + value), rank]);
+        }
+        Some(part.dims(shape))
     }
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
@@ -246,11 +281,19 @@ impl WeightSource for GgufSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.read(self.stored(name)?, dtype, |row| self.place(name, row))
+        let stored = self.stored(name)?;
+        match stored.part {
+            Part::JoinedHeads => self.joined_heads(&stored.name, dtype),
+            _ => self.read(stored, dtype, |row| self.place(name, row)),
+        }
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        let Located { dims, element, bytes } = self.locate(self.stored(name)?)?;
+        let stored = self.stored(name)?;
+        if stored.part == Part::JoinedHeads {
+            return Ok(None);
+        }
+        let Located { dims, element, bytes } = self.locate(stored)?;
         let (ElementType::Blocks(format), &[outputs, inputs]) = (element, dims.as_slice()) else {
             return Ok(None);
         };

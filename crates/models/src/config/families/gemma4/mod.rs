@@ -1,12 +1,17 @@
 //! Gemma 4: norms on both sides as in Gemma 3, norms on values too, wider heads in full layers, late layers that read
 //! earlier ones' keys and values, tables of inputs for every layer, experts beside an MLP.
 
+mod gguf;
+
 use serde_json::Value;
 
 use super::super::experts::ExpertsConfig;
 use super::super::parts::{Activation, NormPlaces};
 use super::super::shared_keys::LayerHeads;
 use super::{Defaults, JsonKeys, Parts, RopeParameters, Sizes, limits};
+use crate::error::Problems;
+
+pub(super) use gguf::{of_gguf, own_sizes};
 
 /// What the class has where a file leaves the key out.
 const WINDOW: usize = 512;
@@ -20,6 +25,8 @@ const ROTARY_SHARE: f64 = 0.25;
 const FULL_HEAD_DIM: usize = 512;
 /// Values of a token for each layer.
 const PER_LAYER_INPUT: usize = 256;
+/// Tokens of the table of inputs.
+const PER_LAYER_VOCABULARY: usize = 262_144;
 /// What frequencies of values that are not turned are divided by.
 const STANDSTILL: f32 = 1e30;
 
@@ -59,28 +66,46 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     let (full, of_sliding) =
         ropes(keys, full_dim.map_or(sizes.head_dim, |(_, heads)| heads.head_dim));
     let mut parts = Parts {
-        norms: NormPlaces::BeforeAndAfter,
-        embedding_scale: Some((sizes.hidden_size as f64).sqrt()),
-        activation: Activation::GeluTanh,
-        query_scalar: Some(1.0),
         logits_softcap: keys.scale("final_logit_softcapping", None),
         sliding_rope: Some(of_sliding),
         heads,
         shared_keys_from: (shared > 0).then(|| layers.saturating_sub(shared)),
         wide_after_sharing: keys.flag("use_double_wide_mlp", false),
         values_are_keys,
-        value_norm: true,
         per_layer_input: keys.size("hidden_size_per_layer_input").unwrap_or(PER_LAYER_INPUT),
-        per_layer_vocabulary: keys.size("vocab_size_per_layer_input").unwrap_or(262_144),
+        per_layer_vocabulary: keys
+            .size("vocab_size_per_layer_input")
+            .unwrap_or(PER_LAYER_VOCABULARY),
         layer_scalars: true,
-        ..Parts::default()
+        ..common(sizes)
     };
-    let has_windows = sliding.contains(&true);
-    parts.set_windows(window, sliding, &mut keys.problems);
-    if !has_windows {
+    set_windows(&mut parts, window, sliding, &mut keys.problems);
+    (full, parts)
+}
+
+/// What all files of the family have.
+fn common(sizes: Sizes) -> Parts {
+    Parts {
+        norms: NormPlaces::BeforeAndAfter,
+        embedding_scale: Some((sizes.hidden_size as f64).sqrt()),
+        activation: Activation::GeluTanh,
+        query_scalar: Some(1.0),
+        value_norm: true,
+        ..Parts::default()
+    }
+}
+
+/// Windows, and no rotary embedding of sliding layers where none slides.
+fn set_windows(
+    parts: &mut Parts,
+    window: Option<usize>,
+    sliding: Vec<bool>,
+    problems: &mut Problems,
+) {
+    if !sliding.contains(&true) {
         parts.sliding_rope = None;
     }
-    (full, parts)
+    parts.set_windows(window, sliding, problems);
 }
 
 /// Heads of every layer: of full ones as the older keys say, unless a table by layer says otherwise.

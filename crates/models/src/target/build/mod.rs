@@ -1,5 +1,7 @@
 //! Decoder layers from named weights, wherever these come from.
 
+mod latent;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +14,6 @@ use longdraft_kernels::recurrence::Convolution;
 use super::feed_forward::{
     Beside, FeedForward, GatedMlp, Mixture, Projection, Router, SharedExpert,
 };
-use super::latent::Latent;
 use super::layer::{Attention, DecoderLayer, LayerSizes, Mixer};
 use super::load::TargetOptions;
 use super::names;
@@ -21,8 +22,8 @@ use super::recurrent::{DeltaNet, Recurrent, Rule, ShortConvolution};
 use super::refused;
 use super::tensor::LayerShare;
 use crate::config::{
-    self, Activation, Architecture, DeltaNetConfig, LatentConfig, LayerHeads, QkNorm,
-    Router as Choice, TargetConfig,
+    self, Activation, Architecture, DeltaNetConfig, LayerHeads, QkNorm, Router as Choice,
+    TargetConfig,
 };
 use crate::error::Result;
 use crate::weights::WeightSource;
@@ -34,6 +35,13 @@ pub(super) trait Weights {
 
     /// What is held in f32 whatever the dtype: norms, biases, routers.
     fn vector(&self, name: &str) -> Result<Tensor>;
+
+    /// What makes each head's keys and values of latent rows, `[r, plain]` and `[value, r]`, where the file
+    /// holds every head apart (GGUF).
+    fn latent_heads(&self, prefix: &str, heads: usize) -> Result<Option<Vec<(Matrix, Matrix)>>> {
+        let _ = (prefix, heads);
+        Ok(None)
+    }
 }
 
 /// What makes the inputs that tokens bring to every layer, in families where they do.
@@ -122,6 +130,16 @@ impl Weights for FileWeights<'_> {
 
     fn vector(&self, name: &str) -> Result<Tensor> {
         Ok(self.source.load(name, DType::F32)?.to_device(&self.options.device)?)
+    }
+
+    fn latent_heads(&self, prefix: &str, heads: usize) -> Result<Option<Vec<(Matrix, Matrix)>>> {
+        let [keys, values] = names::OF_A_LATENT_HEAD;
+        let of = |matrix: &str, head: usize| names::of_latent_head(prefix, matrix, head);
+        if self.source.shape(&of(keys, 0)).is_none() {
+            return Ok(None);
+        }
+        let pair = |head| Ok((self.matrix(&of(keys, head))?, self.matrix(&of(values, head))?));
+        (0..heads).map(pair).collect::<Result<_>>().map(Some)
     }
 }
 
@@ -252,53 +270,6 @@ impl Parts<'_> {
             o_proj: self.inputs(&o_proj, config.attention_output_bias)?,
             gate,
             qk_norm,
-        })
-    }
-
-    /// Attention over latent rows; neighbouring pairs of turned values are put in half-split order.
-    fn latent(&self, config: &TargetConfig, latent: LatentConfig, prefix: &str) -> Result<Latent> {
-        let name = |tensor: &str| format!("{prefix}self_attn.{tensor}");
-        let LatentConfig { rank, plain_dim, turned_dim, value_dim, interleaved, .. } = latent;
-        let (head_dim, heads) = (latent.head_dim(), config.num_attention_heads);
-        let turned = |first: usize| {
-            (0..turned_dim).map(move |i| {
-                let half = turned_dim / 2;
-                let within = if interleaved { i % half * 2 + i / half } else { i };
-                (first + within) as u32
-            })
-        };
-        let (query, from) = match latent.query_rank {
-            Some(_) => {
-                let norm = self.weights.vector(&name("q_a_layernorm.weight"))?;
-                let projection = self.outputs(&name("q_a_proj"), config.qkv_bias)?;
-                (Some((projection, norm)), self.outputs(&name("q_b_proj"), false)?)
-            }
-            None => (None, self.outputs(&name("q_proj"), false)?),
-        };
-        let plain =
-            |head: usize| (head * head_dim..head * head_dim + plain_dim).map(|row| row as u32);
-        let q_plain: Vec<u32> = (0..heads).flat_map(plain).collect();
-        let q_turned: Vec<u32> =
-            (0..heads).flat_map(|head| turned(head * head_dim + plain_dim)).collect();
-        let both = self.outputs(&name("kv_a_proj_with_mqa"), config.qkv_bias)?;
-        let rows: Vec<u32> = (0..rank as u32).collect();
-        let of_heads = self.weights.matrix(&name("kv_b_proj.weight"))?.to_dense()?;
-        let of_head = |head: usize| -> Result<(Matrix, Matrix)> {
-            let all = of_heads.narrow(0, head * (plain_dim + value_dim), plain_dim + value_dim)?;
-            let keys = all.narrow(0, 0, plain_dim)?.t()?.contiguous()?;
-            let values = all.narrow(0, plain_dim, value_dim)?.force_contiguous()?;
-            Ok((Matrix::Dense(keys), Matrix::Dense(values)))
-        };
-        Ok(Latent {
-            sizes: latent,
-            query,
-            q_plain: from.select(&q_plain)?,
-            q_turned: from.select(&q_turned)?,
-            rows: both.select(&rows)?,
-            k_turned: both.select(&turned(rank).collect::<Vec<_>>())?,
-            norm: self.weights.vector(&name("kv_a_layernorm.weight"))?,
-            heads: (0..heads).map(of_head).collect::<Result<_>>()?,
-            o_proj: self.inputs(&name("o_proj"), config.attention_output_bias)?,
         })
     }
 
@@ -457,6 +428,7 @@ impl Parts<'_> {
         let mixture = Mixture {
             router: match (of_router, bias) {
                 (Choice::SigmoidOnInput, _) => Router::SigmoidOnInput,
+                (Choice::ScaledSoftmax { scale }, _) => Router::ScaledSoftmax(*scale as f32),
                 (Choice::Sigmoid { .. }, Some(bias)) => of_router
                     .sigmoid(bias.to_vec1()?)
                     .map_or(Router::Softmax(None), Router::Sigmoid),
