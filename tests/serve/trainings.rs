@@ -140,3 +140,26 @@ fn a_training_that_rests_has_its_time_left() {
     let most = started.elapsed().as_secs_f64() - rest.as_secs_f64() + 2.0;
     assert!(worked <= most, "{worked} {most}");
 }
+
+/// Whatever lies in a training's folder: a row that holds a part of a prompt alone is passed over.
+#[test]
+fn a_row_without_labels_is_passed_over() {
+    let shelf = Shelf::new();
+    let prepared = Prepared::new(&shelf, "glide", &[], 0.2);
+    let lines = |texts: Vec<(Vec<u32>, Vec<u32>)>| -> String {
+        let line = |(prompt, answer): (Vec<u32>, Vec<u32>)| {
+            let mask = [vec![0; prompt.len()], vec![1; answer.len()]].concat();
+            let ids = [prompt, answer].concat();
+            json!({ "input_ids": ids, "loss_mask": mask }).to_string() + "\n"
+        };
+        texts.into_iter().map(line).collect()
+    };
+    let place = Path::new(&prepared.folder).join("training");
+    // Each in two rows, the first one without labels.
+    let long = texts(600, 5).into_iter().take(4).collect();
+    std::fs::write(place.join("train.jsonl"), lines(long)).expect("file");
+    let held_out = texts(20, 60).into_iter().take(9).collect();
+    std::fs::write(place.join("held_out.jsonl"), lines(held_out)).expect("file");
+    let told = prepared.run();
+    assert_eq!((&told["rows"], &told["held_out"]), (&json!(4), &json!(9)), "{told}");
+}

@@ -143,16 +143,15 @@ impl Store {
             growing.size > 0
                 && (growing.size + line.len() as u64 > full || age > DAY.min(self.limits.age))
         };
-        let growing = match self.growing.take().filter(|growing| !is_full(growing)) {
-            Some(growing) => self.growing.insert(growing),
-            None => {
-                let number = self.number + 1;
-                let file = private_file(&path(&self.folder, number))?;
-                self.number = number;
-                self.files.push((number, 0));
-                let since = SystemTime::now();
-                self.growing.insert(Growing { file, size: 0, since, is_torn: false })
-            }
+        let growing = if let Some(growing) = self.growing.take().filter(|one| !is_full(one)) {
+            self.growing.insert(growing)
+        } else {
+            let number = self.number + 1;
+            let file = private_file(&path(&self.folder, number))?;
+            self.number = number;
+            self.files.push((number, 0));
+            let since = SystemTime::now();
+            self.growing.insert(Growing { file, size: 0, since, is_torn: false })
         };
         growing.write(&line)?;
         if let Some((_, rows)) = self.files.last_mut() {
