@@ -330,9 +330,11 @@ fn forced_answers_are_not_learned() {
 fn nobody_is_told_what_stands_in_answers_to_others() {
     let shelf = Shelf::new();
     let folder = shelf.path("learned");
+    // With log-probabilities every token is an event of its own.
     let told = |server: &Server| {
         let asked = json!({
-            "prompt": "the cat", "temperature": 0, "max_tokens": 40, "origins": true, "stream": true,
+            "prompt": "the cat", "temperature": 0, "max_tokens": 40, "origins": true, "logprobs": 1,
+            "stream": true,
             "stream_options": { "include_usage": true },
         });
         let events = server.stream("/v1/completions", &asked).filter(|event| event != "[DONE]");
