@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::Server;
 use super::room::until;
+use super::{Server, block_draft};
 use crate::decoding::Shelf;
 use crate::support::{fail, succeed};
 
@@ -14,9 +14,7 @@ use crate::support::{fail, succeed};
 fn ask(server: &Server, prompts: std::ops::Range<usize>) -> Vec<Value> {
     let ask = |number: usize| {
         let prompt = format!("the cat {number} sat on the mat and the");
-        let asked = json!({
-            "prompt": prompt, "temperature": 0, "max_tokens": 60, "logit_bias": { "257": -100 },
-        });
+        let asked = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 60 });
         server.complete(&asked)["choices"][0]["text"].clone()
     };
     let numbers: Vec<usize> = prompts.collect();
@@ -182,18 +180,19 @@ fn training_rests_while_answers_are_written() {
     until("a training", || count(&server, "trainings") > 0);
 }
 
-#[cfg(unix)]
+/// A filter that works line by line sees every line as it is.
+#[cfg(target_os = "linux")]
 #[test]
 fn what_must_not_be_kept_is_not_kept() {
     use std::os::unix::fs::PermissionsExt;
     let shelf = Shelf::new();
     let folder = shelf.path("learned");
     let filter = shelf.path("filter");
-    std::fs::write(&filter, "#!/bin/sh\nsed -e /never/d -e s/secret/######/g\n").expect("script");
+    std::fs::write(&filter, "#!/bin/sh\nsed -e /^never/Q1 -e s/^secret/######/\n").expect("script");
     std::fs::set_permissions(&filter, PermissionsExt::from_mode(0o700)).expect("mode");
     let options = ["--lookup", "--learn", &folder, "--learn-redact", &filter];
     let server = Server::start(&shelf, &options);
-    for prompt in ["my secret is out", "never keep this", "plain"] {
+    for prompt in ["my\nsecret is out", "first\nnever keep this", "plain"] {
         server.complete(&json!({ "prompt": prompt, "max_tokens": 4 }));
     }
     until("the filter", || count(&server, "rows") + count(&server, "dropped") == 3);
@@ -214,7 +213,7 @@ fn what_must_not_be_kept_is_not_kept() {
             ids.map(|id| char::from(id.as_u64().expect("id").min(127) as u8)).collect::<String>()
         })
         .collect();
-    assert!(kept.contains("my ###### is out") && kept.contains("plain"), "{kept}");
+    assert!(kept.contains("my\n###### is out") && kept.contains("plain"), "{kept}");
     assert!(!kept.contains("secret") && !kept.contains("never"), "{kept}");
     assert!(count(&server, "datastore_tokens") > 0);
     // Where nothing can be kept the server answers all the same.
@@ -265,7 +264,14 @@ fn learning_that_cannot_be_is_refused() {
     serve(&["--lookup", "--learn-rows", "5"], 2);
     let file = shelf.path("file");
     std::fs::write(&file, "").expect("file");
-    serve(&["--lookup", "--learn", &file], 1);
+    serve(&["--lookup", "--learn", &file], 2);
+    // Another one's folder is left as it is.
+    assert!(serve(&["--lookup", "--learn", &shelf.path("glide")], 2).contains("lies there"));
+    fail(&["learn", "purge", &shelf.path("glide")], 2);
+    assert!(Path::new(&shelf.path("glide/config.json")).is_file());
+    let missing = ["--draft", &shelf.path("nothing"), "--learn", &shelf.path("other")];
+    serve(&missing, 2);
+    assert!(!Path::new(&shelf.path("other")).exists());
     let server = Server::start(&shelf, &["--lookup", "--learn", &folder]);
     assert!(serve(&["--lookup", "--learn", &folder], 1).contains("end it first"));
     assert_eq!(server.get("/learning").ok()["rows"], 0);
@@ -299,4 +305,139 @@ fn a_first_draft_is_made_of_the_answers() {
     let serve = ["serve", &shelf.path("target"), "--port", "0", "--learn", &shelf.path("other")];
     let wrong = fail(&[&serve[..], &["--learn-method", "none"]].concat(), 2);
     assert!(wrong.contains("`none` is not a method"), "{wrong}");
+}
+
+/// An answer that was forced says nothing of the target.
+#[test]
+fn forced_answers_are_not_learned() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--lookup", "--learn", &shelf.path("learned")]);
+    for more in [
+        json!({ "logit_bias": { "257": -100 } }),
+        json!({ "guided_choice": ["one", "two"] }),
+        json!({}),
+    ] {
+        let mut asked = json!({ "prompt": "the cat", "temperature": 0, "max_tokens": 5 });
+        more.as_object().into_iter().flatten().for_each(|(key, value)| asked[key] = value.clone());
+        server.complete(&asked);
+    }
+    until("the last answer", || count(&server, "rows") > 0);
+    assert_eq!((count(&server, "rows"), count(&server, "dropped")), (1, 0));
+}
+
+/// What lookup finds in answers to others is not told from what a draft proposes.
+#[test]
+fn nobody_is_told_what_stands_in_answers_to_others() {
+    let shelf = Shelf::new();
+    let folder = shelf.path("learned");
+    // With log-probabilities every token is an event of its own.
+    let told = |server: &Server| {
+        let asked = json!({
+            "prompt": "the cat", "temperature": 0, "max_tokens": 40, "origins": true, "logprobs": 1,
+            "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        let events = server.stream("/v1/completions", &asked).filter(|event| event != "[DONE]");
+        let events: Vec<Value> =
+            events.map(|event| serde_json::from_str(&event).expect("JSON")).collect();
+        let of = |name: &str| events.iter().any(|event| event["choices"][0]["origin"] == name);
+        let usage = &events.last().expect("usage")["usage"]["completion_tokens_details"];
+        let from_lookup = usage["accepted_by_origin"]["lookup"].as_u64().expect("a number");
+        (of("lookup"), of("draft"), from_lookup > 0)
+    };
+    let common = ["--lookup", "--pace", "fixed", "--draft-len", "6"];
+    let with = |more: [&str; 2]| Server::start(&shelf, &[&common[..], &more].concat());
+    let server = with(["--learn", &folder]);
+    assert_eq!(told(&server), (false, false, false));
+    until("it is kept", || count(&server, "rows") == 1);
+    assert_eq!(told(&server), (false, true, false));
+    // What the server's owner gave is told as what it is.
+    let plain = shelf.generate(&["--prompt", "the cat", "--temperature", "0", "--no-draft"]);
+    let store = shelf.path("store.jsonl");
+    std::fs::write(&store, json!({ "input_ids": plain["tokens"] }).to_string()).expect("file");
+    assert_eq!(told(&with(["--datastore", &store])), (true, false, true));
+    assert!(server.metric("accepted_lookup_tokens_total") > 0.0);
+}
+
+/// Both ways to a draft: the second training measures it as the first one left it.
+#[test]
+fn a_second_training_finds_the_draft_as_the_first_one_left_it() {
+    let shelf = Shelf::new();
+    let block = block_draft(&shelf);
+    for begin in [["--learn-method", "glide"], ["--draft", &block]] {
+        let folder = shelf.path(begin[0]);
+        let options =
+            ["--parallel", "3", "--pace", "fixed", "--learn", &folder, "--learn-rows", "90"];
+        let server = Server::start(&shelf, &[&options[..], &begin].concat());
+        let after = |trainings| {
+            ask(&server, 0..90);
+            until("a training", || {
+                count(&server, "trainings") + count(&server, "failed") == trainings
+            });
+            let told = learning(&server);
+            assert_eq!(told["failed"], 0, "{begin:?}: {told}");
+            told["last"].clone()
+        };
+        let (first, second) = (after(1), after(2));
+        let is = if first["replaced"] == true { "tau_after" } else { "tau_before" };
+        let (left, found) = (first[is].as_f64(), second["tau_before"].as_f64());
+        let difference = left.expect("a number") - found.expect("a number");
+        assert!(difference.abs() < 1e-9, "{begin:?}: {first} {second}");
+        assert_eq!(first["held_out"], second["held_out"]);
+        assert!(begin[0] == "--draft" || first["replaced"] == true, "{first}");
+    }
+}
+
+/// What a server left is judged before anything is made of it.
+#[test]
+fn a_start_lets_go_of_what_it_cannot_use() {
+    let shelf = Shelf::new();
+    let (glide, folder) = (shelf.path("glide"), shelf.path("learned"));
+    let options = options(&glide, &folder, "1000");
+    drop(Server::start(&shelf, &options));
+    let state = format!("{folder}/learning.json");
+    let read = || -> Value {
+        serde_json::from_str(&std::fs::read_to_string(&state).expect("file")).expect("JSON")
+    };
+    let base = read()["base"].clone();
+    let job = |base: &Value, attempts: u32| {
+        let job = json!({
+            "target": shelf.path("target"), "device": "cpu", "base": base, "draft": glide,
+            "method": null, "minutes": 5.0, "number": 1, "began": 1, "attempts": attempts,
+        });
+        std::fs::create_dir_all(format!("{folder}/training")).expect("folder");
+        std::fs::write(format!("{folder}/training/job.json"), job.to_string()).expect("file");
+    };
+    let training = Path::new(&folder).join("training");
+    // A training that ended three servers, or was ended three times.
+    job(&base, 3);
+    let server = Server::start(&shelf, &options);
+    until("an end", || count(&server, "failed") == 1);
+    assert!(!training.exists());
+    drop(server);
+    // One that goes on from another draft.
+    job(&json!("another"), 1);
+    let server = Server::start(&shelf, &options);
+    assert!(!training.exists());
+    assert_eq!((count(&server, "failed"), count(&server, "trainings")), (0, 0));
+    drop(server);
+    // A learned draft that cannot be opened.
+    let mut learned = read();
+    learned["learned"] = json!([{ "base": base, "draft": 1 }, { "base": "another", "draft": 2 }]);
+    std::fs::write(&state, learned.to_string()).expect("file");
+    drop(Server::start(&shelf, &options));
+    assert_eq!(read()["learned"], json!([{ "base": "another", "draft": 2 }]));
+}
+
+/// Where nothing can be compared nothing is trained, and that is told.
+#[test]
+fn too_few_answers_are_told() {
+    let shelf = Shelf::new();
+    let (draft, folder) = (shelf.path("glide"), shelf.path("learned"));
+    let server = Server::start(&shelf, &options(&draft, &folder, "6"));
+    ask(&server, 0..6);
+    until("an end", || count(&server, "trainings") == 1);
+    let told = learning(&server);
+    assert_eq!((&told["failed"], &told["replaced"]), (&json!(0), &json!(0)), "{told}");
+    assert_eq!(told["last"]["too_few_held_out"], true, "{told}");
 }

@@ -7,10 +7,15 @@ mod learning;
 mod refused;
 mod reload;
 mod room;
+mod trainings;
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use longdraft_models::LayerId;
+use longdraft_models::draft::block::{BlockConfig, BlockDraft};
+use longdraft_models::target::{Target, TargetOptions};
 use serde_json::{Value, json};
 use ureq::http::HeaderMap;
 use ureq::{Agent, Body};
@@ -191,4 +196,17 @@ fn long(count: usize, tokens: usize) -> Value {
         "prompt": "once", "n": count, "max_tokens": tokens, "temperature": 0,
         "logit_bias": { "257": -100 }, "stream": true,
     })
+}
+
+/// Adds a block draft to a shelf, whose sizes are no method's own: its folder.
+fn block_draft(shelf: &Shelf) -> String {
+    let target = Target::open(&shelf.path("target"), &TargetOptions::default()).expect("target");
+    let sizes = BlockConfig::for_target(target.config(), 1, 4, 200);
+    let sizes = BlockConfig { target_layers: vec![LayerId(1), LayerId(2)], ..sizes };
+    let folder = shelf.path("block");
+    std::fs::create_dir(&folder).expect("folder");
+    BlockDraft::initialise(&sizes, &target.embedding().expect("table"), 1)
+        .and_then(|draft| draft.save(Path::new(&folder), target.fingerprint()))
+        .expect("draft");
+    folder
 }

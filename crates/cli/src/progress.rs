@@ -200,4 +200,8 @@ impl Observer for TrainingProgress<'_> {
     fn should_stop(&self) -> bool {
         self.interrupts.asked() || self.listener.as_ref().is_some_and(|l| l.should_stop())
     }
+
+    fn allows_empty_steps(&self) -> bool {
+        self.listener.as_ref().is_some_and(|l| l.allows_empty_steps())
+    }
 }

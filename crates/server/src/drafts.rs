@@ -59,17 +59,97 @@ pub fn channel() -> (Control, Inbox) {
     (Control { sender: sender.downgrade() }, Inbox { sender, receiver })
 }
 
+/// Why a draft does not propose.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SwapError {
+    /// The server ended before it took the draft, which says nothing of the draft.
+    #[error("the server has ended")]
+    Ended,
+    /// It cannot draft here: what proposed before goes on.
+    #[error("{0}")]
+    Refused(String),
+}
+
 impl Control {
     /// Has a draft propose from every place's next request on. Blocks until the decoder took it.
     ///
     /// # Errors
-    /// - it cannot draft here, or the server ended: what proposed before goes on
-    pub fn swap(&self, draft: Arc<dyn Draft>) -> Result<(), String> {
-        let ended = || "the server has ended".to_owned();
+    /// - it cannot draft here, or the server ended
+    pub fn swap(&self, draft: Arc<dyn Draft>) -> Result<(), SwapError> {
         let (done, told) = oneshot::channel();
-        let sender = self.sender.upgrade().ok_or_else(ended)?;
-        sender.send(Work::Swap(Swap { draft, done })).map_err(|_| ended())?;
+        let sender = self.sender.upgrade().ok_or(SwapError::Ended)?;
+        sender.send(Work::Swap(Swap { draft, done })).map_err(|_| SwapError::Ended)?;
         drop(sender);
-        told.blocking_recv().map_err(|_| ended())?
+        told.blocking_recv().map_err(|_| SwapError::Ended)?.map_err(SwapError::Refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::draft::Parameter;
+    use longdraft_models::draft::vocabulary::VocabularyMap;
+    use longdraft_models::target::Tap;
+
+    use super::*;
+
+    struct None;
+
+    impl Draft for None {
+        fn method(&self) -> &'static str {
+            "none"
+        }
+
+        fn taps(&self) -> Vec<Tap> {
+            Vec::new()
+        }
+
+        fn vocabulary(&self) -> Option<&VocabularyMap> {
+            Option::None
+        }
+
+        fn parameters(&self) -> &[Parameter] {
+            &[]
+        }
+
+        fn parameters_mut(&mut self) -> &mut [Parameter] {
+            &mut []
+        }
+
+        fn hold_as_blocks(&mut self) -> longdraft_models::error::Result<()> {
+            Ok(())
+        }
+
+        fn config_json(&self) -> serde_json::Value {
+            serde_json::Value::Null
+        }
+    }
+
+    #[test]
+    fn a_draft_that_is_refused_is_told_from_a_server_that_ended() {
+        let (control, inbox) = channel();
+        let Inbox { sender, mut receiver } = inbox;
+        let swap = || {
+            let control = control.clone();
+            std::thread::spawn(move || control.swap(Arc::new(None)))
+        };
+        let answer = |receiver: &mut UnboundedReceiver<Work>| match receiver.blocking_recv() {
+            Some(Work::Swap(swap)) => swap.done,
+            _ => panic!("a swap"),
+        };
+        let asked = swap();
+        answer(&mut receiver).send(Err("too wide".to_owned())).expect("heard");
+        assert_eq!(asked.join().expect("told"), Err(SwapError::Refused("too wide".to_owned())));
+        // The decoder takes it and ends without a word, or never takes it.
+        let asked = swap();
+        drop(answer(&mut receiver));
+        assert_eq!(asked.join().expect("told"), Err(SwapError::Ended));
+        let asked = swap();
+        while receiver.is_empty() {
+            std::thread::yield_now();
+        }
+        drop(receiver);
+        assert_eq!(asked.join().expect("told"), Err(SwapError::Ended));
+        drop(sender);
+        assert_eq!(control.swap(Arc::new(None)), Err(SwapError::Ended));
     }
 }

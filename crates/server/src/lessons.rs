@@ -32,6 +32,8 @@ pub struct Training {
     pub seconds: f64,
     /// Answers that were set aside, on which the drafts were compared.
     pub held_out: usize,
+    /// Whether these were too few to learn at all.
+    pub too_few: bool,
     /// Tokens per pass of the target with the draft that was there, as these answers show.
     pub before: f64,
     /// The same with the candidate.
@@ -69,6 +71,7 @@ impl Learning {
         let last = self.last.as_ref().map(|last| {
             json!({
                 "at": last.at, "seconds": last.seconds, "held_out": last.held_out,
+                "too_few_held_out": last.too_few,
                 "tau_before": last.before, "tau_after": last.after, "interval": last.interval,
                 "replaced": last.replaced,
             })

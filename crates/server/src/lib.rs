@@ -36,7 +36,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use app::App;
 pub use pages::{Page, Pages, serve_pages};
 
-pub use drafts::{Control, Drafts, Inbox, MakeDrafter, OpenDraft, channel};
+pub use drafts::{Control, Drafts, Inbox, MakeDrafter, OpenDraft, SwapError, channel};
 pub use lessons::{Board, Learning, Lessons, Served, Training};
 
 /// How often it is looked whether the server is to end.
@@ -103,6 +103,8 @@ pub struct Settings {
     pub access: Access,
     /// Who learns of the answers.
     pub lessons: Option<Lessons>,
+    /// Lookup finds what stands in answers to others: no answer tells its tokens from a draft's.
+    pub hides_lookup: bool,
 }
 
 /// Why a server cannot run.
@@ -138,7 +140,8 @@ pub fn serve<'a>(
         .build()?;
     let cut = Arc::new(AtomicBool::new(false));
     let lessons = settings.lessons.clone();
-    let (grace, places) = (settings.limits.grace, engine.places());
+    let (grace, places, hides_lookup) =
+        (settings.limits.grace, engine.places(), settings.hides_lookup);
     let Drafts { open, make } = drafts;
     let Inbox { sender, receiver } = inbox;
     let app = App::new(settings, tokenizer.clone(), (places, open, sender));
@@ -151,7 +154,8 @@ pub fn serve<'a>(
         runtime.shutdown_background();
         served
     })?;
-    worker::work((engine, &*make), tokenizer, receiver, &cut, (&meters, lessons.as_ref()));
+    let told = (&*meters, lessons.as_ref(), hides_lookup);
+    worker::work((engine, &*make), tokenizer, receiver, &cut, told);
     match http.join() {
         Ok(served) => Ok(served?),
         Err(_) => Err(std::io::Error::other("the HTTP thread failed").into()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use longdraft_decode::stop::AnswerText;
-use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, Grammar, LogProbs};
+use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, Grammar, LogProbs, Origin};
 use longdraft_models::draft::Draft;
 use longdraft_models::tokenizer::TextTokenizer;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -24,6 +24,8 @@ struct Answer<'t> {
     /// Tokens so far, and which of them nobody had proposed.
     tokens: usize,
     own: Vec<usize>,
+    /// Whether it is what the target says of itself: nothing forced its tokens or forbade some.
+    is_free: bool,
     problem: Option<ApiError>,
 }
 
@@ -33,11 +35,20 @@ pub(crate) fn work<'a>(
     tokenizer: &TextTokenizer,
     mut inbox: UnboundedReceiver<Work>,
     cut: &AtomicBool,
-    (meters, lessons): (&Meters, Option<&Lessons>),
+    (meters, lessons, hides_lookup): (&Meters, Option<&Lessons>, bool),
 ) {
     let (waiting, answers) = (VecDeque::new(), BTreeMap::new());
-    let mut worker =
-        Worker { engine, make, tokenizer, waiting, answers, joined: 0, meters, lessons };
+    let mut worker = Worker {
+        engine,
+        make,
+        tokenizer,
+        waiting,
+        answers,
+        joined: 0,
+        meters,
+        lessons,
+        hides_lookup,
+    };
     loop {
         if worker.is_idle() {
             worker.tell_load();
@@ -70,6 +81,8 @@ struct Worker<'a, 'm> {
     meters: &'m Meters,
     /// Who learns of the answers.
     lessons: Option<&'m Lessons>,
+    /// What lookup proposes is told as a draft's.
+    hides_lookup: bool,
 }
 
 impl Worker<'_, '_> {
@@ -135,11 +148,13 @@ impl Worker<'_, '_> {
             && let Some(mut task) = self.waiting.pop_front()
         {
             self.joined += 1;
+            let is_free = task.form.is_none() && task.options.sampling.bias.is_empty();
             let form = task.form.take().map(|form| Box::new(form) as Box<dyn Grammar>);
             match self.engine.join_with(self.joined, &task.prompt, &task.options, form) {
                 Ok(()) => {
                     let text = AnswerText::new(self.tokenizer, &task.stops);
-                    let answer = Answer { task, text, tokens: 0, own: Vec::new(), problem: None };
+                    let own = Vec::new();
+                    let answer = Answer { task, text, tokens: 0, own, is_free, problem: None };
                     self.answers.insert(self.joined, answer);
                 }
                 Err(error) => send(&task, Event::Failed(error.into())),
@@ -152,12 +167,16 @@ impl Worker<'_, '_> {
         if self.answers.is_empty() {
             return;
         }
-        let (answers, meters) = (&mut self.answers, self.meters);
-        let ended =
-            self.engine.round(&mut |key, committed, log_probs| match answers.get_mut(&key) {
+        let (answers, meters, hides_lookup) = (&mut self.answers, self.meters, self.hides_lookup);
+        let ended = self.engine.round(&mut |key, mut committed, log_probs| {
+            if hides_lookup && committed.proposed_by == Some(Origin::Lookup) {
+                committed.proposed_by = Some(Origin::Draft);
+            }
+            match answers.get_mut(&key) {
                 Some(answer) => answer.hear(committed, log_probs, meters),
                 None => ControlFlow::Break(EndReason::Interrupted),
-            });
+            }
+        });
         match ended {
             Ok(ended) => {
                 for (key, outcome) in ended {
@@ -190,9 +209,6 @@ impl Worker<'_, '_> {
             self.meters.cancelled();
             return;
         }
-        if let Some(lessons) = self.lessons.filter(|_| !generation.tokens.is_empty()) {
-            lessons.add(&task.prompt, generation, std::mem::take(&mut answer.own));
-        }
         let rest = answer.text.finish();
         if let Some(problem) = answer.problem {
             return send(task, Event::Failed(problem));
@@ -201,15 +217,23 @@ impl Worker<'_, '_> {
             Ok(rest) => rest,
             Err(error) => return send(task, Event::Failed(error.into())),
         };
+        let is_lesson = answer.is_free && !generation.tokens.is_empty();
+        if let Some(lessons) = self.lessons.filter(|_| is_lesson) {
+            lessons.add(&task.prompt, generation, std::mem::take(&mut answer.own));
+        }
         if !rest.text.is_empty() {
             send(task, Event::Piece(Piece { text: rest.text, ..Piece::default() }));
+        }
+        let mut metrics = generation.metrics.clone();
+        if self.hides_lookup {
+            metrics.from_lookup = 0;
         }
         let ending = Ending {
             // What was held back may hold a stop string.
             reason: if rest.stopped { EndReason::StopString } else { generation.end },
             tokens: generation.tokens.len(),
             reused: generation.reused_tokens,
-            metrics: generation.metrics.clone(),
+            metrics,
         };
         send(task, Event::End(ending));
     }

@@ -15,8 +15,8 @@ pub(crate) struct LearningArguments {
     /// Without --draft: train a new draft of this method, as `draft.method` names it.
     #[arg(long, value_name = "NAME", requires = "learn", conflicts_with = "draft")]
     pub(crate) learn_method: Option<String>,
-    /// Have this program take out of every text what must not be kept: it gets a line of JSON with `prompt`
-    /// and `answer` and prints the same. Where it fails the answer is not kept.
+    /// Have this program take out of every text what must not be kept: it reads prompt and answer with a line
+    /// between them that holds a NUL alone, and writes the same. Where it fails the answer is not kept.
     #[arg(long, value_name = "PROGRAM", requires = "learn")]
     pub(crate) learn_redact: Option<PathBuf>,
     /// Most that is kept of answers; the oldest go.
@@ -28,7 +28,7 @@ pub(crate) struct LearningArguments {
     /// Train when so many new answers are kept.
     #[arg(long, value_name = "N", default_value_t = 256, requires = "learn")]
     pub(crate) learn_rows: usize,
-    /// Longest that a training steps, in minutes.
+    /// Longest that a training steps, in minutes; time in which it rests does not count.
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, requires = "learn")]
     pub(crate) learn_minutes: f64,
     /// `idle`: training rests while answers are written; `always`: it goes on, at the lowest priority.

@@ -32,10 +32,10 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     // Before anything large is read.
     let listener = listen(SocketAddr::new(arguments.host, arguments.port))?;
     let mut models = decoding.open(&arguments.target)?;
-    let learner = Learner::open(arguments, &models)?;
-    if let Some(learner) = &learner {
+    let mut learner = Learner::open(arguments, &models)?;
+    if let Some(learner) = &mut learner {
         models.grown = learner.grown();
-        models.draft = learner.draft(&models).or(models.draft);
+        models.draft = learner.draft(&models)?.or(models.draft);
     }
     let models = Arc::new(models);
     errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_name(&models));
@@ -75,7 +75,8 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         }
         None => (None, None),
     };
-    let settings = Settings { model, defaults, limits, access, lessons };
+    let hides_lookup = models.grown.is_some();
+    let settings = Settings { model, defaults, limits, access, lessons, hides_lookup };
     let asked = interrupts.clone();
     let parts = (engine, drafts, inbox);
     let served = serve(settings, listener, parts, &models.tokenizer, move || asked.asked());

@@ -28,7 +28,7 @@ fn app() -> Arc<App> {
         grace,
     };
     let (defaults, access) = (DecodeOptions::default(), Access::default());
-    let settings = Settings { model, defaults, limits, access, lessons: None };
+    let settings = Settings { model, defaults, limits, access, lessons: None, hides_lookup: false };
     let tokenizer = Target::open_tokenizer(TARGET).expect("the target that ships");
     let (sender, _) = unbounded_channel();
     App::new(settings, tokenizer, (1, None, sender))

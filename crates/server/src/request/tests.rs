@@ -41,7 +41,7 @@ fn settings() -> Settings {
         grace: Duration::from_secs(1),
     };
     let (defaults, access) = (DecodeOptions::default(), Access::default());
-    Settings { model, defaults, limits, access, lessons: None }
+    Settings { model, defaults, limits, access, lessons: None, hides_lookup: false }
 }
 
 fn values() -> impl Strategy<Value = Value> {

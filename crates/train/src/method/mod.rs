@@ -82,6 +82,14 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
         start: &SavedDraft,
     ) -> Result<()>;
 
+    /// The keys of this method that make the network of a saved draft; none where nothing is said of it.
+    ///
+    /// # Errors
+    /// - what is said of it is unusable
+    fn keys_of(&self, _start: &SavedDraft) -> Result<Map<String, Value>> {
+        Ok(Map::new())
+    }
+
     /// How it is set up for a target and a budget where nothing else is given; `None` where it does not fit
     /// the target, or nobody has said how.
     fn recipe(&self, _room: &Room<'_>) -> Option<Recipe> {

@@ -111,7 +111,7 @@ impl Stage {
             }
             let (started, before) = (Instant::now(), self.parallel.world().traffic());
             let batches = self.next_batches();
-            let outcome = self.optimize(&batches)?;
+            let outcome = self.optimize(&batches, observer.allows_empty_steps())?;
             let traffic = self.parallel.world().traffic() - before;
             let seconds = started.elapsed().as_secs_f64();
             let report = self.report(&batches, outcome, (seconds, traffic));

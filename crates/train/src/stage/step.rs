@@ -41,6 +41,12 @@ pub(super) struct Outcome {
     pub(super) learning_rate: f64,
 }
 
+impl Outcome {
+    fn nothing(learning_rate: f64) -> Self {
+        Self { metrics: DraftMetrics::default(), target_loss: None, grad_norm: 0.0, learning_rate }
+    }
+}
+
 impl Stage {
     /// Lays out a packed training row, of which what falls to this rank is learned; stored features pin its positions to epoch 0.
     pub(super) fn batch(&self, row: usize, epoch: u64) -> Batch {
@@ -105,13 +111,18 @@ impl Stage {
     }
 
     /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this
-    /// one's. Nothing changes unless loss and gradients are finite.
-    pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
+    /// one's. Nothing changes unless loss and gradients are finite. Where there is nothing to learn it fails,
+    /// or counts the step if that is allowed.
+    pub(super) fn optimize(&mut self, batches: &[Batch], allows_empty: bool) -> Result<Outcome> {
         let step = self.progress.step + 1;
         self.capture_new(batches)?;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
         let (denominators, held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
+            if allows_empty {
+                self.progress.step = step;
+                return Ok(Outcome::nothing(self.schedule.learning_rate(step)));
+            }
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
         let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;

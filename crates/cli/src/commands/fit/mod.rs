@@ -197,7 +197,7 @@ impl Fit<'_> {
         let trial = self.ledger.state.trial.as_ref().filter(|_| has_begun);
         let earlier = trial.map(|trial| trial.method.clone());
         let from = self.arguments.from.as_deref().map(training::start).transpose()?;
-        let from = from.map(|(method, _)| method);
+        let from = from.map(|start| start.method);
         if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
             && from != wanted
         {

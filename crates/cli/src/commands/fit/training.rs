@@ -7,7 +7,8 @@ use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
 use longdraft_records::events::Events;
-use longdraft_train::checkpoint::read_state;
+use longdraft_train::checkpoint::{read_state, saved_draft};
+use longdraft_train::method::Method;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Map, Value, json};
 
@@ -36,16 +37,43 @@ pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
     folder.join(format!("{ROUND_PREFIX}{round}"))
 }
 
-/// The method of a draft that is gone on from, and the keys that it was trained with, if they are known.
-pub(crate) fn start(from: &Path) -> Result<(String, Option<Map<String, Value>>)> {
+/// A draft that is gone on from.
+pub(crate) struct Start {
+    pub(crate) method: String,
+    /// The keys that it was trained with, if they are known.
+    trained: Option<Map<String, Value>>,
+    /// Those that make its network, as it was saved.
+    network: Map<String, Value>,
+}
+
+impl Start {
+    /// The keys of a training that goes on from it: `otherwise` is how its method is set up where nothing is
+    /// known of the training before.
+    pub(crate) fn keys(&self, otherwise: Map<String, Value>) -> Map<String, Value> {
+        let mut keys = self.trained.clone().unwrap_or(otherwise);
+        if self.trained.is_none() {
+            keys.extend(self.network.clone());
+        }
+        keys
+    }
+}
+
+/// What is known of a draft that is gone on from.
+pub(crate) fn start(from: &Path) -> Result<Start> {
     let source = DraftSource::find(from)?;
-    let DraftSource::Checkpoint(located) = &source else {
-        return Ok((DraftKind::at(source.folder())?.name.to_owned(), None));
+    let (method, trained) = match &source {
+        DraftSource::Files(_) => (DraftKind::at(source.folder())?.name.to_owned(), None),
+        DraftSource::Checkpoint(located) => {
+            let mut keys = configuration(&located.run)["draft"].as_object().cloned();
+            for key in ["method", "from"] {
+                keys.as_mut().map(|keys| keys.remove(key));
+            }
+            (read_state(&located.checkpoint)?.method, keys)
+        }
     };
-    let method = read_state(&located.checkpoint)?.method;
-    let mut keys = configuration(&located.run)["draft"].as_object().cloned().unwrap_or_default();
-    ["method", "from"].into_iter().for_each(|key| drop(keys.remove(key)));
-    Ok((method, Some(keys)))
+    let saved = saved_draft(from)?;
+    let known = Method::named(&method).map(|known| known.fresh().keys_of(&saved)).transpose()?;
+    Ok(Start { method, trained, network: known.unwrap_or_default() })
 }
 
 /// The configuration of a round with the time that is left for it.
@@ -58,9 +86,7 @@ pub(super) fn configured(
 ) -> Result<Value> {
     let mut draft = candidate.recipe.draft.clone();
     if let Some(from) = from {
-        if let (_, Some(keys)) = start(from)? {
-            draft = keys;
-        }
+        draft = start(from)?.keys(draft);
         draft.insert("from".into(), json!(from));
     }
     draft.insert("method".into(), candidate.method.name().into());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longdraft_decode::drafter::GrownDatastore;
 use longdraft_models::TargetTokenId;
@@ -18,6 +18,9 @@ use crate::decoding::Models;
 /// How often it is looked whether the server ends.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// How often it is looked for what is too old.
+const SWEEP_EVERY: Duration = Duration::from_mins(1);
+
 /// Keeps what the server hands over.
 pub(super) struct Keeper {
     pub(super) store: Store,
@@ -27,6 +30,8 @@ pub(super) struct Keeper {
     pub(super) shared: Arc<Shared>,
     /// Whether a problem was told: one line is enough, whatever the number of answers.
     pub(super) told_of_trouble: bool,
+    /// When it was looked for what is too old.
+    pub(super) swept: Instant,
 }
 
 impl Keeper {
@@ -35,7 +40,10 @@ impl Keeper {
         loop {
             let served = match served.recv_timeout(LOOK_EVERY) {
                 Ok(served) => served,
-                Err(RecvTimeoutError::Timeout) if !self.shared.stops() => continue,
+                Err(RecvTimeoutError::Timeout) if !self.shared.stops() => {
+                    self.sweep();
+                    continue;
+                }
                 Err(_) => return,
             };
             // What waits when the server ends is kept where that takes no time.
@@ -50,6 +58,17 @@ impl Keeper {
                 learning.dropped += usize::from(kept.is_none());
             });
         }
+    }
+
+    /// Lets go of old rows where nothing is answered, too.
+    fn sweep(&mut self) {
+        if self.swept.elapsed() < SWEEP_EVERY {
+            return;
+        }
+        self.swept = Instant::now();
+        self.store.sweep();
+        let rows = self.store.rows();
+        self.shared.board.tell(|learning| learning.rows = rows);
     }
 
     fn keep(&mut self, served: &Served) -> Option<()> {

@@ -6,11 +6,14 @@
 //!                                candidate -> comparison -> draft, if it is better -> server
 //! ```
 //!
-//! Everything lies in the folder: `rows/`, `drafts/N/`, `training/` while one is under way, and
+//! Everything lies in the folder (folder.rs): `rows/`, `drafts/N/`, `training/` while one is under way, and
 //! `learning.json`. Each is whole or absent at any moment, and the next start goes on from there.
 
+mod clock;
+mod folder;
 mod keeper;
 mod redact;
+mod rows;
 mod state;
 mod store;
 mod trainer;
@@ -21,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longdraft_decode::drafter::GrownDatastore;
 use longdraft_models::draft::Draft;
@@ -35,14 +38,12 @@ use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use keeper::Keeper;
-use state::{STATE_FILE, State, draft_folder};
-use store::{Limits, Store, private_folder};
+use state::{Job, State, TRAINING, draft_folder};
+use store::{Limits, Store};
 use trainer::Trainer;
 
 /// Tokens of answers that lookup looks in, at most.
 const DATASTORE: usize = 1 << 22;
-/// What a learner's folder holds beside the rows.
-const PARTS: [&str; 4] = [state::TRAINING, state::DRAFTS, STATE_FILE, trainer::LOG_FILE];
 
 /// Runs a command about what was learned.
 pub(crate) fn run(command: &LearnCommand) -> Result<()> {
@@ -53,31 +54,10 @@ pub(crate) fn run(command: &LearnCommand) -> Result<()> {
 }
 
 /// Removes everything that was kept.
-fn purge(folder: &Path) -> Result<()> {
-    let is_learner = store::is_there(folder) || folder.join(STATE_FILE).is_file();
-    if !is_learner {
-        return Err(Failure::usage(format!("{}: nothing was learned there", folder.display()))
-            .hint("give the folder of `longdraft serve --learn DIR`"));
-    }
-    let _lock = lock(folder)?;
-    let rows = store::remove(folder)?;
-    for part in PARTS {
-        let path = folder.join(part);
-        let removed = match path.symlink_metadata() {
-            Ok(about) if about.is_dir() => std::fs::remove_dir_all(&path),
-            Ok(_) => std::fs::remove_file(&path),
-            Err(_) => Ok(()),
-        };
-        removed.map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-    }
+fn purge(place: &Path) -> Result<()> {
+    let rows = folder::purge(place)?;
     outln!("removed {rows} answers and what was learned of them");
     Ok(())
-}
-
-fn lock(folder: &Path) -> Result<RunLock> {
-    RunLock::acquire(folder).map_err(|error| {
-        Failure::from(error).hint("a server that learns there is running: end it first")
-    })
 }
 
 /// What `--learn` asks for, before the server runs.
@@ -114,18 +94,24 @@ impl Learner {
             return Err(Failure::usage(format!("`{name}` is not a method"))
                 .hint(format!("methods: {}", names.join(", "))));
         }
-        if learning.learn_rows == 0 || learning.learn_size == 0 || learning.learn_minutes <= 0.0 {
+        let has_time = learning.learn_minutes > 0.0;
+        if learning.learn_rows == 0 || learning.learn_size == 0 || !has_time {
             return Err(Failure::usage(
                 "--learn-rows, --learn-size and --learn-minutes must be above 0",
             ));
         }
-        private_folder(folder)?;
-        let lock = lock(folder)?;
         let given = decoding.draft.as_deref().map(DraftSource::find).transpose()?;
         let given = given.map(|source| source.place().to_path_buf());
-        let base = given.as_deref().map(|place| hash_of(&draft_file(place))).unwrap_or_default();
-        let state = State::open(folder, models.target.fingerprint(), &base)?;
+        let base = given.as_deref().map(|place| hash_of(&draft_file(place))).transpose()?;
+        let lock = folder::take(folder)?;
+        let state = State::open(folder, models.target.fingerprint(), &base.unwrap_or_default())?;
         state.write(folder)?;
+        if Job::read(folder).is_some_and(|job| job.base != state.base()) {
+            // What comes of it goes on from another draft.
+            let training = folder.join(TRAINING);
+            std::fs::remove_dir_all(&training)
+                .map_err(|error| Failure::work(format!("{}: {error}", training.display())))?;
+        }
         let limits = Limits {
             bytes: learning.learn_size.saturating_mul(1 << 20),
             age: Duration::from_hours(learning.learn_days.saturating_mul(24)),
@@ -133,8 +119,7 @@ impl Learner {
         let store = Store::open(folder, limits)?;
         let grown = decoding.lookup.is_some().then(|| Arc::new(GrownDatastore::new(DATASTORE)));
         if let Some(grown) = &grown {
-            let rows = store::read(folder);
-            grown.add(rows.iter().map(store::Row::answer));
+            grown.refill(store::newest(folder).map(|row| row.answer().to_vec()));
         }
         Ok(Some(Self {
             folder: folder.clone(),
@@ -149,17 +134,26 @@ impl Learner {
         }))
     }
 
-    /// The draft that was learned last, if there is one that can be opened.
-    pub(crate) fn draft(&self, models: &Models) -> Option<Arc<dyn Draft>> {
-        let place = learned_draft(&self.folder)?;
+    /// The draft that was learned last, if there is one. One that cannot be opened is forgotten: the next
+    /// training begins with what proposes instead.
+    ///
+    /// # Errors
+    /// - that cannot be written down
+    pub(crate) fn draft(&mut self, models: &Models) -> Result<Option<Arc<dyn Draft>>> {
+        let Some(number) = self.state.current() else { return Ok(None) };
+        let place = draft_folder(&self.folder, number);
         match DraftSource::find(&place).and_then(|source| open_draft(&source, &models.target)) {
             Ok(draft) => {
                 errln!("draft: {}, which was learned", place.display());
-                Some(draft)
+                Ok(Some(draft))
             }
             Err(failure) => {
-                errln!("warning: {}: --draft proposes", failure.message());
-                None
+                let instead =
+                    if self.given.is_some() { "--draft proposes" } else { "it is forgotten" };
+                errln!("warning: {}: {instead}", failure.message());
+                self.state.forget();
+                self.state.write(&self.folder)?;
+                Ok(None)
             }
         }
     }
@@ -181,8 +175,8 @@ impl Learner {
     ) -> Result<Lesson> {
         let shared =
             Arc::new(Shared { stop: AtomicBool::new(false), fresh: AtomicUsize::new(0), board });
-        let since = self.state.trained_at();
-        let fresh = store::read(&self.folder).iter().filter(|row| row.at > since).count();
+        let since = Job::read(&self.folder).map_or(self.state.trained_until(), |job| job.began);
+        let fresh = store::newest(&self.folder).take_while(|row| row.at > since).count();
         shared.fresh.store(fresh, Ordering::Relaxed);
         let trainings = &self.state.trainings;
         let replaced = trainings.iter().filter(|outcome| outcome.draft.is_some()).count();
@@ -204,6 +198,7 @@ impl Learner {
             models: Arc::clone(models),
             shared: Arc::clone(&shared),
             told_of_trouble: false,
+            swept: Instant::now(),
         };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(Failure::work)
@@ -220,7 +215,6 @@ impl Learner {
                 models: Arc::clone(models),
                 control,
                 shared: Arc::clone(&shared),
-                attempts: 0,
                 not_before: None,
             };
             threads.push(spawn("trainer", Box::new(move || trainer.work()))?);
@@ -230,24 +224,29 @@ impl Learner {
 }
 
 /// Tells drafts apart: the sum of a file, or of the files of a folder.
-fn hash_of(place: &Path) -> String {
-    let sum = |path: &Path| sha256::of_file(path).unwrap_or_default();
+///
+/// # Errors
+/// - one cannot be read
+fn hash_of(place: &Path) -> Result<String> {
+    let fail = |path: &Path, error: &std::io::Error| {
+        Failure::file(format!("{}: {error}", path.display()), error)
+    };
+    let sum = |path: &Path| sha256::of_file(path).map_err(|error| fail(path, &error));
     if !place.is_dir() {
         return sum(place);
     }
-    let files = std::fs::read_dir(place).into_iter().flatten().flatten();
-    let mut sums: Vec<String> = files
-        .map(|file| file.path())
-        .filter(|path| path.is_file())
-        .map(|path| sum(&path))
-        .collect();
+    let files = std::fs::read_dir(place).map_err(|error| fail(place, &error))?;
+    let paths = files.map(|file| file.map(|file| file.path()));
+    let paths = paths.collect::<std::io::Result<Vec<_>>>().map_err(|error| fail(place, &error))?;
+    let files = paths.iter().filter(|path| path.is_file());
+    let mut sums = files.map(|path| sum(path)).collect::<Result<Vec<String>>>()?;
     sums.sort();
-    sha256::of_text(&sums.join(" "))
+    Ok(sha256::of_text(&sums.join(" ")))
 }
 
-/// Where the draft lies that was learned last.
+/// Where the draft lies that was learned last of the one that proposed first.
 pub(crate) fn learned_draft(folder: &Path) -> Option<PathBuf> {
-    let number = state::current(folder)?;
+    let number = State::read(folder)?.current()?;
     Some(draft_folder(folder, number)).filter(|place| place.is_dir())
 }
 

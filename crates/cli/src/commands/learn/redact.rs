@@ -1,12 +1,14 @@
 //! A program of the user's that takes out of a text what must not be kept.
+//!
+//! It reads and writes the texts as they are, prompt and answer, with a line between them that holds a NUL and
+//! nothing else. So tools that work line by line see every line, the last one of the prompt and the first one
+//! of the answer, too.
 
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 /// Time that it has for a text.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -15,12 +17,34 @@ const MARGIN: u64 = 1 << 16;
 /// How often it is looked whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What is asked and answered: one JSON object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What the border between prompt and answer is made of.
+const NUL: char = '\0';
+
+/// What is asked and answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Text {
     pub(super) prompt: String,
     pub(super) answer: String,
+}
+
+impl Text {
+    /// As the program reads it; `None` where the border could stand in a text.
+    fn framed(&self) -> Option<String> {
+        let Self { prompt, answer } = self;
+        let is_clear = !prompt.contains(NUL) && !answer.contains(NUL);
+        is_clear.then(|| format!("{prompt}\n{NUL}\n{answer}\n"))
+    }
+
+    /// As the program writes it: one border, and an answer. All lines of the prompt may be gone, and programs
+    /// that write no end of the last line are as good.
+    fn of_frame(frame: &str) -> Option<Self> {
+        let (prompt, answer) = frame.split_once(NUL)?;
+        let prompt = if prompt.is_empty() { prompt } else { prompt.strip_suffix('\n')? };
+        let answer = answer.strip_prefix('\n')?;
+        let answer = answer.strip_suffix('\n').unwrap_or(answer);
+        let is_whole = !answer.contains(NUL) && !answer.is_empty();
+        is_whole.then(|| Self { prompt: prompt.to_owned(), answer: answer.to_owned() })
+    }
 }
 
 /// A program that ran, whatever comes: it and what it started are gone when this is.
@@ -44,6 +68,7 @@ pub(super) fn redact(program: &Path, text: &Text) -> Option<Text> {
 }
 
 fn redact_within(program: &Path, text: &Text, patience: Duration) -> Option<Text> {
+    let asked = text.framed()?;
     let deadline = Instant::now() + patience;
     let mut command = Command::new(program);
     // Its complaints could hold the text.
@@ -52,10 +77,9 @@ fn redact_within(program: &Path, text: &Text, patience: Duration) -> Option<Text
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut running = Running(command.spawn().ok()?);
     let (mut stdin, stdout) = (running.0.stdin.take()?, running.0.stdout.take()?);
-    let asked = serde_json::to_vec(text).ok()?;
     let most = 2 * asked.len() as u64 + MARGIN;
     // It may not read, and it may never stop writing: neither is waited for here.
-    std::thread::spawn(move || stdin.write_all(&asked).and_then(|()| stdin.write_all(b"\n")));
+    std::thread::spawn(move || stdin.write_all(asked.as_bytes()));
     let (sender, told) = channel();
     std::thread::spawn(move || {
         let mut answer = Vec::new();
@@ -78,7 +102,7 @@ fn redact_within(program: &Path, text: &Text, patience: Duration) -> Option<Text
     if answer.len() as u64 > most {
         return None;
     }
-    serde_json::from_slice::<Text>(&answer).ok().filter(|text| !text.answer.is_empty())
+    Text::of_frame(std::str::from_utf8(&answer).ok()?)
 }
 
 #[cfg(all(test, unix))]
@@ -99,26 +123,40 @@ mod tests {
     #[test]
     fn a_filter_changes_texts_and_one_that_fails_lets_none_through() {
         let folder = tempfile::tempdir().expect("folder");
-        let text = Text { prompt: "my code is 1234".into(), answer: "1234 it is\n".into() };
+        let text = Text {
+            prompt: "my code is:\n1234\n\tsecret\n".into(),
+            answer: "1234 \"it\\n\" is\n\n".into(),
+        };
         let through = |script: &str| redact(&program(folder.path(), script), &text);
         assert_eq!(through("cat"), Some(text.clone()));
-        let found = through("sed s/1234/####/g").expect("filtered");
-        assert_eq!((&*found.prompt, &*found.answer), ("my code is ####", "#### it is\n"));
+        // At the start of a line, of the answer, and past a tab.
+        let found = through("sed -e s/^1234/####/ -e 's/secret/******/'").expect("filtered");
+        assert_eq!(&*found.prompt, "my code is:\n####\n\t******\n");
+        assert_eq!(&*found.answer, "#### \"it\\n\" is\n\n");
+        // Whole lines go, also all of the prompt.
+        let found = through("sed -e '/^my/d' -e '/1234$/d' -e '/secret/d' -e '4{/^$/d;}'");
+        assert_eq!(found.expect("filtered").prompt, "");
         for failing in [
             "exit 3",
             "cat; exit 1",
             "cat; kill -9 $$",
             "true",
-            "echo no JSON",
-            "cat; cat; echo more",
-            r#"echo '{"prompt": "a"}'"#,
-            r#"echo '{"prompt": "a", "answer": ""}'"#,
-            r#"echo '{"prompt": "a", "answer": 7}'"#,
-            r#"echo '{"prompt": "a", "answer": "b", "more": 1}'"#,
-            r#"printf '{"prompt": "a", "answer": "\377"}'"#,
+            "echo no border",
+            "cat; printf '\\000'",
+            "tr -d '\\000'",
+            "tr -d '\\n'",
+            r"printf 'a\n\000\n'",
+            r"printf 'a\n\000\n\n'",
+            r"printf 'a\000\nb\n'",
+            r"printf 'a\n\000b\n'",
+            r"printf 'a\n\000\n\377\n'",
         ] {
             assert_eq!(through(failing), None, "{failing}");
         }
+        let found = through(r"printf 'a\n\000\nb'").expect("without the end of the last line");
+        assert_eq!((&*found.prompt, &*found.answer), ("a", "b"));
+        let border = Text { answer: "a\n\0\nb".into(), ..text.clone() };
+        assert_eq!(redact(&program(folder.path(), "cat"), &border), None);
         assert_eq!(redact(&folder.path().join("none"), &text), None);
         let path = program(folder.path(), "cat");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("mode");

@@ -6,6 +6,7 @@ use longdraft_models::weights::atomic::write_atomically;
 use longdraft_server::Training;
 use serde::{Deserialize, Serialize};
 
+use super::rows::LEAST_HELD_OUT;
 use crate::failure::{Failure, Result};
 
 /// Name of the file.
@@ -21,6 +22,8 @@ const OUTCOME_FILE: &str = "outcome.json";
 const VERSION: u32 = 1;
 /// Trainings that are remembered.
 const MOST: usize = 1000;
+/// Drafts to begin with whose learned drafts are remembered.
+const MOST_BASES: usize = 4;
 
 /// What was learned so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,15 +31,27 @@ pub(super) struct State {
     version: u32,
     /// Fingerprint of the target.
     target: String,
-    /// Hash of the draft that `--draft` gave.
+    /// Hash of the draft that `--draft` gave last; empty without one.
     base: String,
-    /// The draft that was learned last, if one was better.
-    pub(super) current: Option<u32>,
+    /// The drafts that were learned last, each of another one; the newest stands last.
+    learned: Vec<Learned>,
     /// All trainings, oldest first.
     pub(super) trainings: Vec<Outcome>,
 }
 
+/// What was learned of a draft.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Learned {
+    base: String,
+    draft: u32,
+}
+
 impl State {
+    /// What a learner wrote into a folder; none if it did not, or it is unreadable.
+    pub(super) fn read(folder: &Path) -> Option<Self> {
+        read_json(&folder.join(STATE_FILE))
+    }
+
     /// What a folder holds for this target and draft.
     ///
     /// # Errors
@@ -51,7 +66,7 @@ impl State {
             version: VERSION,
             target: target.to_owned(),
             base: base.to_owned(),
-            current: None,
+            learned: Vec::new(),
             trainings: Vec::new(),
         };
         let text = match std::fs::read_to_string(&path) {
@@ -67,11 +82,30 @@ impl State {
         if state.target != target {
             return Err(wrong("this was learned for another target".to_owned()));
         }
-        if state.base == base {
-            return Ok(state);
-        }
-        // Another draft to begin with: what was learned of the one before is no part of it.
-        Ok(Self { base: base.to_owned(), current: None, ..state })
+        // With another draft to begin with, what was learned of the one before waits for it.
+        Ok(Self { base: base.to_owned(), ..state })
+    }
+
+    /// Hash of the draft that `--draft` gave.
+    pub(super) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The draft that was learned last of that one, if one was better.
+    pub(super) fn current(&self) -> Option<u32> {
+        self.learned.iter().find(|learned| learned.base == self.base).map(|learned| learned.draft)
+    }
+
+    /// Forgets it: the one that `--draft` gave proposes again.
+    pub(super) fn forget(&mut self) {
+        self.learned.retain(|learned| learned.base != self.base);
+    }
+
+    /// Whether a draft may propose again: that of some `--draft`, or the one before the current one.
+    pub(super) fn keeps(&self, number: u32) -> bool {
+        let taken = self.trainings.iter().rev().filter_map(|outcome| outcome.draft);
+        self.learned.iter().any(|learned| learned.draft == number)
+            || taken.take(2).any(|draft| draft == number)
     }
 
     /// Writes it, whole or not at all.
@@ -84,21 +118,27 @@ impl State {
 
     /// Adds what a training came to.
     pub(super) fn add(&mut self, outcome: Outcome) {
-        self.current = outcome.draft.or(self.current);
+        if let Some(draft) = outcome.draft {
+            self.forget();
+            self.learned.push(Learned { base: self.base.clone(), draft });
+            let over = self.learned.len().saturating_sub(MOST_BASES);
+            self.learned.drain(..over);
+        }
         self.trainings.push(outcome);
         let over = self.trainings.len().saturating_sub(MOST);
         self.trainings.drain(..over);
     }
 
-    /// When the last training ended, in seconds since 1970.
-    pub(super) fn trained_at(&self) -> u64 {
-        self.trainings.last().map_or(0, |last| last.at)
+    /// Until when the rows of the last training were kept, in seconds since 1970.
+    pub(super) fn trained_until(&self) -> u64 {
+        self.trainings.last().map_or(0, |last| last.rows_at)
     }
-}
 
-/// The draft that was learned last.
-pub(super) fn current(folder: &Path) -> Option<u32> {
-    read_json::<State>(&folder.join(STATE_FILE))?.current
+    /// A number that no draft had.
+    pub(super) fn next_number(&self, folder: &Path) -> u32 {
+        let taken = self.trainings.iter().filter_map(|outcome| outcome.draft);
+        taken.chain(drafts(folder)).max().unwrap_or(0) + 1
+    }
 }
 
 /// Folder of a learned draft.
@@ -117,6 +157,8 @@ pub(super) fn drafts(folder: &Path) -> Vec<u32> {
 pub(super) struct Job {
     pub(super) target: String,
     pub(super) device: String,
+    /// Hash of the draft that `--draft` gave: what comes of it belongs to that one.
+    pub(super) base: String,
     /// The draft to go on from, and to compare with, if there is one.
     pub(super) draft: Option<PathBuf>,
     /// The method of a new one.
@@ -125,6 +167,10 @@ pub(super) struct Job {
     pub(super) minutes: f64,
     /// What the draft may be called if it is better.
     pub(super) number: u32,
+    /// When it was asked for, in seconds since 1970: answers that are kept later count for the next one.
+    pub(super) began: u64,
+    /// Processes that were started for it.
+    pub(super) attempts: u32,
 }
 
 impl Job {
@@ -138,7 +184,7 @@ impl Job {
     /// # Errors
     /// - there is no room
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        super::store::private_folder(&folder.join(TRAINING))?;
+        super::folder::private_folder(&folder.join(TRAINING))?;
         write_json(&folder.join(TRAINING).join(JOB_FILE), self)
     }
 }
@@ -148,8 +194,11 @@ impl Job {
 pub(super) struct Outcome {
     /// When it ended, in seconds since 1970.
     pub(super) at: u64,
+    /// Until when its rows were kept.
+    pub(super) rows_at: u64,
+    /// How long it worked, without the time in which it rested.
     pub(super) seconds: f64,
-    /// Rows that it learned from, some answers twice, and answers that the drafts were compared on.
+    /// Texts that it learned from, some twice, and answers that the drafts were compared on.
     pub(super) rows: usize,
     pub(super) held_out: usize,
     /// Simulated acceptance length of the draft before and of the candidate, and the 95 % interval of the
@@ -175,6 +224,11 @@ impl Outcome {
         write_json(&folder.join(TRAINING).join(OUTCOME_FILE), self)
     }
 
+    /// Whether too few answers were set aside to learn at all.
+    pub(super) fn has_too_few(&self) -> bool {
+        self.held_out < LEAST_HELD_OUT
+    }
+
     /// Whether the candidate is better, and not by chance.
     pub(super) fn is_better(&self) -> bool {
         self.interval.0 > 0.0
@@ -183,7 +237,8 @@ impl Outcome {
     /// As the server tells it.
     pub(super) fn told(&self) -> Training {
         let Self { at, seconds, held_out, before, after, interval, .. } = *self;
-        Training { at, seconds, held_out, before, after, interval, replaced: self.draft.is_some() }
+        let (replaced, too_few) = (self.draft.is_some(), self.has_too_few());
+        Training { at, seconds, held_out, too_few, before, after, interval, replaced }
     }
 }
 
@@ -203,16 +258,47 @@ mod tests {
     #[test]
     fn what_was_learned_belongs_to_a_target_and_to_a_draft() {
         let folder = tempfile::tempdir().expect("folder");
-        let mut state = State::open(folder.path(), "target", "draft").expect("fresh");
-        state.add(Outcome { draft: Some(3), at: 9, ..Outcome::default() });
-        state.add(Outcome { at: 12, ..Outcome::default() });
-        assert_eq!((state.current, state.trained_at()), (Some(3), 12));
+        let open = |target: &str, base: &str| State::open(folder.path(), target, base);
+        let mut state = open("target", "draft").expect("fresh");
+        state.add(Outcome { draft: Some(3), at: 9, rows_at: 8, ..Outcome::default() });
+        state.add(Outcome { at: 12, rows_at: 11, ..Outcome::default() });
+        assert_eq!((state.current(), state.trained_until()), (Some(3), 11));
         state.write(folder.path()).expect("written");
-        assert_eq!(State::open(folder.path(), "target", "draft").expect("again"), state);
-        let other = State::open(folder.path(), "target", "another").expect("another draft");
-        assert_eq!((other.current, other.trainings.len()), (None, 2));
-        assert!(State::open(folder.path(), "another", "draft").is_err());
+        assert_eq!(open("target", "draft").expect("again"), state);
+        // Another draft begins anew, and the one before finds what it learned.
+        for base in ["", "another"] {
+            let other = open("target", base).expect("another draft");
+            assert_eq!((other.current(), other.trainings.len()), (None, 2));
+            other.write(folder.path()).expect("written");
+        }
+        assert_eq!(open("target", "draft").expect("again").current(), Some(3));
+        assert!(open("another", "draft").is_err());
         std::fs::write(folder.path().join(STATE_FILE), "{").expect("file");
-        assert!(State::open(folder.path(), "target", "draft").is_err());
+        assert!(open("target", "draft").is_err());
+        assert_eq!(State::read(folder.path()), None);
+    }
+
+    #[test]
+    fn drafts_that_may_propose_again_are_kept_and_others_are_not() {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut state = State::open(folder.path(), "target", "0").expect("fresh");
+        let taken = |number| Outcome { draft: Some(number), ..Outcome::default() };
+        for number in 1..=3 {
+            state.add(taken(number));
+        }
+        let kept = |state: &State| (0..20).filter(|n| state.keeps(*n)).collect::<Vec<u32>>();
+        assert_eq!(kept(&state), [2, 3]);
+        for base in 1..=6 {
+            state.base = base.to_string();
+            state.add(taken(3 + base));
+        }
+        assert_eq!(kept(&state), [6, 7, 8, 9]);
+        // However long ago it was taken.
+        state.base = "3".into();
+        assert_eq!(state.current(), Some(6));
+        assert_eq!(state.next_number(folder.path()), 10);
+        state.forget();
+        assert_eq!(state.current(), None);
+        assert_eq!(kept(&state), [7, 8, 9]);
     }
 }

@@ -3,7 +3,7 @@
 //! A row is a line of JSON with the tokens of prompt and answer, as `data` reads rows of tokens. Only the
 //! newest file grows. A line that a kill cut short is passed over, and the next start begins a new file.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use longdraft_models::sha256;
 use serde::{Deserialize, Serialize};
 
+use super::folder::{private_file, private_folder};
 use crate::failure::{Failure, Result};
 
 /// Folder of the rows.
@@ -53,13 +54,9 @@ impl Row {
         self.own as f64 / self.answer().len().max(1) as f64
     }
 
-    /// Whether it is set aside to compare drafts: one in so many, and the same prompt always or never.
-    pub(super) fn is_held_out(&self) -> bool {
-        const PART: u8 = 6;
-        let prompt = &self.input_ids[..self.input_ids.len() - self.answer().len()];
-        let hash = sha256::of_text(&format!("{prompt:?}"));
-        let digits = hash.bytes().take(8).fold(0_u64, |sum, digit| 131 * sum + u64::from(digit));
-        digits.is_multiple_of(u64::from(PART))
+    /// Tokens before the answer.
+    pub(super) fn prompt(&self) -> &[u32] {
+        &self.input_ids[..self.input_ids.len() - self.answer().len()]
     }
 }
 
@@ -81,12 +78,36 @@ pub(super) struct Limits {
 pub(super) struct Store {
     folder: PathBuf,
     limits: Limits,
-    /// The file that grows, its size, and since when.
-    growing: Option<(File, u64, SystemTime)>,
-    /// Its number.
+    growing: Option<Growing>,
+    /// The newest file's number.
     number: u64,
     /// Rows by file, oldest first.
     files: Vec<(u64, usize)>,
+}
+
+/// The file that grows.
+struct Growing {
+    file: File,
+    /// Bytes of whole rows.
+    size: u64,
+    since: SystemTime,
+    /// Whether half a row stands at its end.
+    is_torn: bool,
+}
+
+impl Growing {
+    /// Writes a row, whole or as a line of its own that is passed over.
+    fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
+        let border: &[u8] = if self.is_torn { b"\n" } else { b"" };
+        if let Err(error) = self.file.write_all(&[border, line].concat()) {
+            // The next row goes into the same file: a full disk is no reason for one file more an answer.
+            self.is_torn = self.file.set_len(self.size).is_err();
+            return Err(error);
+        }
+        self.size += (border.len() + line.len()) as u64;
+        self.is_torn = false;
+        Ok(())
+    }
 }
 
 impl Store {
@@ -118,26 +139,22 @@ impl Store {
         let mut line = serde_json::to_vec(row)?;
         line.push(b'\n');
         let full = (self.limits.bytes / FILES).max(LEAST.min(self.limits.bytes));
-        let is_full = |(_, size, since): &(File, u64, SystemTime)| {
-            let age = since.elapsed().unwrap_or_default();
-            size + line.len() as u64 > full || age > DAY.min(self.limits.age)
+        let is_full = |growing: &Growing| {
+            let age = growing.since.elapsed().unwrap_or_default();
+            growing.size > 0
+                && (growing.size + line.len() as u64 > full || age > DAY.min(self.limits.age))
         };
-        if self.growing.as_ref().is_none_or(is_full) {
-            self.growing = None;
+        let growing = if let Some(growing) = self.growing.take().filter(|one| !is_full(one)) {
+            self.growing.insert(growing)
+        } else {
             let number = self.number + 1;
             let file = private_file(&path(&self.folder, number))?;
             self.number = number;
-            self.growing = Some((file, 0, SystemTime::now()));
             self.files.push((number, 0));
-        }
-        if let Some((file, size, _)) = &mut self.growing {
-            if let Err(error) = file.write_all(&line) {
-                // Half a line may stand there: nothing is written after it.
-                self.growing = None;
-                return Err(error);
-            }
-            *size += line.len() as u64;
-        }
+            let since = SystemTime::now();
+            self.growing.insert(Growing { file, size: 0, since, is_torn: false })
+        };
+        growing.write(&line)?;
         if let Some((_, rows)) = self.files.last_mut() {
             *rows += 1;
         }
@@ -145,48 +162,51 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the oldest files while they are too much or too old.
+    /// Removes files that are too old, and the oldest ones while they are too much.
     pub(super) fn sweep(&mut self) {
-        let about = |number: u64| std::fs::metadata(path(&self.folder, number));
-        let size = |number: u64| about(number).map_or(0, |about| about.len());
-        let age = |number: u64| {
-            let changed = about(number).and_then(|about| about.modified()).ok();
-            changed.and_then(|changed| changed.elapsed().ok()).unwrap_or_default()
-        };
+        let (folder, limits, now) = (&self.folder, self.limits, SystemTime::now());
+        let size =
+            |number: u64| std::fs::metadata(path(folder, number)).map_or(0, |file| file.len());
         let mut bytes: u64 = self.files.iter().map(|(number, _)| size(*number)).sum();
-        let mut gone = 0;
-        for (number, _) in &self.files {
-            if bytes <= self.limits.bytes && age(*number) <= self.limits.age {
-                break;
-            }
-            bytes -= size(*number).min(bytes);
+        self.files.retain(|(number, _)| {
+            let (place, own) = (path(folder, *number), size(*number));
+            let is_too_much = bytes > limits.bytes || age(&place, now) > limits.age;
             // One that cannot be removed is tried again the next time.
-            if std::fs::remove_file(path(&self.folder, *number)).is_err() {
-                break;
-            }
-            gone += 1;
-        }
-        self.files.drain(..gone);
-        if self.files.is_empty() {
+            let goes = is_too_much && std::fs::remove_file(&place).is_ok();
+            bytes -= if goes { own.min(bytes) } else { 0 };
+            !goes
+        });
+        if self.files.last().is_none_or(|(number, _)| *number != self.number) {
             self.growing = None;
         }
     }
 }
 
-/// All whole rows of a learner's folder, oldest first.
-pub(super) fn read(folder: &Path) -> Vec<Row> {
-    let folder = folder.join(ROWS);
-    let rows =
-        numbers(&folder).into_iter().filter_map(|number| File::open(path(&folder, number)).ok());
-    let rows =
-        rows.flat_map(|file| BufReader::new(file).split(b'\n').map_while(std::io::Result::ok));
-    let whole = |row: &Row| row.input_ids.len() == row.loss_mask.len();
-    rows.filter_map(|line| serde_json::from_slice(&line).ok()).filter(whole).collect()
+/// Since when a file is as it is. One from the future is as old as this look at it: a clock that was set
+/// back must not keep it longer.
+fn age(path: &Path, now: SystemTime) -> Duration {
+    let changed = std::fs::metadata(path).and_then(|about| about.modified());
+    changed.map_or(Duration::ZERO, |changed| {
+        now.duration_since(changed).unwrap_or_else(|_| {
+            let file = OpenOptions::new().append(true).open(path);
+            let _ = file.and_then(|file| file.set_modified(now));
+            Duration::ZERO
+        })
+    })
 }
 
-/// Whether a learner's folder has rows.
-pub(super) fn is_there(folder: &Path) -> bool {
-    folder.join(ROWS).is_dir()
+/// All whole rows of a learner's folder, the newest one first; at most one file is held at a time.
+pub(super) fn newest(folder: &Path) -> impl Iterator<Item = Row> + use<> {
+    let folder = folder.join(ROWS);
+    let files = numbers(&folder).into_iter().rev();
+    files.flat_map(move |number| {
+        let file = File::open(path(&folder, number)).into_iter();
+        let lines =
+            file.flat_map(|file| BufReader::new(file).split(b'\n').map_while(std::io::Result::ok));
+        let whole = |row: &Row| row.input_ids.len() == row.loss_mask.len();
+        let rows = lines.filter_map(|line| serde_json::from_slice(&line).ok()).filter(whole);
+        rows.collect::<Vec<Row>>().into_iter().rev()
+    })
 }
 
 /// Removes all rows; their number.
@@ -223,40 +243,6 @@ fn numbers(folder: &Path) -> Vec<u64> {
     numbers
 }
 
-/// Makes a folder that only its owner may look into; one that is there is closed to others.
-///
-/// # Errors
-/// - it cannot be made or closed
-pub(super) fn private_folder(path: &Path) -> Result<()> {
-    let fail = |error: std::io::Error| {
-        Failure::file(format!("{}: {error}", path.display()), &error)
-            .hint("--learn needs a folder that it may write")
-    };
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(path).map_err(fail)?;
-    #[cfg(unix)]
-    {
-        let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(path, closed).map_err(fail)?;
-    }
-    Ok(())
-}
-
-/// Makes a file that only its owner may read, to be written at its end.
-///
-/// # Errors
-/// - it is there, or cannot be made
-pub(super) fn private_file(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.append(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,11 +263,12 @@ mod tests {
             let mut store = Store::open(folder.path(), limits).expect("opened");
             part.iter().for_each(|row| store.add(row).expect("kept"));
         }
-        assert_eq!(read(folder.path()), rows);
+        let mut found: Vec<Row> = newest(folder.path()).collect();
+        found.reverse();
+        assert_eq!(found, rows);
         assert_eq!(Store::open(folder.path(), limits).expect("opened").rows(), 20);
         assert_eq!((rows[0].answer(), rows[0].own_share()), (&[1; 5][..], 0.2));
-        let held_out = rows.iter().filter(|row| row.is_held_out()).count();
-        assert!((1..12).contains(&held_out), "{held_out}");
+        assert_eq!(rows[4].prompt(), [4; 3]);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -304,8 +291,8 @@ mod tests {
             std::fs::write(&file, &text[..end]).expect("cut");
             let mut store = Store::open(folder.path(), limits).expect("opened");
             store.add(&row(9, 2)).expect("kept");
-            let found = read(folder.path());
-            assert_eq!(found.last(), Some(&Row { at: found[found.len() - 1].at, ..row(9, 2) }));
+            let found: Vec<Row> = newest(folder.path()).collect();
+            assert_eq!(found.first(), Some(&Row { at: found[0].at, ..row(9, 2) }));
             assert!(found.len() <= 3, "{end}");
             std::fs::remove_file(path(&folder.path().join(ROWS), 2)).expect("removed");
         }
@@ -324,12 +311,65 @@ mod tests {
             .map(|entry| entry.expect("entry").metadata().expect("file").len())
             .sum();
         assert!(bytes <= limits.bytes && bytes > limits.bytes / 2, "{bytes}");
-        let found = read(folder.path());
+        let found: Vec<Row> = newest(folder.path()).collect();
         assert_eq!(found.len(), store.rows());
-        assert_eq!(found[found.len() - 1].input_ids[0], 3999);
+        assert_eq!(found[0].input_ids[0], 3999);
         let none = Limits { bytes: 1 << 17, age: Duration::ZERO };
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(Store::open(folder.path(), none).expect("opened").rows(), 0);
-        assert!(read(folder.path()).is_empty());
+        assert_eq!(newest(folder.path()).count(), 0);
+    }
+
+    #[test]
+    fn old_files_go_wherever_they_stand_and_none_stays_because_of_a_clock() {
+        let folder = tempfile::tempdir().expect("folder");
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_hours(24) };
+        for token in 0..4 {
+            // A file each, as after new starts.
+            Store::open(folder.path(), limits).expect("opened").add(&row(token, 5)).expect("kept");
+        }
+        let mut store = Store::open(folder.path(), limits).expect("opened");
+        let rows = folder.path().join(ROWS);
+        let dated = |number: u64, when: SystemTime| {
+            let file = OpenOptions::new().append(true).open(path(&rows, number)).expect("file");
+            file.set_modified(when).expect("dated");
+        };
+        let (now, days) = (SystemTime::now(), |days: u64| Duration::from_hours(24 * days));
+        dated(1, now + days(300));
+        dated(2, now - days(2));
+        dated(4, now - days(2));
+        store.sweep();
+        let left: Vec<u32> = newest(folder.path()).map(|row| row.input_ids[0]).collect();
+        assert_eq!((left, store.rows()), (vec![2, 0], 2));
+        // The one from the future counts from when it was seen.
+        let changed = std::fs::metadata(path(&rows, 1)).and_then(|file| file.modified());
+        assert!(changed.expect("there") <= SystemTime::now());
+    }
+
+    /// A device that takes nothing stands for a disk without room.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_makes_no_more_files() {
+        let folder = tempfile::tempdir().expect("folder");
+        let limits = Limits { bytes: 1 << 20, age: AGE };
+        let mut store = Store::open(folder.path(), limits).expect("opened");
+        store.add(&row(1, 5)).expect("kept");
+        let full = || OpenOptions::new().append(true).open("/dev/full").expect("device");
+        let swap = |store: &mut Store, file: File| {
+            let growing = store.growing.as_mut().expect("one grows");
+            std::mem::replace(&mut growing.file, file)
+        };
+        let file = swap(&mut store, full());
+        for _ in 0..5 {
+            assert!(store.add(&row(2, 5)).is_err());
+        }
+        assert_eq!(std::fs::read_dir(folder.path().join(ROWS)).expect("folder").count(), 1);
+        // There is room again, and half a row at the end.
+        (&file).write_all(br#"{"at": 1, "input"#).expect("written");
+        drop(swap(&mut store, file));
+        store.add(&row(3, 5)).expect("kept");
+        let left: Vec<u32> = newest(folder.path()).map(|row| row.input_ids[0]).collect();
+        assert_eq!(left, [3, 1]);
+        assert_eq!(store.rows(), 2);
     }
 }

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use longdraft_server::Control;
+use longdraft_server::{Control, SwapError};
 
 use super::Shared;
+use super::folder::private_file;
+use super::rows::LEAST_HELD_OUT;
 use super::state::{Job, Outcome, State, TRAINING, draft_folder, drafts};
-use super::store::private_file;
+use super::store::now;
 use crate::cli::{LearnWhen, LearningArguments};
 use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
@@ -25,7 +27,8 @@ pub(super) const LOG_FILE: &str = "training.log";
 const QUIET: Duration = Duration::from_secs(2);
 /// How often it is looked whether it may, and whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Trainings that end by a signal are begun again, so often, after so long.
+/// Processes that may be started for a training: one that ends by a signal, or together with the server, is
+/// begun again after so long.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -41,9 +44,7 @@ pub(super) struct Trainer {
     pub(super) models: Arc<Models>,
     pub(super) control: Control,
     pub(super) shared: Arc<Shared>,
-    /// Processes of the training under way that a signal ended.
-    pub(super) attempts: u32,
-    /// When the next one may begin.
+    /// When the next process may begin, or an outcome be written again.
     pub(super) not_before: Option<Instant>,
 }
 
@@ -146,6 +147,9 @@ impl Trainer {
                         self.give_up(&error.to_string());
                     }
                 }
+            } else if Outcome::read(&self.folder).is_some() {
+                // One that could not be remembered.
+                self.retry();
             } else if may && self.is_due() {
                 match self
                     .begin()
@@ -156,6 +160,27 @@ impl Trainer {
                 }
             }
         }
+        if process.is_some() {
+            self.is_no_fault();
+        }
+    }
+
+    /// The server ends, and the training with it: that is no sign against the training.
+    fn is_no_fault(&self) {
+        let job = Job::read(&self.folder);
+        let job = job.map(|job| Job { attempts: job.attempts.saturating_sub(1), ..job });
+        // Else it has an attempt less.
+        let _ = job.map(|job| job.write(&self.folder));
+    }
+
+    fn retry(&mut self) {
+        if !self.waits() {
+            self.take_outcome();
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.not_before.is_some_and(|time| Instant::now() < time)
     }
 
     /// Whether training disturbs nobody.
@@ -166,24 +191,40 @@ impl Trainer {
 
     /// Whether enough was kept, or a training is under way.
     fn is_due(&self) -> bool {
-        let waits = self.not_before.is_some_and(|time| Instant::now() < time);
         let enough = self.shared.fresh.load(Ordering::Relaxed) >= self.arguments.learn_rows;
-        !waits && (enough || Job::read(&self.folder).is_some())
+        !self.waits() && (enough || Job::read(&self.folder).is_some())
     }
 
-    /// Says what is to be trained, unless that goes on.
+    /// Says what is to be trained, unless that goes on, and counts the attempt before it is made.
     fn begin(&mut self) -> Result<()> {
-        if Job::read(&self.folder).is_some() {
-            return Ok(());
-        }
-        let draft = super::learned_draft(&self.folder).or_else(|| self.given.clone());
+        let job = match Job::read(&self.folder) {
+            Some(job) if job.attempts >= ATTEMPTS => {
+                return Err(Failure::work(format!("the training was ended {ATTEMPTS} times")));
+            }
+            Some(job) => job,
+            None => self.fresh_job()?,
+        };
+        Job { attempts: job.attempts + 1, ..job }.write(&self.folder)
+    }
+
+    fn fresh_job(&mut self) -> Result<Job> {
+        let draft = self.state.current().map(|number| draft_folder(&self.folder, number));
+        let draft = draft.or_else(|| self.given.clone());
         let draft = draft.map(std::path::absolute).transpose().map_err(Failure::work)?;
-        let number = drafts(&self.folder).into_iter().max().unwrap_or(0) + 1;
-        self.attempts = 0;
         self.remove_training();
-        let (target, device) = (self.target.clone(), self.device.clone());
-        let (method, minutes) = (self.arguments.learn_method.clone(), self.arguments.learn_minutes);
-        Job { target, device, draft, method, minutes, number }.write(&self.folder)
+        // What is kept from now on counts for the next one.
+        self.shared.fresh.store(0, Ordering::Relaxed);
+        Ok(Job {
+            target: self.target.clone(),
+            device: self.device.clone(),
+            base: self.state.base().to_owned(),
+            draft,
+            method: self.arguments.learn_method.clone(),
+            minutes: self.arguments.learn_minutes,
+            number: self.state.next_number(&self.folder),
+            began: now(),
+            attempts: 0,
+        })
     }
 
     /// A process ended: its outcome is taken, or it is begun again if a signal ended it.
@@ -193,9 +234,9 @@ impl Trainer {
             return;
         }
         let by_signal = status.code().is_none_or(|code| code >= 128);
-        self.attempts += 1;
-        if by_signal && self.attempts < ATTEMPTS {
-            self.not_before = Some(Instant::now() + PAUSE * self.attempts);
+        let attempts = Job::read(&self.folder).map_or(ATTEMPTS, |job| job.attempts);
+        if by_signal && attempts < ATTEMPTS {
+            self.not_before = Some(Instant::now() + PAUSE * attempts);
             return;
         }
         let log = self.folder.join(LOG_FILE);
@@ -206,7 +247,6 @@ impl Trainer {
     fn give_up(&mut self, problem: &str) {
         errln!("warning: learning: {problem}");
         self.remove_training();
-        self.shared.fresh.store(0, Ordering::Relaxed);
         self.shared.board.tell(|learning| {
             learning.failed += 1;
             learning.doing = "waiting";
@@ -217,31 +257,31 @@ impl Trainer {
     /// this order, a kill between any two steps has the next start do it again.
     fn take_outcome(&mut self) {
         let Some(mut outcome) = Outcome::read(&self.folder) else { return };
-        if let Some(number) = outcome.draft
-            && let Err(problem) = self.swap(&draft_folder(&self.folder, number))
-        {
-            if self.shared.stops() {
-                return;
+        if let Some(number) = outcome.draft {
+            match self.swap(&draft_folder(&self.folder, number)) {
+                Ok(()) => {}
+                // The next server takes it.
+                Err(SwapError::Ended) => {
+                    self.not_before = Some(Instant::now() + PAUSE);
+                    return;
+                }
+                Err(SwapError::Refused(problem)) => {
+                    errln!("warning: learning: {problem}; the draft before it goes on");
+                    outcome.draft = None;
+                }
             }
-            errln!("warning: learning: {problem}; the draft before it goes on");
-            outcome.draft = None;
         }
-        let (told, rows) = (outcome.told(), outcome.rows);
-        self.state.add(outcome);
-        if let Err(failure) = self.state.write(&self.folder) {
-            errln!("warning: learning: {}", failure.message());
+        let mut state = self.state.clone();
+        state.add(outcome.clone());
+        if let Err(failure) = state.write(&self.folder) {
+            errln!("warning: learning: {}; it is tried again", failure.message());
+            self.not_before = Some(Instant::now() + PAUSE);
             return;
         }
-        self.shared.fresh.store(0, Ordering::Relaxed);
-        let what = if told.replaced { "a better draft proposes now" } else { "the draft stays" };
-        errln!(
-            "learning: {rows} rows learned, {} held out: tau {:.3} before, {:.3} after [{:+.3}, {:+.3}]; {what}",
-            told.held_out,
-            told.before,
-            told.after,
-            told.interval.0,
-            told.interval.1
-        );
+        self.state = state;
+        self.not_before = None;
+        say(&outcome);
+        let told = outcome.told();
         self.shared.board.tell(|learning| {
             learning.trainings += 1;
             learning.replaced += usize::from(told.replaced);
@@ -251,9 +291,9 @@ impl Trainer {
         self.tidy();
     }
 
-    fn swap(&self, place: &Path) -> std::result::Result<(), String> {
+    fn swap(&self, place: &Path) -> std::result::Result<(), SwapError> {
         let open = || open_draft(&DraftSource::find(place)?, &self.models.target);
-        let draft = open().map_err(|failure| failure.message().to_owned())?;
+        let draft = open().map_err(|failure| SwapError::Refused(failure.message().to_owned()))?;
         self.control.swap(draft)
     }
 
@@ -262,15 +302,32 @@ impl Trainer {
         let _ = std::fs::remove_dir_all(self.folder.join(TRAINING));
     }
 
-    /// Removes drafts but the one that proposes and the one before it.
+    /// Removes drafts that cannot propose again.
     fn tidy(&self) {
-        let taken = self.state.trainings.iter().rev().filter_map(|outcome| outcome.draft);
-        let kept: Vec<u32> = taken.take(2).collect();
         let under_way = Job::read(&self.folder).map(|job| job.number);
         for number in drafts(&self.folder) {
-            if !kept.contains(&number) && under_way != Some(number) {
+            if !self.state.keeps(number) && under_way != Some(number) {
                 let _ = std::fs::remove_dir_all(draft_folder(&self.folder, number));
             }
         }
     }
+}
+
+/// Tells what a training came to.
+fn say(outcome: &Outcome) {
+    let Outcome { rows, held_out, before, after, interval, .. } = outcome;
+    if outcome.has_too_few() {
+        return errln!(
+            "learning: answers to {held_out} prompts were set aside, too few to compare drafts on \
+             ({LEAST_HELD_OUT} are needed): nothing was trained"
+        );
+    }
+    let replaced = outcome.draft.is_some();
+    let what = if replaced { "a better draft proposes now" } else { "the draft stays" };
+    errln!(
+        "learning: {rows} texts learned, {held_out} held out: tau {before:.3} before, {after:.3} after \
+         [{:+.3}, {:+.3}]; {what}",
+        interval.0,
+        interval.1
+    );
 }

@@ -6,6 +6,9 @@ use longdraft_models::TargetTokenId;
 
 use super::{Datastore, Match, MatchClass};
 
+/// Parts that what was kept is added in.
+const PORTIONS: usize = 8;
+
 /// A datastore that grows: several that are ordered each by itself. A text is one of its own at first; two
 /// neighbours of about one size become one, so that there are few, and a text is ordered anew only as often
 /// as the logarithm of their number. None becomes larger than half of what may be kept: the oldest one goes as
@@ -43,6 +46,32 @@ impl GrownDatastore {
             tokens -= parts.remove(0).len();
         }
         *self.parts.write().unwrap_or_else(PoisonError::into_inner) = parts;
+    }
+
+    /// Adds texts that were kept before, the newest one given first, until it is full. A text that does not fit
+    /// any more is passed over.
+    pub fn refill(&self, newest_first: impl IntoIterator<Item = Vec<u32>>) {
+        let mut left = self.most;
+        let mut kept: Vec<Vec<u32>> = Vec::new();
+        for text in newest_first {
+            if let Some(rest) = left.checked_sub(text.len()) {
+                left = rest;
+                kept.push(text);
+            } else if left < self.most / PORTIONS {
+                break;
+            }
+        }
+        // Portions are ordered and let go of by themselves.
+        let (mut portion, mut tokens): (Vec<&[u32]>, usize) = (Vec::new(), 0);
+        for text in kept.iter().rev() {
+            if tokens + text.len() > self.most / PORTIONS && tokens > 0 {
+                self.add(portion.drain(..));
+                tokens = 0;
+            }
+            portion.push(text);
+            tokens += text.len();
+        }
+        self.add(portion);
     }
 
     /// Number of tokens.
@@ -112,5 +141,25 @@ mod tests {
         let (long, before): (Vec<u32>, usize) = ((0..200).collect(), store.len());
         store.add([&long[..]]);
         assert_eq!(store.len(), before);
+    }
+
+    #[test]
+    fn what_was_kept_is_there_again_up_to_the_limit_the_newest_first() {
+        let text = |text: u32| vec![text, text + 1000, text + 2000];
+        for (texts, found) in [(20_u32, 20), (33, 33), (34, 33), (500, 33)] {
+            let store = GrownDatastore::new(100);
+            store.refill((0..texts).rev().map(text));
+            assert_eq!(store.len(), 3 * found, "{texts}");
+            let is_there = |id: u32| next(&store, &[id, id + 1000]) == Some(id + 2000);
+            let all = (0..texts).filter(|id| is_there(*id)).count();
+            assert_eq!(all, found, "{texts}");
+            assert!(is_there(texts - 1), "{texts}");
+        }
+        // One that is too long is passed over, wherever it stands.
+        let store = GrownDatastore::new(100);
+        store.refill([text(1), (0..200).collect(), text(2)]);
+        assert_eq!(store.len(), 6);
+        store.refill([]);
+        assert_eq!(store.len(), 6);
     }
 }

@@ -102,18 +102,24 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
     Eagle3Config::from_json(&value, target_layers).map_err(in_file(file))
 }
 
+impl Eagle3Config {
+    /// What is said of a saved draft; `None` without ids, or without sizes that the target would fill in.
+    ///
+    /// # Errors
+    /// - it is an unreadable GGUF file
+    pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
+        if let Some(file) = gguf_of(&saved.path) {
+            return Ok(GgufDraftSource::open(&file)?.config(None).ok());
+        }
+        let said = saved.config.as_ref().filter(|value| names_eagle3(value));
+        Ok(said.and_then(|value| Self::from_json(value, None).ok()))
+    }
+}
+
 /// Weights fit networks that compute something else: what is said of them must hold.
 fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
-    let config = match gguf_of(&saved.path) {
-        Some(file) => GgufDraftSource::open(&file)?.config(None).ok(),
-        None => saved
-            .config
-            .as_ref()
-            .filter(|value| names_eagle3(value))
-            .and_then(|value| Eagle3Config::from_json(value, None).ok()),
-    };
-    // Without ids, or without sizes that the target would fill in, there is nothing to compare.
-    let Some(config) = config else { return Ok(()) };
+    // There may be nothing to compare with.
+    let Some(config) = Eagle3Config::of_saved(saved)? else { return Ok(()) };
     let mut problems = Problems::default();
     for (name, found, wanted) in [
         ("norm_before_residual", config.norm_before_residual, wanted.norm_before_residual),

@@ -10,7 +10,7 @@ use super::config::{Compat, FinalNorm, GlideConfig};
 use super::model::GlideDraft;
 use crate::config::TargetConfig;
 use crate::draft::Init;
-use crate::draft::files::{open_weights, save_draft};
+use crate::draft::files::{SavedDraft, open_weights, save_draft};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};
 use crate::error::{ModelError, Problems, Result};
@@ -184,6 +184,21 @@ impl GlideDraft {
         };
         let config = config.unwrap_or_else(|| GlideConfig::for_target(target.config(), None));
         Self::load(path, &config, target)
+    }
+}
+
+impl GlideConfig {
+    /// What is said of a saved layer; `None` if nothing is.
+    ///
+    /// # Errors
+    /// - it is unusable
+    pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
+        // A checkpoint says nothing of a model's type.
+        let is_own =
+            |value: &&Value| value["model_type"].is_null() || value["model_type"] == "glide";
+        let said = saved.config.as_ref().filter(is_own).filter(|value| value.is_object());
+        let read = |value: &Value| serde_json::from_value(value.clone());
+        said.map(read).transpose().map_err(|error| ModelError::invalid(&saved.path, error))
     }
 }
 

@@ -6,12 +6,14 @@ use std::path::Path;
 use candle_core::Tensor;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft};
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
+use serde_json::{Map, Value, json};
 
 use crate::error::Result;
 use crate::method::Materials;
+use crate::method::recipe::keys;
 
 /// The token of unknown slots that is set, or that of the draft to start from.
 fn known_mask_token(set: Option<u32>, start: Option<&SavedDraft>) -> Result<Option<u32>> {
@@ -30,6 +32,22 @@ pub(in crate::method) fn check_start(
     let sizes = sizes(known_mask_token(set, Some(start))?.unwrap_or_default());
     check_sizes(&sizes, target)?;
     Ok(BlockDraft::check_file(start, &sizes)?)
+}
+
+/// What is said of a saved block draft, and the keys of it that all block drafts share.
+pub(in crate::method) fn keys_of(
+    start: &SavedDraft,
+) -> Result<Option<(BlockConfig, Map<String, Value>)>> {
+    let Some(found) = BlockConfig::of_saved(start)? else { return Ok(None) };
+    let ids: Vec<usize> = found.target_layers.iter().map(|layer| layer.0).collect();
+    let kind = found.layers.first().copied().unwrap_or(LayerKind::Full);
+    let window = found.sliding_window.filter(|_| kind == LayerKind::Sliding);
+    let known = keys(json!({
+        "layers": found.layers.len(), "target_layers": ids, "block_size": found.block_size,
+        "sliding_window": window, "causal": found.is_causal_in(kind),
+        "mask_token_id": found.mask_token_id,
+    }));
+    Ok(Some((found, known)))
 }
 
 /// The draft of a network, whose token of unknown slots is `set` if it is known, begun as `init` says if it

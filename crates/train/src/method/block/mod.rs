@@ -11,7 +11,7 @@ mod teacher;
 mod weights;
 
 pub(super) use blocks::{Slots, context, give_keys};
-pub(super) use build::{build, check_start};
+pub(super) use build::{build, check_start, keys_of};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;
 pub(super) use objective::Starts;

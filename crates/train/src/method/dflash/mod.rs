@@ -8,7 +8,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::block::{
     self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
@@ -68,6 +68,10 @@ impl DraftMethod for Dflash {
         start: &SavedDraft,
     ) -> Result<()> {
         block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
+    }
+
+    fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
+        Ok(block::keys_of(start)?.map(|(_, known)| known).unwrap_or_default())
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
@@ -171,4 +175,31 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         );
     }
     rules.into_problems()
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    /// Whatever the network of a saved draft is, its keys make it again.
+    #[test]
+    fn a_saved_draft_says_the_keys_of_its_network() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let draft = Dflash {
+            layers: 2,
+            target_layers: Some(vec![3, 9, 30]),
+            block_size: 5,
+            sliding_window: Some(64),
+            causal: true,
+            ..Dflash::default()
+        };
+        let config = draft.network(&target, 7).to_json("DFlashDraftModel");
+        let start = SavedDraft { path: "draft".into(), config: Some(config) };
+        let known = Dflash::default().keys_of(&start).expect("keys");
+        let again: Dflash = serde_json::from_value(known.into()).expect("read");
+        assert_eq!(again.mask_token_id, Some(7));
+        assert_eq!(again.network(&target, 7), draft.network(&target, 7));
+    }
 }

@@ -9,9 +9,10 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
+use super::recipe::keys;
 use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
 use crate::config::{TeacherConfig, TrainConfig};
 use crate::error::Result;
@@ -92,6 +93,18 @@ impl DraftMethod for Dflash2 {
         )
     }
 
+    fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
+        let Some((found, mut known)) = block::keys_of(start)? else { return Ok(Map::new()) };
+        if let (Some(convolution), Some(selector)) = (found.convolution, found.selector) {
+            known.extend(keys(json!({
+                "conv_kernel_size": convolution.kernel_size,
+                "conv_group_size": convolution.group_size,
+                "selector_rank": selector.rank, "selector_top_k": selector.top_k,
+            })));
+        }
+        Ok(known)
+    }
+
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
@@ -121,5 +134,31 @@ impl Dflash2 {
             }),
             ..self.block.network(target, mask_token_id)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    /// Whatever the network of a saved draft is, its keys make it again.
+    #[test]
+    fn a_saved_draft_says_the_keys_of_its_network() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let draft = Dflash2 {
+            block: dflash::Dflash { layers: 1, block_size: 3, ..dflash::Dflash::default() },
+            conv_kernel_size: 3,
+            conv_group_size: 32,
+            selector_rank: 9,
+            selector_top_k: 5,
+            ..Dflash2::default()
+        };
+        let config = draft.network(&target, 7).to_json("DFlash2DraftModel");
+        let start = SavedDraft { path: "draft".into(), config: Some(config) };
+        let known = Dflash2::default().keys_of(&start).expect("keys");
+        let again: Dflash2 = serde_json::from_value(known.into()).expect("read");
+        assert_eq!(again.network(&target, 7), draft.network(&target, 7));
     }
 }

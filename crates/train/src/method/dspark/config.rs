@@ -72,6 +72,14 @@ impl MarkovHead {
             Self::Rnn => ChainKind::Rnn,
         }
     }
+
+    pub(super) fn of(kind: ChainKind) -> Self {
+        match kind {
+            ChainKind::Vanilla => Self::Vanilla,
+            ChainKind::Gated => Self::Gated,
+            ChainKind::Rnn => Self::Rnn,
+        }
+    }
 }
 
 impl Default for Dspark {

@@ -10,9 +10,10 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ChainSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint};
+use super::recipe::keys;
 use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -94,6 +95,18 @@ impl DraftMethod for Dspark {
         block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
     }
 
+    fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
+        let Some((found, mut known)) = block::keys_of(start)? else { return Ok(Map::new()) };
+        if let Some(ChainSizes { rank, kind, confidence }) = found.chain {
+            known.extend(keys(json!({
+                "markov_rank": rank, "markov_head": MarkovHead::of(kind),
+                "confidence": confidence.is_some(),
+                "confidence_reads_token": confidence.unwrap_or(true),
+            })));
+        }
+        Ok(known)
+    }
+
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
@@ -118,6 +131,34 @@ impl Dspark {
                 confidence: self.confidence.then_some(self.confidence_reads_token),
             }),
             ..self.block().network(target, mask_token_id)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    /// Whatever the network of a saved draft is, its keys make it again.
+    #[test]
+    fn a_saved_draft_says_the_keys_of_its_network() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        for confidence in [false, true] {
+            let draft = Dspark {
+                layers: 1,
+                markov_rank: 12,
+                markov_head: MarkovHead::Rnn,
+                confidence,
+                confidence_reads_token: false,
+                ..Dspark::default()
+            };
+            let config = draft.network(&target, 7).to_json("Qwen3DSparkModel");
+            let start = SavedDraft { path: "draft".into(), config: Some(config) };
+            let known = Dspark::default().keys_of(&start).expect("keys");
+            let again: Dspark = serde_json::from_value(known.into()).expect("read");
+            assert_eq!(again.network(&target, 7), draft.network(&target, 7));
         }
     }
 }

@@ -15,7 +15,7 @@ use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
 use longdraft_rules::{Problem, Rules};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
 use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
@@ -88,6 +88,20 @@ impl DraftMethod for Eagle3 {
     ) -> Result<()> {
         let sizes = sizes(&self.network, target)?;
         Ok(Eagle3Draft::check_file(start, &sizes)?)
+    }
+
+    fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
+        let Some(found) = Eagle3Config::of_saved(start)? else { return Ok(Map::new()) };
+        Ok(keys(json!({
+            "draft_vocab_size": found.draft_vocab_size,
+            "target_layers": found.target_layers.map(|layer| layer.0),
+            "fc_norm": found.fc_norm, "norm_output": found.norm_output,
+            "norm_before_residual": found.norm_before_residual, "embed_proj": found.embed_proj,
+            "attention_window": found.attention_window, "hidden_size": found.hidden_size,
+            "intermediate_size": found.intermediate_size,
+            "num_attention_heads": found.num_attention_heads,
+            "num_key_value_heads": found.num_key_value_heads, "head_dim": found.head_dim,
+        })))
     }
 
     fn keep_as_trained(&mut self) {
@@ -275,5 +289,34 @@ fn report(draft: &Eagle3Draft, counts: &TokenCounts, observer: &mut dyn Observer
         observer.on_event(Event::Warning(&text));
     } else {
         observer.on_event(Event::Note(&text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    /// Whatever the network of a saved draft is, its keys make it again.
+    #[test]
+    fn a_saved_draft_says_the_keys_of_its_network() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let wanted = Eagle3DraftConfig {
+            draft_vocab_size: Some(900),
+            target_layers: Some([2, 5, 8]),
+            fc_norm: true,
+            norm_output: true,
+            hidden_size: Some(256),
+            embed_proj: true,
+            attention_window: Some(77),
+            head_dim: Some(32),
+            ..Eagle3DraftConfig::default()
+        };
+        let network = sizes(&wanted, &target).expect("sizes");
+        let start = SavedDraft { path: "draft".into(), config: Some(network.to_json()) };
+        let known = Eagle3::default().keys_of(&start).expect("keys");
+        let again: Eagle3 = serde_json::from_value(known.into()).expect("read");
+        assert_eq!(sizes(&again.network, &target).expect("sizes"), network);
     }
 }

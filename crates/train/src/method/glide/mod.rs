@@ -12,8 +12,9 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
+use longdraft_models::error::Problems;
 use longdraft_rules::{Problem, Rules};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
 use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
@@ -93,14 +94,29 @@ impl DraftMethod for Glide {
     ) -> Result<()> {
         let glide = self.layer(target);
         glide.problems_with(target).into_result(&start.path)?;
+        check_same_network(&glide, start)?;
         Ok(GlideDraft::check_file(&start.path, &glide)?)
+    }
+
+    fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
+        let Some(found) = GlideConfig::of_saved(start)? else { return Ok(Map::new()) };
+        let mut known = keys(json!({
+            "compat": found.compat, "final_norm": found.final_norm, "gamma": found.gamma,
+        }));
+        if found.compat.is_some() {
+            known.insert("soft_weight".into(), 0.0.into());
+        }
+        Ok(known)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { config, target, .. } = materials;
         let glide = self.layer(target.config());
         let draft = match materials.start {
-            Some(start) => GlideDraft::load(&start.path, &glide, target)?,
+            Some(start) => {
+                check_same_network(&glide, start)?;
+                GlideDraft::load(&start.path, &glide, target)?
+            }
             None => GlideDraft::initialise(&glide, target, self.init, config.train.seed)?,
         };
         let weights = self.delay_weights.clone();
@@ -113,6 +129,20 @@ impl DraftMethod for Glide {
             GlideObjective::new(Arc::clone(target), draft, self.objective(&config.teacher));
         Ok(Box::new(objective.with_delays(draws)))
     }
+}
+
+/// Weights fit a layer with the target's norm and one without: what is said of them must hold.
+fn check_same_network(wanted: &GlideConfig, start: &SavedDraft) -> Result<()> {
+    let Some(found) = GlideConfig::of_saved(start)? else { return Ok(()) };
+    let mut problems = Problems::default();
+    if found.final_norm != wanted.final_norm {
+        let [found, wanted] =
+            [found, wanted.clone()].map(|layer| format!("{:?}", layer.final_norm).to_lowercase());
+        problems.push(format!(
+            "the draft has `final_norm` = {found}, {wanted} is configured: set `draft.final_norm: {found}`"
+        ));
+    }
+    Ok(problems.into_result(&start.path)?)
 }
 
 fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
@@ -178,4 +208,31 @@ fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
         "is `memory`, which keeps no full teacher: set `teacher.soft_targets: top_k`",
     );
     rules.into_problems()
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+
+    /// Whatever the network of a saved draft is, its keys make it again.
+    #[test]
+    fn a_saved_draft_says_the_keys_of_its_network() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let draft = Glide { final_norm: FinalNorm::Target, gamma: Some(3), ..Glide::default() };
+        let config = serde_json::to_value(draft.layer(&target)).expect("JSON");
+        let start = SavedDraft { path: "draft".into(), config: Some(config) };
+        let known = Glide::default().keys_of(&start).expect("keys");
+        let again: Glide = serde_json::from_value(known.into()).expect("read");
+        assert_eq!(again.layer(&target), draft.layer(&target));
+        assert!(check_same_network(&draft.layer(&target), &start).is_ok());
+        let other = check_same_network(&Glide::default().layer(&target), &start);
+        let error = other.expect_err("another norm").to_string();
+        assert!(error.contains("set `draft.final_norm: target`"), "{error}");
+        // Files that say nothing are those of any layer.
+        let unsaid = SavedDraft { path: "draft".into(), config: None };
+        assert!(Glide::default().keys_of(&unsaid).expect("keys").is_empty());
+        assert!(check_same_network(&draft.layer(&target), &unsaid).is_ok());
+    }
 }

@@ -1,0 +1,192 @@
+//! Which of the kept answers a training learns from, and on which it is judged.
+
+use std::collections::HashMap;
+
+use super::store::Row;
+
+/// Newest tokens that are learned from at a time.
+const MOST_TOKENS: usize = 1 << 18;
+/// Tokens that drafts are compared on.
+const HELD_OUT_TOKENS: usize = 1 << 18;
+/// Answers that drafts are compared on, at least and at most, each to another prompt.
+pub(super) const LEAST_HELD_OUT: usize = 8;
+const MOST_HELD_OUT: usize = 256;
+/// Answers to one prompt that are learned from at a time.
+const MOST_OF_A_PROMPT: usize = 4;
+/// One prompt in so many is set aside.
+const PART: u64 = 6;
+
+/// Tokens and which of them are learned, as a training reads them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Text {
+    pub(super) input_ids: Vec<u32>,
+    pub(super) loss_mask: Vec<u8>,
+}
+
+/// What a training is made of.
+#[derive(Debug, Default)]
+pub(super) struct Choice {
+    /// To learn from.
+    pub(super) train: Vec<Text>,
+    /// To compare drafts on: a text for each of several prompts that are never learned.
+    pub(super) held_out: Vec<Text>,
+}
+
+/// Texts that are taken, and how many tokens more may be.
+struct Taken {
+    texts: Vec<(f64, Vec<Text>)>,
+    left: usize,
+}
+
+impl Taken {
+    fn up_to(left: usize) -> Self {
+        Self { texts: Vec::new(), left }
+    }
+
+    /// Whether there was room.
+    fn take(&mut self, share: f64, texts: Vec<Text>) -> bool {
+        let tokens = texts.iter().map(|text| text.input_ids.len()).sum();
+        let rest = self.left.checked_sub(tokens);
+        if let Some(rest) = rest {
+            self.left = rest;
+            self.texts.push((share, texts));
+        }
+        rest.is_some()
+    }
+}
+
+/// Chooses among rows, the newest one first, for training rows of so many tokens. Both kinds have a budget of
+/// their own: a row that does not fit any more is passed over.
+pub(super) fn choose(newest: impl Iterator<Item = Row>, row_tokens: usize) -> Choice {
+    let (mut train, mut held_out) = (Taken::up_to(MOST_TOKENS), Taken::up_to(HELD_OUT_TOKENS));
+    let mut taken_of: HashMap<String, usize> = HashMap::new();
+    for row in newest {
+        let key = crate::sha256::of_text(&format!("{:?}", row.prompt()));
+        let is_aside = is_held_out(&key);
+        let mut texts = pieces(&row, row_tokens);
+        let (kind, most) = if is_aside {
+            // Pieces of one answer would count as several.
+            texts.truncate(1);
+            (&mut held_out, 1)
+        } else {
+            (&mut train, MOST_OF_A_PROMPT)
+        };
+        let is_full = is_aside && kind.texts.len() == MOST_HELD_OUT;
+        let of_prompt = taken_of.entry(key).or_default();
+        if *of_prompt < most && !texts.is_empty() && !is_full && kind.take(row.own_share(), texts) {
+            *of_prompt += 1;
+        }
+    }
+    let held_out = held_out.texts.into_iter().flat_map(|(_, texts)| texts).collect();
+    Choice { train: weighted(train.texts), held_out }
+}
+
+/// Whether a prompt of a hash is set aside: always or never.
+fn is_held_out(hash: &str) -> bool {
+    let digits = hash.bytes().take(8).fold(0_u64, |sum, digit| 131 * sum + u64::from(digit));
+    digits.is_multiple_of(PART)
+}
+
+/// An answer in texts of at most so many tokens. The first one has the end of the prompt before it, the others
+/// what comes before them, at most half of a text: each has labels, and a long prompt takes nobody's place.
+fn pieces(row: &Row, row_tokens: usize) -> Vec<Text> {
+    let (ids, prompt) = (&row.input_ids, row.prompt().len());
+    let half = (row_tokens / 2).max(1);
+    let mut texts = Vec::new();
+    // A first token has nothing to be predicted from.
+    let mut from = prompt.max(1);
+    while from < ids.len() {
+        let before = from.min(half);
+        let end = ids.len().min(from + (row_tokens - before).max(1));
+        let loss_mask = [vec![0; before], vec![1; end - from]].concat();
+        texts.push(Text { input_ids: ids[from - before..end].to_vec(), loss_mask });
+        from = end;
+    }
+    texts
+}
+
+/// Texts of answers in which proposals failed more often than in half of them stand twice.
+fn weighted(rows: Vec<(f64, Vec<Text>)>) -> Vec<Text> {
+    let mut shares: Vec<f64> = rows.iter().map(|(share, _)| *share).collect();
+    shares.sort_by(f64::total_cmp);
+    let middle = shares.get(shares.len() / 2).copied().unwrap_or_default();
+    rows.into_iter()
+        .flat_map(|(share, texts)| {
+            let times = if share > middle { 2 } else { 1 };
+            std::iter::repeat_n(texts, times).flatten()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer to a prompt of its own, unless the first token is that of another.
+    fn row(first: u32, prompt: usize, answer: usize) -> Row {
+        let prompt: Vec<u32> = (0..prompt as u32).map(|place| first + place).collect();
+        Row::new(&prompt, &vec![7; answer], answer / 2)
+    }
+
+    fn labels(text: &Text) -> usize {
+        text.loss_mask.iter().skip(1).map(|label| usize::from(*label)).sum()
+    }
+
+    #[test]
+    fn every_text_has_labels_and_fits_a_row_however_long_prompt_and_answer_are() {
+        for (prompt, answer) in
+            [(1, 1), (1, 9), (63, 1), (64, 5), (1000, 3), (5000, 700), (3, 64), (64, 65), (0, 40)]
+        {
+            let texts = pieces(&row(9, prompt, answer), 64);
+            let all: usize = texts.iter().map(labels).sum();
+            assert_eq!(all, if prompt == 0 { answer - 1 } else { answer }, "{prompt} {answer}");
+            for text in &texts {
+                assert!(labels(text) > 0 && text.input_ids.len() <= 64, "{prompt} {answer}");
+                assert_eq!(text.input_ids.len(), text.loss_mask.len());
+            }
+        }
+        // The end of the prompt stays.
+        assert_eq!(pieces(&row(0, 100, 1), 64)[0].input_ids[..2], [68, 69]);
+        assert!(pieces(&row(0, 0, 1), 64).is_empty());
+    }
+
+    #[test]
+    fn a_prompt_is_set_aside_once_and_learned_a_few_times() {
+        let copies = |first| (0..20).map(move |_| row(first, 10, 30));
+        let choice = choose((0..40).flat_map(copies), 64);
+        let mut prompts: Vec<_> =
+            choice.held_out.iter().map(|text| &text.input_ids[..10]).collect();
+        let all = prompts.len();
+        prompts.sort_unstable();
+        prompts.dedup();
+        assert_eq!(prompts.len(), all, "another prompt each");
+        assert!((2..15).contains(&all), "{all}");
+        assert_eq!(choice.train.len(), (40 - all) * MOST_OF_A_PROMPT);
+        let learned =
+            |prompt: &[u32]| choice.train.iter().any(|text| text.input_ids[..10] == *prompt);
+        assert!(!prompts.iter().any(|prompt| learned(prompt)));
+    }
+
+    #[test]
+    fn long_rows_leave_room_for_both_kinds() {
+        // One that is too long by itself stands first and is passed over.
+        let rows = std::iter::once(row(1 << 20, 1, MOST_TOKENS + 1))
+            .chain((0..3000).map(|first| row(first * 10_000, 4000, 200)));
+        let choice = choose(rows, 1024);
+        assert!(choice.train.len() > 100, "{}", choice.train.len());
+        assert!(choice.held_out.len() >= 100, "{}", choice.held_out.len());
+        let tokens = |texts: &[Text]| texts.iter().map(|text| text.input_ids.len()).sum::<usize>();
+        assert!(tokens(&choice.held_out) <= HELD_OUT_TOKENS);
+        assert!(choice.held_out.iter().all(|text| text.input_ids.len() <= 1024));
+    }
+
+    #[test]
+    fn answers_in_which_proposals_failed_stand_twice() {
+        let text = |id| vec![Text { input_ids: vec![id; 2], loss_mask: vec![0, 1] }];
+        let rows = [0.2, 0.9, 0.1, 0.2].into_iter().zip([1, 2, 3, 4].map(text)).collect();
+        let found: Vec<u32> = weighted(rows).iter().map(|text| text.input_ids[0]).collect();
+        assert_eq!(found, [1, 2, 2, 3, 4]);
+        assert!(weighted(Vec::new()).is_empty());
+        assert_eq!(weighted(vec![(0.4, text(1))]).len(), 1);
+    }
+}
