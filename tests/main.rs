@@ -13,6 +13,7 @@ mod examples;
 mod exit_codes;
 mod export;
 mod families;
+mod fetch;
 mod fit;
 mod gpu_check;
 mod habits;

