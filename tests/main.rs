@@ -20,6 +20,7 @@ mod habits;
 mod hub;
 mod kernel_check;
 mod lifecycle;
+mod measured_servers;
 mod mixtures;
 #[cfg(feature = "mpi")]
 mod mpi;

@@ -38,7 +38,7 @@ pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
-    TailChoice,
+    ServerArguments, TailChoice,
 };
 pub(crate) use fitting::{FitArguments, WatchArguments};
 pub(crate) use habits::{
