@@ -18,6 +18,7 @@ mod fit;
 mod gpu_check;
 mod habits;
 mod hub;
+mod init;
 mod kernel_check;
 mod lifecycle;
 mod measured_servers;

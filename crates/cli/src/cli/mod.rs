@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+mod beginning;
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod benchmarking;
 mod checking;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+pub(crate) use beginning::{InitArguments, Purpose};
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{
     BenchArguments, BenchCommand, CaptureBenchArguments, DecodeBenchArguments,
@@ -40,7 +42,7 @@ pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     ServerArguments, TailChoice,
 };
-pub(crate) use fitting::{FitArguments, WatchArguments};
+pub(crate) use fitting::{FitArguments, WatchArguments, parse_time};
 pub(crate) use habits::{
     CompletionsArguments, ManArguments, RunsCommand, RunsCompareArguments, RunsDeleteArguments,
     RunsListArguments,
@@ -167,6 +169,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features
     Capture(CaptureArguments),
+    /// Write a first configuration from a few answers: on a terminal it asks, --yes takes the defaults.
+    ///
+    /// Example: longdraft init mine.yaml --for train --target org/name:Q4_K_M --time 1h --yes
+    Init(InitArguments),
     /// Show, check or describe configurations.
     #[command(subcommand)]
     Config(ConfigCommand),

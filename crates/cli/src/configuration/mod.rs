@@ -31,9 +31,7 @@ use overrides::{Change, Override};
 use tree::{Node, Origin, Tree};
 
 pub(crate) use inputs::{input_problems, stage_input_problems};
-#[cfg(test)]
-pub(crate) use schema::schema_places;
-pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of};
+pub(crate) use schema::{json_schema, markdown, markdown_of, schema_of, schema_places};
 pub(crate) use show::show;
 
 /// The composed configuration in a run directory.

@@ -37,7 +37,6 @@ pub(crate) fn json_schema() -> Value {
 }
 
 /// What a schema's reference stands for: all branches of a tagged union, else the object.
-#[cfg(test)]
 pub(crate) fn schema_places<'a>(root: &'a Value, schema: &'a Value) -> Vec<&'a Value> {
     let union = Union::of(root, schema, &Value::Null);
     union.map_or_else(|| vec![alternative(root, schema, &Value::Null)], |union| union.branches)
