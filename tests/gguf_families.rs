@@ -256,9 +256,9 @@ fn files_made_of_reference_cases_pass_them() {
 }
 
 /// A changed header is refused with a sentence that names what is wrong.
-fn refused(convert: Convert, folder: &Path, form: Form, change: (&str, Option<Gguf>), told: &str) {
+fn refused(convert: Convert, folder: &Path, form: Form, change: &(&str, Option<Gguf>), told: &str) {
     let file = folder.with_extension("hostile.gguf");
-    convert(folder, &file, form, std::slice::from_ref(&change));
+    convert(folder, &file, form, std::slice::from_ref(change));
     let target = beside_tokenizer(folder, &file).display().to_string();
     let text = fail(&["generate", "--target", &target, "--prompt", "x", "--no-draft"], 1);
     assert!(text.contains(told), "{change:?}: {told} not in {text}");
@@ -308,7 +308,7 @@ fn hostile_headers_of_deepseek2_are_named_by_key() {
         ("block_count", number(u32::MAX), "num_hidden_layers"),
         ("rope.scaling.type", Some(Gguf::String("longrope".into())), "unknown rope scaling"),
     ] {
-        refused(converted::deepseek2, &folder, Form::default(), (key, value), told);
+        refused(converted::deepseek2, &folder, Form::default(), &(key, value), told);
     }
     let older = Form { heads_apart: false, ..Form::default() };
     for (key, value, told) in [
@@ -317,7 +317,7 @@ fn hostile_headers_of_deepseek2_are_named_by_key() {
         ("attention.value_length", number(12), "kv_b_proj.weight"),
         ("attention.value_length", None, "attention.value_length"),
     ] {
-        refused(converted::deepseek2, &folder, older, (key, value), told);
+        refused(converted::deepseek2, &folder, older, &(key, value), told);
     }
 }
 
@@ -358,7 +358,7 @@ fn hostile_headers_of_gemma4_are_named_by_key() {
         ("final_logit_softcapping", Some(Gguf::F32(f32::NAN)), "final_logit_softcapping"),
         ("block_count", number(u32::MAX), "lists 6 of"),
     ] {
-        refused(converted::gemma4, &folder, Form::default(), (key, value), told);
+        refused(converted::gemma4, &folder, Form::default(), &(key, value), told);
     }
     // Layers 1 and 3 are full and have keys of their own.
     let (_other, unshared, _) =

@@ -13,13 +13,16 @@ mod examples;
 mod exit_codes;
 mod export;
 mod families;
+mod fetch;
 mod fit;
 mod gguf_families;
 mod gpu_check;
 mod habits;
 mod hub;
+mod init;
 mod kernel_check;
 mod lifecycle;
+mod measured_servers;
 mod mixtures;
 #[cfg(feature = "mpi")]
 mod mpi;

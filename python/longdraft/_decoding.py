@@ -252,8 +252,9 @@ class Stream(Iterator[Piece]):
 class Session:
     """Answers prompts one after another, on a thread of its own; several sessions may work at once.
 
-    `draft` is a :class:`Draft` or the path of one; without it the target decodes plainly. `lookup` (`merge` or `switch`) also proposes
-    what stood earlier in the text. `tree` takes `static`, `dynamic` or `sampled:3,2,1` in place of a chain of `draft_len` tokens. With
+    `draft` is a :class:`Draft` or the path of one; without it the target decodes plainly. With `mtp=True` the target's own block for
+    prediction of several tokens drafts in its place, where its files hold one. `lookup` (`merge` or `switch`) also proposes what stood
+    earlier in the text. `tree` takes `static`, `dynamic` or `sampled:3,2,1` in place of a chain of `draft_len` tokens. With
     `pace="measured"` as much is drafted as pays; `fixed` always drafts the whole layout.
     """
 
@@ -262,6 +263,7 @@ class Session:
         target: Target,
         draft: Union[Draft, PathOrName, None] = None,
         *,
+        mtp: bool = False,
         draft_len: int = 4,
         tree: Optional[str] = None,
         lookup: Optional[str] = None,
@@ -273,14 +275,14 @@ class Session:
         pace: str = "measured",
     ) -> None:
         drafting = _drafting(
-            draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+            mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
         )
         self.target = target
         self._inner = _longdraft.Session(target._inner, _draft(draft), drafting)
 
     @property
     def drafter(self) -> str:
-        """What drafts: a method, `lookup`, both, or `none`."""
+        """What drafts: a method, `mtp`, `lookup`, one of these with lookup, or `none`."""
         return self._inner.drafter
 
     @property
@@ -327,6 +329,7 @@ class Session:
 
 
 def _drafting(
+    mtp: bool,
     draft_len: int,
     tree: Optional[str],
     lookup: Optional[str],
@@ -338,6 +341,7 @@ def _drafting(
     pace: str,
 ) -> Dict[str, Any]:
     return {
+        "mtp": mtp,
         "draft_len": draft_len,
         "tree": tree,
         "lookup": lookup,
@@ -431,6 +435,7 @@ def evaluate(
     field: str = "prompt",
     chat: bool = False,
     output: Optional[PathOrName] = None,
+    mtp: bool = False,
     draft_len: int = 4,
     tree: Optional[str] = None,
     lookup: Optional[str] = None,
@@ -452,7 +457,7 @@ def evaluate(
     else:
         texts = [prompt if isinstance(prompt, str) else prompt[field] for prompt in prompts]
     drafting = _drafting(
-        draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+        mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
     )
     measuring = {
         "max_tokens": max_tokens,

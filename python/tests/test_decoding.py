@@ -9,7 +9,7 @@ import time
 import unittest
 
 import longdraft
-from support import QUESTIONS, ROOT, TARGET, target
+from support import QUESTIONS, ROOT, TARGET, Folder, target, write_target_with_block
 
 PROMPT = "The sea was calm and the"
 
@@ -41,6 +41,27 @@ class Decoding(unittest.TestCase):
         cut = session.generate(PROMPT, max_tokens=24, stop=stop)
         self.assertEqual(cut.text, whole[: whole.index(stop)])
         self.assertEqual(cut.finish, "stop")
+
+    def test_the_targets_own_block_drafts_without_changing_an_answer(self):
+        folder = Folder()
+        self.addCleanup(folder.remove)
+        write_target_with_block(folder.path / "glm")
+        own = longdraft.Target.open(folder.path / "glm")
+        options = {"max_tokens": 24, "ignore_eos": True}
+        plain = longdraft.Session(own).generate("the cat", **options)
+        for more in ({}, {"lookup": "merge"}, {"tree": "static:2,2"}):
+            session = longdraft.Session(own, mtp=True, pace="fixed", **more)
+            self.assertIn("mtp", session.drafter)
+            answer = session.generate("the cat", **options)
+            self.assertEqual(answer.tokens, plain.tokens)
+            self.assertLess(answer.figures["rounds"], plain.figures["rounds"] + 1)
+        measured = longdraft.evaluate(own, None, ["the cat", "a dog"], mtp=True, max_tokens=12, runs=1)
+        self.assertTrue(measured.lossless)
+        with self.assertRaises(longdraft.Error) as raised:
+            longdraft.Session(target(), mtp=True)
+        self.assertIn("mtp", raised.exception.help)
+        with self.assertRaises(longdraft.Error) as raised:
+            longdraft.Session(own, folder.path, mtp=True)
 
     def test_sessions_on_threads_answer_what_they_answer_alone(self):
         prompts = [PROMPT, "Tom has 3 boxes with 12 pens each."]

@@ -94,7 +94,8 @@ impl Hub {
             .split_once("://")
             .map_or(path, |(_, rest)| rest.find('/').map_or("/", |start| &rest[start..]));
         let is_list = path.starts_with("/api/");
-        let name = path.rsplit('/').next().unwrap_or_default().replace("%20", " ");
+        let file = path.split_once("/resolve/").and_then(|(_, rest)| rest.split_once('/'));
+        let name = file.map_or("", |(_, name)| name).replace("%20", " ");
         let mut more = String::new();
         let (status, body) = if let Some((status, body)) = &self.refusal {
             (*status, body.clone().into_bytes())
@@ -122,7 +123,8 @@ impl Hub {
                 (None, _) => ("404 Not Found", Vec::new()),
             }
         };
-        let tag = self.tag.clone().unwrap_or_else(|| format!("tag-{name}").replace(' ', "_"));
+        let tag = self.tag.clone();
+        let tag = tag.unwrap_or_else(|| format!("tag-{name}").replace([' ', '/'], "_"));
         let kind = if self.is_linked { "x-linked-etag" } else { "etag" };
         write!(
             stream,

@@ -219,12 +219,20 @@ impl DecodingArguments {
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
-        let options = target_options(self.dtype, self.cache, self.device)?;
         // Whether there is a block is known before the target is read.
-        let mtp = self.mtp.then(|| open_mtp(target, &options)).transpose()?;
-        let target = open_with(target, &options)?;
+        let mtp = self.open_block(target)?;
+        let target = open_target(target, self.dtype, self.cache, self.device)?;
         let draft = source.as_ref().map(|source| open_draft(source, &target)).transpose()?;
         self.with((Arc::new(target), Arc::new(tokenizer)), source.as_ref(), (draft, mtp))
+    }
+
+    /// The target's own block, if it is to draft.
+    pub(crate) fn open_block(&self, target: &str) -> Result<Option<MtpBlock>> {
+        if !self.mtp {
+            return Ok(None);
+        }
+        let options = target_options(self.dtype, self.cache, self.device)?;
+        open_mtp(target, &options).map(Some)
     }
 
     /// The same of a target, a draft and a block that are open.

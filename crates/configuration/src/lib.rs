@@ -12,7 +12,8 @@
 //! let Composed::Stage(located) = composed else { panic!("no stages are listed") };
 //! assert_eq!(located.config.train.steps, Some(100));
 //!
-//! let error = parse(text, "mine", &["train.stepz=100".to_owned()]).expect_err("no such key");
+//! let wrong = format!("{text}train: {{stepz: 100}}\n");
+//! let error = parse(&wrong, "mine", &[]).expect_err("no such key");
 //! assert!(error.to_string().contains("did you mean `steps`?"));
 //! # Ok::<(), longdraft_configuration::ConfigurationError>(())
 //! ```

@@ -42,6 +42,18 @@ pub enum ModelError {
         repo: String,
         /// What the client said.
         reason: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// A repository of the hub holds other files than those asked for.
+    #[error("hub model `{repo}`: {problem}")]
+    HubFiles {
+        /// `org/name`
+        repo: String,
+        /// What is there in their place.
+        problem: String,
+        /// How to say what is wanted.
+        remedy: String,
     },
     /// Text could not be encoded, decoded or rendered.
     #[error("tokenizer: {0}")]

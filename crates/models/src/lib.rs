@@ -10,6 +10,7 @@ pub mod bits_per_byte;
 mod bounded;
 pub mod config;
 pub mod device;
+pub mod disk;
 pub mod draft;
 pub mod error;
 pub mod hub;

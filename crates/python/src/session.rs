@@ -18,6 +18,7 @@ use crate::running::{TICK, require_owner, run};
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Drafting {
+    mtp: bool,
     draft_len: usize,
     tree: Option<String>,
     lookup: Option<String>,
@@ -32,6 +33,7 @@ pub(crate) struct Drafting {
 impl Drafting {
     fn options(self) -> longdraft::Result<SessionOptions> {
         Ok(SessionOptions {
+            mtp: self.mtp,
             draft_len: self.draft_len,
             tree: self.tree.as_deref().map(layout).transpose()?,
             lookup: self.lookup.as_deref().map(|how| choice("lookup", how)).transpose()?,

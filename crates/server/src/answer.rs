@@ -38,6 +38,8 @@ struct Usage {
     reused: usize,
     accepted: usize,
     rejected: usize,
+    /// Passes of the target, after those that read the prompts.
+    passes: usize,
     /// Of the accepted ones, those of lookup, and those that the form forced.
     from_lookup: usize,
     from_grammar: usize,
@@ -54,6 +56,7 @@ impl Usage {
         self.reused += ending.reused;
         self.accepted += ending.metrics.accepted;
         self.rejected += ending.metrics.nodes - ending.metrics.accepted;
+        self.passes += ending.metrics.rounds;
         self.from_lookup += ending.metrics.from_lookup;
         self.from_grammar += ending.metrics.from_grammar;
     }
@@ -68,6 +71,7 @@ impl Usage {
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.rejected,
+                "target_passes": self.passes,
                 "accepted_by_origin": {
                     "draft": self.accepted.saturating_sub(self.from_lookup + self.from_grammar),
                     "lookup": self.from_lookup, "grammar": self.from_grammar,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::error::{Result, Stop};
 use super::models::{Draft, Target};
 use super::session::{SessionOptions, models};
-use crate::cli::EvalDecodeArguments;
+use crate::cli::{EvalDecodeArguments, ServerArguments};
 use crate::commands::eval;
 use crate::decoding::{DecodingArguments, Models, PaceChoice, encode_chat, encode_text};
 use crate::failure::Failure;
@@ -103,7 +103,7 @@ fn arguments(
     let EvaluationOptions { top_k, top_p, min_p, seed, .. } = *options;
     let decoding = options.session.arguments(draft, target.options());
     EvalDecodeArguments {
-        target: target.name().to_owned(),
+        target: Some(target.name().to_owned()),
         prompts: match prompts {
             Prompts::Named(name) => name.clone(),
             Prompts::Texts(texts) => format!("{} texts", texts.len()),
@@ -116,6 +116,7 @@ fn arguments(
         temperature: options.temperatures.clone(),
         runs: options.runs,
         output: options.output.clone(),
+        server: ServerArguments::default(),
         decoding: DecodingArguments { top_k, top_p, min_p, seed, ..decoding },
     }
 }

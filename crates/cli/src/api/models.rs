@@ -42,7 +42,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens a Hugging Face folder, a GGUF file or a hub model `org/name`, its weights as stored.
+    /// Opens a Hugging Face folder, a GGUF file or a hub model `org/name` (`org/name:Q4_K_M`), its weights as
+    /// stored.
     ///
     /// # Errors
     /// - it is not there, damaged, or of no known kind

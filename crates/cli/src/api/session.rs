@@ -24,6 +24,8 @@ use crate::failure::Failure;
 /// How a session drafts.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
+    /// Draft with the target's own block for prediction of several tokens, in place of a draft.
+    pub mtp: bool,
     /// Tokens of a chain, proposed per round.
     pub draft_len: usize,
     /// A tree in place of the chain; [`layout`] reads one.
@@ -47,6 +49,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> Self {
         Self {
+            mtp: false,
             draft_len: 4,
             tree: None,
             lookup: None,
@@ -65,7 +68,7 @@ impl SessionOptions {
     pub(super) fn arguments(&self, draft: Option<&Draft>, open: &OpenOptions) -> DecodingArguments {
         DecodingArguments {
             draft: draft.map(|draft| draft.path.clone()),
-            mtp: false,
+            mtp: self.mtp,
             lookup: self.lookup,
             datastore: self.datastore.clone(),
             draft_len: self.draft_len,
@@ -124,9 +127,15 @@ pub(super) fn models(
     draft: Option<&Draft>,
     arguments: &DecodingArguments,
 ) -> Result<Models> {
+    if arguments.mtp && draft.is_some() {
+        return Err(Failure::usage("a draft and the target's own block do not draft together")
+            .hint("leave out the draft or `mtp`")
+            .into());
+    }
+    let block = arguments.open_block(target.name())?;
     let weights = draft.map(|draft| draft.weights(&target.weights)).transpose()?;
     let opened = (Arc::clone(&target.weights), Arc::clone(&target.tokenizer));
-    Ok(arguments.with(opened, draft.map(|draft| &draft.source), (weights, None))?)
+    Ok(arguments.with(opened, draft.map(|draft| &draft.source), (weights, block))?)
 }
 
 /// What is asked for.

@@ -192,7 +192,7 @@ pub(crate) struct DataRegenerateArguments {
     /// Rows with prompts: conversations (every assistant turn is answered anew), or a text field.
     #[arg(value_name = "PROMPTS")]
     pub(crate) prompts: PathBuf,
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     #[arg(long)]
     pub(crate) target: String,
     /// Draft, as `generate` takes it: faster, the same answers.

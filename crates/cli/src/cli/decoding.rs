@@ -10,7 +10,7 @@ use crate::decoding::DecodingArguments;
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag each")]
 pub(crate) struct GenerateArguments {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     #[arg(long)]
     pub(crate) target: String,
     /// Decode plainly, whatever drafts are given.
@@ -55,7 +55,7 @@ pub(crate) struct GenerateArguments {
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArguments {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     pub(crate) target: String,
     /// Address to answer at; 0.0.0.0 and :: are every one of this machine.
     #[arg(long, default_value = "127.0.0.1")]

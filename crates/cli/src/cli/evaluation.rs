@@ -12,8 +12,10 @@ use crate::decoding::DecodingArguments;
 pub(crate) enum EvalCommand {
     /// tau, acceptance by position, speed with intervals, and whether output equals plain decoding.
     ///
+    /// With --server, the same of a server that runs.
+    ///
     /// Example: longdraft eval decode --target model.gguf --draft runs/x/draft --prompts mt-bench
-    Decode(EvalDecodeArguments),
+    Decode(Box<EvalDecodeArguments>),
     /// Acceptance that drafts would have on a configuration's held-out rows, without decoding.
     ///
     /// Example: longdraft eval held-out conf/glide/smollm2.yaml --draft runs/a --draft runs/b
@@ -106,12 +108,60 @@ pub(crate) struct EvalBpbArguments {
     pub(crate) ntk_reference: Option<usize>,
 }
 
+/// What `eval decode` measures a server with.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServerArguments {
+    /// Measure a server that runs: vLLM, SGLang, llama-server, `serve`, or another one of OpenAI's interface. Tells
+    /// tokens per second, times to the first token and between tokens, and tau where the server reveals it.
+    #[arg(long, value_name = "URL", conflicts_with_all = DECODES_HERE)]
+    pub(crate) server: Option<String>,
+    /// A second server, without a draft: the speed-up over it, and whether greedy answers are equal.
+    #[arg(long, value_name = "URL", requires = "server")]
+    pub(crate) compare_server: Option<String>,
+    /// The model to ask for, where a server has several (default: the first one that it lists).
+    #[arg(long, value_name = "NAME", requires = "server")]
+    pub(crate) server_model: Option<String>,
+    /// Variable that holds the servers' key.
+    #[arg(long, value_name = "VARIABLE", default_value = "LONGDRAFT_API_KEY")]
+    pub(crate) api_key_env: String,
+    /// Seconds for which a server may be silent.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) timeout: u64,
+}
+
+/// Options about decoding in this process.
+const DECODES_HERE: [&str; 14] = [
+    "draft",
+    "mtp",
+    "lookup",
+    "datastore",
+    "draft_len",
+    "tree",
+    "confidence_threshold",
+    "verify",
+    "draft_vocab",
+    "draft_vocab_size",
+    "dtype",
+    "cache",
+    "device",
+    "pace",
+];
+
+impl EvalDecodeArguments {
+    /// The target's name; empty where a server is measured.
+    pub(crate) fn target_name(&self) -> &str {
+        self.target.as_deref().unwrap_or_default()
+    }
+}
+
 /// Arguments of `eval decode`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct EvalDecodeArguments {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
-    #[arg(long)]
-    pub(crate) target: String,
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file). With --server,
+    /// its tokenizer cuts documents, and nothing else of it is read.
+    #[arg(long, required_unless_present = "server")]
+    pub(crate) target: Option<String>,
     /// spec-bench, mt-bench, gsm8k, humaneval or longdoc (looked for in $LONGDRAFT_DATA, else
     /// `data`), or a JSONL file.
     #[arg(long, value_name = "NAME|FILE")]
@@ -141,6 +191,9 @@ pub(crate) struct EvalDecodeArguments {
     /// Directory for `decode.json`; `longdraft report` shows it beside the run that is there.
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
+    /// A server in place of the target.
+    #[command(flatten)]
+    pub(crate) server: ServerArguments,
     /// Drafting and verification; last, for its headings in the help.
     #[command(flatten)]
     pub(crate) decoding: DecodingArguments,

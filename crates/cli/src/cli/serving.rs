@@ -30,7 +30,7 @@ pub(crate) struct ExportArguments {
     /// Folder to write: new, empty, or an earlier export.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Hugging Face folder, GGUF file or hub model `org/name` (default: the run's own). llamacpp
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file; default: the run's own). llamacpp
     /// takes the tokenizer from it: give the GGUF file that you serve.
     #[arg(long)]
     pub(crate) target: Option<String>,

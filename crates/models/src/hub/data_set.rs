@@ -71,7 +71,7 @@ impl DataSetId {
     /// - the hub cannot deliver, or holds no such data file
     pub fn fetch(&self, is_data: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
         let (repo, listing, chosen) = self.listed(is_data)?;
-        repo.files(&listing, &chosen)
+        repo.files(&listing, &chosen, &mut |_| {})
     }
 
     fn listed(&self, is_data: &dyn Fn(&str) -> bool) -> Result<(Repository, Listing, Vec<String>)> {

@@ -12,6 +12,8 @@
 //! client     list of files, metadata of a file, redirects
 //! fetch      one file into the cache, resumed
 //! data_set   hf:// addresses
+//! model      org/name and org/name:QUANTISATION: which files are the model
+//! gguf_names GGUF files by quantisation and parts
 //! ```
 
 mod cache;
@@ -19,7 +21,9 @@ mod client;
 mod data_set;
 mod endpoint;
 mod fetch;
+mod gguf_names;
 mod login;
+mod model;
 mod names;
 mod words;
 
@@ -28,10 +32,25 @@ use std::path::PathBuf;
 pub use data_set::DataSetId;
 pub use endpoint::{Endpoint, EndpointError, is_confidential};
 pub use login::{Login, LoginError, Source, Token};
+pub use model::{Fetched, ModelId};
 pub use names::{is_file_name, is_repository};
 pub use words::printable;
 
 pub(crate) use client::{Kind, Repository};
+
+/// How much of a file is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrived<'a> {
+    /// As the repository calls it.
+    pub name: &'a str,
+    /// Bytes that are there, those of earlier downloads among them.
+    pub bytes: u64,
+    /// Bytes that it has, if the hub tells.
+    pub of: Option<u64>,
+}
+
+/// Hears of what arrives: when a file begins, and after every piece.
+pub type Tell<'a> = &'a mut dyn FnMut(Arrived<'_>);
 
 /// Looks an environment variable up.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -162,7 +162,7 @@ fn no_target(path: &Path) -> ModelError {
     ModelError::unrecognised(
         path,
         "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
-         a GGUF file, or a hub model `org/name`",
+         a GGUF file, or a hub model `org/name` or `org/name:Q4_K_M`",
     )
 }
 

@@ -2,62 +2,73 @@
 
 use std::path::{Path, PathBuf};
 
+use super::load;
+use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
-use crate::hub::{Kind, Repository, is_repository};
+use crate::hub::ModelId;
+use crate::tokenizer::TextTokenizer;
+use crate::weights::gguf::split::header_of_beginnings;
 
-/// Files that a target folder may hold beside its weights.
-const SMALL_FILES: [&str; 5] = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-];
-
-/// An existing path as it is; otherwise `org/name` is fetched from the Hugging Face hub (into the
-/// hub's own cache folder) and the path of its snapshot is returned.
+/// An existing path as it is; otherwise `org/name` or `org/name:QUANTISATION` is fetched from the Hugging
+/// Face hub (into the hub's own cache folder), and the path of its snapshot or of its first GGUF file is
+/// returned.
 ///
 /// # Errors
 /// - neither a path nor a hub id, or the hub cannot deliver
 pub fn locate(spec: &str) -> Result<PathBuf> {
-    located(spec, true)
+    match found(spec)? {
+        Found::Here(path) => Ok(path),
+        Found::Hub(id) => Ok(id.fetch(&mut |_| {})?.path),
+    }
 }
 
-/// As [`locate`], but of a hub model only configuration and tokenizer are fetched.
+/// Configuration and tokenizer; of a hub model only these are fetched. Of GGUF files the headers' factors
+/// of rotary frequencies are left out, which stand among the weights.
 ///
 /// # Errors
-/// - as [`locate`]
-pub(super) fn locate_description(spec: &str) -> Result<PathBuf> {
-    located(spec, false)
+/// - as [`locate`], or they are unusable
+pub(super) fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
+    let of_folder = |path: &Path| Ok((load::open_config(path)?, load::open_tokenizer(path)?));
+    let id = match found(spec)? {
+        Found::Here(path) => return of_folder(&path),
+        Found::Hub(id) => id,
+    };
+    id.describe(of_folder, |beginnings, last| {
+        let header = match header_of_beginnings(beginnings) {
+            Ok(header) => header,
+            // It may be longer than what has arrived of it.
+            Err(_) if !last && !is_whole(beginnings) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let path = beginnings.first().map_or(Path::new(""), |(path, _)| path);
+        let invalid = |problems| ModelError::Invalid { path: path.to_path_buf(), problems };
+        let config = TargetConfig::from_gguf(&header).map_err(invalid)?;
+        Ok(Some((config, TextTokenizer::from_gguf(&header, path)?)))
+    })
 }
 
-fn located(spec: &str, with_weights: bool) -> Result<PathBuf> {
+fn is_whole(beginnings: &[(PathBuf, u64)]) -> bool {
+    beginnings.iter().all(|(path, length)| path.metadata().is_ok_and(|file| file.len() == *length))
+}
+
+/// What a text names.
+enum Found {
+    Here(PathBuf),
+    Hub(ModelId),
+}
+
+fn found(spec: &str) -> Result<Found> {
     let path = Path::new(spec);
     if path.exists() {
-        return Ok(path.to_path_buf());
+        return Ok(Found::Here(path.to_path_buf()));
     }
-    if !is_repository(spec) {
-        return Err(ModelError::unrecognised(
+    ModelId::parse(spec).map(Found::Hub).ok_or_else(|| {
+        ModelError::unrecognised(
             path,
-            "no such file or folder (a hub model is written `org/name`)",
-        ));
-    }
-    let repo = Repository::open(Kind::Model, spec, "main")?;
-    let listing = repo.listing()?;
-    let wanted = |name: &&String| is_wanted(name, with_weights);
-    let wanted: Vec<String> = listing.names.iter().filter(wanted).cloned().collect();
-    let paths = repo.files(&listing, &wanted)?;
-    let folder = paths.first().and_then(|path| path.parent());
-    folder
-        .map(Path::to_path_buf)
-        .ok_or_else(|| repo.error("it holds no configuration or safetensors weights"))
-}
-
-fn is_wanted(name: &str, with_weights: bool) -> bool {
-    let is_weight =
-        Path::new(name).extension().is_some_and(|e| e == "safetensors") && !name.contains('/');
-    SMALL_FILES.contains(&name)
-        || (with_weights && (is_weight || name == "model.safetensors.index.json"))
+            "no such file or folder (a hub model is written `org/name`, a GGUF file of one \
+             `org/name:Q4_K_M`)",
+        )
+    })
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ pub struct Ends<'a> {
 }
 
 impl Target {
-    /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name`.
+    /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name` or `org/name:QUANTISATION`.
     ///
     /// # Errors
     /// - one error that names every problem of the files
@@ -177,8 +177,7 @@ impl Target {
     /// # Errors
     /// - the target is not found, or its configuration or tokenizer is unusable
     pub fn open_description(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
-        let path = locate::locate_description(spec)?;
-        Ok((load::open_config(&path)?, load::open_tokenizer(&path)?))
+        locate::describe(spec)
     }
 
     /// Checks names and shapes of the tensors that `layers` need, in the headers of a local target's

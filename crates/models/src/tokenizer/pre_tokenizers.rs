@@ -99,7 +99,7 @@ impl Way {
         let digits = json!({"type": "Digits", "individual_digits": true});
         match self {
             Self::ByteLevel => byte_level(true),
-            Self::Digits => sequence(vec![digits, byte_level(true)]),
+            Self::Digits => sequence(&[digits, byte_level(true)]),
             Self::Words(digits) => {
                 let words = format!(
                     r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
@@ -158,7 +158,7 @@ fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-fn sequence(steps: Vec<Value>) -> Value {
+fn sequence(steps: &[Value]) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
@@ -170,7 +170,7 @@ fn splits(expressions: &[&str], then: Option<Value>) -> Value {
         })
     };
     let steps = expressions.iter().map(split).chain(then).chain([byte_level(false)]);
-    sequence(steps.collect())
+    sequence(&steps.collect::<Vec<_>>())
 }
 
 /// Ranges of letters with two cases, as DeepSeek's first tokenizers list them.

@@ -32,7 +32,7 @@ pub use renamed::{renamed, upgrade};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Hugging Face folder, GGUF file or hub model `org/name`.
+    /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     pub target: String,
     /// Run directory.
     pub output: PathBuf,

@@ -3,6 +3,7 @@
 
 pub(crate) mod held_out;
 pub(crate) mod prompts;
+mod server;
 mod table;
 mod unfinished;
 
@@ -38,9 +39,12 @@ const MOST_NEAR_TIES: f64 = 0.01;
 
 /// Measures; fails if an output differs from plain decoding.
 pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
+    if arguments.server.server.is_some() {
+        return server::run(arguments, json);
+    }
     let decoding = &arguments.decoding;
     check(arguments)?;
-    let models = decoding.open(&arguments.target)?;
+    let models = decoding.open(arguments.target_name())?;
     let prompts = read(arguments, &models)?;
     let interrupts = Interrupts::listen();
     let sides = if decoding.drafts() {
@@ -95,7 +99,7 @@ pub(crate) fn evaluate(
 ) -> Result<Option<DecodeRecord>> {
     let (decoding, requests) = (&arguments.decoding, check(arguments)?);
     let started = Instant::now();
-    let about = (arguments.target.as_str(), arguments.prompts.as_str());
+    let about = (arguments.target_name(), arguments.prompts.as_str());
     let mut record = recording::begin(about, decoding, models, arguments.max_tokens);
     let settings = settings(arguments, models, prompts, &requests);
     let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());

@@ -9,7 +9,6 @@ use std::time::Instant;
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
 use longdraft_decode::{DecodeOptions, SpeculativeDecoder};
-use longdraft_models::TargetTokenId;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::Value;
@@ -60,13 +59,42 @@ const NAMED: [(&str, &str, Layout); 5] = [
 const MT_BENCH: [&str; 8] =
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"];
 
+/// Whom a set is read for, and what becomes of its texts there.
+pub(crate) trait Reader {
+    /// A prompt.
+    type Prompt;
+
+    /// A prompt of a text that is continued as it is.
+    fn text(&self, category: &str, text: &str) -> Result<Self::Prompt>;
+
+    /// A prompt of a conversation, the user's turn the last one.
+    fn turns(&self, category: &str, messages: &[Message]) -> Result<Self::Prompt>;
+
+    /// Whether it knows turns.
+    fn knows_turns(&self) -> bool;
+
+    /// Tokens of a prompt, if they can be counted here.
+    fn length(&self, prompt: &Self::Prompt) -> Result<Option<usize>>;
+
+    /// What counts tokens, and how many the context has.
+    fn ruler(&self) -> Option<(&TextTokenizer, usize)>;
+
+    /// The greedy answer to a first turn, which the second one follows; none where the prompt is refused.
+    fn answer(&self, prompt: &Self::Prompt, max_tokens: usize) -> Result<Option<String>>;
+}
+
 /// Reads and encodes a set. Second turns follow on the target's own greedy answers.
 pub(crate) fn read(
     set: &PromptSet<'_>,
     target: &Target,
     tokenizer: &TextTokenizer,
 ) -> Result<Vec<Prompt>> {
-    let encoder = Encoder { set, target, tokenizer, answered: Cell::new((0, Instant::now())) };
+    read_for(set, &Local { target, tokenizer })
+}
+
+/// The same for any reader.
+pub(crate) fn read_for<R: Reader>(set: &PromptSet<'_>, reader: &R) -> Result<Vec<R::Prompt>> {
+    let encoder = Encoder { set, reader, answered: Cell::new((0, Instant::now())) };
     let named = NAMED.iter().find(|(name, ..)| *name == set.name);
     let prompts = match named {
         Some((name, file, layout)) => encoder.named(name, file, *layout)?,
@@ -78,16 +106,61 @@ pub(crate) fn read(
     Ok(prompts)
 }
 
-struct Encoder<'a> {
-    set: &'a PromptSet<'a>,
+/// A target that is open here.
+struct Local<'a> {
     target: &'a Target,
     tokenizer: &'a TextTokenizer,
+}
+
+impl Reader for Local<'_> {
+    type Prompt = Prompt;
+
+    fn text(&self, category: &str, text: &str) -> Result<Prompt> {
+        let tokens = encode_text(text, self.tokenizer, self.target)?;
+        Ok(Prompt { category: category.to_owned(), tokens })
+    }
+
+    fn turns(&self, category: &str, messages: &[Message]) -> Result<Prompt> {
+        let tokens = encode_chat(messages, self.tokenizer)?;
+        Ok(Prompt { category: category.to_owned(), tokens })
+    }
+
+    fn knows_turns(&self) -> bool {
+        self.tokenizer.chat_template().is_some()
+    }
+
+    fn length(&self, prompt: &Prompt) -> Result<Option<usize>> {
+        Ok(Some(prompt.tokens.len()))
+    }
+
+    fn ruler(&self) -> Option<(&TextTokenizer, usize)> {
+        Some((self.tokenizer, self.target.config().max_position_embeddings))
+    }
+
+    fn answer(&self, prompt: &Prompt, max_tokens: usize) -> Result<Option<String>> {
+        let options = DecodeOptions {
+            max_new_tokens: max_tokens,
+            stop_tokens: stop_tokens(self.target),
+            ..DecodeOptions::default()
+        };
+        let all = &mut |_| ControlFlow::Continue(());
+        let mut decoder = SpeculativeDecoder::new(self.target, None);
+        let tokens = decoder.generate(&prompt.tokens, &options, all)?.tokens;
+        let ids = tokens.iter().filter(|token| !options.stop_tokens.contains(token));
+        let ids: Vec<u32> = ids.map(|token| token.0).collect();
+        Ok(Some(self.tokenizer.decode(&ids, true)?))
+    }
+}
+
+struct Encoder<'a, R> {
+    set: &'a PromptSet<'a>,
+    reader: &'a R,
     /// First turns that were answered, and when that was last told.
     answered: Cell<(usize, Instant)>,
 }
 
-impl Encoder<'_> {
-    fn named(&self, name: &str, file: &str, layout: Layout) -> Result<Vec<Prompt>> {
+impl<R: Reader> Encoder<'_, R> {
+    fn named(&self, name: &str, file: &str, layout: Layout) -> Result<Vec<R::Prompt>> {
         let root = std::env::var_os(DATA_ROOT).map_or_else(|| PathBuf::from("data"), PathBuf::from);
         let path = root.join(file);
         if !path.is_file() {
@@ -101,7 +174,7 @@ impl Encoder<'_> {
             return Err(Failure::usage(format!("--contexts cuts documents, {name} has none"))
                 .hint("use --prompts longdoc"));
         }
-        let mut prompts: Vec<Prompt> = Vec::new();
+        let mut prompts = Vec::new();
         let mut used: BTreeMap<String, usize> = BTreeMap::new();
         for row in read_jsonl(&path)? {
             let row = row?;
@@ -113,17 +186,14 @@ impl Encoder<'_> {
             *count += 1;
             match layout {
                 Layout::Turns => prompts.extend(self.turns(name, &row, &category)?),
-                Layout::Field(field) => {
-                    let tokens = self.encode(row.text(field)?)?;
-                    prompts.push(Prompt { category, tokens });
-                }
+                Layout::Field(field) => prompts.push(self.turn(&category, row.text(field)?)?),
                 Layout::Document => prompts.extend(self.document(&row, &category)?),
             }
         }
         Ok(prompts)
     }
 
-    fn file(&self) -> Result<Vec<Prompt>> {
+    fn file(&self) -> Result<Vec<R::Prompt>> {
         let path = PathBuf::from(self.set.name);
         if !path.is_file() {
             let names = NAMED.map(|(name, ..)| name).join(", ");
@@ -135,33 +205,33 @@ impl Encoder<'_> {
         for row in rows {
             let row = row?;
             let text = row.text(self.set.field)?;
-            let tokens = if self.set.chat {
-                encode_chat(&[Message::new("user", text)], self.tokenizer)?
-            } else {
-                encode_text(text, self.tokenizer, self.target)?
-            };
-            self.check(&row, tokens.len())?;
             let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
-            prompts.push(Prompt { category: category.to_owned(), tokens });
+            let prompt = if self.set.chat {
+                self.reader.turns(category, &[Message::new("user", text)])?
+            } else {
+                self.reader.text(category, text)?
+            };
+            self.check(&row, &prompt)?;
+            prompts.push(prompt);
         }
         Ok(prompts)
     }
 
-    /// A user's turn where the target knows turns.
-    fn encode(&self, text: &str) -> Result<Vec<TargetTokenId>> {
-        self.encode_messages(&[Message::new("user", text)])
+    /// A user's turn where turns are known.
+    fn turn(&self, category: &str, text: &str) -> Result<R::Prompt> {
+        self.turns_or_text(category, &[Message::new("user", text)])
     }
 
-    fn encode_messages(&self, messages: &[Message]) -> Result<Vec<TargetTokenId>> {
-        if self.tokenizer.chat_template().is_some() {
-            return encode_chat(messages, self.tokenizer);
+    fn turns_or_text(&self, category: &str, messages: &[Message]) -> Result<R::Prompt> {
+        if self.reader.knows_turns() {
+            return self.reader.turns(category, messages);
         }
         let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
-        encode_text(&texts.join("\n\n"), self.tokenizer, self.target)
+        self.reader.text(category, &texts.join("\n\n"))
     }
 
     /// One prompt a turn.
-    fn turns(&self, name: &str, row: &Row, category: &str) -> Result<Vec<Prompt>> {
+    fn turns(&self, name: &str, row: &Row, category: &str) -> Result<Vec<R::Prompt>> {
         let turns = row.value("turns")?.as_array().filter(|turns| !turns.is_empty());
         let turns = turns.ok_or_else(|| row.problem("`turns` is no list of texts"))?;
         let mut messages = Vec::new();
@@ -170,31 +240,25 @@ impl Encoder<'_> {
             let turn = turn.as_str();
             let turn = turn.ok_or_else(|| row.problem("`turns` holds something else than text"))?;
             messages.push(Message::new("user", turn));
-            let tokens = self.encode_messages(&messages)?;
-            if tokens.len() + self.set.max_tokens > self.context() {
+            let prompt = self.turns_or_text(category, &messages)?;
+            let length = self.reader.length(&prompt)?.unwrap_or(0);
+            let fits = self.context().is_none_or(|most| length + self.set.max_tokens <= most);
+            let answer = if fits && index + 1 < turns.len() {
+                self.reader.answer(&prompt, self.set.max_tokens)?
+            } else {
+                fits.then(String::new)
+            };
+            let Some(answer) = answer else {
                 errln!("{name}: {} left out, it does not fit the context", row.origin());
                 break;
-            }
+            };
             if index + 1 < turns.len() {
-                messages.push(Message::new("assistant", self.answer(&tokens)?));
+                messages.push(Message::new("assistant", answer));
                 self.tell();
             }
-            prompts.push(Prompt { category: category.to_owned(), tokens });
+            prompts.push(prompt);
         }
         Ok(prompts)
-    }
-
-    fn answer(&self, prompt: &[TargetTokenId]) -> Result<String> {
-        let options = DecodeOptions {
-            max_new_tokens: self.set.max_tokens,
-            stop_tokens: stop_tokens(self.target),
-            ..DecodeOptions::default()
-        };
-        let all = &mut |_| ControlFlow::Continue(());
-        let mut decoder = SpeculativeDecoder::new(self.target, None);
-        let tokens = decoder.generate(prompt, &options, all)?.tokens;
-        let ids = tokens.iter().filter(|token| !options.stop_tokens.contains(token));
-        Ok(self.tokenizer.decode(&ids.map(|token| token.0).collect::<Vec<_>>(), true)?)
     }
 
     /// Answers take minutes on a slow machine.
@@ -207,18 +271,23 @@ impl Encoder<'_> {
         self.answered.set((answered + 1, told));
     }
 
-    fn context(&self) -> usize {
-        self.target.config().max_position_embeddings
+    fn context(&self) -> Option<usize> {
+        self.reader.ruler().map(|(_, context)| context)
     }
 
-    /// A document cut at its end so that question and answer still fit, to each length asked for.
-    fn document(&self, row: &Row, category: &str) -> Result<Vec<Prompt>> {
+    /// A document cut at its end so that question and answer still fit, to each length asked for; whole
+    /// where nothing here counts its tokens.
+    fn document(&self, row: &Row, category: &str) -> Result<Vec<R::Prompt>> {
         let (document, question) = (row.text("document")?, row.text("question")?);
-        let encoded = self.tokenizer.encode(document)?;
-        let most = self.context().saturating_sub(self.set.max_tokens);
+        let question = format!("\n\n{question}");
+        let around = self.reader.length(&self.turn(category, &question)?)?;
+        let (Some((tokenizer, context)), Some(around)) = (self.reader.ruler(), around) else {
+            return Ok(vec![self.turn(category, &format!("{document}{question}"))?]);
+        };
+        let encoded = tokenizer.encode(document)?;
+        let most = context.saturating_sub(self.set.max_tokens);
         let whole = [most];
         let lengths = if self.set.contexts.is_empty() { &whole[..] } else { self.set.contexts };
-        let around = self.encode(&format!("\n\n{question}"))?.len();
         let mut prompts = Vec::new();
         for &length in lengths {
             // Cutting may split a word in two tokens: a little room is left.
@@ -230,16 +299,18 @@ impl Encoder<'_> {
             }
             let end = encoded.offsets.get(room).map_or(document.len(), |range| range.start);
             let end = (0..=end).rev().find(|at| document.is_char_boundary(*at)).unwrap_or(0);
-            let tokens = self.encode(&format!("{}\n\n{question}", &document[..end]))?;
-            self.check(row, tokens.len())?;
-            prompts.push(Prompt { category: category.to_owned(), tokens });
+            let prompt = self.turn(category, &format!("{}{question}", &document[..end]))?;
+            self.check(row, &prompt)?;
+            prompts.push(prompt);
         }
         Ok(prompts)
     }
 
-    fn check(&self, row: &Row, tokens: usize) -> Result<()> {
-        let context = self.context();
-        if tokens >= context {
+    fn check(&self, row: &Row, prompt: &R::Prompt) -> Result<()> {
+        let (tokens, context) = (self.reader.length(prompt)?, self.context());
+        if let (Some(tokens), Some(context)) = (tokens, context)
+            && tokens >= context
+        {
             let problem = format!("{tokens} tokens leave no room in the context of {context}");
             return Err(Failure::usage(row.problem(problem)).hint("shorten it or leave it out"));
         }

@@ -23,6 +23,7 @@ mod training;
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::hub::ModelId;
 use longdraft_models::sha256;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -113,9 +114,13 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
     others.map(parse).collect()
 }
 
-/// `runs/fit/NAME`
+/// `runs/fit/NAME`; of a model of the hub its name there, and its quantisation.
 fn default_output(target: &str) -> PathBuf {
-    let name = Path::new(target).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let path = Path::new(target);
+    let name = match ModelId::parse(target).filter(|_| !path.exists()) {
+        Some(id) => id.to_string().split('/').next_back().unwrap_or_default().replace(':', "-"),
+        None => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+    };
     Path::new("runs/fit").join(if name.is_empty() { "target".to_owned() } else { name })
 }
 

@@ -61,7 +61,7 @@ pub(super) fn choose(newest: impl Iterator<Item = Row>, row_tokens: usize) -> Ch
     let (mut train, mut held_out) = (Taken::up_to(MOST_TOKENS), Taken::up_to(HELD_OUT_TOKENS));
     let mut taken_of: HashMap<String, usize> = HashMap::new();
     for row in newest {
-        let key = crate::sha256::of_text(&format!("{:?}", row.prompt()));
+        let key = longdraft_models::sha256::of_text(&format!("{:?}", row.prompt()));
         let is_aside = is_held_out(&key);
         let mut texts = pieces(&row, row_tokens);
         let (kind, most) = if is_aside {

@@ -8,7 +8,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use longdraft_models::sha256;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{private_file, private_folder};

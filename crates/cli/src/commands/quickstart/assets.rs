@@ -13,14 +13,15 @@ const TARGET_FILE: &str = "demonstration.gguf";
 
 /// Questions that no draft is trained on.
 pub(super) const TEST_FILE: &str = "gsm8k-test-20.jsonl";
+/// Text of books, in paragraphs and in long parts; questions with answers.
+pub(crate) const BOOKS: &str = "books-excerpt.jsonl";
+pub(crate) const LONG_BOOKS: &str = "books-long.jsonl";
+pub(crate) const ANSWERS: &str = "gsm8k-train-excerpt.jsonl";
 
 const CORPUS: [(&str, &str); 4] = [
-    ("books-excerpt.jsonl", include_str!("../../../../../assets/corpus/books-excerpt.jsonl")),
-    ("books-long.jsonl", include_str!("../../../../../assets/corpus/books-long.jsonl")),
-    (
-        "gsm8k-train-excerpt.jsonl",
-        include_str!("../../../../../assets/corpus/gsm8k-train-excerpt.jsonl"),
-    ),
+    (BOOKS, include_str!("../../../../../assets/corpus/books-excerpt.jsonl")),
+    (LONG_BOOKS, include_str!("../../../../../assets/corpus/books-long.jsonl")),
+    (ANSWERS, include_str!("../../../../../assets/corpus/gsm8k-train-excerpt.jsonl")),
     (TEST_FILE, include_str!("../../../../../assets/corpus/gsm8k-test-20.jsonl")),
 ];
 
@@ -30,7 +31,7 @@ fn create(folder: &Path) -> Result<()> {
 }
 
 /// The demonstration target as a file under `output`, where every command can open it.
-pub(super) fn write_target(output: &Path) -> Result<PathBuf> {
+pub(crate) fn write_target(output: &Path) -> Result<PathBuf> {
     let folder = output.join("target");
     create(&folder)?;
     let path = folder.join(TARGET_FILE);
@@ -41,7 +42,7 @@ pub(super) fn write_target(output: &Path) -> Result<PathBuf> {
 }
 
 /// The text as files, where the data reader and the user can see it.
-pub(super) fn write_corpus(output: &Path) -> Result<PathBuf> {
+pub(crate) fn write_corpus(output: &Path) -> Result<PathBuf> {
     let folder = output.join("data");
     create(&folder)?;
     for (name, text) in CORPUS {

@@ -1,6 +1,6 @@
 //! `longdraft quickstart`: the whole pipeline on a target and text that the program carries.
 
-mod assets;
+pub(super) mod assets;
 mod measure;
 
 use std::path::{Path, PathBuf};

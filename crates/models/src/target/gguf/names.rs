@@ -119,7 +119,7 @@ fn stack<'a>(
 }
 
 /// A tensor of a mixture of experts.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tensor {
     Router,
     RouterBias,

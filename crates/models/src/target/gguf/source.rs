@@ -19,14 +19,18 @@ use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Problems, Result};
 use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header};
+use crate::weights::gguf::split::{self, Files};
 use crate::weights::{Collector, WeightSource};
 
 /// Values widened at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
 
-/// Tensors of one GGUF file.
+/// Tensors of a GGUF file, or of the files that a model was split into.
 pub struct GgufSource {
-    file: WeightFile,
+    /// The first one is what was opened.
+    files: Vec<WeightFile>,
+    /// Files of the stored tensors that do not lie in the first one.
+    places: HashMap<String, usize>,
     header: Header,
     config: TargetConfig,
     /// By Hugging Face name.
@@ -67,8 +71,9 @@ pub(super) enum Part {
     Taps,
 }
 
-/// Shape, format and place in the file of what is to be read.
-struct Located {
+/// Shape, format and place in its file of what is to be read.
+struct Located<'a> {
+    file: &'a WeightFile,
     dims: Vec<usize>,
     element: ElementType,
     bytes: Range<usize>,
@@ -92,17 +97,18 @@ impl Part {
 }
 
 impl GgufSource {
-    /// Opens a file and reads its header.
+    /// Opens a file and reads its header. Of a model in parts the first one is opened, and the others are
+    /// found beside it.
     ///
     /// # Errors
-    /// - unreadable, not GGUF, or a list of every unusable key and every tensor outside the file
+    /// - unreadable, not GGUF, a part is missing, or a list of every unusable key and every tensor outside
+    ///   its file
     pub fn open(path: &Path) -> Result<Self> {
-        let file = WeightFile::open(path)?;
+        let Files { parts: files, header, places } = split::open(path)?;
         let in_file = |problems: Problems| ModelError::Invalid { path: path.into(), problems };
-        let header = Header::read_from(file.reader(), file.length()).map_err(in_file)?;
         let config = TargetConfig::from_gguf(&header).map_err(in_file)?;
         let names = names::published(&header, &config).map_err(in_file)?;
-        let mut source = Self { file, header, config, names };
+        let mut source = Self { files, places, header, config, names };
         source.read_rope_divisors()?;
         Ok(source)
     }
@@ -150,9 +156,10 @@ impl GgufSource {
     }
 
     /// Finds a tensor or a part of one.
-    fn locate(&self, stored: &Stored) -> Result<Located> {
-        let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
+    fn locate(&self, stored: &Stored) -> Result<Located<'_>> {
         let Stored { name, part } = stored;
+        let file = &self.files[self.places.get(name).copied().unwrap_or(0)];
+        let invalid = |problem: String| ModelError::invalid(file.path(), problem);
         let tensor =
             self.header.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
         let element = tensor.element;
@@ -176,14 +183,14 @@ impl GgufSource {
         if let Part::RowsOfOne { first, count, .. } = part {
             narrow(*first..first + count, tensor.shape[1]);
         }
-        Ok(Located { dims, element, bytes })
+        Ok(Located { file, dims, element, bytes })
     }
 
     /// Where a published tensor is stored.
     fn stored(&self, name: &str) -> Result<&Stored> {
         self.names
             .get(name)
-            .ok_or_else(|| ModelError::invalid(self.file.path(), format!("no tensor for `{name}`")))
+            .ok_or_else(|| ModelError::invalid(self.path(), format!("no tensor for `{name}`")))
     }
 
     /// Where a stored row of a tensor belongs.
@@ -218,8 +225,8 @@ impl GgufSource {
         dtype: DType,
         place: impl Fn(usize) -> usize + Sync,
     ) -> Result<Tensor> {
-        let invalid = |problem: String| ModelError::invalid(self.file.path(), problem);
-        let Located { dims, element, bytes } = self.locate(stored)?;
+        let Located { file, dims, element, bytes } = self.locate(stored)?;
+        let invalid = |problem: String| ModelError::invalid(file.path(), problem);
         let width = dims.last().copied().unwrap_or(1).max(1);
         let rows = dims.iter().product::<usize>() / width;
         let mut collector = Collector::zeros(dtype, rows * width)
@@ -234,7 +241,7 @@ impl GgufSource {
                 .map(|&first| {
                     let count = chunk_rows.min(rows - first);
                     let start = bytes.start + first * row_bytes;
-                    let raw = self.file.read(start..start + count * row_bytes)?;
+                    let raw = file.read(start..start + count * row_bytes)?;
                     let values = element.widen(&raw);
                     values.ok_or_else(|| invalid(format!("{element:?} is no weight")))
                 })
@@ -251,7 +258,7 @@ impl GgufSource {
 
 impl WeightSource for GgufSource {
     fn path(&self) -> &Path {
-        self.file.path()
+        self.files[0].path()
     }
 
     fn names(&self) -> Vec<String> {
@@ -293,14 +300,14 @@ impl WeightSource for GgufSource {
         if stored.part == Part::JoinedHeads {
             return Ok(None);
         }
-        let Located { dims, element, bytes } = self.locate(stored)?;
+        let Located { file, dims, element, bytes } = self.locate(stored)?;
         let (ElementType::Blocks(format), &[outputs, inputs]) = (element, dims.as_slice()) else {
             return Ok(None);
         };
         let row_bytes = bytes.len() / outputs.max(1);
         let read = |rows: Range<usize>| {
             let rows = bytes.start + rows.start * row_bytes..bytes.start + rows.end * row_bytes;
-            self.file.read(rows)
+            file.read(rows)
         };
         let interleaved = self.is_interleaved(name);
         let matrix = QuantisedMatrix::read(format, outputs, inputs, |rows| {

@@ -2,6 +2,7 @@
 //! holds is known by [`crate::target::gguf`].
 
 pub mod header;
+pub(crate) mod split;
 pub mod write;
 
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ pub fn half_split_row(stored: usize, head_dim: usize) -> usize {
     head * head_dim + within % 2 * (head_dim / 2) + within / 2
 }
 
-/// Files of a folder that end in `.gguf`.
+/// Files of a folder that end in `.gguf`; of a model in parts the first one.
 pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
@@ -21,6 +22,7 @@ pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+        .filter(|path| !split::follows(path))
         .collect();
     files.sort();
     files

@@ -5,7 +5,7 @@ mod tests;
 mod write;
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -22,6 +22,8 @@ use crate::error::{ModelError, Problems, Result};
 pub(crate) use write::little_endian_bytes;
 pub use write::{save, tensor_bytes};
 
+/// Names the shards of a folder.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Bytes of the header's length, of which the header is a multiple.
 const LENGTH_BYTES: usize = 8;
 
@@ -43,6 +45,26 @@ pub struct SafetensorsSource {
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
+        serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error))
+    }
+
+    /// Names of the shards, each once.
+    fn shards(&self) -> BTreeSet<String> {
+        self.weight_map.values().cloned().collect()
+    }
+}
+
+/// Names of the shards that an index lists, as they stand there: not to be trusted.
+///
+/// # Errors
+/// - it is unreadable or no index
+pub(crate) fn shards_of(index: &Path) -> Result<BTreeSet<String>> {
+    Ok(Index::read(index)?.shards())
 }
 
 impl std::fmt::Debug for SafetensorsSource {
@@ -68,7 +90,7 @@ impl SafetensorsSource {
     /// - neither exists, or a list of every unusable shard and every tensor that is not where the
     ///   index says
     pub fn open_folder(folder: &Path) -> Result<Self> {
-        let index = folder.join("model.safetensors.index.json");
+        let index = folder.join(INDEX);
         if index.is_file() {
             return Self::open_index(folder, &index);
         }
@@ -85,16 +107,11 @@ impl SafetensorsSource {
     }
 
     fn open_index(folder: &Path, index_path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(index_path).map_err(ModelError::io(index_path))?;
-        let index: Index =
-            serde_json::from_str(&text).map_err(|error| ModelError::invalid(index_path, error))?;
+        let index = Index::read(index_path)?;
         let mut source = Self::empty(folder);
         let mut problems = Problems::default();
-        let mut shards: Vec<&String> = index.weight_map.values().collect();
-        shards.sort();
-        shards.dedup();
-        for shard in shards {
-            if !is_plain_file_name(shard) {
+        for shard in index.shards() {
+            if !is_plain_file_name(&shard) {
                 problems.push(format!("shard `{shard}` is not a file of this folder"));
             } else if let Err(error) = source.add(&folder.join(shard)) {
                 problems.push(error);

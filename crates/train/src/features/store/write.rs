@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claim::{CLAIMS, Claim, LEASE};
 use super::encode::encode;
-use super::location::{Location, free_bytes};
+use super::location::Location;
 use super::recipe::{Compression, Part, Recipe};
 use super::record::Record;
 use crate::error::{Result, TrainError};
@@ -206,7 +206,7 @@ impl StoreWriter {
 
     /// Free bytes, if the store is a local folder and the system tells.
     pub fn free_bytes(&self) -> Option<u64> {
-        free_bytes(self.location.folder()?)
+        longdraft_models::disk::free_bytes(self.location.folder()?)
     }
 
     /// The receipt of a whole shard, or what is wrong with it.
