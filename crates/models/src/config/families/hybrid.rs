@@ -147,7 +147,9 @@ mod tests {
         let net = read.parts.delta_net.expect("a delta net");
         assert_eq!((net.sizes.value_heads, net.sizes.key_dim, net.kernel), (32, 128, 4));
         assert!(read.parts.norms_less_one && read.parts.output_gate && !net.grouped_inputs);
-        assert_eq!(read.state_values(), 5 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)));
+        // The matrix, keys and corrections of a chunk of 64, and the rows of the convolution.
+        let net = 32 * (128 * 128 + 64 * (128 + 128));
+        assert_eq!(read.state_values(), 5 * (net + 3 * (2 * 16 * 128 + 32 * 128)));
         value["layer_types"] = json!([
             "full_attention",
             "linear_attention",
