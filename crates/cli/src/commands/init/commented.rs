@@ -20,7 +20,7 @@ pub(super) fn commented(schema: &Value, keys: &Map<String, Value>) -> String {
 
 fn write_map(out: &mut String, place: (&Value, &Value), keys: &Map<String, Value>, indent: usize) {
     let (root, schema) = place;
-    let places = fitting(schema_places(root, schema), keys);
+    let places = fitting(branches(root, schema), keys);
     for (key, value) in keys {
         let found =
             places.iter().find_map(|place| Some((*place, place.get("properties")?.get(key)?)));
@@ -72,12 +72,27 @@ fn fitting<'a>(places: Vec<&'a Value>, keys: &Map<String, Value>) -> Vec<&'a Val
     places.into_iter().filter(fits).collect()
 }
 
+/// What a schema stands for, every branch of a choice on its own.
+fn branches<'a>(root: &'a Value, schema: &'a Value) -> Vec<&'a Value> {
+    let mut found = Vec::new();
+    for place in schema_places(root, schema) {
+        let choice = ["oneOf", "anyOf"].iter().find_map(|key| place.get(*key)?.as_array());
+        match choice {
+            Some(choice) => found.extend(choice.iter().flat_map(|branch| branches(root, branch))),
+            None => found.push(place),
+        }
+    }
+    found
+}
+
 /// What a schema says of a key, or of the type that the key has.
 fn description<'a>(root: &'a Value, property: &'a Value, value: &Value) -> Option<&'a str> {
     let own = property.get("description").and_then(Value::as_str);
     own.or_else(|| {
-        let empty = Map::new();
-        let places = fitting(schema_places(root, property), value.as_object().unwrap_or(&empty));
+        let places = match value.as_object() {
+            Some(keys) => fitting(branches(root, property), keys),
+            None => schema_places(root, property),
+        };
         places.first()?.get("description")?.as_str()
     })
 }

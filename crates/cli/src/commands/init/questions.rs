@@ -179,12 +179,12 @@ fn read_output(text: &str) -> std::result::Result<PathBuf, String> {
 
 /// `runs/NAME`
 fn default_output(purpose: Purpose, target: &str) -> String {
-    let name = if let Some(id) = ModelId::parse(target)
-        && !Path::new(target).exists()
-    {
+    let path = Path::new(target);
+    let is_file = path.exists() || path.extension().is_some_and(|ending| ending == "gguf");
+    let name = if let Some(id) = ModelId::parse(target).filter(|_| !is_file) {
         id.repo.split('/').next_back().unwrap_or_default().to_lowercase()
     } else {
-        let stem = Path::new(target).file_stem().unwrap_or_default();
+        let stem = path.file_stem().unwrap_or_default();
         stem.to_string_lossy().to_lowercase()
     };
     match purpose {
