@@ -110,7 +110,7 @@ fn copies_of_a_prompt_are_no_evidence() {
 #[test]
 fn a_draft_that_did_not_change_is_not_taken() {
     let shelf = Shelf::new();
-    let told = Prepared::new(&shelf, "glide", &texts(20, 60), 1e-5).run();
+    let told = Prepared::new(&shelf, "glide", &texts(20, 60), 0.0).run();
     assert_eq!(
         (&told["before"], &told["interval"]),
         (&told["after"], &json!([0.0, 0.0])),

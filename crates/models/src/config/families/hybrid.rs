@@ -147,8 +147,8 @@ mod tests {
         let net = read.parts.delta_net.expect("a delta net");
         assert_eq!((net.sizes.value_heads, net.sizes.key_dim, net.kernel), (32, 128, 4));
         assert!(read.parts.norms_less_one && read.parts.output_gate && !net.grouped_inputs);
-        // The matrix, keys and corrections of a chunk of 64, and the rows of the convolution.
-        let net = 32 * (128 * 128 + 64 * (128 + 128));
+        // The matrix and its decay, keys, corrections and decays of a chunk of 64, and the rows of the convolution.
+        let net = 32 * (128 * 128 + 1 + 64 * (128 + 128 + 1));
         assert_eq!(read.state_values(), 5 * (net + 3 * (2 * 16 * 128 + 32 * 128)));
         value["layer_types"] = json!([
             "full_attention",
