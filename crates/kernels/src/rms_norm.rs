@@ -11,14 +11,10 @@ use rayon::prelude::*;
 use crate::composed::differentiable;
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::simd::vectorised;
 use crate::storage::{f32_slice, with_f32};
-use crate::threads::split_items;
 
 /// Rows whose weight gradients are summed together before partial sums are added in order.
 const ROWS_PER_CHUNK: usize = 64;
-/// Values that one thread scales at a time.
-const TASK_VALUES: usize = 1 << 14;
 
 /// Normalises the last dimension of `x` and scales it by `weight`.
 ///
@@ -95,15 +91,6 @@ fn inverse_rms(row: &[f32], eps: f32) -> f32 {
     1.0 / (crate::simd::dot(row, row) / row.len() as f32 + eps).sqrt()
 }
 
-vectorised! {
-    /// `w ∘ (x · r)` of one row.
-    fn scale(x: &[f32], w: &[f32], r: f32, out: &mut [f32]) {
-        for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
-            *out = (x * r) * w;
-        }
-    }
-}
-
 impl CustomOp2 for RmsNorm {
     fn name(&self) -> &'static str {
         "rms_norm"
@@ -120,10 +107,12 @@ impl CustomOp2 for RmsNorm {
         let w = f32_slice(s2, l2, "rms_norm")?;
         let mut out = vec![0.0; x.len()];
         let hidden = w.len().max(1);
-        let some = hidden * (TASK_VALUES / hidden).max(1);
-        split_items(out.chunks_mut(some).zip(x.chunks(some)), |(out, x)| {
+        out.par_chunks_mut(hidden * 16).zip(x.par_chunks(hidden * 16)).for_each(|(out, x)| {
             for (out, x) in out.chunks_mut(hidden).zip(x.chunks(hidden)) {
-                scale(x, w, inverse_rms(x, self.eps), out);
+                let r = inverse_rms(x, self.eps);
+                for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+                    *out = (x * r) * w;
+                }
             }
         });
         Ok((CpuStorage::F32(out), l1.shape().clone()))

@@ -11,7 +11,6 @@ use crate::cuda;
 use crate::dispatch::fused;
 use crate::simd::{exp, vectorised};
 use crate::storage::{f32_slice, with_f32};
-use crate::threads::split_items;
 
 const CHUNK: usize = 8192;
 
@@ -188,8 +187,9 @@ vectorised! {
 /// `silu(gate) ∘ up`
 pub(crate) fn product(gate: &[f32], up: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; gate.len()];
-    let inputs = gate.chunks(CHUNK).zip(up.chunks(CHUNK));
-    split_items(out.chunks_mut(CHUNK).zip(inputs), |(out, (gate, up))| gated(gate, up, out));
+    out.par_chunks_mut(CHUNK)
+        .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
+        .for_each(|(out, (gate, up))| gated(gate, up, out));
     out
 }
 

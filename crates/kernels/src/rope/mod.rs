@@ -17,7 +17,6 @@ use rayon::prelude::*;
 use crate::composed::differentiable;
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::simd::vectorised;
 use crate::storage::{f32_slice, with_f32};
 
 pub use frequencies::{Rope, RopeScaling};
@@ -228,36 +227,23 @@ fn rotate(x: &[f32], [cos, sin]: [&[f32]; 2], sizes: Heads, how: &Rotate) -> Vec
                 let (x, x_rest) = x.split_at(2 * half);
                 out_rest.copy_from_slice(x_rest);
                 if how.interleaved {
-                    turn_neighbours(out, x, cos, sin, how.sign);
-                } else {
-                    turn_halves(out, x, cos, sin, how.sign);
+                    let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                    for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+                        let s = how.sign * sin;
+                        out[0] = x[0] * cos - x[1] * s;
+                        out[1] = x[1] * cos + x[0] * s;
+                    }
+                    continue;
+                }
+                let (first, second) = out.split_at_mut(half);
+                let (a, b) = x.split_at(half);
+                for i in 0..half {
+                    let s = how.sign * sin[i];
+                    first[i] = a[i] * cos[i] - b[i] * s;
+                    second[i] = b[i] * cos[i] + a[i] * s;
                 }
             }
         },
     );
     out
-}
-
-vectorised! {
-    /// One head of which dimension `2i` pairs with `2i + 1`.
-    fn turn_neighbours(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
-        let pairs = out.as_chunks_mut::<2>().0.iter_mut().zip(x.as_chunks::<2>().0);
-        for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
-            let s = sign * sin;
-            out[0] = x[0] * cos - x[1] * s;
-            out[1] = x[1] * cos + x[0] * s;
-        }
-    }
-
-    /// One head of which dimension `i` pairs with `i + R/2`.
-    fn turn_halves(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
-        let (first, second) = out.split_at_mut(cos.len());
-        let (a, b) = x.split_at(cos.len());
-        let places = first.iter_mut().zip(second).zip(a.iter().zip(b));
-        for (((first, second), (a, b)), (cos, sin)) in places.zip(cos.iter().zip(sin)) {
-            let s = sign * sin;
-            *first = a * cos - b * s;
-            *second = b * cos + a * s;
-        }
-    }
 }

@@ -3,8 +3,8 @@
 mod team;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use rayon::Yield;
 use rayon::prelude::*;
@@ -67,15 +67,6 @@ pub(crate) fn split(tasks: usize, f: impl Fn(usize) + Sync) {
         Some(team) if !team.has_lost_helpers() => Lent(Some(team)).run(tasks, &f),
         _ => (0..tasks).into_par_iter().for_each(&f),
     }
-}
-
-/// Runs `f` for every item as [`split`] does; each thread gets items of its own.
-pub(crate) fn split_items<T: Send>(items: impl Iterator<Item = T>, f: impl Fn(T) + Sync) {
-    let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
-    split(items.len(), |index| {
-        let item = items[index].lock().ok().and_then(|mut item| item.take());
-        item.into_iter().for_each(&f);
-    });
 }
 
 /// While it lives, its thread leads a team.
@@ -193,21 +184,6 @@ mod tests {
         }
         // From outside of the pool.
         awake(|| (0..200).for_each(|_| assert_eq!(runs(40), vec![1; 40])));
-    }
-
-    #[test]
-    fn every_item_is_given_once() {
-        let mut values = vec![0_usize; 1000];
-        for width in [1, 7, 300, 5000] {
-            awake(|| {
-                split_items(values.chunks_mut(width).enumerate(), |(index, values)| {
-                    values.iter_mut().for_each(|value| *value += index + 1);
-                });
-            });
-        }
-        let expected =
-            |i: usize| [1, 7, 300, 5000].map(|width| i / width + 1).iter().sum::<usize>();
-        assert!(values.iter().enumerate().all(|(i, value)| *value == expected(i)));
     }
 
     #[test]

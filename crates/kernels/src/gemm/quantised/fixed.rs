@@ -1,16 +1,15 @@
 //! Activations as 8-bit fixed-point numbers.
 
+use rayon::prelude::*;
+
 use super::super::Mat;
 use super::{BLOCK, MOST_ROWS};
 use crate::simd::vectorised;
-use crate::threads::split_items;
 
 /// The largest code.
 const LARGEST: f32 = 127.0;
 /// Added to a number below 2^22, it leaves the nearest integer in the low bits.
 const ROUNDING: f32 = 12_582_912.0;
-/// Values that one thread fixes at a time: some microseconds of work.
-const TASK_VALUES: usize = 1 << 14;
 
 /// Rows of activations, each in blocks of 32 values with a scale: value = code x scale, rounded to
 /// the nearest.
@@ -46,24 +45,20 @@ impl FixedRows {
         assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
         let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
-        let (width, height) = ((MOST_ROWS * cols).max(1), (MOST_ROWS * cols / BLOCK).max(1));
-        let tiles = codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate();
-        let parts = tiles.flat_map(|(tile, (codes, blocks))| {
-            let first = tile * MOST_ROWS;
-            let rows = MOST_ROWS.min(rows - first);
-            // Some blocks of all of the tile's rows, which lie side by side.
-            let some = (TASK_VALUES / (BLOCK * rows)).max(1);
-            let codes = codes.chunks_mut(some * rows * BLOCK);
-            let parts = codes.zip(blocks.chunks_mut(some * rows)).enumerate();
-            parts.map(move |(part, places)| (first..first + rows, part * some * BLOCK, places))
-        });
-        split_items(parts, |(range, from, (codes, blocks))| {
-            let (rows, width) = (range.len(), codes.len() / range.len());
-            for (row, at) in range.enumerate() {
-                let values = &a.data[at * a.row_stride + from..][..width];
+        let tile = |(tile, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
+            let rows = MOST_ROWS.min(rows - tile * MOST_ROWS);
+            for row in 0..rows {
+                let values = &a.data[(tile * MOST_ROWS + row) * a.row_stride..][..cols];
                 fix(values, codes, blocks, row, rows);
             }
-        });
+        };
+        let (width, height) = ((MOST_ROWS * cols).max(1), (MOST_ROWS * cols / BLOCK).max(1));
+        if rows <= MOST_ROWS {
+            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(tile);
+        } else {
+            let codes = codes.par_chunks_mut(width);
+            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(tile);
+        }
         Self { rows, cols, codes, blocks }
     }
 
