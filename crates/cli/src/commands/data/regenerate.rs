@@ -28,6 +28,7 @@ pub(crate) use writer::Writer;
 
 /// Time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
 /// Answers what is not answered yet, and checks that every row is accounted for.
 pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()> {
     if arguments.batch == 0 {
