@@ -10,8 +10,8 @@ use candle_core::quantized::QTensor;
 use candle_core::quantized::gguf_file::{Content, Value, write};
 use serde_json::{Value as Json, json};
 
-use crate::support::hub::{COMMIT, Hub, Log};
-use crate::support::{self, last_json, longdraft, stderr, stdout};
+use crate::support::hub::{COMMIT, Hub, Log, at_hub};
+use crate::support::{self, last_json, stderr, stdout};
 
 /// Nobody answers there.
 const NOWHERE: &str = "http://127.0.0.1:1";
@@ -92,13 +92,7 @@ impl User {
     }
 
     fn command(&self, arguments: &[&str], endpoint: &str) -> Command {
-        let mut command = longdraft(arguments);
-        command.env("HF_ENDPOINT", endpoint).env("HF_HOME", self.path("home"));
-        for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "http_proxy", "HTTP_PROXY", "ALL_PROXY"]
-        {
-            command.env_remove(name);
-        }
-        command
+        at_hub(arguments, endpoint, &self.path("home"))
     }
 
     fn run(&self, arguments: &[&str], endpoint: &str) -> Output {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::support::hub::{COMMIT, Hub, Log};
+use crate::support::hub::{COMMIT, Hub, Log, at_hub};
 use crate::support::{self, longdraft, stderr, stdout};
 use serde_json::json;
 
@@ -39,13 +39,7 @@ impl User {
     }
 
     fn command(&self, arguments: &[&str], endpoint: &str) -> Command {
-        let mut command = longdraft(arguments);
-        command.env("HF_ENDPOINT", endpoint).env("HF_HOME", self.path("home"));
-        for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "http_proxy", "HTTP_PROXY", "ALL_PROXY"]
-        {
-            command.env_remove(name);
-        }
-        command
+        at_hub(arguments, endpoint, &self.path("home"))
     }
 
     fn inspect_command(&self, address: &str, endpoint: &str) -> Command {

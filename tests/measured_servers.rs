@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Output};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{last_json, longdraft, stderr, stdout};
+use crate::support::{last_json, longdraft, serving, stderr, stdout};
 
 const KEY: &str = "s3cret-key";
 /// Tokens of a round, each as a text: of 12 tokens the first comes of the prompt's pass, and four passes of
@@ -457,14 +457,8 @@ impl Own {
     fn start(more: &[&str]) -> Self {
         let target = demonstration();
         let common = ["serve", &target, "--port", "0", "--json", "--pace", "fixed"];
-        let mut command = longdraft(&[&common[..], more].concat());
-        command.env_remove("LONGDRAFT_API_KEY").stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("the binary starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("stdout");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("the line is JSON");
-        Self(child, ready["address"].as_str().expect("an address").to_owned())
+        let (child, address) = serving(&[&common[..], more].concat());
+        Self(child, address)
     }
 }
 

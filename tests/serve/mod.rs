@@ -11,7 +11,7 @@ mod trainings;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 
 use longdraft_models::LayerId;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
@@ -21,7 +21,7 @@ use ureq::http::HeaderMap;
 use ureq::{Agent, Body};
 
 use crate::decoding::Shelf;
-use crate::support::longdraft;
+use crate::support::serving;
 
 /// An answer to a request.
 struct Reply {
@@ -66,14 +66,7 @@ impl Server {
     fn start(shelf: &Shelf, extra: &[&str]) -> Self {
         let target = shelf.path("target");
         let common = ["serve", &target, "--port", "0", "--json", "--name", "tiny"];
-        let mut command = longdraft(&[&common[..], extra].concat());
-        command.env_remove("LONGDRAFT_API_KEY").stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("the binary starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("stdout");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("the line is JSON");
-        let address = ready["address"].as_str().expect("an address").to_owned();
+        let (child, address) = serving(&[&common[..], extra].concat());
         let agent = Agent::config_builder().http_status_as_error(false).build().into();
         Self { child, address, agent }
     }

@@ -4,9 +4,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+
+use super::longdraft;
+
+/// The program of a user without a login, whose files of the hub lie in `home`.
+pub(crate) fn at_hub(arguments: &[&str], endpoint: &str, home: &Path) -> Command {
+    let mut command = longdraft(arguments);
+    command.env("HF_ENDPOINT", endpoint).env("HF_HOME", home);
+    for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "http_proxy", "HTTP_PROXY", "ALL_PROXY"] {
+        command.env_remove(name);
+    }
+    command
+}
 
 /// Where its branches stand.
 pub(crate) const COMMIT: &str = "0123abc";

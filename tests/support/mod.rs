@@ -7,8 +7,9 @@ pub(crate) mod hub;
 pub(crate) mod runs;
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{Device, Tensor};
@@ -28,6 +29,18 @@ pub(crate) fn longdraft(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longdraft"));
     command.args(arguments).args(["--threads", "1"]).env("NO_COLOR", "1");
     command
+}
+
+/// A server that runs, by the arguments of `serve` with `--port 0 --json`, and its address.
+pub(crate) fn serving(arguments: &[&str]) -> (Child, String) {
+    let mut command = longdraft(arguments);
+    command.env_remove("LONGDRAFT_API_KEY").stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("the binary starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("stdout");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    let ready: Value = serde_json::from_str(&line).expect("the line is JSON");
+    (child, ready["address"].as_str().expect("an address").to_owned())
 }
 
 /// A place for this process's jobs: jobs that start at once would race to make a common one, and

@@ -68,15 +68,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
 
 /// The prompts that are asked for.
 pub(crate) fn read(arguments: &EvalDecodeArguments, models: &Models) -> Result<Vec<Prompt>> {
-    let set = PromptSet {
-        name: &arguments.prompts,
-        field: &arguments.field,
-        chat: arguments.chat,
-        limit: arguments.limit,
-        contexts: &arguments.contexts,
-        max_tokens: arguments.max_tokens,
-    };
-    prompts::read(&set, &models.target, &models.tokenizer)
+    prompts::read(&PromptSet::of(arguments), &models.target, &models.tokenizer)
 }
 
 /// Refuses what measures nothing; the options of every temperature.

@@ -14,6 +14,7 @@ use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::Value;
 
 use super::LINE_EVERY;
+use crate::cli::EvalDecodeArguments;
 use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 
@@ -34,6 +35,20 @@ pub(crate) struct PromptSet<'a> {
     pub(crate) contexts: &'a [usize],
     /// Room that the answer needs.
     pub(crate) max_tokens: usize,
+}
+
+impl<'a> PromptSet<'a> {
+    /// What `eval decode` was asked for.
+    pub(super) fn of(arguments: &'a EvalDecodeArguments) -> Self {
+        Self {
+            name: &arguments.prompts,
+            field: &arguments.field,
+            chat: arguments.chat,
+            limit: arguments.limit,
+            contexts: &arguments.contexts,
+            max_tokens: arguments.max_tokens,
+        }
+    }
 }
 
 /// What a named set's rows look like.

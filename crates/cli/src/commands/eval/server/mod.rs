@@ -54,15 +54,7 @@ pub(super) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     let compared = options.compare_server.as_deref().map(|address| open(options, address));
     let compared = compared.transpose()?;
     let remote = Remote::new(compared.as_ref().unwrap_or(&server), arguments)?;
-    let set = PromptSet {
-        name: &arguments.prompts,
-        field: &arguments.field,
-        chat: arguments.chat,
-        limit: arguments.limit,
-        contexts: &arguments.contexts,
-        max_tokens: arguments.max_tokens,
-    };
-    let prompts = read_for(&set, &remote)?;
+    let prompts = read_for(&PromptSet::of(arguments), &remote)?;
     let interrupts = Interrupts::listen();
     let against = compared.as_ref().map_or_else(String::new, |other| {
         format!(", in turns with {} ({})", other.address(), other.kind.name())
