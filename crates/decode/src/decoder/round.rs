@@ -11,7 +11,6 @@ use super::request::Request;
 use crate::drafter::Drafted;
 use crate::error::Result;
 use crate::metrics::RoundSeconds;
-use crate::pace::Mode;
 use crate::tree::Tree;
 
 /// A request's part of a round, from what it wants of the target's pass to its end.
@@ -35,7 +34,6 @@ pub(super) enum Step {
     /// Proposes a tree below the root.
     Judge {
         tree: Tree,
-        mode: Mode,
         /// What a draft model ran.
         drafted: Drafted,
     },

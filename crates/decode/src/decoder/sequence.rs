@@ -123,7 +123,7 @@ impl<'a> Sequence<'a> {
         // Looking up takes no time to speak of.
         let is_paid = drafted != Drafted::Nothing;
         let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
-        let mut round = Round::new(Step::Judge { tree, mode, drafted }, together);
+        let mut round = Round::new(Step::Judge { tree, drafted }, together);
         round.seconds.draft = draft;
         // What drafting is worth shows where a draft proposes alone.
         round.is_measured = forced.is_empty();
@@ -180,9 +180,9 @@ impl<'a> Sequence<'a> {
     ) -> Result<()> {
         let started = Instant::now();
         let Round { step, together, mut seconds, is_measured, features, logits } = round;
-        let (tree, mode, drafted) = match step {
+        let (tree, drafted) = match step {
             Step::Read(_) => return self.settle_read(request, &features, &logits, listener),
-            Step::Judge { tree, mode, drafted } => (tree, mode, drafted),
+            Step::Judge { tree, drafted } => (tree, drafted),
         };
         let verdict = request.verify(&tree, &logits)?;
         self.keep_path(request, &features, &tree, &verdict.path)?;
@@ -211,11 +211,8 @@ impl<'a> Sequence<'a> {
         let is_paced = self.drafter.is_some() && request.options.pacing == Pacing::Measured;
         if is_paced && is_measured {
             let (predicted, lookup) = (predicted(&tree), tree.looked_up(&verdict.path));
-            pace_of(&mut self.paces, together).add(
-                mode,
-                &record,
-                &Proposals { drafted, predicted, lookup },
-            );
+            pace_of(&mut self.paces, together)
+                .add(&record, &Proposals { drafted, predicted, lookup });
         }
         request.metrics.add_round(&record);
         Ok(())

@@ -11,8 +11,8 @@ use crate::tree::Tree;
 /// How the two share a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Combination {
-    /// Lookup alone where what it finds holds at least as often as the model's first tokens, or, as
-    /// long as nothing is measured, agrees in [`CombinedDrafter::LONG_MATCH`] tokens; else the
+    /// Lookup alone where what it finds is expected to gain at least what the model's rounds gain, or,
+    /// as long as nothing is measured, agrees in [`CombinedDrafter::LONG_MATCH`] tokens; else the
     /// model.
     Switch,
     /// Both in one tree; equal paths are shared. Beside drawn proposals those of lookup stand as
@@ -85,12 +85,12 @@ impl Drafter for CombinedDrafter<'_> {
     }
 }
 
-/// Whether what was found stands in for the model: it holds at least as often, as far as that is
+/// Whether what was found stands in for the model: it is expected to gain as much, as far as that is
 /// measured, else it is long.
 fn replaces(found: &Match, worth: Option<&Worth>) -> bool {
     match worth {
         None => (CombinedDrafter::LONG_MATCH..=MatchClass::LONGEST_IN_TEXT)
             .any(|length| found.class == MatchClass::of_text(length)),
-        Some(worth) => worth.lookup.first(found.class) >= worth.first,
+        Some(worth) => found.gain(worth) >= worth.gain,
     }
 }

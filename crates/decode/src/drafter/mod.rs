@@ -120,8 +120,8 @@ pub struct Worth {
     /// Measured acceptance by predicted acceptance of the draft's first tokens. A draft predicts it by
     /// its confidence, or else by the probability of the token.
     pub calibration: f64,
-    /// Measured acceptance of the draft's first tokens.
-    pub first: f64,
+    /// Measured tokens that a round of the draft brings beyond those of plain decoding in its time.
+    pub gain: f64,
     /// Measured acceptance of what lookup finds.
     pub lookup: LookupChances,
 }

@@ -16,6 +16,9 @@ const MEMORY_OF_LOOKUPS: f64 = 0.99;
 /// Weight of the acceptance that is assumed before any is measured, in rounds.
 const PRIOR_ROUNDS: f64 = 20.0;
 const PRIOR_ACCEPTANCE: f64 = 0.6;
+/// The same for what a round of the draft gains, in tokens.
+const PRIOR_GAINS: f64 = 4.0;
+const PRIOR_GAIN: f64 = 0.5;
 /// The same for what lookup finds.
 const PRIOR_LOOKUPS: f64 = 4.0;
 const PRIOR_OF_DEEPER: f64 = 0.5;
@@ -72,6 +75,8 @@ pub struct Costs {
     lookups: [[Fading; LookupChances::DEPTHS]; MatchClass::COUNT],
     /// Seconds a committed token of drafted rounds.
     token: Fading,
+    /// What the draft's rounds gained, in tokens.
+    gain: Fading,
 }
 
 impl Costs {
@@ -92,9 +97,14 @@ impl Costs {
 
     /// What a plain step takes while this round runs, from its pass and the number of its rows: on
     /// a machine with other work, a step measured a second ago says little.
-    pub(super) fn plain_now(&self, plain: f64, round: &RoundRecord) -> f64 {
+    fn plain_now(&self, plain: f64, round: &RoundRecord) -> f64 {
         let pass = round.seconds.verify + round.seconds.rest;
         pass * plain / (plain + self.row(plain) * round.nodes as f64)
+    }
+
+    /// What a round gained, in plain steps: plain decoding of its tokens less its time.
+    pub(super) fn gain(&self, plain: f64, round: &RoundRecord) -> f64 {
+        (self.plain_now(plain, round) * round.committed as f64 - round.seconds.total()) / plain
     }
 
     /// Chance that position `depth` (from 0) is accepted where it is tested.
@@ -125,7 +135,7 @@ impl Costs {
             node: tokens_per_second * row,
             level: tokens_per_second * (level + row) / deeper,
             calibration: calibration.clamp(0.2, 3.0),
-            first: accepted.unwrap_or(PRIOR_ACCEPTANCE),
+            gain: self.gain.mean_with(PRIOR_GAINS, PRIOR_GAIN),
             lookup: self.of_lookups(),
         })
     }
@@ -183,7 +193,13 @@ impl Costs {
         }
         self.token
             .add(round.seconds.total() / round.committed.max(1) as f64, round.committed as f64);
-        if round.nodes == 0 || passes == 0 {
+        if passes == 0 {
+            return;
+        }
+        if let Some(plain) = self.plain() {
+            self.gain.add(self.gain(plain, round), 1.0);
+        }
+        if round.nodes == 0 {
             return;
         }
         if let Some(predicted) = proposals.predicted {

@@ -3,11 +3,13 @@
 //! Nothing here changes the distribution of the output: depth, width and the choice of plain
 //! decoding are fixed before a round's draws, or concern proposals that carry no randomness.
 //!
-//! A round's *loss* is its time less what plain decoding of its tokens would have taken then.
-//! Losses of a draft model add up (gains are forgotten beyond a few steps, as in Page's test of
-//! 1954); when they exceed a budget, the request goes on without it, and tries again with a small
-//! budget after a pause that doubles. Lookup goes on meanwhile: its time is that of its rows, of
-//! which each is worth its measured chance or is left out.
+//! A round's *gain* is what plain decoding of its tokens would have taken then, less its time. A draft
+//! model has an account in plain steps. Gains of its rounds are paid in, up to a limit; losses are taken
+//! out; every token that is decoded without it pays in a little. It drafts while there is something in
+//! the account, and tries again when a trial's worth has come together. So a draft that never pays costs
+//! [`FIRST_BUDGET`] steps and then at most one in a hundred, over all requests, whatever their lengths.
+//! After a trial that failed, tokens of the same request pay in half as much. Lookup goes on meanwhile:
+//! its time is that of its rows, of which each is worth its measured chance or is left out.
 
 mod costs;
 
@@ -19,15 +21,13 @@ pub use costs::{Costs, Proposals};
 
 /// Plain steps before anything is drafted, if no plain step was ever measured.
 const FIRST_STEPS: usize = 2;
-/// Loss, in plain steps, at which a request that just began gives drafting up.
+/// Plain steps in a new account, and most that it holds.
 const FIRST_BUDGET: f64 = 3.0;
-/// The same for later trials.
+/// Plain steps from which a draft that failed is tried again.
 const TRIAL_BUDGET: f64 = 1.0;
-/// Gains remembered, in plain steps.
-const CREDIT: f64 = 2.0;
-/// Tokens of the first pause, and most.
-const PAUSE: usize = 64;
-const LONGEST_PAUSE: usize = 1024;
+/// Plain steps that a token pays in which is decoded without the draft, before a trial failed, and at least.
+const EARNED: f64 = 0.01;
+const LEAST_EARNED: f64 = 0.001;
 /// Drafted rounds after which the plain step is measured anew.
 const REMEASURE: usize = 64;
 
@@ -42,16 +42,16 @@ pub enum Mode {
     Draft,
 }
 
-/// Decides round by round; one for a decoder, told where requests begin.
+/// Decides round by round; one for a decoder, over all of its requests.
 #[derive(Debug, Clone)]
 pub struct Pace {
     costs: Costs,
-    /// Loss of drafting in seconds since it was last trusted.
-    loss: f64,
-    budget: f64,
-    /// Plain tokens until the next trial; drafting is on at 0.
-    pause: usize,
-    next_pause: usize,
+    /// What drafting may lose, in plain steps.
+    account: f64,
+    /// What a token pays in.
+    earned: f64,
+    /// The account was empty and has not come to a trial's worth since.
+    rests: bool,
     drafted_rounds: usize,
 }
 
@@ -59,22 +59,18 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             costs: Costs::default(),
-            loss: 0.0,
-            budget: FIRST_BUDGET,
-            pause: 0,
-            next_pause: PAUSE,
+            account: FIRST_BUDGET,
+            earned: EARNED,
+            rests: false,
             drafted_rounds: 0,
         }
     }
 }
 
 impl Pace {
-    /// A request starts: drafting gets a new chance, a small one if it last failed.
+    /// A request starts: its text may suit the draft better.
     pub fn begin(&mut self) {
-        self.budget = if self.pause > 0 { TRIAL_BUDGET } else { FIRST_BUDGET };
-        self.pause = 0;
-        self.loss = 0.0;
-        self.next_pause = PAUSE;
+        self.earned = EARNED;
     }
 
     /// What was measured.
@@ -86,10 +82,10 @@ impl Pace {
     pub fn mode(&self) -> Mode {
         let measure = self.costs.plain.len() < FIRST_STEPS
             || (self.drafted_rounds > 0 && self.drafted_rounds.is_multiple_of(REMEASURE));
-        match (measure, self.pause) {
+        match (measure, self.rests) {
             (true, _) => Mode::Plain,
-            (false, 0) => Mode::Draft,
-            (false, _) => Mode::Free,
+            (false, false) => Mode::Draft,
+            (false, true) => Mode::Free,
         }
     }
 
@@ -99,32 +95,26 @@ impl Pace {
     }
 
     /// Learns from a round.
-    pub fn add(&mut self, mode: Mode, round: &RoundRecord, proposals: &Proposals) {
+    pub fn add(&mut self, round: &RoundRecord, proposals: &Proposals) {
         self.costs.add(round, proposals);
         let Some(plain) = self.costs.plain() else { return };
-        if mode != Mode::Draft {
-            self.pause = self.pause.saturating_sub(round.committed);
-        }
         if round.nodes > 0 || self.drafted_rounds.is_multiple_of(REMEASURE) {
             self.drafted_rounds += 1;
         }
         if proposals.drafted == Drafted::Nothing {
-            return;
+            self.account += self.earned * round.committed as f64;
+            self.rests &= self.account < TRIAL_BUDGET;
+        } else {
+            self.account += self.costs.gain(plain, round);
+            if self.account >= FIRST_BUDGET {
+                // It pays: whatever failed before is over.
+                self.earned = EARNED;
+            } else if self.account <= 0.0 {
+                self.rests = true;
+                self.earned = (0.5 * self.earned).max(LEAST_EARNED);
+            }
         }
-        self.loss +=
-            round.seconds.total() - self.costs.plain_now(plain, round) * round.committed as f64;
-        if self.loss < -CREDIT * plain {
-            // It pays: whatever failed before is over.
-            self.loss = -CREDIT * plain;
-            self.budget = FIRST_BUDGET;
-            self.next_pause = PAUSE;
-        }
-        if self.loss > self.budget * plain {
-            self.loss = 0.0;
-            self.budget = TRIAL_BUDGET;
-            self.pause = self.next_pause;
-            self.next_pause = (2 * self.next_pause).min(LONGEST_PAUSE);
-        }
+        self.account = self.account.clamp(0.0, FIRST_BUDGET);
     }
 }
 
@@ -154,7 +144,6 @@ mod tests {
     /// pattern. Of a block as much is verified as pays.
     fn decode(tokens: usize, cost: Cost, row: f64, accepts: impl Fn(usize) -> usize) -> Outcome {
         let mut pace = Pace::default();
-        pace.begin();
         let (mut done, mut time, mut depths) = (0, 0.0, Vec::new());
         while done < tokens {
             let mode = pace.mode();
@@ -178,7 +167,7 @@ mod tests {
             }
             done += record.committed;
             time += record.seconds.total();
-            pace.add(mode, &record, &proposals);
+            pace.add(&record, &proposals);
         }
         Outcome { time: time / done as f64, depths }
     }
@@ -301,7 +290,6 @@ mod tests {
     #[test]
     fn lookup_goes_on_while_a_useless_draft_rests_and_is_cut_to_what_holds() {
         let mut pace = Pace::default();
-        pace.begin();
         let class = MatchClass::of_text(3);
         let (mut looked_up, mut drafted) = (0, 0);
         for _ in 0..200 {
@@ -331,7 +319,7 @@ mod tests {
                 (proposals.drafted, record.seconds.draft) = (Drafted::Levels(4), 2.0);
                 drafted += 1;
             }
-            pace.add(mode, &record, &proposals);
+            pace.add(&record, &proposals);
         }
         let worth = pace.costs().worth().expect("measured");
         let chances: Vec<f64> = worth.lookup.along(class).take(3).collect();

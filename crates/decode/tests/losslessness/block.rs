@@ -238,7 +238,7 @@ fn a_round_verifies_as_many_slots_as_pay_by_what_the_draft_is_sure_of() {
         ([0.2, 0.9, 0.9, 0.9], 0.3, 0),
     ] {
         for drawn in [false, true] {
-            let worth = Worth { node, level: 0.0, calibration: 1.0, first: 0.5, lookup };
+            let worth = Worth { node, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
             let confidence = confidence.to_vec();
             let model = Small { slots: 4, seed: 5, depends: true, confidence: confidence.clone() };
             let tree = proposed(model, &shape, drawn, Some(&worth));
@@ -251,7 +251,7 @@ fn a_round_verifies_as_many_slots_as_pay_by_what_the_draft_is_sure_of() {
         }
     }
     // Measured acceptance by predicted acceptance scales it.
-    let worth = Worth { node: 0.3, level: 0.0, calibration: 0.4, first: 0.5, lookup };
+    let worth = Worth { node: 0.3, level: 0.0, calibration: 0.4, gain: 0.5, lookup };
     let confidence = vec![0.9; 4];
     let model = Small { slots: 4, seed: 5, depends: false, confidence };
     assert_eq!(proposed(model, &shape, false, Some(&worth)).len(), 2);

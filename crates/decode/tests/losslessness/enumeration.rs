@@ -421,7 +421,7 @@ fn proposals_cut_by_confidence_follow_the_distribution() {
         case.shape = shapes[seed as usize % 3].clone();
         case.of_target = truncated(seed / 3);
         let lookup = LookupChances::new([[0.5; LookupChances::DEPTHS]; MatchClass::COUNT]);
-        let worth = Worth { node: 0.3, level: 0.1, calibration: 1.2, first: 0.5, lookup };
+        let worth = Worth { node: 0.3, level: 0.1, calibration: 1.2, gain: 0.5, lookup };
         case.confidence = Some(if seed % 2 == 0 { (0.5, None) } else { (0.0, Some(worth)) });
     });
 }

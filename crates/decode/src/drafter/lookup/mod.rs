@@ -54,6 +54,12 @@ impl Match {
         self
     }
 
+    /// Expected tokens that hold, less what their rows cost.
+    pub(super) fn gain(&self, worth: &Worth) -> f64 {
+        let chances = worth.lookup.along(self.class).take(self.continuation.len());
+        chances.map(|chance| chance - worth.node).sum()
+    }
+
     /// The chance of its first token, as measured or as assumed.
     fn chance(&self, worth: Option<&Worth>) -> f64 {
         worth.map_or(self.class.prior(), |worth| worth.lookup.first(self.class))
@@ -194,7 +200,7 @@ mod tests {
         let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
         chances[MatchClass::of_text(4).index()] = [0.9; LookupChances::DEPTHS];
         let lookup = LookupChances::new(chances);
-        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, first: 0.5, lookup };
+        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
         let found =
             |length| Match { class: MatchClass::of_text(length), continuation: tokens(&[7; 30]) };
         let kept = |length| found(length).worthy(Some(&worth)).continuation.len();
@@ -231,7 +237,7 @@ mod tests {
         let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
         chances[MatchClass::of_datastore(3, 2, 1.0).index()][0] = 0.6;
         let lookup = LookupChances::new(chances);
-        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, first: 0.5, lookup };
+        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
         assert_eq!(next(&text, Some(&worth)), Some(vec![7, 8]));
     }
 }
