@@ -56,14 +56,29 @@ pub fn bent_log_sum_exp(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<He
     for first in (0..rows).step_by(CHUNK_ROWS) {
         let chunk = hidden.narrow(0, first, CHUNK_ROWS.min(rows - first))?;
         let logits = as_of_type(&bend.of(linear(&chunk, head, None)?)?, head.dtype())?;
-        let results: Vec<(f64, u32)> =
-            with_f32(&logits, |z| Ok(z.par_chunks(vocabulary).map(summary_of_row).collect()))?;
-        for (log_sum_exp, argmax) in results {
-            summary.log_sum_exp.push(log_sum_exp);
-            summary.argmax.push(argmax);
-        }
+        summary.append(&logits)?;
     }
     Ok(summary)
+}
+
+impl HeadSummary {
+    /// Adds those of rows of logits.
+    ///
+    /// # Shapes
+    /// - `logits`: `[R, V]` in f32 on the host
+    ///
+    /// # Errors
+    /// - `logits` is no such matrix
+    pub fn append(&mut self, logits: &Tensor) -> Result<()> {
+        let vocabulary = logits.dims2()?.1.max(1);
+        let results: Vec<(f64, u32)> =
+            with_f32(logits, |z| Ok(z.par_chunks(vocabulary).map(summary_of_row).collect()))?;
+        for (log_sum_exp, argmax) in results {
+            self.log_sum_exp.push(log_sum_exp);
+            self.argmax.push(argmax);
+        }
+        Ok(())
+    }
 }
 
 /// The same on any device, [`reference()`] of some rows at a time.

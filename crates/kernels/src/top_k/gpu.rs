@@ -4,16 +4,18 @@ use std::sync::LazyLock;
 
 use candle_core::{Result, Shape, Tensor};
 
-use super::{LANES, TopK};
+use super::TopK;
 use crate::cuda::{Launch, Program, exactly, takes};
 
+/// Threads of a block.
+const THREADS: usize = 512;
 /// Candidates that the kernel ranks at once.
 const CANDIDATES: usize = 1024;
 /// Largest k: far fewer than threads, so that few more than k logits reach the kernel's bound.
-const MOST: usize = LANES / 2;
+const MOST: usize = THREADS / 2;
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(|| {
-    let numbers = [("THREADS", LANES), ("CANDIDATES", CANDIDATES)];
+    let numbers = [("THREADS", THREADS), ("CANDIDATES", CANDIDATES)];
     Program::new("top_k", include_str!("gpu.cu"), &numbers)
 });
 
@@ -33,7 +35,7 @@ pub(super) fn top_k(logits: &Tensor, k: usize) -> Result<[Tensor; 2]> {
         program: &PROGRAM,
         kernel: "top_k_rows",
         grid: [rows, 1, 1],
-        threads: LANES,
+        threads: THREADS,
         memory: 0,
         arguments: &[(&logits).into(), vocabulary.into(), k.into()],
         results: &[Shape::from((rows, k)), Shape::from((rows, k))],

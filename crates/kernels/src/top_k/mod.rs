@@ -1,23 +1,25 @@
 //! The k most likely tokens of every row with their log-probabilities under the full softmax.
 //!
 //! Logits are ordered as [`f32::total_cmp`] orders them, of equal ones the lower id comes first: NaN is
-//! larger than everything, −inf smaller than every number, and where a row holds NaN or nothing but −inf
-//! its log-probabilities are NaN. The softmax's sum is formed in f64, in `LANES` parts: the `i`-th
-//! logit belongs to part `i mod LANES`, and parts are added by halves. A GPU's kernel does the same.
+//! larger than everything, −inf smaller than every number, and where a row holds NaN, +inf or nothing but −inf
+//! its log-probabilities are NaN. A GPU's kernel finds the same ids; log-probabilities agree to some 1e-6.
 
 mod gpu;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::bend::Bend;
 use crate::composed::{CHUNK_VALUES, FULL_ROWS};
 use crate::linear::{factor_type, linear};
+use crate::log_sum_exp::row_log_sum_exp;
+use crate::simd::max_of;
+use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time on the host.
 const CHUNK_ROWS: usize = 128;
-/// Parts of the softmax's sum, and threads of a block of the kernel.
-const LANES: usize = 512;
+/// Logits of which only the largest is looked at first.
+const BLOCK: usize = 64;
 
 /// `[R, k]` ids and log-probabilities, most likely first, ties to the lower id.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -88,9 +90,11 @@ pub fn row_top_k(logits: &Tensor, k: usize) -> Result<TopK> {
 impl TopK {
     /// Adds rows of logits.
     fn append(&mut self, logits: &Tensor, k: usize) -> Result<()> {
-        let logits = logits.to_vec2::<f32>()?;
-        let chosen: Vec<(Vec<u32>, Vec<f32>)> =
-            logits.par_iter().map(|row| top_k_of_row(row, k)).collect();
+        let vocabulary = logits.dims2()?.1.max(1);
+        let of_row = |row: &[f32]| top_k_of_row(row, k);
+        let chosen: Vec<(Vec<u32>, Vec<f32>)> = with_f32(&logits.to_device(&Device::Cpu)?, |z| {
+            Ok(z.par_chunks(vocabulary).map(of_row).collect())
+        })?;
         for (ids, log_probs) in chosen {
             self.ids.extend(ids);
             self.log_probs.extend(log_probs);
@@ -102,7 +106,14 @@ impl TopK {
 /// Ids and log-probabilities of one row.
 fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     let k = k.min(logits.len());
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    let log_sum_exp = row_log_sum_exp(logits);
+    let mut order: Vec<u32> = match bound(logits, k).filter(|_| log_sum_exp.is_finite()) {
+        Some(bound) => {
+            let all = (0..).zip(logits);
+            all.filter(|(_, z)| **z >= bound).map(|(id, _)| id).collect()
+        }
+        None => (0..logits.len() as u32).collect(),
+    };
     let by_logit =
         |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     if k > 0 && k < order.len() {
@@ -110,28 +121,23 @@ fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     }
     order.truncate(k);
     order.sort_unstable_by(by_logit);
-    let max = order.first().map_or(0.0, |id| logits[*id as usize]);
-    let log_sum_exp = f64::from(max) + exp_sum(logits, max).ln();
-    let log_prob = |id: &u32| (f64::from(logits[*id as usize]) - log_sum_exp) as f32;
+    let log_prob = |id: &u32| match log_sum_exp.is_finite() {
+        true => (f64::from(logits[*id as usize]) - log_sum_exp) as f32,
+        false => f32::NAN,
+    };
     let log_probs = order.iter().map(log_prob).collect();
     (order, log_probs)
 }
 
-/// `Σ exp(z − max)`
-fn exp_sum(logits: &[f32], max: f32) -> f64 {
-    let mut lanes = [0.0_f64; LANES];
-    for part in logits.chunks(LANES) {
-        for (lane, z) in lanes.iter_mut().zip(part) {
-            *lane += f64::from(z - max).exp();
-        }
+/// A number that at least `k` logits reach, none of which is NaN: the `k`-th of the largest ones of all blocks. `None`
+/// where there are not so many blocks.
+fn bound(logits: &[f32], k: usize) -> Option<f32> {
+    let mut largest: Vec<f32> = logits.chunks(BLOCK).map(max_of).collect();
+    if k == 0 || k > largest.len() {
+        return None;
     }
-    let mut half = LANES / 2;
-    while half > 0 {
-        let (low, high) = lanes.split_at_mut(half);
-        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
-        half /= 2;
-    }
-    lanes[0]
+    let (_, bound, _) = largest.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+    Some(*bound)
 }
 
 #[cfg(test)]
